@@ -264,25 +264,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 					w.label("all-balanced")
 					w.settle(config.ReasonConverged)
 				}
-				put, fenced, told := 0, 0, ""
-				began := time.Now()
-				for time.Since(began) < 20*time.Minute {
-					if !slices.ContainsFunc(w.node().Spec.Taints, isStartup) {
-						put++
-						w.register()
-					}
-					owed := w.owed()
-					w.turn()
-					if pause := w.agent.Pass(t.Context()); pause > 0 {
-						<-time.After(pause)
-					}
-					if !owed && w.owed() {
-						fenced++
-					}
-					if c := w.condition(); strings.Contains(c.Message, "is back") {
-						told = c.Message
-					}
-				}
+				put, fenced, told := w.putsStartupTaintsBack(20 * time.Minute)
 				t.Logf("put %d, fenced %d, %s", put, fenced, told)
 				if put < 6 || put > 14 {
 					t.Errorf("the taint was put there %d times within 20 minutes", put)
@@ -295,7 +277,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 						t.Errorf("the message is %q, want %q in it", told, want)
 					}
 				}
-				c := w.settle(config.ReasonConverged) // nobody puts it back any more
+				c := w.settle(config.ReasonConverged) // once nothing puts it back
 				w.has()
 				if strings.Contains(c.Message, "is back") {
 					t.Errorf("the message is %q", c.Message)
@@ -303,6 +285,33 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 			})
 		})
 	}
+}
+
+// putsStartupTaintsBack runs the agent for so long beside something that sets the startup taint again each time. It returns how often that was, how many
+// fences the agent has raised, and the last condition that says so.
+func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, told string) {
+	w.t.Helper()
+	began := time.Now()
+	for time.Since(began) < d {
+		if !slices.ContainsFunc(w.node().Spec.Taints, isStartup) {
+			if put++; put > 100 {
+				w.t.Fatalf("the agent has answered each time, for %s by now", time.Since(began))
+			}
+			w.register()
+		}
+		owed := w.owed()
+		w.turn()
+		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
+			<-time.After(pause)
+		}
+		if !owed && w.owed() {
+			fenced++
+		}
+		if c := w.condition(); strings.Contains(c.Message, "is back") {
+			told = c.Message
+		}
+	}
+	return put, fenced, told
 }
 
 func isStartup(t corev1.Taint) bool { return t.Key == config.TaintNotReady }

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// autoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints without being told.
-const autoscalerStartupDomain = "startup-taint.cluster-autoscaler.kubernetes.io"
+// AutoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints without being told.
+const AutoscalerStartupDomain = "startup-taint.cluster-autoscaler.kubernetes.io"
 
 // StartupTaints tells which taints are startup taints: those with which a node may be registered, to keep pods away until its GPUs are as the
 // labels ask and their capacity is proven. The agent takes all of them away then. The zero value knows TaintNotReady alone.
@@ -37,8 +37,8 @@ func MayBeStartupTaint(key string) (problems []string) {
 		return problems
 	}
 	domain, _, _ := strings.Cut(key, "/")
-	if foreign := foreignDomain(key); foreign != "" && domain != autoscalerStartupDomain {
-		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice", foreign, autoscalerStartupDomain)}
+	if foreign := foreignDomain(key); foreign != "" && domain != AutoscalerStartupDomain {
+		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice", foreign, AutoscalerStartupDomain)}
 	}
 	return nil
 }

@@ -52,7 +52,8 @@ type Plugin struct {
 	notified  map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
 	early     early                // a plugin that has read of MPS too early
 	unpicked  unpicked             // configs that no label or setting names
-	label     setLabel             // what the agent has set the config manager's label to
+
+	labelWrites labelWrites // of the config manager's label
 }
 
 // Forget drops what depends on times that the clock gave.

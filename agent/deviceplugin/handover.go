@@ -126,7 +126,7 @@ func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Wai
 // kubelet must have shown a key that the agent has written to its pod before.
 func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
-	if err := dp.setBack(seen, want); err != nil {
+	if err := dp.refuseToSetAgain(seen, want); err != nil {
 		return err
 	}
 	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
@@ -150,7 +150,7 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 		}})
 	})
 	if err == nil {
-		dp.label.set(seen.Operation(), key)
+		dp.labelWrites.add(seen.Operation(), key)
 	}
 	return err
 }
@@ -171,8 +171,8 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
-	if dp.isSetBack(seen, want) && dp.label.times > 0 {
-		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), legible.Message(seen.Node.Labels[m.Label], longestWriter))
+	if dp.isSetBack(seen, want) {
+		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), seen.Node.Labels[m.Label])
 	}
 	if err != nil {
 		dp.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))

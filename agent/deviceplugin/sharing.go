@@ -301,7 +301,13 @@ func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
 	return out
 }
 
-// Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer.
+// HowToSet says how a user sets the plugin's MIG strategy.
+func HowToSet(s config.MIGStrategy) string {
+	return fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", s)
+}
+
+// Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It reads the plugin's config
+// where none is desired, and nothing else tells the MIG strategy.
 func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
@@ -318,7 +324,7 @@ func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desi
 		}
 		if seen.RunsWithoutStrategy(want.Plugin) {
 			err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
-				"environment nor label " + config.LabelMIGStrategy + " says another: set flags.migStrategy: mixed in its config"}
+				"environment nor label " + config.LabelMIGStrategy + " says another: " + HowToSet(config.MIGStrategyMixed)}
 		}
 	}
 	if err == nil && want.Plugin != nil {

@@ -107,7 +107,7 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 		if err := f.tooSoon(seen); err != nil {
 			return err
 		}
-		return f.patch(ctx, seen, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
+		return f.liftStartup(ctx, seen, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
 	}
 	j := *seen.Journal
 	uncordoned := j.WasUnschedulable && !seen.Node.Spec.Unschedulable
@@ -118,13 +118,13 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
 	if undo := seen.Journal.Undo; undo != nil && undo.Cancelled && len(seen.Capacity.Missing) == 0 {
-		return f.patch(ctx, seen, f.by(seen.Journal).Uncover)
+		return f.liftStartup(ctx, seen, f.by(seen.Journal).Uncover)
 	}
-	return f.patch(ctx, seen, f.by(seen.Journal).Open)
+	return f.liftStartup(ctx, seen, f.by(seen.Journal).Open)
 }
 
-// patch writes the node without its startup taints.
-func (f *Fencing) patch(ctx context.Context, seen state.Observed, write func(*corev1.Node) ([]byte, error)) error {
+// liftStartup writes the node without its startup taints, and notes that they were taken away.
+func (f *Fencing) liftStartup(ctx context.Context, seen state.Observed, write func(*corev1.Node) ([]byte, error)) error {
 	err := f.Nodes.Patch(ctx, seen.Node, write)
 	if err == nil {
 		f.tookStartup(seen)

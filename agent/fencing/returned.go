@@ -2,8 +2,6 @@ package fencing
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,8 +31,6 @@ const (
 	longestPause = 5 * time.Minute
 	// forgotten is the time after which a startup taint counts as the first one again.
 	forgotten = 6 * longestPause
-	// longestWriter bounds the name of a program in messages.
-	longestWriter = 100
 )
 
 // Forget drops what the agent remembers by the clock.
@@ -92,7 +88,8 @@ func (f *Fencing) tooSoon(seen state.Observed) error {
 		return nil
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonStepHadNoEffect, After: until.Sub(f.Clock.Now()), Message: "the GPUs are as they should be, and " + names(seen.Marks.Startup) + " keeps pods away",
+		Reason: config.ReasonStepHadNoEffect, After: until.Sub(f.Clock.Now()), Message: fmt.Sprintf("the GPUs are as they should be, and %s, which the agent has taken away and something has put back, keeps pods away until %s",
+			names(seen.Marks.Startup), outcome.Moment(until)),
 	}
 }
 
@@ -100,11 +97,10 @@ func names(taints []corev1.Taint) string {
 	return "the startup taint " + legible.Listed(state.TaintKeys(taints))
 }
 
-// putBackBy names who has written the node's taints last, by managedFields.
+// putBackBy names the program that has written the node's taints last, by managedFields.
 func putBackBy(node *corev1.Node) string {
-	who := slices.DeleteFunc(fence.Tainters(node), func(manager string) bool { return manager == nodewrite.FieldManager })
-	if len(who) == 0 {
-		return "something puts it back"
+	if others := nodewrite.Others(fence.Tainters(node)); others != "" {
+		return others + " puts it back, as the last that wrote the node's taints by managedFields"
 	}
-	return legible.Message(strings.Join(who, ", "), longestWriter) + " puts it back, as the last that wrote the node's taints by managedFields"
+	return "something puts it back"
 }

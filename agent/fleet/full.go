@@ -13,7 +13,7 @@ import (
 
 // Pauses until the next Take. The node at the front of the queue asks soon. Nodes that may get the next free slots ask before Patience
 // has passed, and nodes far behind ask rarely: the more rarely, the more changes have to end before theirs. So an agent hardly asks more often
-// in a larger pool, and yet in time: no change takes less than quickest.
+// in a larger pool, and yet in time: hardly any change takes less than quickest.
 const (
 	soonest  = 2 * time.Second
 	timely   = 8 * time.Second

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -26,6 +27,15 @@ import (
 
 // FieldManager names the agent in the managedFields of what it writes.
 const FieldManager = "gpuslice-agent"
+
+// longestOthers bounds what a message quotes of managedFields, in characters.
+const longestOthers = 100
+
+// Others names the programs among the managers of a field, for a message; empty if there are none but the agent.
+func Others(managers []string) string {
+	others := slices.DeleteFunc(slices.Clone(managers), func(m string) bool { return m == FieldManager })
+	return legible.Message(strings.Join(others, ", "), longestOthers)
+}
 
 // Writer writes one node.
 type Writer struct {

@@ -38,7 +38,7 @@ const causePatience = 10 * time.Second
 
 // OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
 func (p *Prover) OtherStrategy(seen state.Observed, under config.MIGStrategy) string {
-	set := fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", seen.Capacity.Strategy)
+	set := deviceplugin.HowToSet(seen.Capacity.Strategy)
 	switch told := seen.ExplicitStrategy(); {
 	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)

@@ -102,8 +102,8 @@ func (c *comparison) readObjects(ctx context.Context) error {
 	return err
 }
 
-// served are those versions of the family that the cluster serves. A cluster that serves the group in none of them promises what nobody here
-// can compare: it is an error to pass over that.
+// served are those versions of the family that the cluster serves. If it serves the group in none of them, that is an error: its objects promise
+// what this program cannot compare.
 func (c *comparison) served(ctx context.Context, f family) ([]schema.GroupVersion, error) {
 	var read []schema.GroupVersion
 	var names []string

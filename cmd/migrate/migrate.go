@@ -127,13 +127,13 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, asks: map[string][]corev1.Node{}, overlay: overlayOf(s)}
+	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
 	for _, n := range s.Nodes {
 		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
 			j.asking[name] = append(j.asking[name], n)
 		}
 		if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
-			j.asks[key] = append(j.asks[key], n)
+			j.byPluginKey[key] = append(j.byPluginKey[key], n)
 		}
 	}
 	named := map[string]bool{}
@@ -170,12 +170,12 @@ type judge struct {
 	asking   map[string][]corev1.Node    // nodes for which a config counts, by its name
 	found    []Finding
 
-	nodesRead bool
-	unread    []string                 // files of MIG configs that the agent would refuse
-	asks      map[string][]corev1.Node // nodes by the key of the device plugin's configs that their label names
-	keys      []string                 // of the ConfigMap that the policy names for the device plugin
-	keysRead  bool                     // there is such a ConfigMap, and it could be read
-	overlay   string                   // of deploy, for this cluster
+	nodesRead   bool
+	unread      []string                 // files of MIG configs that the agent would refuse
+	byPluginKey map[string][]corev1.Node // nodes by the key of the device plugin's configs that their label names
+	keys        []string                 // of the ConfigMap that the policy names for the device plugin
+	keysRead    bool                     // there is such a ConfigMap, and it could be read
+	overlay     string                   // of deploy, for this cluster
 }
 
 // rows are findings on nodes, which many nodes have in common.

@@ -45,8 +45,8 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 // pluginLabels judges the keys that nodes' labels name.
 func (j *judge) pluginLabels() {
 	keys, known, at := j.keys, j.keysRead, rows{}
-	for _, key := range slices.Sorted(maps.Keys(j.asks)) {
-		for _, n := range j.asks[key] {
+	for _, key := range slices.Sorted(maps.Keys(j.byPluginKey)) {
+		for _, n := range j.byPluginKey[key] {
 			switch {
 			case known && !slices.Contains(keys, key):
 				at.note(Change, n.Name, "%s=%s, and the ConfigMap of the device plugin's configs has no such key, but %s: NVIDIA's config manager does not start the plugin there; "+

@@ -47,7 +47,7 @@ func Closing(all []corev1.Taint, tolerations []corev1.Toleration) []corev1.Taint
 // driver's own pods have to tolerate them.
 func KeepingOut(all []corev1.Taint, tolerations []corev1.Toleration, startup config.StartupTaints) []corev1.Taint {
 	return slices.DeleteFunc(Closing(all, tolerations), func(t corev1.Taint) bool {
-		return startup.Has(t) || strings.HasPrefix(t.Key, "startup-taint.cluster-autoscaler.kubernetes.io/")
+		return startup.Has(t) || strings.HasPrefix(t.Key, config.AutoscalerStartupDomain+"/")
 	})
 }
 

@@ -90,7 +90,7 @@ var arrows = map[string][]string{
 		"drain/holders", "nvml",
 	},
 	"agent/nodekeys":   {"config"},
-	"agent/nodewrite":  {"agent/retried", "config", "drain/fence", "drain/kube"},
+	"agent/nodewrite":  {"agent/legible", "agent/retried", "config", "drain/fence", "drain/kube"},
 	"agent/occupants":  {"drain/holders", "nvml"},
 	"agent/outcome":    {"agent/legible", "config"},
 	"agent/part":       {"agent/api", "drain/holders", "nvml"},
