@@ -602,7 +602,7 @@ func ready(n *corev1.Node) bool {
 	})
 }
 
-// closed reports whether the taint of a cordon keeps pods away.
+// closed reports whether the taint of a cordon keeps pods away. The node lifecycle controller writes it, and takes it away some time after the cordon.
 func closed(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable })
 }

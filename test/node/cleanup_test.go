@@ -72,7 +72,8 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 			t.Errorf("%s is not named.\nA dry run says:\n%s\nthe command says:\n%s", want, would, out)
 		}
 	}
-	if diff := cmp.Diff(asCompared(t, before), asCompared(t, r.node())); diff != "" {
+	after := r.await("the end of the cordon's taint", func(n *corev1.Node) bool { return !closed(n) })
+	if diff := cmp.Diff(asCompared(t, before), asCompared(t, after)); diff != "" {
 		t.Errorf("the node is not as before (-before +after):\n%s", diff)
 	}
 	if left, err := os.ReadDir(filepath.Join(r.Dir, "state")); err != nil || len(left) > 0 {
@@ -96,7 +97,7 @@ func TestCleanupGivesTheNodeBackFirst(t *testing.T) {
 	if out := r.onNode(0, "cleanup"); !strings.Contains(out, "left: label nvidia.com/mig.config=all-balanced") {
 		t.Errorf("the label that stays is not named:\n%s", out)
 	}
-	n := r.node()
+	n := r.await("the end of the cordon's taint", func(n *corev1.Node) bool { return !closed(n) })
 	if n.Spec.Unschedulable || len(n.Spec.Taints) > 0 {
 		t.Errorf("the node is still fenced: %+v", n.Spec)
 	}

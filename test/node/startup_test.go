@@ -32,7 +32,7 @@ func TestANodeWithBothStartupTaintsIsAsItWasOrOpen(t *testing.T) {
 	r.run()
 	n := r.await("the way back", func(n *corev1.Node) bool {
 		c := condition(n)
-		return c != nil && c.Reason == string(config.ReasonUnknownConfig) && n.Annotations[config.AnnotationJournal] == ""
+		return c != nil && c.Reason == string(config.ReasonUnknownConfig) && n.Annotations[config.AnnotationJournal] == "" && !closed(n)
 	})
 	r.givenBack(n)
 	if got := texts(n.Spec.Taints); !slices.Equal(got, registered) {
