@@ -2,8 +2,10 @@ package node_test
 
 import (
 	stdcmp "cmp"
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -250,15 +253,20 @@ func (r *rig) configuredStrategy() config.MIGStrategy {
 	return read.MIGStrategy
 }
 
-// holder is a running pod with one of the first resource that the node offers.
+// holder is a running pod with one of the first resource that kubelet gives out. A plugin that a config manager has just told to read its config
+// again registers a second time, and in between kubelet has nothing of it.
 func (r *rig) holder(namespace, name string) *corev1.Pod {
 	r.t.Helper()
-	devices := r.devices()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
 	var resources []string
-	for resource := range devices {
-		resources = append(resources, resource)
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
+		resources = slices.Sorted(maps.Keys(r.devices())) //nolint:contextcheck // it has the test's, as all of a rig
+		return len(resources) > 0, nil
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for kubelet to have a device: %v", err)
 	}
-	slices.Sort(resources)
 	r.pod(namespace, name, map[string]string{resources[0]: "1"})
 	return r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + name}, running)
 }
