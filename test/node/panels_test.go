@@ -49,7 +49,7 @@ idle: {every: 1s, after: 10s, instances: sample}
 
 	slice := map[string]string{"nvidia.com/mig-1g.10gb": "1"}
 	r.pod(namespace, "notebook-0", slice)
-	r.awaitIdle(namespace, regexp.MustCompile(".*"))
+	r.awaitIdle(namespace, regexp.MustCompile("^"+namespace+"/notebook-0 ")) // the pod before it may have been idle, too
 	r.awaitMetric("gpuslice_pod_gpu_memory_used_bytes{")
 	seen.add(r.metrics())
 	if err := r.GPUs.Play(t.Context(), 1, gpusim.NoInstance, "uncontained-ecc"); err != nil {
