@@ -32,7 +32,7 @@ import (
 
 // The tests of this package run on a real API server: client-go's fake ignores resourceVersions, on which the protocol rests.
 
-func TestMain(m *testing.M) { clustertest.Main(m) }
+func TestMain(m *testing.M) { clustertest.MainWithoutKubelets(m) }
 
 const poolLabel = "pool"
 

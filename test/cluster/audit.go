@@ -90,7 +90,7 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 	if err := c.mark(marker); err != nil {
 		return nil, fmt.Errorf("marking a place in the audit log: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	path := c.file(auditLog)
 	var events []AuditEvent
@@ -111,7 +111,7 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 // mark makes a request that can be told from all others. An answer may reach the client before its event reaches the
 // log; what stands before the mark is complete.
 func (c *Cluster) mark(marker string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	client, err := kubernetes.NewForConfig(c.admin)
 	if err != nil {

@@ -34,7 +34,7 @@ type Options struct {
 	Binaries string    // directory of the programs; "" builds them when they are not built yet, which takes minutes
 	Log      io.Writer // progress, a line each; nil for none
 
-	APIServerFlags []string // after those that it is started with
+	APIServerFlags, ControllerManagerFlags []string // after those that they are started with
 }
 
 // Cluster is a control plane that runs.
@@ -49,7 +49,7 @@ type Cluster struct {
 	log        io.Writer
 	began      time.Time
 
-	apiServerFlags []string
+	apiServerFlags, controllerManagerFlags []string
 
 	stop    sync.Once
 	stopped error
@@ -58,7 +58,7 @@ type Cluster struct {
 // Start runs a control plane and returns when it serves: pods can be created in the default namespace. The context
 // bounds the start alone.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
-	c := &Cluster{dir: o.Dir, binaries: o.Binaries, log: o.Log, began: time.Now(), apiServerFlags: o.APIServerFlags}
+	c := &Cluster{dir: o.Dir, binaries: o.Binaries, log: o.Log, began: time.Now(), apiServerFlags: o.APIServerFlags, controllerManagerFlags: o.ControllerManagerFlags}
 	if c.log == nil {
 		c.log = io.Discard
 	}

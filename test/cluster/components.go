@@ -128,7 +128,7 @@ func gates() []string {
 
 // controllerManager has no port: that it works shows in the objects it makes.
 func (c *Cluster) controllerManager() component {
-	return c.component("kube-controller-manager",
+	return c.component("kube-controller-manager", append([]string{
 		"--kubeconfig="+c.kubeconfigOf("kube-controller-manager"),
 		"--secure-port=0",
 		"--leader-elect=false",
@@ -140,7 +140,7 @@ func (c *Cluster) controllerManager() component {
 		"--kube-api-qps=500", // at the default the first service account comes 5 s later
 		"--kube-api-burst=1000",
 		"--profiling=false",
-	)
+	}, c.controllerManagerFlags...)...)
 }
 
 func (c *Cluster) scheduler() component {

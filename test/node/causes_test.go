@@ -180,7 +180,11 @@ func TestCauseDRADriverStoppedBeforeClaimHolders(t *testing.T) {
 	}{{"and started again", true}, {"for good", false}} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, twoH100, impatient)
+			settings := impatient
+			if row.cured {
+				settings = "" // the driver is to be back before the change is given up
+			}
+			r := newRig(t, twoH100, settings)
 			r.awaitOffered("nvidia.com/gpu", 2)
 			namespace := clustertest.Namespace(t)
 			driver := r.claimDriver(namespace)
@@ -440,13 +444,7 @@ func TestCauseTheWayBackCordonsAgain(t *testing.T) {
 	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
 	n := r.awaitReason(config.ReasonNotRequested)
 	r.givenBack(n)
-	cordons := 0
-	for _, e := range r.writes("nodes") {
-		if strings.Contains(e.Body, `"unschedulable":true`) {
-			cordons++
-		}
-	}
-	if cordons != 1 {
+	if cordons := r.cordons(); cordons != 1 {
 		t.Errorf("the node was cordoned %d times for one change", cordons)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -166,7 +167,7 @@ func (r *rig) keptAndNamed(n *corev1.Node, whose string) {
 // writeAs is another controller that changes the node.
 func (r *rig) writeAs(manager string, change func(*corev1.Node)) {
 	r.t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	err := retry.RetryOnConflict(wait.Backoff{Steps: 100, Duration: 5 * time.Millisecond}, func() error {
 		n, err := r.client.CoreV1().Nodes().Get(r.t.Context(), r.Name, metav1.GetOptions{})
 		if err != nil {
 			return err

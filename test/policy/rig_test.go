@@ -28,7 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-func TestMain(m *testing.M) { clustertest.Main(m) }
+func TestMain(m *testing.M) { clustertest.MainWithoutKubelets(m) }
 
 // patience bounds each wait. Most take a second; a machine may be busy with other tests.
 const patience = 2 * time.Minute

@@ -27,7 +27,8 @@ var shared struct {
 	once    sync.Once
 	cluster *cluster.Cluster
 	err     error
-	stops   bool // Main runs and will stop it
+	stops   bool     // Main runs and will stop it
+	flags   []string // of the controller manager
 }
 
 // Main runs the tests of a package and stops the control plane if one of them started it. It is called from TestMain and
@@ -44,6 +45,13 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
+// MainWithoutKubelets is Main for tests whose nodes have no kubelet. The node lifecycle controller leaves such a node as its test has made it; else it
+// takes it for unreachable after 50 seconds, which a busy machine's test may need.
+func MainWithoutKubelets(m *testing.M) {
+	shared.flags = []string{"--node-monitor-grace-period=1h", "--node-startup-grace-period=1h"}
+	Main(m)
+}
+
 // Start returns the control plane of this package and starts it when this is the first test to ask. The programs are
 // built when they are not built yet, which takes minutes.
 func Start(t testing.TB) *cluster.Cluster {
@@ -52,7 +60,7 @@ func Start(t testing.TB) *cluster.Cluster {
 		t.Fatal("this package needs func TestMain(m *testing.M) { clustertest.Main(m) }, which stops the control plane")
 	}
 	shared.once.Do(func() {
-		shared.cluster, shared.err = cluster.Start(t.Context(), cluster.Options{Log: os.Stderr})
+		shared.cluster, shared.err = cluster.Start(t.Context(), cluster.Options{Log: os.Stderr, ControllerManagerFlags: shared.flags})
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
@@ -81,7 +89,7 @@ func Namespace(t testing.TB) string {
 		t.Fatalf("creating a namespace: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
 		// What is in it goes in the background, and the rest with the control plane.
 		if err := client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{}); err != nil {

@@ -64,7 +64,7 @@ func shortDir(t *testing.T) string {
 
 func (l *lone) expect(t *testing.T, resource string, capacity, allocatable int64) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := l.WaitResource(ctx, resource, capacity, allocatable); err != nil {
 		t.Fatal(err)
@@ -337,7 +337,7 @@ func (l *lone) pod(t *testing.T, name string, change func(*corev1.Pod)) {
 
 func (l *lone) until(t *testing.T, name string, wanted func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	pod, err := l.WaitPod(ctx, "default", name, wanted)
 	if err != nil {

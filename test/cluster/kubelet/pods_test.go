@@ -27,6 +27,9 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 )
 
+// patience is how long anything may take: a machine may have much else to do.
+const patience = 5 * time.Minute
+
 // joined is a kubelet that joined the package's control plane with a node's own rights.
 type joined struct {
 	*kubelet.Kubelet
@@ -67,7 +70,7 @@ func (u *usage) await(t *testing.T, line string) {
 		}
 		select {
 		case <-more:
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("the hooks were not told %q", line)
 		}
 	}
@@ -138,7 +141,7 @@ func wanting(name string, count int64) func(*corev1.Pod) {
 // until waits for a state of the pod.
 func (j *joined) until(t *testing.T, name string, wanted func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	pod, err := j.WaitPod(ctx, j.namespace, name, wanted)
 	if err != nil {
@@ -324,12 +327,12 @@ func TestTerminationTakesAsLongAsThePodSaysAndNoLongerThanItsGrace(t *testing.T)
 	}
 	j.pod(t, "slow", slow)
 	pod := j.until(t, "slow", isReady)
+	began, second := time.Now(), int64(1)
 	j.remove(t, "slow", metav1.DeleteOptions{})
 	j.until(t, "slow", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
-	began, second := time.Now(), int64(1)
-	j.remove(t, "slow", metav1.DeleteOptions{GracePeriodSeconds: &second}) // who is in a hurry shortens the grace
+	j.remove(t, "slow", metav1.DeleteOptions{GracePeriodSeconds: &second}) // who is in a hurry shortens the grace of 30 s
 	j.gone(t, pod)
-	if took := time.Since(began); took < 500*time.Millisecond || took > 15*time.Second {
+	if took := time.Since(began); took < 500*time.Millisecond || took > 25*time.Second {
 		t.Errorf("a pod that does not end by itself took %v with a grace of 1 s", took)
 	}
 }
