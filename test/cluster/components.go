@@ -129,14 +129,14 @@ func gates() []string {
 // controllerManager has no port: that it works shows in the objects it makes.
 func (c *Cluster) controllerManager() component {
 	return c.component("kube-controller-manager", append([]string{
-		"--kubeconfig="+c.kubeconfigOf("kube-controller-manager"),
+		"--kubeconfig=" + c.kubeconfigOf("kube-controller-manager"),
 		"--secure-port=0",
 		"--leader-elect=false",
 		"--use-service-account-credentials=true",
-		"--service-account-private-key-file="+c.file(accountKey),
-		"--root-ca-file="+c.file(caCert),
-		"--cluster-signing-cert-file="+c.file(caCert),
-		"--cluster-signing-key-file="+c.file(caKey),
+		"--service-account-private-key-file=" + c.file(accountKey),
+		"--root-ca-file=" + c.file(caCert),
+		"--cluster-signing-cert-file=" + c.file(caCert),
+		"--cluster-signing-key-file=" + c.file(caKey),
 		"--kube-api-qps=500", // at the default the first service account comes 5 s later
 		"--kube-api-burst=1000",
 		"--profiling=false",
