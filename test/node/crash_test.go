@@ -125,9 +125,6 @@ func (s *stage) change(name string, f fate) {
 		select {
 		case n := <-arrived:
 			s.took = time.Since(began)
-			if f.border {
-				s.die() // a busy machine may not have read its last step yet
-			}
 			s.check(name, n)
 			return
 		case step, runs := <-s.agents.running.steps:
@@ -156,10 +153,10 @@ func (s *stage) change(name string, f fate) {
 func (s *stage) die() {
 	s.t.Helper()
 	unread := s.kill()
-	s.deaths = append(s.deaths, strings.Join(append([]string{s.said}, unread...), ", "))
 	if len(unread) > 0 {
 		s.said = unread[len(unread)-1]
 	}
+	s.deaths = append(s.deaths, s.said)
 	s.killed++
 	s.run()
 }
@@ -330,14 +327,13 @@ func (r *rig) killAtEachBorder(arrived func(*corev1.Node) bool) []string {
 			if !ok {
 				r.t.Fatalf("the node does not come to its end; it says:\n%s", words(r.node()))
 			}
-			deaths = append(deaths, r.kill()...) // a busy machine may not have read its last step yet
-			r.run()
 			return deaths
 		case step, runs := <-r.agents.running.steps:
 			if !runs {
 				r.t.Fatalf("the agent ended by itself after %q", deaths)
 			}
-			deaths = append(append(deaths, step), r.kill()...)
+			deaths = append(deaths, step)
+			r.kill()
 			r.run()
 		}
 	}

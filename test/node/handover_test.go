@@ -251,7 +251,7 @@ profiles:
 func (r *rig) cordons() (n int) {
 	r.t.Helper()
 	for _, w := range r.writes("nodes") {
-		if w.Code == http.StatusOK && strings.Contains(w.Body, `"unschedulable":true`) { // another is repeated
+		if w.Code == http.StatusOK && strings.Contains(w.Body, `"unschedulable":true`) { // one that is refused cordons nothing, and the agent repeats it
 			n++
 		}
 	}

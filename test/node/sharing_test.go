@@ -254,29 +254,21 @@ func (r *rig) configuredStrategy() config.MIGStrategy {
 }
 
 // holder is a running pod with one of the first resource that kubelet gives out. A plugin that a config manager has just told to read its config
-// again registers a second time: in between kubelet has nothing of it, and refuses a pod for good.
+// again registers a second time, and in between kubelet has nothing of it.
 func (r *rig) holder(namespace, name string) *corev1.Pod {
 	r.t.Helper()
-	for {
-		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-		var resources []string
-		err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
-			resources = slices.Sorted(maps.Keys(r.devices())) //nolint:contextcheck // it has the test's, as all of a rig
-			return len(resources) > 0, nil
-		})
-		cancel()
-		if err != nil {
-			r.t.Fatalf("waiting for kubelet to have a device: %v", err)
-		}
-		r.pod(namespace, name, map[string]string{resources[0]: "1"})
-		pod := r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + name}, func(p *corev1.Pod) bool {
-			return running(p) || p.Status.Phase == corev1.PodFailed
-		})
-		if pod.Status.Phase != corev1.PodFailed {
-			return pod
-		}
-		r.leaves(namespace, name)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	var resources []string
+	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
+		resources = slices.Sorted(maps.Keys(r.devices())) //nolint:contextcheck // it has the test's, as all of a rig
+		return len(resources) > 0, nil
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for kubelet to have a device: %v", err)
 	}
+	r.pod(namespace, name, map[string]string{resources[0]: "1"})
+	return r.awaitPod(namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + name}, running)
 }
 
 // hasLeft fails the test unless the pod is gone by its eviction.
