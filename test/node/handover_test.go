@@ -112,7 +112,8 @@ func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			name := "taken-back-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\ntimeouts: {capacity: 40s}\n", way.option)
+			settings := "devicePlugin: {handover: " + way.name + "}\nprofiles: {name: " + name + "}\n"
+			r := newRig(t, twoH100, settings, way.option)
 			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
 			r.withoutMPS()
 			r.awaitOffered("nvidia.com/gpu", 2)
@@ -120,8 +121,10 @@ func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
 			r.shares("four-each", "nvidia.com/gpu", 4)
 			before := r.configuredStrategy()
 
+			r.restart(settings + "timeouts: {capacity: 40s}\n") // for this change alone: the others may take longer
 			r.label(config.LabelProfile, "four-by-MPS")
 			r.awaitTakenBack()
+			r.restart(settings)
 			if after := r.configuredStrategy(); after != before {
 				t.Errorf("the plugin's config says the MIG strategy %q, and said %q", after, before)
 			}

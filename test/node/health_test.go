@@ -257,9 +257,11 @@ func TestAProgramsErrorIsToldOnItsPod(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.pod(namespace, "train-0", map[string]string{"nvidia.com/gpu": "1"})
 	r.awaitRunning(namespace, "train-0")
+	r.serveMetrics()
 	r.run()
 	r.awaitHealth(corev1.ConditionFalse)
 	r.awaitReason(config.ReasonNotRequested)
+	r.awaitMetric("gpuslice_health_events_watched 1")
 	gpu := slices.Index(r.GPUs.UUIDs(), r.assignments(namespace)["train-0"][0])
 	if err := r.GPUs.Play(t.Context(), gpu, gpusim.NoInstance, "application"); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
@@ -56,7 +57,7 @@ func (r *rig) replace(path string, with []byte) {
 		}
 		return
 	}
-	if err := os.WriteFile(path, with, 0o755); err != nil {
+	if err := renameio.WriteFile(path, with, 0o755); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -263,6 +263,7 @@ func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 	r.await("the last word on it", func(n *corev1.Node) bool { // the annotation is written after the condition
 		return converged("all-3g.40gb")(n) && strings.Contains(n.Annotations[config.AnnotationStatus], string(config.ReasonConverged))
 	})
+	r.awaitEvent(metav1.NamespaceDefault, r.Name, config.ReasonConverged, "all-3g.40gb") // which another goroutine of the agent sends
 	plugin, calls := r.plugin(), r.GPUs.Calls()
 	settled := r.writes("")
 

@@ -49,6 +49,7 @@ func TestPromise17WhatOthersWriteCostsTheAPIServerNoRead(t *testing.T) {
 	r.await("the last word on it", func(n *corev1.Node) bool {
 		return converged("all-3g.40gb")(n) && strings.Contains(n.Annotations[config.AnnotationStatus], string(config.ReasonConverged))
 	})
+	r.awaitEvent(metav1.NamespaceDefault, r.Name, config.ReasonConverged, "all-3g.40gb") // which another goroutine of the agent sends
 	r.pod(namespace, "busy", map[string]string{"nvidia.com/mig-3g.40gb": "1"})
 	r.awaitRunning(namespace, "busy")
 	idle(t, 3*time.Second) // the agent has looked at the pod

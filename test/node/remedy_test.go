@@ -30,14 +30,24 @@ func (r *rig) set(settings string) {
 	}
 }
 
+// restart runs another agent, with the settings.
+func (r *rig) restart(settings string) {
+	r.t.Helper()
+	r.kill()
+	r.set(settings)
+	r.run()
+}
+
 // The taint comes with a fault, by the agent's own account under the admission policies, and goes with it; it stays when the agent is killed, and goes
 // when the setting is turned off. The device plugin, which has to be restarted meanwhile, tolerates it.
 func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "health: {taint: NoSchedule}\n")
 	r.awaitOffered("nvidia.com/gpu", 2)
+	r.serveMetrics()
 	r.run()
 	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
+	r.awaitMetric("gpuslice_health_events_watched 1")
 	r.play(0, "contained-ecc")
 	c, _ := r.awaitHealth(corev1.ConditionTrue, config.ReasonXidCritical)
 	n := r.await("the taint", hasUnhealthyTaint)
@@ -61,9 +71,7 @@ func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
 
 	r.play(1, "uncontained-ecc")
 	r.await("the taint", hasUnhealthyTaint)
-	r.kill()
-	r.set("")
-	r.run()
+	r.restart("")
 	r.await("the end of the taint", func(n *corev1.Node) bool { return !hasUnhealthyTaint(n) })
 	r.awaitHealth(corev1.ConditionTrue, config.ReasonResetRequired)
 }

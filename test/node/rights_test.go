@@ -69,7 +69,7 @@ profiles:
 
 	granted := grantedToAgents(t)
 	var used map[string]bool
-	for ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second); ; {
+	for ctx, cancel := context.WithTimeout(t.Context(), patience); ; {
 		used = r.used()
 		if cmp.Equal(granted, used) || ctx.Err() != nil {
 			cancel()

@@ -202,15 +202,18 @@ func TestNothingMovesBeforeTheWindowOpens(t *testing.T) {
 	s.awaitReason(config.ReasonNotRequested)
 	s.label(config.LabelMIGConfig, "all-balanced")
 	s.awaitReason(config.ReasonAwaitingWindow)
-	calls, until := s.GPUs.Calls(), 10*time.Second
-	opens := time.Now().Add(until).Truncate(time.Second)
-	s.edit(file(span{until, time.Hour}))
+	calls := s.GPUs.Calls()
+	opens := time.Now().Add(time.Hour).Truncate(time.Second)
+	s.edit(file(span{time.Hour, 2 * time.Hour}))
 	s.isPlanned(s.await("the time of the opening", func(n *corev1.Node) bool {
 		return strings.Contains(conditionOf(n, config.ConditionMaintenancePlanned).Message, opens.UTC().Format("15:04:05Z"))
 	}), opens)
 	if diff := cmp.Diff(calls, s.GPUs.Calls()); diff != "" {
 		t.Errorf("calls that change something (-before +after):\n%s", diff)
 	}
+	const soon = 5 * time.Second
+	opens = time.Now().Add(soon).Truncate(time.Second)
+	s.edit(file(span{soon, time.Hour}))
 	s.await("the fence", fenced)
 	if now := time.Now(); now.Before(opens) {
 		t.Errorf("the node was disturbed %s before the opening", opens.Sub(now))

@@ -192,14 +192,14 @@ func (w *worker) restarts(c *container, code int32) bool {
 // pretend says of a container without a process that it runs, until it is stopped. An init container ends at once.
 func (w *worker) pretend(kill context.Context, stop <-chan struct{}, c *container) {
 	if !c.adopted {
-		w.set(c, w.started)
+		w.set(c, func(s *corev1.ContainerStatus) {
+			w.started(s)
+			s.Ready = !c.init || c.sidecar
+		})
 	}
 	if c.init && !c.sidecar {
 		w.set(c, func(s *corev1.ContainerStatus) { w.terminated(s, 0) })
 		return
-	}
-	if !c.adopted {
-		w.set(c, func(s *corev1.ContainerStatus) { s.Ready = true })
 	}
 	select {
 	case <-stop:
