@@ -117,6 +117,8 @@ type Traits struct {
 	OnlyLooks bool
 	// Restores: it takes nothing away, and names the version of what it changes, so it may rest on what the watches have shown.
 	Restores bool
+	// OnlyAdds: it takes nothing from anybody, so it may rest on what the watches have shown: at worst it adds what was asked for a moment before.
+	OnlyAdds bool
 	// Bounded: the agent gives up a change in which this step goes on failing.
 	Bounded bool
 	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
@@ -183,7 +185,7 @@ var kinds = map[Kind]Traits{
 	},
 	Create: {
 		Text: onGPU(func(s Step) string { return "create " + s.what() }), Apply: Step.withInstances,
-		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Bounded: true, Wait: WaitDriver,
+		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, OnlyAdds: true, Bounded: true, Wait: WaitDriver,
 	},
 	RestorePersistence: {
 		Text: onGPU(fixedText("turn persistence mode on")), Apply: withPersistence(true),

@@ -97,14 +97,17 @@ func TestAKindThatOnlyLooksHasNoTraitOfAChange(t *testing.T) {
 	}
 }
 
-func TestAKindThatRestoresTakesNothing(t *testing.T) {
+func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
 		takes := []bool{has.TouchesGPU, has.Disrupts, has.Begins, has.Opens, has.Drains, has.TakesFromHost, has.HoldersKnown, has.OnlyLooks}
 		if has.Restores && slices.Contains(takes, true) {
 			t.Errorf("%s rests on what may be out of date, and takes something: %+v", kind, has)
 		}
-		if got := plan.NeedFreshLook([]plan.Step{{Kind: kind}}); got != !(has.Restores || has.OnlyLooks) {
+		if has.OnlyAdds && (has.Disrupts || has.Drains || has.HoldersKnown || has.TakesFromHost || !has.TouchesGPU) {
+			t.Errorf("%s rests on what may be out of date, and does more than add to a GPU: %+v", kind, has)
+		}
+		if got := plan.NeedFreshLook([]plan.Step{{Kind: kind}}); got != !(has.Restores || has.OnlyLooks || has.OnlyAdds) {
 			t.Errorf("%s needs a fresh look: %t", kind, got)
 		}
 	}

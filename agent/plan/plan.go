@@ -208,7 +208,11 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 // NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
 // look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong.
 func NeedFreshLook(steps []Step) bool {
-	return len(steps) == 0 || !steps[0].Traits().OnlyLooks && !steps[0].Traits().Restores
+	if len(steps) == 0 {
+		return true
+	}
+	has := steps[0].Traits()
+	return !has.OnlyLooks && !has.Restores && !has.OnlyAdds
 }
 
 // restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the
