@@ -55,7 +55,7 @@ func (a *Agent) mayPerform(ctx context.Context, seen state.Observed, want state.
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
-	if !a.objects.FreshFor(plan.NeedFreshLook(steps), plan.NeedFreshLook(steps[1:])) {
+	if !a.objects.FreshFor(plan.NeedFreshLook(steps, seen.Forward(want)), plan.NeedFreshLook(steps[1:], seen.Forward(want))) {
 		return errNotFresh
 	}
 	return a.fencing.Preflight(ctx, seen, want, steps)

@@ -107,11 +107,31 @@ func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 		if has.OnlyAdds && (has.Disrupts || has.Drains || has.HoldersKnown || has.TakesFromHost || !has.TouchesGPU) {
 			t.Errorf("%s rests on what may be out of date, and does more than add to a GPU: %+v", kind, has)
 		}
-		if got := plan.NeedFreshLook([]plan.Step{{Kind: kind}}); got != !(has.Restores || has.OnlyLooks || has.OnlyAdds) {
-			t.Errorf("%s needs a fresh look: %t", kind, got)
+		for _, forward := range []bool{false, true} {
+			if got := plan.NeedFreshLook([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyLooks) {
+				t.Errorf("%s, alone, needs a fresh look: %t", kind, got)
+			}
 		}
 	}
-	if !plan.NeedFreshLook(nil) {
+	if !plan.NeedFreshLook(nil, true) {
 		t.Error("the end of a change is told by what the watches have shown")
+	}
+}
+
+func TestAnInstanceIsCreatedByWhatTheWatchesHaveShownInTheMiddleOfAChangeAlone(t *testing.T) {
+	create, destroy, resume := plan.Step{Kind: plan.Create}, plan.Step{Kind: plan.Destroy}, plan.Step{Kind: plan.ResumeOperands}
+	for name, row := range map[string]struct {
+		steps   []plan.Step
+		forward bool
+		want    bool
+	}{
+		"more are to be created":                     {[]plan.Step{create, create, resume}, true, false},
+		"another GPU is to be changed":               {[]plan.Step{create, destroy, create}, true, false},
+		"it is the last":                             {[]plan.Step{create, resume}, true, true},
+		"no GPU is changed yet, or this is the undo": {[]plan.Step{create, create}, false, true},
+	} {
+		if got := plan.NeedFreshLook(row.steps, row.forward); got != row.want {
+			t.Errorf("%s: it needs a fresh look: %t, want %t", name, got, row.want)
+		}
 	}
 }

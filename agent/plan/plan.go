@@ -206,13 +206,18 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 }
 
 // NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
-// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong.
-func NeedFreshLook(steps []Step) bool {
+// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward reports that a GPU has
+// been changed already, on the way to what the label asks for: before that a window may close, and an undo may itself come from what is out of date.
+// The last step on a GPU needs a fresh look, since it is the last that can note who has come meanwhile.
+func NeedFreshLook(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true
 	}
 	has := steps[0].Traits()
-	return !has.OnlyLooks && !has.Restores && !has.OnlyAdds
+	if has.OnlyAdds {
+		return !forward || !slices.ContainsFunc(steps[1:], func(s Step) bool { return s.Traits().TouchesGPU })
+	}
+	return !has.OnlyLooks && !has.Restores
 }
 
 // restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the
