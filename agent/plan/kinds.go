@@ -117,8 +117,8 @@ type Traits struct {
 	OnlyLooks bool
 	// Restores: it takes nothing away, and names the version of what it changes, so it may rest on what the watches have shown.
 	Restores bool
-	// OnlyAdds: it takes nothing from anybody, so in the middle of a change it may rest on what the watches have shown: at worst it adds what was asked
-	// for a moment before.
+	// OnlyAdds: it takes no device from a pod, so in the middle of a change it may rest on what the watches have shown: at worst it adds what the label
+	// asked for a moment before.
 	OnlyAdds bool
 	// Bounded: the agent gives up a change in which this step goes on failing.
 	Bounded bool

@@ -206,9 +206,9 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 }
 
 // NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
-// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward reports that a GPU has
-// been changed already, on the way to what the label asks for: before that a window may close, and an undo may itself come from what is out of date.
-// The last step on a GPU needs a fresh look, since it is the last that can note who has come meanwhile.
+// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward is that of
+// Observed. Before the change has touched a GPU its window may close, and a watch that is behind may itself be the cause of an undo: both need a fresh
+// look. So does the last step on a GPU: no later look of the change notes in the journal which device plugin has started meanwhile.
 func NeedFreshLook(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true

@@ -1,8 +1,8 @@
 // Package watched holds the objects of the API server by which the agent decides: its node, the node's pods, and the ConfigMaps of the
 // settings.
 //
-// Watches keep them, so that a look that leads to no step costs the API server no request. Before the agent takes anything from anybody it reads
-// them anew: by a stale cordon or a stale list of pods it would take GPUs from running pods.
+// Watches keep them, so that a look that leads to no step costs the API server no request. Before the agent takes a GPU, an instance or a pod
+// away it reads them anew: by a stale cordon or a stale list of pods it would take GPUs from running pods.
 package watched
 
 import (

@@ -1,0 +1,33 @@
+package state_test
+
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) {
+	t.Parallel()
+	before := nvml.GPU{UUID: "GPU-a"}
+	touched := nvml.GPU{UUID: "GPU-a", Enabled: true}
+	owed := &journal.Journal{}
+	owed.RecordLayout(before)
+	for name, c := range map[string]struct {
+		journal *journal.Journal
+		gpu     nvml.GPU
+		undo    bool
+		want    bool
+	}{
+		"no change is under way":     {nil, touched, false, false},
+		"no GPU is touched yet":      {owed, before, false, false},
+		"a GPU is touched":           {owed, touched, false, true},
+		"the change is being undone": {owed, touched, true, false},
+	} {
+		seen := state.Observed{Journal: c.journal, GPUs: []nvml.GPU{c.gpu}}
+		if got := seen.Forward(state.Desired{Undo: c.undo}); got != c.want {
+			t.Errorf("%s: Forward is %t, want %t", name, got, c.want)
+		}
+	}
+}
