@@ -95,9 +95,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Kubelet.Err = err
 	seen.Kubelet.Assigned = assigned
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil)
-	seen.DevicePlugin.Pods = a.devicePlugin.Pods(pods)
-	seen.DevicePlugin.MPSDaemons = a.devicePlugin.MPSDaemons(pods)
-	seen.DevicePlugin.Rivals = a.devicePlugin.Rivals(seen.DevicePlugin.Pods)
+	a.devicePlugin.ObservePods(ctx, seen, pods)
 	a.prover.Prove(seen, nil)
 	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0
 }

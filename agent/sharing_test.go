@@ -313,6 +313,54 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 	})
 }
 
+// serves writes on which Unix sockets the present device plugin listens into the host's table: on the one that kubelet asks, or on none.
+func (w *world) serves(kubelet bool) {
+	w.t.Helper()
+	text := "Num       RefCount Protocol Flags    Type St Inode Path\n"
+	if kubelet {
+		text += "0000000000000000: 00000002 00000000 00010000 0001 01 4711 /var/lib/kubelet/device-plugins/nvidia-gpu.sock\n"
+	}
+	dir := filepath.Join(w.table, strconv.Itoa(500+w.started), "net")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "unix"), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// Kubelet 1.37 may keep giving out what a plugin offered whose registrations it refuses from then on.
+func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.serves(true)
+		w.profile("two")
+		w.reach("two")
+		w.profile("four")
+		w.passes("a failure", func() bool {
+			w.serves(false)
+			if w.condition().Status == corev1.ConditionTrue && strings.HasPrefix(w.condition().Message, "four") {
+				t.Fatal("the node says that it gives out four")
+			}
+			return w.condition().Status == corev1.ConditionFalse && strings.Contains(w.condition().Message, "the GPUs are as they were, but their capacity is not back")
+		})
+		c := w.condition()
+		if want := "listens on no socket, so that pods which get them fail: nvidia.com/gpu; where the log of its pod says that it is already connected, restart kubelet"; c.Reason != string(config.ReasonCapacityMismatch) || !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %s: %s; want %q", c.Reason, c.Message, want)
+		}
+		w.passes("the node to be given back once kubelet has been restarted", func() bool {
+			w.serves(true)
+			return !w.owed()
+		})
+		w.givenBack()
+		if got := w.offers(); got != "gpu=4" {
+			t.Errorf("kubelet offers %s", got)
+		}
+	})
+}
+
 func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -307,7 +307,8 @@ const (
 	//
 	// You can: wait; if it lasts for minutes, see the log of the device plugin's pod.
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
-	// ReasonCapacityMismatch is given when allocatable is still not what stands on the hardware at the deadline.
+	// ReasonCapacityMismatch is given when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device
+	// plugin that does not serve it.
 	//
 	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"

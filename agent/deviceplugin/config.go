@@ -48,17 +48,18 @@ type Plugin struct {
 	Clock     *steady.Clock
 	Log       *zap.Logger
 
-	toldFirst time.Time            // when other readers of the config than the plugin last got a SIGHUP before it
-	notified  map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
-	early     early                // a plugin that has read of MPS too early
-	unpicked  unpicked             // configs that no label or setting names
+	toldFirst   time.Time            // when other readers of the config than the plugin last got a SIGHUP before it
+	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
+	connectedAt time.Time            // when a look last saw nothing wrong between kubelet and the plugin
+	early       early                // a plugin that has read of MPS too early
+	unpicked    unpicked             // configs that no label or setting names
 
 	labelWrites labelWrites // of the config manager's label
 }
 
 // Forget drops what depends on times that the clock gave.
 func (dp *Plugin) Forget(time.Time) {
-	dp.unpicked, dp.early, dp.toldFirst = unpicked{}, early{}, time.Time{}
+	dp.unpicked, dp.early, dp.toldFirst, dp.connectedAt = unpicked{}, early{}, time.Time{}, time.Time{}
 }
 
 // Configs reads and writes config files of NVIDIA's device plugin.

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -54,14 +55,12 @@ func (dp *Plugin) Unstarted(seen state.Observed) string {
 	return ""
 }
 
-// Pods returns the device plugin's pods.
-func (dp *Plugin) Pods(pods []corev1.Pod) []corev1.Pod {
-	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))
-}
-
-// MPSDaemons returns the pods of MPS's control daemon.
-func (dp *Plugin) MPSDaemons(pods []corev1.Pod) []corev1.Pod {
-	return dp.ofNVIDIA(state.Picked(pods, dp.Settings.MPS.PodSelector, dp.Settings.MPS.Containers))
+// ObservePods finds the device plugin and MPS's control daemon among the node's pods.
+func (dp *Plugin) ObservePods(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
+	seen.DevicePlugin.Pods = dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))
+	seen.DevicePlugin.MPSDaemons = dp.ofNVIDIA(state.Picked(pods, dp.Settings.MPS.PodSelector, dp.Settings.MPS.Containers))
+	seen.DevicePlugin.Rivals = dp.rivals(seen.DevicePlugin.Pods)
+	seen.DevicePlugin.Unconnected = dp.unconnected(ctx, seen)
 }
 
 // ofNVIDIA returns the pods that are what their labels say.
@@ -92,9 +91,9 @@ func (dp *Plugin) mislabelledPods(pods []corev1.Pod) string {
 	return ""
 }
 
-// Rivals says that the pods of two DaemonSets run as device plugins on the node, with different MIG strategies or configs: to choose one of
+// rivals says that the pods of two DaemonSets run as device plugins on the node, with different MIG strategies or configs: to choose one of
 // them would be to guess. Two pods of one DaemonSet are no rivals: the new one follows the old one.
-func (dp *Plugin) Rivals(operands []corev1.Pod) string {
+func (dp *Plugin) rivals(operands []corev1.Pod) string {
 	var first *corev1.Pod
 	for i := range operands {
 		pod := &operands[i]

@@ -23,6 +23,9 @@ import (
 
 // missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
 func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string, known bool) {
+	if seen.DevicePlugin.Unconnected != "" {
+		return config.ReasonCapacityMismatch, seen.Blockers() + "; where the log of its pod says that it is already connected, restart kubelet on this node", true
+	}
 	if seen.LacksDevicePlugin() {
 		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers()), true
 	}

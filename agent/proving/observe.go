@@ -93,6 +93,9 @@ func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 	default:
 		seen.Capacity.Missing = capacity.Disagreements(capacity.Expected(seen.GPUs, seen.Capacity.Strategy), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
 	}
+	if seen.DevicePlugin.Unconnected != "" {
+		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.DevicePlugin.Unconnected)
+	}
 	seen.Capacity.Proof = p.proof
 	p.withheld.addTo(seen)
 	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first look counts without them

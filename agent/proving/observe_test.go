@@ -1,6 +1,8 @@
 package proving_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/journal"
@@ -113,4 +116,26 @@ func TestLabelsThatComeLateEndTheProofAtOnce(t *testing.T) {
 	c.expect("when the plugin has registered", 0, "1", shared, 1, 2*time.Second, false)
 	c.expect("after half a minute", 30*time.Second, "1", shared, 1, 5*time.Second, false)
 	c.expect("with the labels", time.Second, "2", shared, 2, 5*time.Second, false)
+}
+
+// Kubelet then keeps giving out what the plugin offered before, as many devices or not.
+func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
+	for name, ids := range map[string][]string{"what is wanted": shared, "what was there before": whole} {
+		c := newChange(t)
+		seen := state.Observed{
+			Node: &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}}},
+			GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
+			Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
+		}
+		seen.DevicePlugin.Unconnected = "kubelet has lost it"
+		c.prover.Prove(&seen, c.want)
+		want := state.Desired{Plugin: c.want}
+		first := c.prover.Await(seen, want)
+		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
+		failure, is := errors.AsType[*api.Failure](c.prover.Await(seen, want))
+		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
+		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
+			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)
+		}
+	}
 }

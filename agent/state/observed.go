@@ -104,7 +104,9 @@ type DevicePlugin struct {
 	Pods       []corev1.Pod
 	MPSDaemons []corev1.Pod
 	Rivals     string // why the agent does not know which of the pods counts; empty if it does
-	Unpicked   string // configs of the device plugin that exist, on a node whose labels ask for none
+	// Unconnected says that kubelet gives out devices of a plugin that does not serve it; empty if it does, or if that cannot be seen.
+	Unconnected string
+	Unpicked    string // configs of the device plugin that exist, on a node whose labels ask for none
 }
 
 // Leftovers is what an agent, or another tool, has left on the node.

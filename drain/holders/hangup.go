@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -78,29 +79,80 @@ func commandIn(command string, commands []string) bool {
 // The pod may have anything mounted there, so a look that does not end before ctx is abandoned; see Holders.
 func (p Processes) FileOf(ctx context.Context, pod types.UID, command, path string) (bool, error) {
 	what := fmt.Sprintf("looking for %s in pod %s", path, pod)
-	return aside.Do(ctx, &p.lanes().files, what, func(context.Context, aside.At) (bool, error) { return p.fileOf(pod, command, path) })
+	return aside.Do(ctx, &p.lanes().files, what, func(ctx context.Context, _ aside.At) (bool, error) { return p.fileOf(ctx, pod, command, path) })
 }
 
-func (p Processes) fileOf(pod types.UID, command, path string) (bool, error) {
+func (p Processes) fileOf(ctx context.Context, pod types.UID, command, path string) (bool, error) {
+	process, err := p.processOf(ctx, pod, command)
+	if err != nil {
+		return false, fmt.Errorf("looking for %s in pod %s: %w", path, pod, err)
+	}
+	_, err = os.Stat(filepath.Join(process, "root", path))
+	if err != nil && !openfiles.Gone(err) {
+		return false, fmt.Errorf("looking for %s in pod %s: %w", path, pod, err)
+	}
+	return err == nil, nil
+}
+
+// processOf returns the folder of the process table for the first process of the pod with this command.
+func (p Processes) processOf(ctx context.Context, pod types.UID, command string) (string, error) {
 	pids, err := openfiles.Numbers(p.root())
 	if err != nil {
-		return false, fmt.Errorf("looking for the processes of pods: %w", err)
+		return "", err
 	}
 	for _, pid := range pids {
-		c := Client{PID: pid}
-		if p.identify(&c) != nil || c.PodUID != pod || !commandIn(c.Command, []string{command}) {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		process := filepath.Join(p.root(), strconv.Itoa(pid))
+		name, err := openfiles.Read(filepath.Join(process, "comm")) // first, since most processes are told by it
+		if err != nil || !commandIn(strings.TrimSuffix(name, "\n"), []string{command}) {
 			continue
 		}
-		_, err := os.Stat(filepath.Join(p.root(), strconv.Itoa(pid), "root", path))
-		switch {
-		case err == nil:
-			return true, nil
-		case !openfiles.Gone(err):
-			return false, fmt.Errorf("looking for %s in pod %s: %w", path, pod, err)
+		if c := (Client{PID: pid}); p.identify(&c) == nil && c.PodUID == pod {
+			return process, nil
 		}
-		return false, nil
 	}
-	return false, fmt.Errorf("looking for %s in pod %s: %w", path, pod, errNoProcess)
+	return "", ErrNoProcess
 }
 
-var errNoProcess = errors.New("no such process; the agent's pod needs hostPID: true")
+// ErrNoProcess is matched by errors about a pod that has no process with the command, as far as the agent can see.
+var ErrNoProcess = errors.New("no such process; the agent's pod needs hostPID: true")
+
+// Listeners returns the paths of the Unix sockets that are listened on in the network namespace of the pod's process with this command, as a device
+// plugin does for kubelet. Without the rights to look it is an error, as with a namespace that has too many sockets to be a pod's own. A look that does not
+// end before ctx is abandoned; see Holders.
+func (p Processes) Listeners(ctx context.Context, pod types.UID, command string) ([]string, error) {
+	what := fmt.Sprintf("looking for the Unix sockets of pod %s", pod)
+	return aside.Do(ctx, &p.lanes().sockets, what, func(ctx context.Context, _ aside.At) ([]string, error) {
+		process, err := p.processOf(ctx, pod, command)
+		var table string
+		if err == nil {
+			table, err = openfiles.Read(filepath.Join(process, "net", "unix"))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		var paths []string
+		for line := range strings.Lines(table) {
+			if path := listenedPath(line); path != "" {
+				paths = append(paths, path)
+			}
+		}
+		return paths, nil
+	})
+}
+
+// listenedPath reads a line of /proc/net/unix: "Num RefCount Protocol Flags Type St Inode Path", with the flags in hexadecimal digits. It returns the
+// path of a socket that is listened on; empty for another. An abstract name in place of a path begins with an @; a socket without a name has none.
+func listenedPath(line string) string {
+	const accepts = 1 << 16 // __SO_ACCEPTCON of the kernel's linux/net.h: it listens
+	fields := strings.Fields(line)
+	if len(fields) < 8 || !strings.HasPrefix(fields[7], "/") {
+		return ""
+	}
+	if flags, err := strconv.ParseUint(fields[3], 16, 64); err != nil || flags&accepts == 0 {
+		return ""
+	}
+	return fields[7]
+}

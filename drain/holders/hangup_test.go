@@ -2,9 +2,11 @@ package holders_test
 
 import (
 	"errors"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -105,5 +107,66 @@ func TestAFileIsLookedForAsTheProcessSeesIt(t *testing.T) {
 	}
 	if _, err := processes.FileOf(t.Context(), otherPod, "config-manager", "/available-configs/a"); err == nil {
 		t.Error("a pod without such a process sees it")
+	}
+}
+
+func TestSocketsAreThoseThatAreListenedOnAtAPath(t *testing.T) {
+	const (
+		header    = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+		listens   = "0000000000000000: 00000002 00000000 00010000 0001 01 21871 /var/lib/kubelet/device-plugins/nvidia-gpu.sock\n"
+		connected = "0000000000000000: 00000003 00000000 00000000 0001 03 21872 /var/lib/kubelet/device-plugins/nvidia-gpu.sock\n"
+		abstract  = "0000000000000000: 00000002 00000000 00010000 0001 01 21873 @/var/lib/kubelet/device-plugins/nvidia-gpu.sock\n"
+		nameless  = "0000000000000000: 00000002 00000000 00010000 0001 01 21874\n"
+		other     = "0000000000000000: 00000002 00000000 00010000 0001 01 21875 /other"
+	)
+	socket := []string{"/var/lib/kubelet/device-plugins/nvidia-gpu.sock"}
+	table := t.TempDir()
+	listProcess(t, table, 4711, "nvidia-device-p", pluginPod)
+	processes := holders.Processes{Root: table}
+	if _, err := processes.Listeners(t.Context(), pluginPod, "nvidia-device-plugin"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a kernel that does not say: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(table, "4711", "net"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string][]string{
+		"": nil, header: nil, header + connected + abstract + nameless: nil, "0 0 0 zz 0 0 0 /a\n": nil,
+		header + connected + listens + nameless: socket, strings.Repeat(connected, 100) + listens + other: append(socket, "/other"),
+	} {
+		if err := os.WriteFile(filepath.Join(table, "4711", "net", "unix"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := processes.Listeners(t.Context(), pluginPod, "nvidia-device-plugin"); !slices.Equal(got, want) || err != nil {
+			t.Errorf("sockets %v, %v; want %v by\n%s", got, err, want, text)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(table, "4711", "net", "unix"), []byte(strings.Repeat(connected, 10000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := processes.Listeners(t.Context(), pluginPod, "nvidia-device-plugin"); err == nil {
+		t.Errorf("of more than can be a pod's own: %v", got)
+	}
+	if _, err := processes.Listeners(t.Context(), otherPod, "nvidia-device-plugin"); !errors.Is(err, holders.ErrNoProcess) {
+		t.Errorf("of a pod without such a process: %v", err)
+	}
+}
+
+func TestTheKernelSaysWhichSocketsAreListenedOn(t *testing.T) {
+	table, socket := t.TempDir(), filepath.Join(t.TempDir(), "nvidia-gpu.sock")
+	listProcess(t, table, 4711, "nvidia-device-p", pluginPod)
+	if err := os.Symlink("/proc/self/net", filepath.Join(table, "4711", "net")); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes := holders.Processes{Root: table}
+	if got, err := processes.Listeners(t.Context(), pluginPod, "nvidia-device-plugin"); !slices.Contains(got, socket) || err != nil {
+		t.Errorf("sockets %v, %v; want %s among them", got, err, socket)
+	}
+	listener.Close()
+	if got, err := processes.Listeners(t.Context(), pluginPod, "nvidia-device-plugin"); slices.Contains(got, socket) || err != nil {
+		t.Errorf("sockets %v, %v; want %s no more", got, err, socket)
 	}
 }

@@ -49,8 +49,9 @@ type Processes struct {
 
 // Lanes run the looks at the process table, each kind in a goroutine of its own.
 type Lanes struct {
-	table aside.Lane
-	files aside.Lane // of processes, as they see them
+	table   aside.Lane
+	files   aside.Lane // of processes, as they see them
+	sockets aside.Lane
 }
 
 func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
