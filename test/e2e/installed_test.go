@@ -17,15 +17,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
+	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
 	"github.com/gpuslice/gpuslice/test/machine"
 	"github.com/gpuslice/gpuslice/test/node"
 )
@@ -160,14 +164,17 @@ func (i *installed) awaitNode(what string, wanted func(*corev1.Node) bool) *core
 	return node
 }
 
-func reason(n *corev1.Node) string {
+// condition is what the agent says of the node.
+func condition(n *corev1.Node) corev1.NodeCondition {
 	for _, c := range n.Status.Conditions {
 		if c.Type == config.ConditionGPUPartitionReady {
-			return c.Reason
+			return c
 		}
 	}
-	return ""
+	return corev1.NodeCondition{}
 }
+
+func reason(n *corev1.Node) string { return condition(n).Reason }
 
 // underWay reports whether a change is.
 func underWay(n *corev1.Node) bool { return n.Annotations[config.AnnotationJournal] != "" }
@@ -348,7 +355,8 @@ func (i *installed) reboots() {
 	i.did("the machine reboots, and the instances are there again")
 }
 
-// overlays applies each default of nodes without labels in turn.
+// overlays applies each default of nodes without labels in turn. Before the last one, which gives out as many devices as the one before, kubelet
+// is made to lose the device plugin.
 func (i *installed) overlays() {
 	i.label(config.LabelMIGConfig, "all-disabled")
 	i.awaitConverged("all-disabled")
@@ -357,17 +365,67 @@ func (i *installed) overlays() {
 		component string
 		resource  string
 		amount    int64
+		loses     bool
 	}{
-		{"time-sliced-2", gpu, 4}, {"time-sliced-4", gpu, 8}, {"mps-2", gpu, 4}, {"mps-4", gpu, 8}, {"mig-single", gpu, 2}, {"mig-mixed", gpu, 2}, {"default", gpu, 2},
+		{"time-sliced-2", gpu, 4, false},
+		{"time-sliced-4", gpu, 8, false},
+		{"mps-2", gpu, 4, false},
+		{"mps-4", gpu, 8, false},
+		{"mig-single", gpu, 2, false},
+		{"mig-mixed", gpu, 2, false},
+		{"default", gpu, 2, true},
 	} {
+		if overlay.loses {
+			i.registerAgain(gpu, "nvidia-gpu.sock")
+		}
+		former := i.agentPod("the agent", anyPod).UID
 		i.apply(overlay.component, overlay.component)
 		i.kubectl(i.t.Context(), "-n", "gpuslice", "rollout", "restart", "daemonset", "gpuslice-agent")
+		i.agentPod("the agent to be rolled out anew", func(p *corev1.Pod) bool { return p.UID != former })
+		if restarted := i.awaitOverlay(); overlay.loses && !restarted {
+			i.t.Error("kubelet has lost the device plugin, and the node does not say so")
+		}
 		i.awaitAmount(overlay.resource, overlay.amount, overlay.amount)
 		i.pod("one", overlay.resource)
 		i.awaitPod("one", "to run", running)
 		i.deletePods("one")
 		i.did(fmt.Sprintf("overlay %s: %d %s, and a pod runs", overlay.component, overlay.amount, overlay.resource))
 	}
+}
+
+// registerAgain registers a device plugin that kubelet is connected to, as if it had begun anew. Kubelet refuses, forgets its client for the one that
+// is connected, and so does not notice its end: each later registration is refused, too.
+func (i *installed) registerAgain(resource, socket string) {
+	i.t.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(realkubelet.DevicePluginDir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = deviceplugin.NewRegistrationClient(conn).Register(i.t.Context(), &deviceplugin.RegisterRequest{
+		Version: deviceplugin.Version, Endpoint: socket, ResourceName: resource,
+	})
+	if err == nil || !strings.Contains(err.Error(), "already connected") {
+		i.t.Fatalf("registering %s again: %v; this shows nothing", resource, err)
+	}
+}
+
+// awaitOverlay waits until the agent has done what the overlay says. If the node says that kubelet has lost the device plugin, it does what the node
+// says, once: a busy kubelet may do so with each plugin that reads its config anew.
+func (i *installed) awaitOverlay() (restarted bool) {
+	i.t.Helper()
+	i.awaitNode("the agent to have done what the overlay says", func(n *corev1.Node) bool {
+		if c := condition(n); !restarted && strings.Contains(c.Message, "restart kubelet on this node") {
+			i.t.Logf("%s: %s", c.Reason, c.Message)
+			restarted = true
+			if err := i.Restart(i.t.Context()); err != nil {
+				i.t.Fatal(err)
+			}
+			return false
+		}
+		return !underWay(n) && (reason(n) == string(config.ReasonConverged) || reason(n) == string(config.ReasonNotRequested))
+	})
+	return restarted
 }
 
 // uninstall takes the agent away by the commands of deploy/README.
