@@ -170,12 +170,13 @@ func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 func (o *Objects) SawNode(node *corev1.Node) {
 	o.lock.Lock()
 	defer o.lock.Unlock()
-	if o.newest == nil || !older(node, o.newest) {
+	if o.newest == nil || o.newest.UID != node.UID || !older(node, o.newest) {
 		o.newest = node
 	}
 }
 
-// watchedNode returns the node of the watch, or the newer one that the agent has read or written; nil if the watch has no node.
+// watchedNode returns the node of the watch, or the newer one that the agent has read or written. It returns nil if the watch has no node, or if the
+// two are not one node: it was deleted and registered anew, or the cluster restored from a backup, and only the API server tells which one is there.
 func (o *Objects) watchedNode() *corev1.Node {
 	node, is := o.node.only().(*corev1.Node)
 	if !is {
@@ -184,7 +185,9 @@ func (o *Objects) watchedNode() *corev1.Node {
 	o.lock.Lock()
 	defer o.lock.Unlock()
 	switch {
-	case o.newest == nil || o.newest.UID != node.UID || older(o.newest, node):
+	case o.newest != nil && o.newest.UID != node.UID:
+		return nil
+	case o.newest == nil || older(o.newest, node):
 		o.newest = nil // the watch is past it
 		return node
 	default:

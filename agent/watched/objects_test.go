@@ -64,12 +64,32 @@ func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
 	if got := version(t, o); got != "31" {
 		t.Errorf("when the watch has caught up, version %s was seen", got)
 	}
-	o.SawNode(node("40", nil))
-	again := node("33", nil)
-	again.UID = "another"
-	o.Show(again)
-	if got := version(t, o); got != "33" {
-		t.Errorf("of a node that was made anew, version %s was seen", got)
+}
+
+// Its versions may be lower than before: a cluster that is restored from a backup counts them anew.
+func TestOfANodeThatIsRegisteredAnewTheAPIServersCounts(t *testing.T) {
+	t.Parallel()
+	former, present := node("40", nil), node("5", nil)
+	present.UID = "another"
+	for name, row := range map[string]struct{ saw, watch *corev1.Node }{
+		"the watch is behind": {present, former},
+		"the watch is ahead":  {former, present},
+	} {
+		o := watched.New(watched.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(present)), Pods: &listed{}})
+		version(t, o) // the first look reads anew in any case
+		o.SawNode(row.saw)
+		o.Show(row.watch)
+		for range 2 {
+			if got := version(t, o); got != "5" {
+				t.Errorf("%s: version %s was seen", name, got)
+			}
+		}
+		caughtUp := present.DeepCopy()
+		caughtUp.ResourceVersion = "6"
+		o.Show(caughtUp)
+		if got := version(t, o); got != "6" || o.AreFresh() {
+			t.Errorf("%s: when the watch has caught up, version %s was seen, fresh %t; want 6 without a request", name, got, o.AreFresh())
+		}
 	}
 }
 
