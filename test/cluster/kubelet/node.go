@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/util/retry"
 )
 
 const (
@@ -261,20 +262,24 @@ func (n *nodeReporter) initial() *corev1.Node {
 	return node
 }
 
-// renewLease tells the node lifecycle controller that the node lives.
+// renewLease tells the node lifecycle controller that the node lives. As kubelet does, it tries again where somebody else has written the lease
+// meanwhile: a request of the kubelet before this one may still have been on its way.
 func (n *nodeReporter) renewLease(ctx context.Context) error {
 	leases := n.k.client.CoordinationV1().Leases(leaseSpace)
-	now := metav1.NewMicroTime(n.k.Clock.Now())
-	lease, err := leases.Get(ctx, n.k.Node, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		lease = n.lease(now)
-		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
-	case err == nil:
-		lease = lease.DeepCopy()
-		lease.Spec.RenewTime = &now
-		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
-	}
+	written := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err := retry.OnError(retry.DefaultRetry, written, func() error {
+		now := metav1.NewMicroTime(n.k.Clock.Now())
+		lease, err := leases.Get(ctx, n.k.Node, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = leases.Create(ctx, n.lease(now), metav1.CreateOptions{})
+		case err == nil:
+			lease = lease.DeepCopy()
+			lease.Spec.RenewTime = &now
+			_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("renewing the lease of node %s: %w", n.k.Node, err)
 	}
