@@ -340,7 +340,7 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 		w.reach("two")
 		w.profile("four")
 		w.passes("a failure", func() bool {
-			w.serves(false)
+			w.serves(!w.owed()) // kubelet loses the plugin when it reads its config
 			if w.condition().Status == corev1.ConditionTrue && strings.HasPrefix(w.condition().Message, "four") {
 				t.Fatal("the node says that it gives out four")
 			}
@@ -357,6 +357,31 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 		w.givenBack()
 		if got := w.offers(); got != "gpu=4" {
 			t.Errorf("kubelet offers %s", got)
+		}
+	})
+}
+
+// Capacity that did not agree before a change need not agree after its undo: the node is not kept, and says what helps.
+func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.serves(true)
+		w.profile("two")
+		w.reach("two")
+		w.passes("a word at rest", func() bool {
+			w.serves(false)
+			return w.condition().Reason == string(config.ReasonCapacityMismatch)
+		})
+		w.profile("four")
+		w.passes("the change to be given up", func() bool {
+			w.serves(false)
+			return !w.owed() && strings.Contains(w.condition().Message, "the GPUs are as they were before")
+		})
+		w.givenBack()
+		if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "restart kubelet on this node") {
+			t.Errorf("the node says %s: %s", c.Reason, c.Message)
 		}
 	})
 }
