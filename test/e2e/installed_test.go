@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
@@ -164,17 +165,15 @@ func (i *installed) awaitNode(what string, wanted func(*corev1.Node) bool) *core
 	return node
 }
 
-// condition is what the agent says of the node.
-func condition(n *corev1.Node) corev1.NodeCondition {
-	for _, c := range n.Status.Conditions {
-		if c.Type == config.ConditionGPUPartitionReady {
-			return c
-		}
+// partitionReady is what the agent says of the node; the zero value before it has said anything.
+func partitionReady(n *corev1.Node) corev1.NodeCondition {
+	if c := condition.Find(n, config.ConditionGPUPartitionReady); c != nil {
+		return *c
 	}
 	return corev1.NodeCondition{}
 }
 
-func reason(n *corev1.Node) string { return condition(n).Reason }
+func reason(n *corev1.Node) string { return partitionReady(n).Reason }
 
 // underWay reports whether a change is.
 func underWay(n *corev1.Node) bool { return n.Annotations[config.AnnotationJournal] != "" }
@@ -415,7 +414,7 @@ func (i *installed) registerAgain(resource, socket string) {
 func (i *installed) awaitOverlay() (restarted bool) {
 	i.t.Helper()
 	i.awaitNode("the agent to have done what the overlay says", func(n *corev1.Node) bool {
-		if c := condition(n); !restarted && strings.Contains(c.Message, "restart kubelet on this node") {
+		if c := partitionReady(n); !restarted && strings.Contains(c.Message, "restart kubelet on this node") {
 			i.t.Logf("%s: %s", c.Reason, c.Message)
 			restarted = true
 			if err := i.Restart(i.t.Context()); err != nil {

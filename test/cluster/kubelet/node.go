@@ -262,8 +262,8 @@ func (n *nodeReporter) initial() *corev1.Node {
 	return node
 }
 
-// renewLease tells the node lifecycle controller that the node lives. As kubelet does, it tries again where somebody else has written the lease
-// meanwhile: a request of the kubelet before this one may still have been on its way.
+// renewLease tells the node lifecycle controller that the node lives. As kubelet does, it tries again where the lease was written between its
+// read and its write: a request of the kubelet before this one may still have been on its way.
 func (n *nodeReporter) renewLease(ctx context.Context) error {
 	leases := n.k.client.CoordinationV1().Leases(leaseSpace)
 	written := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
