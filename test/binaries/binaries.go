@@ -28,6 +28,7 @@ type Builder struct {
 	Terminal io.Writer // a terminal, for a bar while something is built; nil for none, then Log has a line now and then
 	Root     string    // the checkout; "" looks for it from the working directory upwards
 	Cache    string    // where results are kept; "" is gpuslice in the user's cache directory
+	Kubelet  bool      // Kube's programs must have kubelet among them, which test/e2e alone starts
 }
 
 // lazy leaves functions of the NVIDIA library unresolved until they are called: the programs start without it, and with

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,8 +55,16 @@ var kubePrograms = []program{
 	{"etcd", []string{"--version"}, etcd},
 }
 
-// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl and etcd: that of
-// GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
+// programs are those of kubePrograms that the builder needs.
+func (b Builder) programs() []program {
+	if b.Kubelet {
+		return kubePrograms
+	}
+	return slices.DeleteFunc(slices.Clone(kubePrograms), func(p program) bool { return p.name == "kubelet" })
+}
+
+// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd, and of kubelet where the builder
+// needs it: that of GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
 // it builds, which takes several minutes the first time. Programs of different origin are never mixed. GPUSLICE_KUBE_VERSION has an
 // earlier version built, which has no kubelet and the same etcd.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
@@ -94,7 +103,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		if !filepath.IsAbs(dir) {
 			return "", nil, fmt.Errorf("%s=%s: name the directory from / on, since tests run in many directories", KubeBin, dir)
 		}
-		s := look(ctx, wanted, func(name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) })
+		s := look(ctx, b.programs(), wanted, func(name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) })
 		if err := ctx.Err(); err != nil {
 			return "", nil, err
 		}
@@ -104,9 +113,9 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		b.logf("kube: %s, from %s=%s", s.versions(), KubeBin, dir)
 		return dir, nil, nil
 	}
-	on := look(ctx, wanted, nil)
+	on := look(ctx, b.programs(), wanted, nil)
 	if on.complete() {
-		on = look(ctx, wanted, exec.LookPath)
+		on = look(ctx, b.programs(), wanted, exec.LookPath)
 	}
 	if on.fits() {
 		dir, err := b.link("kube-on-path", on.paths)
@@ -117,7 +126,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		return dir, nil, nil
 	}
 	return "", func() string {
-		found := look(ctx, wanted, exec.LookPath)
+		found := look(ctx, b.programs(), wanted, exec.LookPath)
 		if found.empty() {
 			return ""
 		}
@@ -125,20 +134,21 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 	}, nil
 }
 
-// set is what was found of kubePrograms, in their order.
+// set is what was found of the programs, in their order.
 type set struct {
-	wanted map[string]string // module -> version
-	paths  []string          // "" for none
-	have   []string          // versions; "" for unknown
-	errs   []error           // why a program is missing or has no version
+	programs []program
+	wanted   map[string]string // module -> version
+	paths    []string          // "" for none
+	have     []string          // versions; "" for unknown
+	errs     []error           // why a program is missing or has no version
 }
 
 // look finds the programs and asks them for their versions, all at once. Without find it only looks whether they are on PATH.
-func look(ctx context.Context, wanted map[string]string, find func(name string) (string, error)) set {
-	n := len(kubePrograms)
-	s := set{wanted: wanted, paths: make([]string, n), have: make([]string, n), errs: make([]error, n)}
+func look(ctx context.Context, programs []program, wanted map[string]string, find func(name string) (string, error)) set {
+	n := len(programs)
+	s := set{programs: programs, wanted: wanted, paths: make([]string, n), have: make([]string, n), errs: make([]error, n)}
 	var group sync.WaitGroup
-	for i, p := range kubePrograms {
+	for i, p := range programs {
 		if find == nil {
 			s.paths[i], s.errs[i] = exec.LookPath(p.name)
 			continue
@@ -172,7 +182,7 @@ func (s set) empty() bool {
 }
 
 func (s set) fits() bool {
-	for i := range kubePrograms {
+	for i := range s.programs {
 		if s.errs[i] != nil || !s.right(i) {
 			return false
 		}
@@ -182,7 +192,7 @@ func (s set) fits() bool {
 
 // right reports whether a program has the minor version that is needed.
 func (s set) right(i int) bool {
-	return s.have[i] != "" && semver.MajorMinor(s.have[i]) == semver.MajorMinor(s.wanted[kubePrograms[i].module])
+	return s.have[i] != "" && semver.MajorMinor(s.have[i]) == semver.MajorMinor(s.wanted[s.programs[i].module])
 }
 
 func (s set) versions() string {
@@ -192,7 +202,7 @@ func (s set) versions() string {
 // reason says in one line what is wrong with each program that does not fit, by its file if that is wanted.
 func (s set) reason(files bool) string {
 	var wrong, missing []string
-	for i, p := range kubePrograms {
+	for i, p := range s.programs {
 		name := p.name
 		if files && s.paths[i] != "" {
 			name = s.paths[i]

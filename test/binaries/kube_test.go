@@ -134,6 +134,7 @@ func TestAKubernetesThatIsNamedIsNeverPassedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _ := newBuilder(t)
+			b.Kubelet = true
 			dir := install(t, says())
 			row.change(t, dir)
 			t.Setenv(binaries.KubeBin, dir)
@@ -182,8 +183,38 @@ func TestAProgramThatNeverSaysItsVersionIsAbandoned(t *testing.T) {
 	}
 }
 
+// People who have a control plane need no kubelet but for test/e2e.
+func TestAKubernetesWithoutKubeletIsTakenWhereNothingStartsIt(t *testing.T) {
+	b, _ := newBuilder(t)
+	programs := says()
+	delete(programs, "kubelet")
+	given := install(t, programs)
+	t.Setenv(binaries.KubeBin, given)
+	if dir, err := b.Kube(t.Context()); err != nil || dir != given {
+		t.Errorf("Kube returned %q, %v; want %s", dir, err, given)
+	}
+	b.Kubelet = true
+	if dir, err := b.Kube(t.Context()); err == nil || !strings.Contains(err.Error(), given+"/kubelet") {
+		t.Errorf("with kubelet: Kube returned %q, %v; want an error that names it", dir, err)
+	}
+	t.Setenv(binaries.KubeBin, "")
+	t.Setenv("PATH", given+":"+os.Getenv("PATH"))
+	b.Kubelet = false
+	dir, err := b.Kube(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := output(t, filepath.Join(dir, "etcd")), programs["etcd"]; got != want {
+		t.Errorf("from PATH: etcd prints %q, want %q", got, want)
+	}
+	if built(t, b) {
+		t.Error("Kubernetes was built all the same")
+	}
+}
+
 func TestAKubernetesOnPathIsTakenWhereverItsProgramsAre(t *testing.T) {
 	b, _ := newBuilder(t)
+	b.Kubelet = true
 	servers := says()
 	delete(servers, "kubectl")
 	client := map[string]string{"kubectl": says()["kubectl"]}
@@ -222,7 +253,7 @@ func TestAKubernetesOnPathOfWhichOneProgramDoesNotFitIsNotTaken(t *testing.T) {
 				s["kubectl"] = "Client Version: v1.31.2"
 			},
 			"kube: what is on PATH is not taken: kubectl is v1.31.2, v1.37 is needed; " +
-				"there is no kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, etcd\n",
+				"there is no kube-apiserver, kube-controller-manager, kube-scheduler, etcd\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

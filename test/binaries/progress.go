@@ -64,7 +64,7 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 			continue
 		}
 		if name == "kube" && !older {
-			if given, _, err := (Builder{Root: b.Root, Cache: b.Cache}).presentKube(ctx); err != nil || given != "" {
+			if given, _, err := (Builder{Root: b.Root, Cache: b.Cache, Kubelet: b.Kubelet}).presentKube(ctx); err != nil || given != "" {
 				continue // an error is Kube's to return
 			}
 		}

@@ -61,7 +61,7 @@ func prepare() error {
 		fmt.Println("e2e: NOTHING WAS TESTED:", err)
 		os.Exit(0)
 	}
-	ctx, b := context.Background(), binaries.Builder{Log: os.Stderr}
+	ctx, b := context.Background(), binaries.Builder{Log: os.Stderr, Kubelet: true}
 	var err error
 	if programs.Parts, err = node.Build(ctx, b); err != nil {
 		return err

@@ -29,7 +29,7 @@ func main() {
 		b.Terminal = os.Stderr
 	}
 	targets := []target{
-		{"kube", b.Kube},
+		{"kube", func(ctx context.Context) (string, error) { return b.Kube(ctx) }}, // b as the flags say
 		{"deviceplugin", b.DevicePlugin},
 		{"pluginconfig", b.PluginConfig},
 		{"migparted", b.MigParted},
@@ -74,6 +74,7 @@ func main() {
 			return nil
 		},
 	}
+	command.Flags().BoolVar(&b.Kubelet, "kubelet", false, "a Kubernetes that is here already is taken for kube only if it has kubelet, as test/e2e needs")
 	command.SetOut(os.Stdout)
 	if command.ExecuteContext(ctx) != nil {
 		stop()
