@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -30,26 +31,37 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	ask := func(name string) error { return write(t.Context(), client, space, name, patience) }
 	for _, row := range []struct {
 		cut     cluster.Cut
+		ask     func(name string) error
 		want    error // what the client is told
 		written bool  // the API server did what it was asked for all the same
 	}{
-		{cluster.Refused, syscall.ECONNREFUSED, false},
-		{cluster.Silent, context.DeadlineExceeded, false},
-		{cluster.Deaf, context.DeadlineExceeded, true},
+		{cluster.Refused, func(name string) error {
+			if err := ask("broken"); err == nil { // the connection that it has breaks, and it needs another
+				t.Error("refused: a connection goes on")
+			}
+			return ask(name)
+		}, syscall.ECONNREFUSED, false},
+		{cluster.Silent, func(name string) error {
+			return write(t.Context(), client, space, name, time.Second)
+		}, context.DeadlineExceeded, false},
+		{cluster.Deaf, func(name string) error {
+			ctx, giveUp := context.WithCancel(t.Context())
+			go func() {
+				defer giveUp()
+				awaitWritten(ctx, t, direct, space, name)
+			}()
+			return write(ctx, client, space, name, patience)
+		}, context.Canceled, true},
 	} {
 		become(cluster.Mended)
-		if err := write(t, client, space, "before-"+row.cut.String()); err != nil {
+		if err := ask("before-" + row.cut.String()); err != nil {
 			t.Fatalf("%s: before: %v", row.cut, err)
 		}
 		become(row.cut)
-		if row.cut == cluster.Refused { // the connection that it has breaks, and it needs another
-			if err := write(t, client, space, "broken"); err == nil {
-				t.Error("refused: a connection goes on")
-			}
-		}
-		if err := write(t, client, space, row.cut.String()); !errors.Is(err, row.want) {
+		if err := row.ask(row.cut.String()); !errors.Is(err, row.want) {
 			t.Errorf("%s: the client is told %v, want %v", row.cut, err, row.want)
 		}
 		if got := written(t, direct, space, row.cut.String()); got != row.written {
@@ -58,17 +70,34 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 	}
 	become(cluster.Silent)
 	late := make(chan error, 1)
-	go func() { late <- write(t, client, space, "late") }()
+	go func() { late <- ask("late") }()
 	become(cluster.Mended)
 	if err := <-late; err != nil || !written(t, direct, space, "late") {
 		t.Errorf("what was sent before it was mended did not arrive: %v", err)
 	}
 }
 
-// write makes a ConfigMap, and waits a second for the answer.
-func write(t *testing.T, client kubernetes.Interface, namespace, name string) error {
+// patience bounds a write that is to arrive.
+const patience = 5 * time.Minute
+
+// awaitWritten waits until a ConfigMap is there.
+func awaitWritten(ctx context.Context, t *testing.T, client kubernetes.Interface, namespace, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		_, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil {
+		t.Errorf("ConfigMap %s never arrived: %v", name, err)
+	}
+}
+
+// write makes a ConfigMap, and waits for the answer.
+func write(ctx context.Context, client kubernetes.Interface, namespace, name string, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	_, err := client.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	return err

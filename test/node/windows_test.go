@@ -56,8 +56,11 @@ const (
 )
 
 // file is a maintenance file with one-off windows.
-func file(windows ...span) string {
-	text, now := maintenanceHeader, time.Now()
+func file(windows ...span) string { return fileAt(time.Now(), windows...) }
+
+// fileAt is that with windows from and to so long after now.
+func fileAt(now time.Time, windows ...span) string {
+	text := maintenanceHeader
 	for i, w := range windows {
 		if i == 0 {
 			text += "windows:\n"
@@ -203,8 +206,9 @@ func TestNothingMovesBeforeTheWindowOpens(t *testing.T) {
 	s.label(config.LabelMIGConfig, "all-balanced")
 	s.awaitReason(config.ReasonAwaitingWindow)
 	calls := s.GPUs.Calls()
-	opens := time.Now().Add(time.Hour).Truncate(time.Second)
-	s.edit(file(span{time.Hour, 2 * time.Hour}))
+	now := time.Now()
+	opens := now.Add(time.Hour).Truncate(time.Second)
+	s.edit(fileAt(now, span{time.Hour, 2 * time.Hour}))
 	s.isPlanned(s.await("the time of the opening", func(n *corev1.Node) bool {
 		return strings.Contains(conditionOf(n, config.ConditionMaintenancePlanned).Message, opens.UTC().Format("15:04:05Z"))
 	}), opens)
@@ -212,8 +216,9 @@ func TestNothingMovesBeforeTheWindowOpens(t *testing.T) {
 		t.Errorf("calls that change something (-before +after):\n%s", diff)
 	}
 	const soon = 5 * time.Second
-	opens = time.Now().Add(soon).Truncate(time.Second)
-	s.edit(file(span{soon, time.Hour}))
+	now = time.Now()
+	opens = now.Add(soon).Truncate(time.Second)
+	s.edit(fileAt(now, span{soon, time.Hour}))
 	s.await("the fence", fenced)
 	if now := time.Now(); now.Before(opens) {
 		t.Errorf("the node was disturbed %s before the opening", opens.Sub(now))
@@ -235,8 +240,9 @@ func TestCauseWindowClosedInTheMiddle(t *testing.T) {
 		s.label(config.LabelMIGConfig, "all-balanced")
 		s.awaitBlocked()
 		closes, again := 5*time.Second, time.Hour
-		second := time.Now().Add(again).Truncate(time.Second)
-		s.edit(file(span{-time.Hour, closes}, span{again, 2 * time.Hour}))
+		now := time.Now()
+		second := now.Add(again).Truncate(time.Second)
+		s.edit(fileAt(now, span{-time.Hour, closes}, span{again, 2 * time.Hour}))
 		given := s.cause()
 		s.awaitPutOff(g, config.ReasonWindowClosed, config.ReasonAwaitingWindow)
 		given(s.node())
@@ -244,8 +250,9 @@ func TestCauseWindowClosedInTheMiddle(t *testing.T) {
 		s.isPlanned(s.awaitReason(config.ReasonAwaitingWindow), second)
 		s.relax(g.namespace, "api")
 		soon := 5 * time.Second
-		second = time.Now().Add(soon).Truncate(time.Second)
-		s.edit(file(span{soon, time.Hour}))
+		now = time.Now()
+		second = now.Add(soon).Truncate(time.Second)
+		s.edit(fileAt(now, span{soon, time.Hour}))
 		s.await("the second attempt", fenced)
 		if now := time.Now(); now.Before(second) {
 			t.Errorf("the second attempt began %s before its window", second.Sub(now))

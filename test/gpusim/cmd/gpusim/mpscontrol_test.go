@@ -116,7 +116,7 @@ func (r *mpsRig) start() (process *os.Process, ended func() error) {
 
 func (r *mpsRig) await(done func() bool, log *bytes.Buffer) {
 	r.t.Helper()
-	err := wait.PollUntilContextTimeout(r.t.Context(), 20*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(r.t.Context(), 20*time.Millisecond, 5*time.Minute, true, func(context.Context) (bool, error) {
 		return done(), nil
 	})
 	if err != nil {
