@@ -84,6 +84,12 @@ func TestTheProgramsAreBuiltByTheSameTagsEverywhere(t *testing.T) {
 	if !strings.Contains(read(t, "test/release/main.go"), `"-tags", binaries.Tags`) {
 		t.Error("test/release builds kubectl's plugin without the tags of tests")
 	}
+	page := "cmd/kubectl-gpuslice/README.md"
+	for _, command := range regexp.MustCompile("`[^`\n]*go build [^`\n]*`").FindAllString(read(t, page), -1) {
+		if !strings.Contains(command, "-tags "+tags[1]) {
+			t.Errorf("%s has people build without the tags %s: %s", page, tags[1], command)
+		}
+	}
 }
 
 // What the tag is for: with gRPC's tracing comes html/template, which calls methods by names that the linker cannot know.
