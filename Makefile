@@ -27,17 +27,17 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT   := $(if $(CI),-count=1)
-GOTEST   = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; \
+GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$events"' EXIT); \
 	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
-# What took longest is printed, whether the tests passed or not.
+# What took longest is printed, whether the tests passed or not. In the folder EVENTS, if it is said, what each target prints it from is kept.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 # The names of the tests that test/long/more lists as left out of make test.
 MORE     = $$(go run ./test/long/cmd/longtests left-out)
-# Packages whose tests start programs or read the sources: the race detector, which sees what runs in a test's own process, finds nothing there.
-UNRACED := test/node|test/hardware|test/geometry|test/shipped|test/incumbent|test/policy|test/repo
+# Packages whose tests mostly start programs or read the sources: the race detector sees only what runs in a test's own process.
+UNRACED := test/node|test/hardware|test/shipped|test/incumbent|test/policy|test/repo
 LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/hardware ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
@@ -54,8 +54,11 @@ build: ## the programs, into bin/ (needs a C compiler)
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
 	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
 
+ALL := test-plain test-long test-race test-e2e
 .PHONY: test-all
-test-all: test-plain test-long test-race test-e2e ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
+test-all: ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
+	@events=$$(mktemp -d); trap 'rm -rf "$$events"' EXIT; \
+	$(MAKE) EVENTS="$$events" $(ALL) || failed=$$?; printf '\nof all of test-all\n'; go run ./test/slowest "$$events"/*; exit $${failed:-0}
 
 # What config/document needs of memory cannot be measured with the race detector.
 .PHONY: test-plain
@@ -79,6 +82,16 @@ test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages $(LONGEST))
 test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
 	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 
+# What test-long itself shortens, since it would take half an hour in each run of everything.
+.PHONY: test-exhaustive
+test-exhaustive: test-binaries ## what test-long still shortens: 2,000 wishes a model, each fault of each call, a resource that kubelet forgets (as root)
+	@echo "the geometries:"
+	go test -count=1 -timeout 3h ./test/geometry -run 'TestRandomWalk|TestPartsShareInstances' -wishes 2000 -full
+	@echo "the faults of NVIDIA's library:"
+	go test -count=1 -timeout 3h ./agent -run 'TestEachCallOfTheLibraryFailsOnce' -everyfault
+	go run ./test/binaries/cmd/binaries $(FOR_E2E)
+	GPUSLICE_E2E=1 GPUSLICE_E2E_SLOW=1 go test -count=1 -timeout 30m ./test/e2e -run Forgotten
+
 # The race detector, the cache of results and the list of slow tests are for the versions that people change the code with.
 .PHONY: test-skew
 test-skew: ## the core scenarios with earlier versions of Kubernetes and NVIDIA's plugin; builds 25 minutes the first time (SKEWFLAGS='--only "plugin v0.17.4"')
@@ -93,10 +106,15 @@ test-nocgo: ## that all but the leaves and the agent builds without cgo, and the
 test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)
 	go run ./test/binaries/cmd/binaries
 
+# What a run of test/e2e starts. It is said before it is built: the Go command keeps back what a test says.
+FOR_E2E := --kubelet kube deviceplugin image libnvidia-ml runtime
 .PHONY: e2e test-e2e
 e2e: test-e2e
+test-e2e: PACKAGES = ./test/e2e
+test-e2e: COUNT = -count=1
 test-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
-	GPUSLICE_E2E=1 go test -count=1 -timeout 30m ./test/e2e
+	go run ./test/binaries/cmd/binaries $(FOR_E2E)
+	@export GPUSLICE_E2E=1; $(GOTEST) $(SLOWEST)
 
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane

@@ -89,9 +89,4 @@ var Tests = map[string]string{
 	"test/node: TestRecoverBeginsNoChange":                "test/node: TestRecoverFinishesWhatADeadAgentHasBegun",
 	"test/node: TestRecoverNamesWhoHasCordoned":           "agent: TestACordonOfOthersIsReported",
 	"test/node: TestRecoverRestoresWhatMIGManagerHasLeft": "agent: TestWhatMIGManagerHasLeftIsRestored",
-
-	// What people install.
-	"test/shipped: TestTheImageIsTheSameWhereverItIsMade":       "test/repo: TestProgramsAreBuiltAlike",
-	"test/shipped: TestTheBillOfMaterialsNamesWhatIsInTheImage": "test/repo: TestTheImageIsBuiltFromEveryPackageOfTheAgent",
-	"test/shipped: TestTheImageIsWhatTheDockerfileMakes":        "test/repo: TestProgramsAreBuiltAlike",
 }
