@@ -32,7 +32,7 @@ GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
-# What took longest is printed, whether the tests passed or not. In the folder EVENTS, if it is said, what each target prints it from is kept.
+# What took longest is printed, whether the tests passed or not. Where EVENTS names a folder, each target leaves there the events of its tests.
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 # The names of the tests that test/long/more lists as left out of make test.
 MORE     = $$(go run ./test/long/cmd/longtests left-out)
@@ -82,12 +82,10 @@ test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages $(LONGEST))
 test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
 	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
 
-# What test-long itself shortens, since it would take half an hour in each run of everything.
+# What test-long itself shortens: with these 13 minutes test-all would take more than 40.
 .PHONY: test-exhaustive
 test-exhaustive: test-binaries ## what test-long still shortens: 2,000 wishes a model, each fault of each call, a resource that kubelet forgets (as root)
-	@echo "the geometries:"
 	go test -count=1 -timeout 3h ./test/geometry -run 'TestRandomWalk|TestPartsShareInstances' -wishes 2000 -full
-	@echo "the faults of NVIDIA's library:"
 	go test -count=1 -timeout 3h ./agent -run 'TestEachCallOfTheLibraryFailsOnce' -everyfault
 	go run ./test/binaries/cmd/binaries $(FOR_E2E)
 	GPUSLICE_E2E=1 GPUSLICE_E2E_SLOW=1 go test -count=1 -timeout 30m ./test/e2e -run Forgotten

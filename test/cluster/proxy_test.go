@@ -64,16 +64,19 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 		if err := row.ask(row.cut.String()); !errors.Is(err, row.want) {
 			t.Errorf("%s: the client is told %v, want %v", row.cut, err, row.want)
 		}
-		if got := written(t, direct, space, row.cut.String()); got != row.written {
-			t.Errorf("%s: written %t, want %t", row.cut, got, row.written)
+		if got, err := written(t.Context(), direct, space, row.cut.String()); err != nil || got != row.written {
+			t.Errorf("%s: written %t (%v), want %t", row.cut, got, err, row.written)
 		}
 	}
 	become(cluster.Silent)
 	late := make(chan error, 1)
 	go func() { late <- ask("late") }()
 	become(cluster.Mended)
-	if err := <-late; err != nil || !written(t, direct, space, "late") {
-		t.Errorf("what was sent before it was mended did not arrive: %v", err)
+	if err := <-late; err != nil {
+		t.Errorf("what was sent before it was mended is not answered: %v", err)
+	}
+	if got, err := written(t.Context(), direct, space, "late"); err != nil || !got {
+		t.Errorf("what was sent before it was mended: written %t (%v)", got, err)
 	}
 }
 
@@ -84,11 +87,7 @@ const patience = 5 * time.Minute
 func awaitWritten(ctx context.Context, t *testing.T, client kubernetes.Interface, namespace, name string) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		_, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return false, nil
-		}
-		return err == nil, err
+		return written(ctx, client, namespace, name)
 	})
 	if err != nil {
 		t.Errorf("ConfigMap %s never arrived: %v", name, err)
@@ -103,11 +102,11 @@ func write(ctx context.Context, client kubernetes.Interface, namespace, name str
 	return err
 }
 
-func written(t *testing.T, client kubernetes.Interface, namespace, name string) bool {
-	t.Helper()
-	_, err := client.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
+// written reports whether the API server has a ConfigMap.
+func written(ctx context.Context, client kubernetes.Interface, namespace, name string) (bool, error) {
+	_, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
 	}
-	return err == nil
+	return err == nil, err
 }

@@ -187,19 +187,26 @@ func (r *rig) runIntoAStep(name string) (goOn func()) {
 	r.t.Helper()
 	host := systemdtest.Start(r.t, systemd.Options{})
 	r.agents.bus = host.Address()
-	hang := func(f gpusim.Fault) {
-		r.t.Helper()
-		if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, f); err != nil {
-			r.t.Fatal(err)
-		}
-	}
-	hang(gpusim.Fault{Hang: true})
+	goOn = r.holdCreation()
 	r.run()
 	r.label(config.LabelMIGConfig, name)
 	r.hostHas(host, "a lock for the first instance", func() bool {
 		return slices.ContainsFunc(host.Inhibitors(), func(i systemd.Inhibitor) bool { return strings.Contains(i.Why, "create") })
 	})
-	return func() { r.t.Helper(); hang(gpusim.Fault{}) }
+	return goOn
+}
+
+// holdCreation keeps each GPU instance that the agent begins to create from now on from being there until goOn is called.
+func (r *rig) holdCreation() (goOn func()) {
+	r.t.Helper()
+	fail := func(f gpusim.Fault) {
+		r.t.Helper()
+		if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, f); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	fail(gpusim.Fault{Hang: true})
+	return func() { r.t.Helper(); fail(gpusim.Fault{}) }
 }
 
 // runToTheMiddle starts the agent and returns when the first of the config's instances is there. The others take their

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // What gpuslice-agent recover ends with.
@@ -56,18 +55,12 @@ func TestRecoverWatchesTheAgentThatRuns(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.runToTheMiddle("all-balanced")
-	hang := func(f gpusim.Fault) {
-		t.Helper()
-		if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, f); err != nil {
-			t.Fatal(err)
-		}
-	}
-	hang(gpusim.Fault{Hang: true})
+	goOn := r.holdCreation()
 	if out := r.recover(exitNotYet, "--timeout=1s"); !strings.Contains(out, "not given back in 1s; still owed: change to all-balanced") {
 		t.Errorf("it does not say what is owed:\n%s", out)
 	}
 	r.stillInTheMiddle()
-	hang(gpusim.Fault{})
+	goOn()
 	out := r.recover(exitGivenBack)
 	if !strings.Contains(out, "Repartitioning: all-balanced") {
 		t.Errorf("it does not say how the agent went on:\n%s", out)

@@ -58,7 +58,7 @@ const (
 // file is a maintenance file with one-off windows.
 func file(windows ...span) string { return fileAt(time.Now(), windows...) }
 
-// fileAt is that with windows from and to so long after now.
+// fileAt is a maintenance file whose windows are so long after now.
 func fileAt(now time.Time, windows ...span) string {
 	text := maintenanceHeader
 	for i, w := range windows {

@@ -43,7 +43,7 @@ func TestTheTableOfLongTestsIsTrue(t *testing.T) {
 	}
 }
 
-// Of a test that make test leaves out as a whole, it shortens nothing: the table names the test that shows most of the same.
+// make test runs nothing of a test that test/long/more lists: the row of such a test names the test that runs in its place.
 func TestTheTableOfLongTestsSaysWhatMakeTestRunsNothingOf(t *testing.T) {
 	nothing := 0
 	for name, cell := range toldOfLongTests(t) {
