@@ -31,6 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // crowd is a pool of many nodes, with the part of an API server that their agents ask for slots. It compares resourceVersions, and takes
@@ -214,6 +215,9 @@ func TestConflictsAndCensusesGrowNoFasterThanThePool(t *testing.T) {
 		"200 nodes at a slow API server": {200, 100 * time.Millisecond, 12, 180},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if row.nodes > 100 {
+				long.Only(t, "pools of 30 and 100 nodes")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				c := &crowd{T: t, limit: row.nodes / 10, onTheWay: row.onTheWay}

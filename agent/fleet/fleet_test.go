@@ -121,7 +121,7 @@ func (h *history) replay(w *world, at func(holders, away []string)) {
 
 // until calls Take until it succeeds, as an agent does, but with shorter pauses.
 func (a *agent) until(ctx context.Context) error {
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	return wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var full *fleet.Full
 		err := a.Take(ctx, a.pool, a.change)
 		if errors.As(err, &full) || errors.Is(err, fleet.ErrContended) {
@@ -928,7 +928,7 @@ func TestTheQueueEndsWhereLongNamesFillTheLease(t *testing.T) {
 		h["operation"], h["renewed"] = "0123456789ab", 1
 		holders = append(holders, h)
 	}
-	for i := range 80 {
+	for i := range 115 {
 		queue = append(queue, entry("c", i))
 	}
 	st["holders"], st["queue"] = holders, queue
@@ -937,7 +937,7 @@ func TestTheQueueEndsWhereLongNamesFillTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.annotate(config.AnnotationSlots, string(text))
-	const asking = 120
+	const asking = 25
 	var young *agent
 	for i := range asking {
 		young = w.node(long(fmt.Sprintf("d%03d", i)), -time.Duration(i)*time.Second)
