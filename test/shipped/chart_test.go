@@ -601,6 +601,7 @@ func TestEachOverlayOfSharingSetsTheDefaultAndNothingElse(t *testing.T) {
 
 // A field that the API server does not know, or a value that it does not take, is found here and not at the first user's.
 func TestTheAPIServerTakesEveryManifest(t *testing.T) {
+	t.Parallel()
 	c, client := clustertest.Start(t), clustertest.Client(t)
 	for _, name := range []string{"gpuslice", "gpu-operator", "nvidia-gpu-operator"} {
 		_, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -608,17 +609,18 @@ func TestTheAPIServerTakesEveryManifest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, way := range ways {
-		var known []string
+	var known []string // each once: most are the same whatever the values
+	for _, way := range ways {
 		for _, doc := range documents(t, template(t, way.values, "-apis", way.apis)) {
-			if !bytes.Contains(doc, []byte("\napiVersion: monitoring.coreos.com/v1\n")) { // which this cluster has no types of
+			if !bytes.Contains(doc, []byte("\napiVersion: monitoring.coreos.com/v1\n")) && !slices.Contains(known, string(doc)) { // which this cluster has no types of
 				known = append(known, string(doc))
 			}
 		}
-		run := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "--dry-run=server", "--validate=strict", "-f", "-")
-		run.Stdin = strings.NewReader(strings.Join(known, "\n---\n"))
-		if said, err := run.CombinedOutput(); err != nil || bytes.Contains(said, []byte("Warning")) {
-			t.Errorf("%s: %v\n%s", name, err, said)
-		}
 	}
+	run := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+	run.Stdin = strings.NewReader(strings.Join(known, "\n---\n"))
+	if said, err := run.CombinedOutput(); err != nil || bytes.Contains(said, []byte("Warning")) {
+		t.Errorf("%v\n%s", err, said)
+	}
+	t.Logf("%d objects", len(known))
 }
