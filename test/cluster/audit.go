@@ -2,14 +2,15 @@ package cluster
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -95,12 +96,16 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 	path := c.file(auditLog)
 	var events []AuditEvent
 	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
-		var err error
-		events, err = readAudit(path, marker, match)
-		if errors.Is(err, io.ErrUnexpectedEOF) {
+		all, err := c.audit.read(path)
+		if err != nil {
+			return false, err
+		}
+		end := slices.IndexFunc(all, func(e AuditEvent) bool { return strings.Contains(e.URI, marker) })
+		if end < 0 {
 			return false, nil
 		}
-		return err == nil, err
+		events = slices.DeleteFunc(slices.Clone(all[:end]), func(e AuditEvent) bool { return !match(e) })
+		return true, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", path, err)
@@ -137,32 +142,39 @@ type rawEvent struct {
 	RequestObject    json.RawMessage
 }
 
-// readAudit returns the matching events before the marker, or io.ErrUnexpectedEOF when the marker is not there yet.
-func readAudit(path, marker string, match func(AuditEvent) bool) ([]AuditEvent, error) {
+// auditReader keeps what it has read of the audit log. Many tests ask again and again for a log of many megabytes.
+type auditReader struct {
+	mu     sync.Mutex
+	next   int64 // where the first line begins that is not among the events
+	events []AuditEvent
+}
+
+// read returns all events that are in the log by now. They are not to be changed.
+func (a *auditReader) read(path string) ([]AuditEvent, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	var events []AuditEvent
+	if _, err := f.Seek(a.next, io.SeekStart); err != nil {
+		return nil, err
+	}
 	for lines := bufio.NewReader(f); ; {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return nil, io.ErrUnexpectedEOF
+			return a.events, nil // what there is of a last line is read when all of it is there
 		}
 		if err != nil {
 			return nil, err
-		}
-		if bytes.Contains(line, []byte(marker)) {
-			return events, nil
 		}
 		var raw rawEvent
 		if err := json.Unmarshal(line, &raw); err != nil {
 			return nil, err
 		}
-		if e := raw.event(); match(e) {
-			events = append(events, e)
-		}
+		a.events = append(a.events, raw.event())
+		a.next += int64(len(line))
 	}
 }
 

@@ -46,6 +46,7 @@ type Cluster struct {
 	authority  *authority
 	admin      *rest.Config
 	supervisor *supervisor
+	audit      auditReader
 	log        io.Writer
 	began      time.Time
 
