@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -127,20 +128,20 @@ func deploy(c *cluster.Cluster) error {
 	if minor < cluster.ImpersonatesNodes {
 		pods = "../../deploy/base/rbac.yaml"
 	}
+	// One kubectl for all files: each asks the API server for the whole of its schema, which is dear to both.
+	files := []string{"--kubeconfig", c.AdminKubeconfig(), "apply"}
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", pods,
-		"manifests/policies", "../../deploy/components/delete-after-deadline/rbac.yaml",
+		"../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",
 	} {
-		how := "-f"
-		if filepath.Ext(file) == "" {
-			how = "-k"
-		}
-		cmd := exec.CommandContext(ctx, c.Kubectl(), "--kubeconfig", c.AdminKubeconfig(), "apply", how, file)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("applying %s: %w\n%s", file, err, out)
+		files = append(files, "-f", file)
+	}
+	for _, args := range [][]string{files, {"--kubeconfig", c.AdminKubeconfig(), "apply", "-k", "manifests/policies"}} {
+		if out, err := exec.CommandContext(ctx, c.Kubectl(), args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args[2:], " "), err, out)
 		}
 	}
 	return nil
