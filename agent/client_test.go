@@ -15,6 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/kubernetes/fake"
@@ -41,9 +44,8 @@ func newClient(t *testing.T, objects ...runtime.Object) *client {
 	ofNodes.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})
 	c := &client{
 		Clientset: &fake.Clientset{},
-		nodes: k8stesting.NewFieldManagedObjectTracker(ofNodes, serializer.NewCodecFactory(ofNodes).UniversalDecoder(),
-			applyconfigurations.NewTypeConverter(ofNodes)),
-		others: k8stesting.NewObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder()),
+		nodes:     newNodes(t, ofNodes),
+		others:    k8stesting.NewObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder()),
 	}
 	for _, o := range objects {
 		tracker := c.others
@@ -55,11 +57,139 @@ func newClient(t *testing.T, objects ...runtime.Object) *client {
 		}
 	}
 	c.AddReactor("get", "daemonsets", daemonSet)
+	c.AddReactor("patch", "nodes", patchOf(c.nodes))
 	c.AddReactor("*", "nodes", k8stesting.ObjectReaction(c.nodes))
 	c.AddWatchReactor("nodes", watchOf(c.nodes))
 	c.AddReactor("*", "*", k8stesting.ObjectReaction(c.others))
 	c.AddWatchReactor("*", watchOf(c.others))
 	return c
+}
+
+// nodes is client-go's tracker that keeps managedFields, for nodes alone: client-go's asks all kinds for their names and makes another
+// manager of the fields at each write.
+type nodes struct {
+	k8stesting.ObjectTracker
+	fields *managedfields.FieldManager
+}
+
+func newNodes(t *testing.T, scheme *runtime.Scheme) nodes {
+	t.Helper()
+	kind := corev1.SchemeGroupVersion.WithKind("Node")
+	fields, err := managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme), scheme, scheme, scheme, kind, kind.GroupVersion(), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nodes{k8stesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder()), fields}
+}
+
+// Create implements k8stesting.ObjectTracker. The other nodes of a test come by it.
+func (n nodes) Create(resource schema.GroupVersionResource, created runtime.Object, namespace string, options ...metav1.CreateOptions) error {
+	created.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	none := &corev1.Node{}
+	none.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	managed, err := n.fields.Update(none, created, managerOf(options, func(o metav1.CreateOptions) string { return o.FieldManager }))
+	if err != nil {
+		return err
+	}
+	return n.ObjectTracker.Create(resource, managed, namespace, options...)
+}
+
+// Update implements k8stesting.ObjectTracker.
+func (n nodes) Update(resource schema.GroupVersionResource, updated runtime.Object, namespace string, options ...metav1.UpdateOptions) error {
+	managed, err := n.managed(resource, updated, managerOf(options, func(o metav1.UpdateOptions) string { return o.FieldManager }))
+	if err != nil {
+		return err
+	}
+	return n.ObjectTracker.Update(resource, managed, namespace, options...)
+}
+
+// Patch implements k8stesting.ObjectTracker.
+func (n nodes) Patch(resource schema.GroupVersionResource, patched runtime.Object, namespace string, options ...metav1.PatchOptions) error {
+	managed, err := n.managed(resource, patched, managerOf(options, func(o metav1.PatchOptions) string { return o.FieldManager }))
+	if err != nil {
+		return err
+	}
+	return n.ObjectTracker.Patch(resource, managed, namespace, options...)
+}
+
+// Apply implements k8stesting.ObjectTracker. The agent applies no node.
+func (nodes) Apply(schema.GroupVersionResource, runtime.Object, string, ...metav1.PatchOptions) error {
+	return errors.New("the fake API server applies no node")
+}
+
+// managed returns the written node with its managedFields.
+func (n nodes) managed(resource schema.GroupVersionResource, written runtime.Object, manager string) (runtime.Object, error) {
+	node, ok := written.(*corev1.Node)
+	if !ok {
+		return nil, fmt.Errorf("writing a node: it is a %T", written)
+	}
+	before, err := n.Get(resource, "", node.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return n.fields.Update(before, written, manager)
+}
+
+func managerOf[O any](options []O, manager func(O) string) string {
+	if len(options) == 0 {
+		return ""
+	}
+	return manager(options[0])
+}
+
+// patchOf patches nodes as client-go's fake does, but as maps and not as text.
+func patchOf(tracker k8stesting.ObjectTracker) k8stesting.ReactionFunc {
+	return func(action k8stesting.Action) (bool, runtime.Object, error) {
+		a, ok := action.(k8stesting.PatchActionImpl)
+		if !ok || a.GetPatchType() != types.MergePatchType && a.GetPatchType() != types.StrategicMergePatchType {
+			return false, nil, nil
+		}
+		before, err := tracker.Get(a.GetResource(), "", a.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return true, nil, err
+		}
+		patch := map[string]any{}
+		if err := utiljson.Unmarshal(a.GetPatch(), &patch); err != nil {
+			return true, nil, err
+		}
+		node, err := runtime.DefaultUnstructuredConverter.ToUnstructured(before)
+		if err != nil {
+			return true, nil, err
+		}
+		if a.GetPatchType() == types.MergePatchType {
+			merge(node, patch)
+		} else if node, err = strategicpatch.StrategicMergeMapPatch(node, patch, &corev1.Node{}); err != nil {
+			return true, nil, err
+		}
+		after := &corev1.Node{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(node, after); err != nil {
+			return true, nil, err
+		}
+		if err := tracker.Patch(a.GetResource(), after, "", a.PatchOptions); err != nil {
+			return true, nil, err
+		}
+		return true, after, nil
+	}
+}
+
+// merge does to the object what RFC 7386 says about the patch.
+func merge(object, patch map[string]any) {
+	for key, value := range patch {
+		inner, is := value.(map[string]any)
+		switch {
+		case value == nil:
+			delete(object, key)
+		case is:
+			below, was := object[key].(map[string]any)
+			if !was {
+				below = map[string]any{}
+				object[key] = below
+			}
+			merge(below, inner)
+		default:
+			object[key] = value
+		}
+	}
 }
 
 func watchOf(tracker k8stesting.ObjectTracker) k8stesting.WatchReactionFunc {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -496,14 +497,24 @@ func (w *world) terminate(namespace, name string) error {
 	return w.client.Tracker().Update(podResource, p, namespace)
 }
 
-// bury removes the pods that are past their grace period.
-func (w *world) bury() {
+// podsIn lists the pods of a namespace or of all, without a request that the fake API server would remember to the end of the test.
+func (w *world) podsIn(namespace string) []corev1.Pod {
 	w.t.Helper()
-	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
+	object, err := w.client.Tracker().List(podResource, corev1.SchemeGroupVersion.WithKind("Pod"), namespace)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, p := range pods.Items {
+	list, ok := object.(*corev1.PodList)
+	if !ok {
+		w.t.Fatalf("the list of pods is a %T", object)
+	}
+	return list.Items
+}
+
+// bury removes the pods that are past their grace period.
+func (w *world) bury() {
+	w.t.Helper()
+	for _, p := range w.podsIn(metav1.NamespaceAll) {
 		if p.DeletionTimestamp == nil || time.Now().Before(p.DeletionTimestamp.Time) || len(p.Finalizers) > 0 {
 			continue
 		}
@@ -524,17 +535,15 @@ func (w *world) turn() {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
 	})
 	w.deploy(n)
-	plugins, err := w.client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	plugins := w.podsIn("kube-system")
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {
-	case len(plugins.Items) == 0 && (fenced || w.unplugged || byLabel && value != "true"):
+	case len(plugins) == 0 && (fenced || w.unplugged || byLabel && value != "true"):
 		w.offered = map[string][]string{}
-	case len(plugins.Items) == 0:
+	case len(plugins) == 0:
 		w.startPlugin()
 	}
+	before := n.Status.Allocatable
 	n.Status.Allocatable = corev1.ResourceList{}
 	for name, ids := range w.offered {
 		n.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)
@@ -543,6 +552,9 @@ func (w *world) turn() {
 		if _, offered := w.offered[string(name)]; !offered {
 			n.Status.Allocatable[name] = resource.MustParse("0")
 		}
+	}
+	if equality.Semantic.DeepEqual(before, n.Status.Allocatable) { // kubelet writes news alone
+		return
 	}
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
@@ -553,13 +565,13 @@ func (w *world) turn() {
 // the device plugin's as startPlugin does.
 func (w *world) deploy(n *corev1.Node) {
 	w.t.Helper()
-	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
+	if len(w.operands) == 0 {
+		return
 	}
+	pods := w.podsIn(metav1.NamespaceAll)
 	for _, label := range w.operands {
 		runs := false
-		for _, p := range pods.Items {
+		for _, p := range pods {
 			if p.Spec.NodeSelector[label] == "" {
 				continue
 			}
