@@ -113,6 +113,8 @@ func (set *EventSet) Wait(d time.Duration) (Event, Return) {
 func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Return) {
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()
+	look := time.NewTimer(eventInterval)
+	defer look.Stop()
 	for {
 		changed := set.library.store.change()
 		r = set.library.read(EventSetWait, noGPU, func(s *state) Return {
@@ -122,21 +124,17 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 		if r != Timeout {
 			return e, r
 		}
-		look := time.NewTimer(eventInterval)
+		look.Reset(eventInterval)
 		select {
 		case <-changed:
 		case <-look.C:
 		case <-deadline.C:
-			look.Stop()
 			return Event{}, Timeout
 		case <-ctx.Done():
-			look.Stop()
 			return Event{}, Timeout
 		case <-set.library.store.closed:
-			look.Stop()
 			return Event{}, Uninitialized
 		}
-		look.Stop()
 	}
 }
 

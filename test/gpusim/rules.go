@@ -3,6 +3,7 @@ package gpusim
 import (
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -106,6 +107,19 @@ var computeSlices = []int{1, 2, 3, 4, 7}
 
 // computeProfiles of a GPU instance, as `nvidia-smi mig -lcip` and `-lcipp` print them.
 func (m *model) computeProfiles(p *profile) []computeProfile {
+	known, _ := computeProfilesOf.Load(p)
+	if list, ok := known.([]computeProfile); ok {
+		return list
+	}
+	out := m.listComputeProfiles(p)
+	computeProfilesOf.Store(p, out)
+	return out
+}
+
+// computeProfilesOf remembers the list for each *profile of the models: each look at a GPU takes one for each of its profiles.
+var computeProfilesOf sync.Map
+
+func (m *model) listComputeProfiles(p *profile) []computeProfile {
 	base := m.profileOfKind(kind1).SMs
 	var out []computeProfile
 	for id, n := range computeSlices {
