@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var components = []string{"delete-after-deadline", "impersonation", "reboot-sentinel", "without-policies"}
@@ -55,6 +57,9 @@ func TestComponentsGoWithEveryOverlay(t *testing.T) {
 	s := newScene(t)
 	for _, overlay := range []string{"base", "device-plugin", "gpu-operator", "openshift"} {
 		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
+			if len(set) == 1 && overlay != "base" && !long.Full() {
+				continue
+			}
 			policies, mounts := 0, map[string]string{}
 			for _, object := range s.render(overlay, set...) {
 				if strings.HasPrefix(object.GetObjectKind().GroupVersionKind().Kind, "ValidatingAdmissionPolicy") {

@@ -21,6 +21,7 @@ var Tests = map[string]string{
 	"test/node: TestCauseLabelRemovedAndCordonLeft":              "test/node: TestAWithdrawnWishIsUndoneAndACordonStays",
 	"test/node: TestCauseAdministratorCordoned":                  "agent: TestACordonOfOthersIsReported",
 	"test/node: TestCauseAnotherControllerCordoned":              "agent: TestOtherToolsAreWaitedForByName",
+	"test/node: TestCauseOwnCordonWithoutAJournal":               "agent: TestATaintThatNoJournalBelongsToIsTakenAway",
 	"test/node: TestCauseUncordonDidNotStick":                    "drain/fence: TestClusterNamesAControllerThatUncordonsAndNotesIt",
 	"test/node: TestCauseTaintOutlivesTheCordon":                 "agent: TestATaintThatNoJournalBelongsToIsTakenAway",
 	"test/node: TestCauseRepartitionFailedForGood":               "agent: TestAHardwareFailureBringsBackWhatWas",
@@ -30,7 +31,14 @@ var Tests = map[string]string{
 	"test/node: TestCauseALeaseIsLostOrItsHolderIsAGhost":        "agent/fleet: TestASlotWhoseNodeIsGoneIsFreeAtOnce",
 
 	// Installing.
-	"test/shipped: TestComponentsGoTogetherInEveryOrder": "test/shipped: TestAssigningByRightStaysWithoutTheAgentsPolicies",
+	"test/shipped: TestComponentsGoTogetherInEveryOrder":  "test/shipped: TestAssigningByRightStaysWithoutTheAgentsPolicies",
+	"test/shipped: TestTheImageIsTheSameWhereverItIsMade": "test/shipped: TestTheImageIsWhatTheDockerfileMakes",
+
+	// What the tests run on.
+	"test/cluster: TestAControlPlaneDiesWithItsParent":                                "test/cluster: TestStopLeavesNoProcessAndNoFile",
+	"test/cluster: TestAComponentKilledLaterIsReported":                               "test/cluster: TestAComponentThatDiesIsReportedWithTheEndOfItsLog",
+	"test/bench/fleet: TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone": "agent/watched: TestAChangeThatDecidesNothingWakesNoLoop",
+	"test/incumbent: TestNVIDIAEmptiesTheGPUsForAnExampleOfAnotherModel":              "test/incumbent: TestAnExampleForAnotherModelIsRefused",
 
 	// Kubelet's probes.
 	"test/node: TestKubeletStartsAnAgentAnewThatStandsStill": "agent/alive: TestPromise14APassThatDoesNotEndIsNoticed",
@@ -75,6 +83,12 @@ var Tests = map[string]string{
 	"test/node: TestAChangeEndsDespiteOthersWritesAndAFailingAPIServer":        "agent: TestPromise16AServerThatFailsEverySecondRequestStopsNoChange",
 
 	// The host, its processes and its GPUs.
+	"test/node: TestServicesOfTheHostMakeWayForAReset":                        "agent: TestUnitsAreStoppedForAResetAndStartedAgain",
+	"test/node: TestTheAgentRebootsAVirtualMachineThroughLogind":              "agent: TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce",
+	"test/node: TestAProcessOfTheHostIsNamedAndWaitedFor":                     "agent: TestAProcessOfTheHostIsWaitedForBeforeTheFence",
+	"test/node: TestPodsThatWereGivenNoGPUAreFoundByTheirProcesses":           "agent: TestAPodThatIsKnownByItsProcessAloneIsEvicted",
+	"test/node: TestAPodThatFillsAGPUThatItSharesIsNamedUntilItLeaves":        "agent: TestASharedGPUThatFillsUpIsToldWithItsPods",
+	"test/node: TestAnAgentSaysAtItsStartWhatItsKubernetesLacks":              "agent/access: TestWhatAnOlderKubernetesLacksIsSaidAtTheStart",
 	"test/node: TestServicesOfTheHostStayWhereNothingIsReset":                 "agent: TestUnitsAreStoppedForAResetAndStartedAgain",
 	"test/node: TestTwoAgentsOfOneMachineDoNotActAtOnce":                      "cmd/gpuslice-agent: TestRecoverKnowsTheAgentByItsLock",
 	"test/node: TestADriverOfAnotherVersionIsLoadedByTheSameProcess":          "nvml/lib: TestADriverThatIsInstalledLaterIsFound",
