@@ -712,6 +712,33 @@ func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
 	})
 }
 
+// A config manager that sends SIGHUP to a plugin which does not yet listen to it ends the plugin, whatever its config says.
+func TestAPluginThatItsConfigManagerHasEndedAsItStartedIsNoFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.shares()
+		w.profile("two")
+		w.reach("two")
+		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
+		plugin := &w.podsIn("kube-system")[0]
+		plugin.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		plugin.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{
+			ExitCode: 129, FinishedAt: metav1.NewTime(time.Now().Add(time.Hour)),
+		}
+		if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(t.Context(), plugin, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.profile("four")
+		w.passes("four", func() bool {
+			if w.condition().Reason == string(config.ReasonPluginFailed) {
+				t.Fatal(w.condition().Message)
+			}
+			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+		})
+	})
+}
+
 // A profile names no MIG config, so that only nodes whose label names one report a mistake in the file of MIG configs.
 func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 	t.Parallel()

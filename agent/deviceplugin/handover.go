@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -278,6 +279,10 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 // longestLastWords bounds the termination message of a container in the agent's message.
 const longestLastWords = 256
 
+// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager tells the plugin by SIGHUP to read its config anew, and a plugin
+// that has only just started does not yet listen to it. Kubelet starts it again, and then it reads that config.
+const endedByHangup = 128 + int32(syscall.SIGHUP)
+
 // Fails returns why the device plugin does not run by its present config; empty if it does, or has not tried yet.
 // Other containers of its pod do not count: a config manager ends once if it finds no plugin to signal.
 func (dp *Plugin) Fails(s state.Observed) string {
@@ -289,7 +294,8 @@ func (dp *Plugin) Fails(s state.Observed) string {
 	for _, pod := range s.DevicePlugin.Pods {
 		for _, c := range pod.Status.ContainerStatuses {
 			last := c.LastTerminationState.Terminated
-			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || last == nil || last.FinishedAt.Time.Before(since) {
+			if len(plugin) > 0 && !slices.Contains(plugin, c.Name) || c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" ||
+				last == nil || last.FinishedAt.Time.Before(since) || last.ExitCode == endedByHangup {
 				continue
 			}
 			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)
