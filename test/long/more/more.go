@@ -98,6 +98,11 @@ var Tests = map[string]string{
 	"test/node: TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs": "agent: TestASilentKubeletIsNoReasonToEvictFromOtherGPUs",
 	"test/node: TestAGPUThatTheDriverHasNotFoundIsNamedByItsPlace":            "agent/health: TestGPUsThatNoDriverAnswersForAreFoundOnTheBus",
 
+	"test/node: TestAForgedJournalStartsAndStopsNoUnitOfTheHost":             "agent: TestAForgedJournalAddsNoUnitToThoseThatStopForAReset",
+	"test/node: TestTheNodesCDISpecFollowsTheGeometry":                       "agent: TestCDISpecsFollowTheGeometry",
+	"test/node: TestAPodThatDoesNotUseItsInstanceIsToldAndOneThatWorksIsNot": "agent/idle: TestAPodThatDoesNotUseWhatItHasIsToldOnceInAWhile",
+	"test/node: TestANodeWithBothStartupTaintsIsAsItWasOrOpen":               "agent: TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas",
+
 	// Commands on a node.
 	"test/node: TestRecoverWatchesTheAgentThatRuns":       "agent: TestAwaitRecoveredReturnsWhenTheNodeIsGivenBack",
 	"test/node: TestRecoverBeginsNoChange":                "test/node: TestRecoverFinishesWhatADeadAgentHasBegun",
