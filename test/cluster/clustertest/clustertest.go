@@ -4,6 +4,7 @@ package clustertest
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"regexp"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
@@ -68,10 +70,12 @@ func Start(t testing.TB) *cluster.Cluster {
 	return shared.cluster
 }
 
-// Client returns the administrator's client of the control plane.
+// Client returns the administrator's client of the control plane. It asks again where etcd was too busy.
 func Client(t testing.TB) kubernetes.Interface {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(Start(t).Config())
+	config := rest.CopyConfig(Start(t).Config())
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patient{next} })
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
