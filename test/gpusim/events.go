@@ -1,6 +1,7 @@
 package gpusim
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -34,6 +35,10 @@ type Event struct {
 // eventInterval is how often a wait for events looks for those that other processes have caused. The agent and the device plugin of
 // each node wait all the time, and there are tests with fifty nodes.
 const eventInterval = 100 * time.Millisecond
+
+// eventIntervalInside is the same for drivers inside a test's process. What the test itself causes needs no looking for, and tests in which a day passes
+// within a second have looked a million times.
+const eventIntervalInside = 10 * time.Second
 
 // keptEvents is how many events a node remembers. A waiter that falls behind further misses some, as on hardware.
 const keptEvents = 64
@@ -113,7 +118,8 @@ func (set *EventSet) Wait(d time.Duration) (Event, Return) {
 func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Return) {
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()
-	look := time.NewTimer(eventInterval)
+	interval := cmp.Or(set.library.looks, eventInterval)
+	look := time.NewTimer(interval)
 	defer look.Stop()
 	for {
 		changed := set.library.store.change()
@@ -124,7 +130,7 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 		if r != Timeout {
 			return e, r
 		}
-		look.Reset(eventInterval)
+		look.Reset(interval)
 		select {
 		case <-changed:
 		case <-look.C:

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // Library is NVML over a simulated node. Its methods answer as the functions of nvml.h do, with the same result codes in
@@ -16,7 +17,8 @@ import (
 type Library struct {
 	store   *store
 	refs    atomic.Int64
-	version string // of the driver that it is a part of; an empty one fits them all
+	version string        // of the driver that it is a part of; an empty one fits them all
+	looks   time.Duration // how often a wait for events looks for those that other processes have caused; 0 for eventInterval
 }
 
 // Device is a handle: a GPU, or a MIG device on one. The zero value is the node's first GPU.
