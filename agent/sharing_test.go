@@ -679,64 +679,49 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 	})
 }
 
-func TestASidecarOfThePluginThatEndsIsNoFailureOfThePlugin(t *testing.T) {
+// A config manager ends once if it finds no plugin to signal, and its SIGHUP ends a plugin that does not yet listen to it. Neither says anything of
+// the plugin's config.
+func TestAContainerThatEndsForTheConfigManagerIsNoFailureOfThePlugin(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
-		pods, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(pods.Items) != 1 {
-			t.Fatalf("%d pods, %v", len(pods.Items), err)
-		}
-		plugin := &pods.Items[0]
-		plugin.Status.ContainerStatuses = append(plugin.Status.ContainerStatuses, corev1.ContainerStatus{
-			Name:  "nvidia-device-plugin-sidecar",
-			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+	ended := func(name string, code int32) corev1.ContainerStatus {
+		return corev1.ContainerStatus{
+			Name: name, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
 			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
-				ExitCode: 1, FinishedAt: metav1.NewTime(time.Now().Add(time.Hour)),
+				ExitCode: code, FinishedAt: metav1.NewTime(time.Now().Add(time.Hour)),
 			}},
-		})
-		if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(t.Context(), plugin, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
 		}
-		w.profile("four")
-		w.passes("four", func() bool {
-			if w.condition().Reason == string(config.ReasonPluginFailed) {
-				t.Fatal(w.condition().Message)
-			}
-			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+	}
+	for name, change := range map[string]func(*corev1.PodStatus){
+		"a sidecar": func(s *corev1.PodStatus) {
+			s.ContainerStatuses = append(s.ContainerStatuses, ended("nvidia-device-plugin-sidecar", 1))
+		},
+		"the plugin, by SIGHUP": func(s *corev1.PodStatus) { s.ContainerStatuses[0] = ended(s.ContainerStatuses[0].Name, 129) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.shares()
+				w.profile("two")
+				w.reach("two")
+				w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
+				plugins := w.podsIn("kube-system")
+				if len(plugins) != 1 {
+					t.Fatalf("%d pods", len(plugins))
+				}
+				change(&plugins[0].Status)
+				if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(t.Context(), &plugins[0], metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				w.profile("four")
+				w.passes("four", func() bool {
+					if w.condition().Reason == string(config.ReasonPluginFailed) {
+						t.Fatal(w.condition().Message)
+					}
+					return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+				})
+			})
 		})
-	})
-}
-
-// A config manager that sends SIGHUP to a plugin which does not yet listen to it ends the plugin, whatever its config says.
-func TestAPluginThatItsConfigManagerHasEndedAsItStartedIsNoFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
-		plugin := &w.podsIn("kube-system")[0]
-		plugin.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
-		plugin.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{
-			ExitCode: 129, FinishedAt: metav1.NewTime(time.Now().Add(time.Hour)),
-		}
-		if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(t.Context(), plugin, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		w.profile("four")
-		w.passes("four", func() bool {
-			if w.condition().Reason == string(config.ReasonPluginFailed) {
-				t.Fatal(w.condition().Message)
-			}
-			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
-		})
-	})
+	}
 }
 
 // A profile names no MIG config, so that only nodes whose label names one report a mistake in the file of MIG configs.

@@ -36,8 +36,8 @@ type Event struct {
 // each node wait all the time, and there are tests with fifty nodes.
 const eventInterval = 100 * time.Millisecond
 
-// eventIntervalInside is the same for drivers inside a test's process. What the test itself causes needs no looking for, and tests in which a day passes
-// within a second have looked a million times.
+// eventIntervalInside is the same for drivers inside a test's process. A change by the test itself ends the wait at once, and in
+// a test where a day passes within a second the wait would look a million times.
 const eventIntervalInside = 10 * time.Second
 
 // keptEvents is how many events a node remembers. A waiter that falls behind further misses some, as on hardware.
@@ -118,7 +118,7 @@ func (set *EventSet) Wait(d time.Duration) (Event, Return) {
 func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Return) {
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()
-	interval := cmp.Or(set.library.looks, eventInterval)
+	interval := cmp.Or(set.library.lookEvery, eventInterval)
 	look := time.NewTimer(interval)
 	defer look.Stop()
 	for {

@@ -15,10 +15,10 @@ import (
 // It is safe for concurrent use, and keeps nothing between calls but whether it is initialized. One that OpenLibrary gave
 // is a part of one version of the driver: all its calls are LibRMVersionMismatch while the node has another.
 type Library struct {
-	store   *store
-	refs    atomic.Int64
-	version string        // of the driver that it is a part of; an empty one fits them all
-	looks   time.Duration // how often a wait for events looks for those that other processes have caused; 0 for eventInterval
+	store     *store
+	refs      atomic.Int64
+	version   string        // of the driver that it is a part of; an empty one fits them all
+	lookEvery time.Duration // how often a wait for events looks for those that other processes have caused; 0 for eventInterval
 }
 
 // Device is a handle: a GPU, or a MIG device on one. The zero value is the node's first GPU.

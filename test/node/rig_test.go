@@ -128,7 +128,7 @@ func deploy(c *cluster.Cluster) error {
 	if minor < cluster.ImpersonatesNodes {
 		pods = "../../deploy/base/rbac.yaml"
 	}
-	// One kubectl for all files: each asks the API server for the whole of its schema, which is dear to both.
+	// One kubectl for all files: each kubectl reads the whole schema of the API server, which costs both of them a second.
 	files := []string{"--kubeconfig", c.AdminKubeconfig(), "apply"}
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -90,18 +91,13 @@ func (t *deviceTable) restore() error {
 	return t.save()
 }
 
-// save writes the checkpoint, whole or not at all. It need not outlive the machine, and nobody waits for the disk. The caller holds t.mu.
+// save writes the checkpoint. The caller holds t.mu.
 func (t *deviceTable) save() error {
 	text, err := json.MarshalIndent(checkpoint{BootID: t.bootID, Registered: sets.List(sets.KeySet(t.resources)), Pods: t.pods}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("writing the record of devices: %w", err)
 	}
-	path := filepath.Join(t.dir, checkpointFile)
-	err = os.WriteFile(path+".new", text, 0o600)
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := renameio.WriteFile(filepath.Join(t.dir, checkpointFile), text, 0o600); err != nil {
 		return fmt.Errorf("writing the record of devices: %w", err)
 	}
 	return nil

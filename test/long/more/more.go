@@ -34,7 +34,7 @@ var Tests = map[string]string{
 	"test/shipped: TestComponentsGoTogetherInEveryOrder":  "test/shipped: TestAssigningByRightStaysWithoutTheAgentsPolicies",
 	"test/shipped: TestTheImageIsTheSameWhereverItIsMade": "test/shipped: TestTheImageIsWhatTheDockerfileMakes",
 
-	// What the tests run on.
+	// What the tests run on, and what they compare with.
 	"test/cluster: TestAControlPlaneDiesWithItsParent":                                "test/cluster: TestStopLeavesNoProcessAndNoFile",
 	"test/cluster: TestAComponentKilledLaterIsReported":                               "test/cluster: TestAComponentThatDiesIsReportedWithTheEndOfItsLog",
 	"test/bench/fleet: TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone": "agent/watched: TestAChangeThatDecidesNothingWakesNoLoop",
