@@ -2,7 +2,6 @@ package policy_test
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"io"
 	"os"
@@ -20,48 +19,45 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/gpuslice/gpuslice/test/kustomize"
 	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var components = []string{"delete-after-deadline", "impersonation", "reboot-sentinel", "without-policies"}
 
-// render is what kubectl makes of an overlay with components. A field that a type does not have fails the test.
-func (s *scene) render(overlay string, components ...string) []runtime.Object {
-	s.t.Helper()
-	return s.build(kustomization(s.t, overlay, components...))
-}
-
-// build is what kubectl makes of the kustomization in a folder.
-func (s *scene) build(folder string) (objects []runtime.Object) {
-	s.t.Helper()
+// objects are those of a kustomization. A field that a type does not have fails the test.
+func objects(t *testing.T, files kustomize.Files) (all []runtime.Object) {
+	t.Helper()
+	text, err := kustomize.Build(t, deployFolder, files)
+	if err != nil {
+		t.Fatal(err)
+	}
 	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	text := s.kubectl("kustomize", folder)
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader([]byte(text))))
+	documents := yaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
 	for {
 		doc, err := documents.Read()
 		if errors.Is(err, io.EOF) {
-			return objects
+			return all
 		}
 		if err != nil {
-			s.t.Fatal(err)
+			t.Fatal(err)
 		}
 		object, _, err := strict.Decode(doc, nil, nil)
 		if err != nil {
-			s.t.Fatalf("%s: %v\n%s", folder, err, doc)
+			t.Fatalf("%v: %v\n%s", files, err, doc)
 		}
-		objects = append(objects, object)
+		all = append(all, object)
 	}
 }
 
 func TestComponentsGoWithEveryOverlay(t *testing.T) {
-	s := newScene(t)
-	for _, overlay := range []string{"base", "device-plugin", "gpu-operator", "openshift"} {
+	for _, overlay := range []string{"base", "overlays/device-plugin", "overlays/gpu-operator", "overlays/openshift"} {
 		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
 			if len(set) == 1 && overlay != "base" && !long.Full() {
 				continue
 			}
 			policies, mounts := 0, map[string]string{}
-			for _, object := range s.render(overlay, set...) {
+			for _, object := range objects(t, kustomize.Over(overlay, set...)) {
 				if strings.HasPrefix(object.GetObjectKind().GroupVersionKind().Kind, "ValidatingAdmissionPolicy") {
 					policies++
 				}
@@ -92,32 +88,25 @@ func TestComponentsGoWithEveryOverlay(t *testing.T) {
 
 // The role has to be where the operator keeps its ConfigMaps, and its file must not get into the cluster.
 func TestTheOperatorsNamespaceIsSaidOnce(t *testing.T) {
-	s := newScene(t)
-	elsewhere := kustomization(t, "base", "gpu-operator")
 	operator, err := os.ReadFile(filepath.Join(deployFolder, "overlays/gpu-operator/operator.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := strings.NewReplacer("namespace: gpu-operator", "namespace: gpus", "configMap: device-plugin-config", "configMap: shares").Replace(string(operator))
-	if err := os.WriteFile(filepath.Join(elsewhere, "operator.yaml"), []byte(said), 0o600); err != nil {
-		t.Fatal(err)
+	elsewhere := kustomize.Files{
+		"kustomization.yaml": "resources: [DEPLOY/base, operator.yaml]\ncomponents: [DEPLOY/components/gpu-operator]\n",
+		"operator.yaml": strings.NewReplacer("namespace: gpu-operator", "namespace: gpus", "configMap: device-plugin-config", "configMap: shares").
+			Replace(string(operator)),
 	}
-	file := filepath.Join(elsewhere, "kustomization.yaml")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = bytes.Replace(text, []byte("components:"), []byte("- operator.yaml\ncomponents:"), 1)
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for folder, want := range map[string][]string{
-		filepath.Join(deployFolder, "overlays/gpu-operator"): {"gpu-operator", "device-plugin-config"},
-		filepath.Join(deployFolder, "overlays/openshift"):    {"nvidia-gpu-operator", "device-plugin-config"},
-		elsewhere: {"gpus", "shares"},
+	for name, c := range map[string]struct {
+		files kustomize.Files
+		want  []string // namespace and ConfigMap
+	}{
+		"gpu-operator": {kustomize.Over("overlays/gpu-operator"), []string{"gpu-operator", "device-plugin-config"}},
+		"openshift":    {kustomize.Over("overlays/openshift"), []string{"nvidia-gpu-operator", "device-plugin-config"}},
+		"elsewhere":    {elsewhere, []string{"gpus", "shares"}},
 	} {
 		var got [][]string
-		for _, object := range s.build(folder) {
+		for _, object := range objects(t, c.files) {
 			switch o := object.(type) {
 			case *rbacv1.Role:
 				if o.Namespace != "gpuslice" {
@@ -125,16 +114,16 @@ func TestTheOperatorsNamespaceIsSaidOnce(t *testing.T) {
 				}
 			case *rbacv1.RoleBinding:
 				if o.Namespace != "gpuslice" {
-					got = append(got, []string{o.Namespace, want[1]})
+					got = append(got, []string{o.Namespace, c.want[1]})
 				}
 			case *corev1.ConfigMap:
 				if o.Name == "gpuslice-operator" {
-					t.Errorf("%s: ConfigMap %s comes into the cluster", folder, o.Name)
+					t.Errorf("%s: ConfigMap %s comes into the cluster", name, o.Name)
 				}
 			}
 		}
-		if diff := cmp.Diff([][]string{want, want}, got); diff != "" {
-			t.Errorf("%s: namespace and ConfigMap of the role and its binding (-want +got):\n%s", folder, diff)
+		if diff := cmp.Diff([][]string{c.want, c.want}, got); diff != "" {
+			t.Errorf("%s: namespace and ConfigMap of the role and its binding (-want +got):\n%s", name, diff)
 		}
 	}
 }

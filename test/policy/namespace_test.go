@@ -2,8 +2,7 @@ package policy_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
+	"errors"
 	"strings"
 	"testing"
 
@@ -11,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
 // Where an overlay gives the account another namespace, its rights follow, and so do the policies.
@@ -19,18 +20,20 @@ func TestAnAccountOfAnotherNamespaceIsConfined(t *testing.T) {
 	if _, err := s.admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "apart"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	dir := kustomization(t, "base")
-	file := filepath.Join(dir, "kustomization.yaml")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, append(text, "namespace: elsewhere\n"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.kubectl("apply", "-k", dir)
-	defer s.kubectl("delete", "validatingadmissionpolicybindings,validatingadmissionpolicies", "-l", "app.kubernetes.io/name=gpuslice")
-	defer s.kubectl("delete", "node", "apart")
+	files := kustomize.Over("base")
+	files["kustomization.yaml"] += "namespace: elsewhere\n"
+	s.put(s.build(files))
+	t.Cleanup(func() {
+		ctx, all := context.WithoutCancel(t.Context()), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=gpuslice"}
+		policies := s.admin.AdmissionregistrationV1()
+		if err := errors.Join(
+			s.admin.CoreV1().Nodes().Delete(ctx, "apart", metav1.DeleteOptions{}),
+			policies.ValidatingAdmissionPolicyBindings().DeleteCollection(ctx, metav1.DeleteOptions{}, all),
+			policies.ValidatingAdmissionPolicies().DeleteCollection(ctx, metav1.DeleteOptions{}, all),
+		); err != nil {
+			t.Error(err)
+		}
+	})
 	account, err := s.cluster.ServiceAccountConfig(t.Context(), "elsewhere", "gpuslice-agent")
 	if err != nil {
 		t.Fatal(err)

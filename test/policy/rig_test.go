@@ -6,26 +6,32 @@ package policy_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
 func TestMain(m *testing.M) { clustertest.MainWithoutKubelets(m) }
@@ -68,7 +74,11 @@ func (s *scene) fill() {
 			return err == nil, ignoring(err, apierrors.IsNotFound)
 		})
 	}
-	s.kubectl("apply", "-f", "testdata/scene.yaml")
+	manifests, err := os.ReadFile("testdata/scene.yaml")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.put(string(manifests))
 	s.applied()
 	s.until("the DaemonSet's pod", func(ctx context.Context) (bool, error) {
 		pods, err := s.admin.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app=plugin", FieldSelector: "spec.nodeName!="})
@@ -110,52 +120,72 @@ func (s *scene) applied() {
 
 // apply deploys the operator's overlay with components, as people do.
 func (s *scene) apply(components ...string) {
-	s.kubectl("apply", "-k", kustomization(s.t, "gpu-operator", components...))
-}
-
-// kustomization writes one of an overlay with components, and returns its folder. kustomize takes relative paths alone.
-func kustomization(t *testing.T, overlay string, components ...string) string {
-	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	there, err := filepath.Abs(deployFolder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	up, err := filepath.Rel(dir, there)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n- " + filepath.Join(up, overlayFolder(overlay)) + "\n"
-	if len(components) > 0 {
-		text += "components:\n"
-	}
-	for _, c := range components {
-		text += "- " + filepath.Join(up, "components", c) + "\n"
-	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-func overlayFolder(overlay string) string {
-	if overlay == "base" {
-		return overlay
-	}
-	return filepath.Join("overlays", overlay)
-}
-
-func (s *scene) kubectl(args ...string) string {
 	s.t.Helper()
-	cmd := exec.CommandContext(s.t.Context(), s.cluster.Kubectl(), append([]string{"--kubeconfig", s.cluster.AdminKubeconfig()}, args...)...)
-	out, err := cmd.CombinedOutput()
+	s.put(s.build(kustomize.Over("overlays/gpu-operator", components...)))
+}
+
+// build is what kubectl makes of a kustomization of deploy/.
+func (s *scene) build(files kustomize.Files) string {
+	s.t.Helper()
+	out, err := kustomize.Build(s.t, deployFolder, files)
 	if err != nil {
-		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		s.t.Fatal(err)
 	}
-	return string(out)
+	return out
+}
+
+// applies is the name by which kubectl apply writes.
+const applies = "kubectl-client-side-apply"
+
+// put writes manifests as kubectl apply does, which takes a second of processor time for that. A field that the API server does not know fails
+// the test.
+func (s *scene) put(manifests string) {
+	s.t.Helper()
+	client, err := dynamic.NewForConfig(s.cluster.Config())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	groups, err := restmapper.GetAPIGroupResources(s.admin.Discovery())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	kinds := restmapper.NewDiscoveryRESTMapper(groups)
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifests), 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		if err := decoder.Decode(object); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			s.t.Fatal(err)
+		}
+		kind := object.GroupVersionKind()
+		mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		objects := client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+		if mapping.Scope.Name() == meta.RESTScopeNameRoot { // kustomize gives a policy a namespace all the same
+			objects = client.Resource(mapping.Resource).Namespace("")
+		}
+		_, err = objects.Create(s.t.Context(), object, metav1.CreateOptions{FieldManager: applies, FieldValidation: metav1.FieldValidationStrict})
+		if apierrors.IsAlreadyExists(err) {
+			err = s.patch(objects, object)
+		}
+		if err != nil {
+			s.t.Fatalf("applying %s %s: %v", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+// patch changes an object to what its manifest says. Elements that a list had before stay in it, where the API server puts lists together.
+func (s *scene) patch(objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+	body, err := object.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	_, err = objects.Patch(s.t.Context(), object.GetName(), types.StrategicMergePatchType, body,
+		metav1.PatchOptions{FieldManager: applies, FieldValidation: metav1.FieldValidationStrict})
+	return err
 }
 
 // until waits for something, and says what for when it does not come.

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
 func TestMain(m *testing.M) { clustertest.Main(m) }
@@ -230,7 +231,7 @@ func TestTheChartIsTheBaseObjectByObject(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			made := objects(t, template(t, "namespace: {create: true}\n"+way.values, "-apis", way.apis, "-kube", cmp.Or(way.kube, "v1.35.4")))
-			of := objects(t, kustomize(t, way.overlay, way.components...))
+			of := objects(t, build(t, kustomize.Over(way.overlay, way.components...)))
 			for by, all := range map[string]map[string]map[string]any{"the chart": made, "kustomize": of} {
 				if !slices.Contains(way.components, "without-policies") {
 					confined(t, by, all)
@@ -548,11 +549,11 @@ var modes = map[string]string{
 
 // What they do on a node is shown by test/node.
 func TestEachOverlayOfSharingSetsTheDefaultAndNothingElse(t *testing.T) {
-	base := comparable(t, objects(t, kustomize(t, "overlays/openshift")))
+	base := comparable(t, objects(t, build(t, kustomize.Over("overlays/openshift"))))
 	for name, want := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := comparable(t, objects(t, kustomize(t, "overlays/"+name)))
+			got := comparable(t, objects(t, build(t, kustomize.Over("overlays/"+name))))
 			changed := map[string]bool{}
 			for key := range got {
 				changed[key] = !gocmp.Equal(base[key], got[key])

@@ -1,13 +1,10 @@
 package shipped_test
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,68 +15,20 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
-// kustomize builds an overlay of deploy/ with components.
-func kustomize(t *testing.T, overlay string, components ...string) string {
+// deploy is the folder of what kustomize installs.
+var deploy = filepath.Join(root, "deploy")
+
+// build builds a kustomization of deploy/ that nothing is wrong with.
+func build(t *testing.T, files kustomize.Files) string {
 	t.Helper()
-	out, err := build(t, overlaid(overlay, components...))
+	out, err := kustomize.Build(t, deploy, files)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
-}
-
-// overlaid is a kustomization of an overlay with components.
-func overlaid(overlay string, components ...string) map[string]string {
-	text := "resources: [DEPLOY/" + overlay + "]\ncomponents:\n"
-	for _, c := range components {
-		text += "  - DEPLOY/components/" + c + "\n"
-	}
-	return map[string]string{"kustomization.yaml": text}
-}
-
-// build has kubectl build a kustomization of these files, by their paths. In them DEPLOY is the folder deploy/: kustomize takes relative paths
-// alone.
-func build(t *testing.T, files map[string]string) (string, error) {
-	t.Helper()
-	kube, err := binaries.Builder{Log: os.Stderr}.Kube(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	deploy, err := filepath.Abs(filepath.Join(root, "deploy"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range files {
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		there, err := filepath.Rel(filepath.Dir(file), deploy)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if filepath.Base(name) == "kustomization.yaml" {
-			text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + strings.ReplaceAll(text, "DEPLOY", there)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	run := exec.CommandContext(t.Context(), filepath.Join(kube, "kubectl"), "kustomize", dir)
-	var said bytes.Buffer
-	run.Stderr = &said
-	out, err := run.Output()
-	if err != nil {
-		return "", fmt.Errorf("building %v: %w: %s", files, err, said.String())
-	}
-	return string(out), nil
 }
 
 // operator is the file by which the component gpu-operator knows where the operator is.
@@ -119,16 +68,12 @@ func TestComponentsGoTogetherInEveryOrder(t *testing.T) {
 			for _, second := range all[i+1:] {
 				var made []map[string]map[string]any
 				for _, order := range [][]string{{first, second}, {second, first}} {
-					files := overlaid("overlays/device-plugin", order...)
+					files := kustomize.Over("overlays/device-plugin", order...)
 					if slices.Contains(order, "gpu-operator") {
 						files["operator.yaml"] = operator(t)
 						files["kustomization.yaml"] = strings.Replace(files["kustomization.yaml"], "device-plugin]", "device-plugin, operator.yaml]", 1)
 					}
-					text, err := build(t, files)
-					if err != nil {
-						t.Fatal(err)
-					}
-					made = append(made, comparable(t, objects(t, text)))
+					made = append(made, comparable(t, objects(t, build(t, files))))
 				}
 				if diff := gocmp.Diff(made[0], made[1]); diff != "" {
 					t.Errorf("%s and %s (-in this order +in the other):\n%s", first, second, diff)
@@ -141,7 +86,7 @@ func TestComponentsGoTogetherInEveryOrder(t *testing.T) {
 // Of two defaults for the cluster neither is the right one.
 func TestTwoDefaultsOfSharingAreRefused(t *testing.T) {
 	for _, order := range [][]string{{"mig-mixed", "time-sliced-4"}, {"time-sliced-4", "mig-mixed"}} {
-		if _, err := build(t, overlaid("base", order...)); err == nil || !strings.Contains(err.Error(), "device-plugin-config") {
+		if _, err := kustomize.Build(t, deploy, kustomize.Over("base", order...)); err == nil || !strings.Contains(err.Error(), "device-plugin-config") {
 			t.Errorf("%v: error %v, want one that names the ConfigMap", order, err)
 		}
 	}
@@ -151,7 +96,7 @@ func TestTwoDefaultsOfSharingAreRefused(t *testing.T) {
 func TestAssigningByRightStaysWithoutTheAgentsPolicies(t *testing.T) {
 	for _, order := range [][]string{{"assign-by-right", "without-policies"}, {"without-policies", "assign-by-right"}} {
 		var left []string
-		for key := range objects(t, kustomize(t, "base", order...)) {
+		for key := range objects(t, build(t, kustomize.Over("base", order...))) {
 			if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
 				left = append(left, key)
 			}
@@ -172,22 +117,18 @@ func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct {
-		files     map[string]string
+		files     kustomize.Files
 		namespace string
 		operator  string // its namespace
 	}{
-		"components":                    {files: map[string]string{"kustomization.yaml": text}, namespace: "elsewhere"},
+		"components":                    {files: kustomize.Files{"kustomization.yaml": text}, namespace: "elsewhere"},
 		"the GPU Operator":              {files: pairOfThePage(t, "gpu-operator", "elsewhere"), namespace: "elsewhere", operator: "gpu-operator"},
 		"the GPU Operator of OpenShift": {files: pairOfThePage(t, "openshift", "elsewhere"), namespace: "elsewhere", operator: "nvidia-gpu-operator"},
 		"the GPU Operator's own":        {files: pairOfThePage(t, "gpu-operator", "gpu-operator"), namespace: "gpu-operator", operator: "gpu-operator"},
 		"the GPU Operator's, OpenShift": {files: pairOfThePage(t, "openshift", "nvidia-gpu-operator"), namespace: "nvidia-gpu-operator", operator: "nvidia-gpu-operator"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text, err := build(t, test.files)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all := objects(t, text)
+			all := objects(t, build(t, test.files))
 			confined(t, "kustomize", all)
 			theirs := 0
 			for key, object := range all {
@@ -220,7 +161,7 @@ func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
 
 // pairOfThePage are the two overlays that deploy/README.md has people write for another namespace beside the GPU Operator, with the operator.yaml
 // of an overlay, and with each component where the page says that it belongs.
-func pairOfThePage(t *testing.T, overlay, namespace string) map[string]string {
+func pairOfThePage(t *testing.T, overlay, namespace string) kustomize.Files {
 	t.Helper()
 	inner := ofThePage(t, "`deploy/mine/agent/kustomization.yaml`")
 	const one = "  - DEPLOY/components/prometheus "
@@ -238,7 +179,7 @@ func pairOfThePage(t *testing.T, overlay, namespace string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]string{
+	return kustomize.Files{
 		"agent/kustomization.yaml": strings.Replace(head, "\nnamespace: gpus\n", "\nnamespace: "+namespace+"\n", 1) + all,
 		"operator.yaml":            string(text),
 		"kustomization.yaml":       ofThePage(t, "`deploy/mine/kustomization.yaml`, has a copy of"),
@@ -281,7 +222,7 @@ func isElsewhere(t *testing.T, want, key string, object map[string]any) {
 
 // The operator's role belongs into the operator's namespace. What takes it away from there is refused, and not found out at the first node.
 func TestAnotherNamespaceOverTheOperatorsRoleIsRefused(t *testing.T) {
-	_, err := build(t, map[string]string{"kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/overlays/gpu-operator]\n"})
+	_, err := kustomize.Build(t, deploy, kustomize.Files{"kustomization.yaml": "namespace: elsewhere\nresources: [DEPLOY/overlays/gpu-operator]\n"})
 	if err == nil || !strings.Contains(err.Error(), "ID conflict") || !strings.Contains(err.Error(), "another-namespace-takes-two-overlays") {
 		t.Errorf("error %v, want one that says how it goes", err)
 	}
@@ -301,10 +242,7 @@ func TestTheOverlayOfThePageRunsTheImageOfTheRegistry(t *testing.T) {
 		t.Fatalf("deploy/README.md has no overlay to write: %s", after)
 	}
 	for _, over := range append(strings.Split(says, ", "), "../base") {
-		text, err := build(t, map[string]string{"kustomization.yaml": said + "  - DEPLOY/" + strings.TrimPrefix(over, "../") + "\n" + end})
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := build(t, kustomize.Files{"kustomization.yaml": said + "  - DEPLOY/" + strings.TrimPrefix(over, "../") + "\n" + end})
 		if !strings.Contains(text, "image: registry.example.com/gpuslice/gpuslice-agent:v0.1.0\n") || strings.Contains(text, "image: gpuslice/") {
 			t.Errorf("over %s the agents run another image than the registry has", over)
 		}

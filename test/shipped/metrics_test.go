@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
 // The agent runs with the account and the rights of the component, and asks a real API server about the tokens.
@@ -82,7 +83,7 @@ func TestMetricsAreForThoseWhomTheAPIServerNames(t *testing.T) {
 func applyRights(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	var rights []string
-	for _, doc := range documents(t, kustomize(t, "base", "prometheus")) {
+	for _, doc := range documents(t, build(t, kustomize.Over("base", "prometheus"))) {
 		if regexp.MustCompile(`(?m)^kind: (Namespace|ServiceAccount|Secret|(Cluster)?Role(Binding)?)$`).Match(doc) {
 			rights = append(rights, string(doc))
 		}
