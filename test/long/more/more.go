@@ -48,6 +48,7 @@ var Tests = map[string]string{
 	"test/node: TestACordonThatIsToBeKeptStaysUntilTheAnnotationGoes": "drain/fence: TestFenceGivesTheNodeBackAsItWas",
 	"test/node: TestAnotherControllerIsWaitedFor":                     "agent: TestOtherToolsAreWaitedForByName",
 	"test/node: TestNothingIsLostBetweenManyWritersOfTheNode":         "agent: TestAChangeComesToItsEndWhileOthersWriteTheNode",
+	"test/node: TestAnUncordonInTheMiddle":                            "agent: TestAnUncordonInTheMiddleCallsTheChangeOff",
 
 	// Windows and pools.
 	"test/node: TestAMaintenanceFileThatIsEditedInTheMiddle":   "agent: TestAnEditOfTheFileCountsAtOnce",
@@ -69,6 +70,8 @@ var Tests = map[string]string{
 	"test/node: TestAConfigWhoseMIGStrategyHasNoEffectIsRefused":            "agent: TestPromise1APluginThatIsToldNoStrategyIsNotGuessed",
 	"test/node: TestAPluginThatIsToldNoMIGStrategyKeepsALabelFromBeginning": "agent: TestPromise1APluginThatIsToldNoStrategyIsNotGuessedForALabelOfMIGAlone",
 	"test/node: TestKilledAtEachBorderOfAChangeOfSharingItEndsTheSame":      "agent: TestAnAgentThatForgetsEverythingSharesAllTheSame",
+	"test/node: TestOnlyHoldersOfReplicasThatGoLeave":                       "agent: TestHoldersLeaveOnlyWhenTheirReplicaGoes",
+	"test/node: TestWrongWishesAboutSharingDisturbNothing":                  "agent: TestASharingThatCannotBeDisturbsNothing",
 	"test/node: TestKilledAtAnyInstantItEndsTheSame":                        "test/node: TestKilledAtEachBorderOfAFullChangeItEndsTheSame",
 
 	// Attacks and bounds.
@@ -87,6 +90,7 @@ var Tests = map[string]string{
 	"test/node: TestTheAgentRebootsAVirtualMachineThroughLogind":              "agent: TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce",
 	"test/node: TestAProcessOfTheHostIsNamedAndWaitedFor":                     "agent: TestAProcessOfTheHostIsWaitedForBeforeTheFence",
 	"test/node: TestPodsThatWereGivenNoGPUAreFoundByTheirProcesses":           "agent: TestAPodThatIsKnownByItsProcessAloneIsEvicted",
+	"test/node: TestAProgramsErrorIsToldOnItsPod":                             "test/node: TestAProgramsErrorOnASharedGPUIsToldOnItsPodAlone",
 	"test/node: TestAPodThatFillsAGPUThatItSharesIsNamedUntilItLeaves":        "agent: TestASharedGPUThatFillsUpIsToldWithItsPods",
 	"test/node: TestAnAgentSaysAtItsStartWhatItsKubernetesLacks":              "agent/access: TestWhatAnOlderKubernetesLacksIsSaidAtTheStart",
 	"test/node: TestServicesOfTheHostStayWhereNothingIsReset":                 "agent: TestUnitsAreStoppedForAResetAndStartedAgain",
