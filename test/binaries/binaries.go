@@ -50,7 +50,7 @@ var recipes = map[string]recipe{
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
 // loopback. runc needs the headers of libseccomp, and pkg-config to find them.
 func (b Builder) Runtime(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, runtimePrograms, nil)
+	return b.built(ctx, runtimePrograms)
 }
 
 const (
@@ -87,7 +87,7 @@ func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return b.cached(ctx, r, nil)
+	return b.built(ctx, r)
 }
 
 const pluginCommands = "github.com/NVIDIA/k8s-device-plugin/cmd/"
@@ -111,7 +111,7 @@ var devicePlugin = recipe{
 
 // PluginConfig returns the directory of pluginconfig, which reads config files as NVIDIA's device plugin does.
 func (b Builder) PluginConfig(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, pluginConfig, nil)
+	return b.built(ctx, pluginConfig)
 }
 
 var pluginConfig = recipe{
@@ -124,7 +124,7 @@ var pluginConfig = recipe{
 
 // MigParted returns the directory of NVIDIA's nvidia-mig-parted and nvidia-mig-manager.
 func (b Builder) MigParted(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, migParted, nil)
+	return b.built(ctx, migParted)
 }
 
 const migPartedCommands = "github.com/NVIDIA/mig-parted/cmd/"
@@ -145,7 +145,7 @@ var migParted = recipe{
 
 // Image returns the directory of image, which makes the agent's container image.
 func (b Builder) Image(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, image, nil)
+	return b.built(ctx, image)
 }
 
 var image = recipe{
@@ -158,7 +158,7 @@ var image = recipe{
 
 // Helm returns the directory of helm, which renders, checks and packs a chart by Helm's own packages.
 func (b Builder) Helm(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, helm, nil)
+	return b.built(ctx, helm)
 }
 
 var helm = recipe{
@@ -171,7 +171,7 @@ var helm = recipe{
 
 // Alerts returns the directory of promtool, and of alerts, which reads expressions and objects of Prometheus.
 func (b Builder) Alerts(ctx context.Context) (dir string, err error) {
-	return b.cached(ctx, alerts, nil)
+	return b.built(ctx, alerts)
 }
 
 var alerts = recipe{
@@ -201,6 +201,12 @@ type step struct {
 	cgo      bool
 	tags     string   // build tags, separated by commas
 	ldflags  []string // {{module}} stands for the version of that module
+}
+
+// built returns the directory of the programs of r. They read files of the checkout that the Go command does not see the tests read.
+func (b Builder) built(ctx context.Context, r recipe) (dir string, err error) {
+	b.keepOutOfTestCache()
+	return b.cached(ctx, r, nil)
 }
 
 // cached returns the directory with the results of r and builds it when it is not there. Where it builds, it first says what

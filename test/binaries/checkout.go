@@ -46,10 +46,16 @@ func (b Builder) root() (string, error) {
 // and not which programs it has run.
 func KeepOutOfTestCache() { os.Getenv(runVariable) }
 
+// keepOutOfTestCache does so but for tests of the builder, which have a cache of their own.
+func (b Builder) keepOutOfTestCache() {
+	if b.Cache == "" {
+		KeepOutOfTestCache()
+	}
+}
+
 func (b Builder) cache() (string, error) {
 	dir := b.Cache
 	if dir == "" {
-		KeepOutOfTestCache()
 		user, err := os.UserCacheDir()
 		if err != nil {
 			return "", fmt.Errorf("looking for the cache directory (set XDG_CACHE_HOME): %w", err)

@@ -67,10 +67,9 @@ func (b Builder) programs() []program {
 // needs it: that of GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
 // it builds, which takes several minutes the first time. Programs of different origin are never mixed. GPUSLICE_KUBE_VERSION has an
 // earlier version built, which has no kubelet and the same etcd.
+//
+// Where it builds them, tests that run no other programs need not run again: the Go command sees what these are built of.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
-	if b.Cache == "" {
-		KeepOutOfTestCache()
-	}
 	root, err := b.root()
 	if err != nil {
 		return "", err
@@ -79,10 +78,12 @@ func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 		if err != nil {
 			return "", err
 		}
+		b.keepOutOfTestCache()
 		return b.olderKube(ctx, r)
 	}
 	dir, unfit, err := b.presentKube(ctx)
 	if err != nil || dir != "" {
+		b.keepOutOfTestCache()
 		return dir, err
 	}
 	return b.cached(ctx, kube, unfit)

@@ -218,5 +218,8 @@ const ImpersonatesNodes = 36
 // Dir is where the logs, the certificates and the audit log are.
 func (c *Cluster) Dir() string { return c.dir }
 
-// Kubectl is the path of a kubectl of the control plane's version.
-func (c *Cluster) Kubectl() string { return filepath.Join(c.binaries, "kubectl") }
+// Kubectl is the path of a kubectl of the control plane's version. It may be handed files that the Go command does not know of.
+func (c *Cluster) Kubectl() string {
+	binaries.KeepOutOfTestCache()
+	return filepath.Join(c.binaries, "kubectl")
+}
