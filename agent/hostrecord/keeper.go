@@ -2,7 +2,6 @@ package hostrecord
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,8 +44,6 @@ type Keeper struct {
 	newer   *NewerError // a newer agent's record that owes nothing; the first write sets it aside
 	failed  error       // why saved is older than Now
 	retryAt time.Time
-
-	described, description string // the last journal of which a record has told what it owes, and that
 }
 
 // Forget lets a write that has failed be repeated at once.
@@ -76,7 +73,7 @@ func (h *Keeper) Load(ctx context.Context) error {
 
 // Write writes the record to the disk. If that fails, Now stays as it was.
 func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
-	r.Version, r.Owes = Version, h.debtsOf(r)
+	r.Version, r.Owes = Version, debtsOf(r)
 	if h.newer != nil {
 		aside, err := h.Store.SetAside(ctx)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -103,10 +100,10 @@ func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
 // Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
 // facts that may get lost.
 func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
-	r.Version, r.Owes = Version, h.debtsOf(r)
+	r.Version, r.Owes = Version, debtsOf(r)
 	h.Now = r
 	switch {
-	case reflect.DeepEqual(r, h.saved) || Same(r, h.saved): // nearly all are equal, and to find that out takes no text of them
+	case Same(r, h.saved):
 		h.failed = nil
 		return
 	case h.failed != nil && now.Before(h.retryAt):
@@ -158,14 +155,14 @@ func Same(a, b Record) bool {
 const longestOwed = 1000
 
 // debtsOf lists the debts in the record, for agents of all versions and for users.
-func (h *Keeper) debtsOf(r Record) []string {
+func debtsOf(r Record) []string {
 	var out []string
 	if r.Journal != "" || len(r.Next) > 0 {
-		newest := r.Journal
-		if len(r.Next) > 0 {
-			newest = r.Next[len(r.Next)-1]
+		text := "a change of node " + r.Node
+		all := append([]string{r.Journal}, r.Next...)
+		if j, err := journal.Parse(all[len(all)-1]); err == nil && j != nil {
+			text = j.Describe()
 		}
-		text := cmp.Or(h.describe(newest), "a change of node "+r.Node)
 		out = append(out, legible.Cut(text, longestOwed))
 	}
 	if len(r.Host.Stopped) > 0 {
@@ -175,18 +172,6 @@ func (h *Keeper) debtsOf(r Record) []string {
 		out = append(out, legible.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestOwed))
 	}
 	return out
-}
-
-// describe says what the journal owes, or nothing if it cannot be read. Each pass keeps a record, and most have the journal of the one
-// before: it is read once.
-func (h *Keeper) describe(text string) string {
-	if text != h.described {
-		h.described, h.description = text, ""
-		if j, err := journal.Parse(text); err == nil && j != nil {
-			h.description = j.Describe()
-		}
-	}
-	return h.description
 }
 
 // AfterJournalWrite returns the record for when the API server has accepted the journal.
