@@ -28,8 +28,11 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT   := $(if $(CI),-count=1)
 GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$events"' EXIT); \
-	GOGC=400 go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
+	GOGC=400 $(CORES) go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
+# Sixty programs run side by side, and two cores are enough for few: a program that wakes no second thread needs a third less of them. With the
+# race detector, and at full length, goroutines do run beside each other.
+test test-plain: CORES = GOMAXPROCS=1
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not. Where EVENTS names a folder, each target leaves there the events of its tests.

@@ -103,8 +103,8 @@ func run(ctx context.Context, dir string, environ []string, saw func(line string
 	stderr := &lines{saw: saw}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	// Flags and workspaces of the user would change the result without changing its hash.
-	cmd.Env = append(append(os.Environ(), "GOFLAGS=", "GOWORK=off"), environ...)
+	// Flags and workspaces of the user would change the result without changing its hash. A test may use one core alone; its compiler may not.
+	cmd.Env = append(append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOMAXPROCS="), environ...)
 	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // lets go end its compilers
 	cmd.WaitDelay = 10 * time.Second
