@@ -30,8 +30,8 @@ COUNT   := $(if $(CI),-count=1)
 GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$events"' EXIT); \
 	GOGC=400 $(CORES) go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
-# Sixty programs run side by side, and two cores are enough for few: a program that wakes no second thread needs a third less of them. With the
-# race detector, and at full length, goroutines do run beside each other.
+# Some sixty programs share the cores. An agent that runs on one takes a quarter less processor time, since it wakes no threads on the others.
+# With the race detector, and at full length, the goroutines of a program run beside each other.
 test test-plain: CORES = GOMAXPROCS=1
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)

@@ -203,7 +203,8 @@ type step struct {
 	ldflags  []string // {{module}} stands for the version of that module
 }
 
-// built returns the directory of the programs of r. They read files of the checkout that the Go command does not see the tests read.
+// built is cached for programs that read files of the checkout. The Go command does not see that a test depends on these files, so the test runs
+// in each run of make.
 func (b Builder) built(ctx context.Context, r recipe) (dir string, err error) {
 	b.keepOutOfTestCache()
 	return b.cached(ctx, r, nil)

@@ -137,8 +137,8 @@ func (s *scene) build(files kustomize.Files) string {
 // applies is the name by which kubectl apply writes.
 const applies = "kubectl-client-side-apply"
 
-// put writes manifests as kubectl apply does, which takes a second of processor time for that. A field that the API server does not know fails
-// the test.
+// put writes manifests under the name of kubectl apply, which itself takes a second of processor time for them. A field that the API server does
+// not know fails the test.
 func (s *scene) put(manifests string) {
 	s.t.Helper()
 	client, err := dynamic.NewForConfig(s.cluster.Config())
@@ -177,7 +177,7 @@ func (s *scene) put(manifests string) {
 	}
 }
 
-// patch changes an object to what its manifest says. Elements that a list had before stay in it, where the API server puts lists together.
+// patch changes an object to what its manifest says. In a list that the API server merges by a key, elements that the manifest no longer has stay.
 func (s *scene) patch(objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 	body, err := object.MarshalJSON()
 	if err != nil {
