@@ -21,9 +21,10 @@ export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # A package whose tests run none of our programs is taken from the cache of test results while nothing has changed that it is made of or reads; where
-# CI is set, nothing is. Tests that run programs read GPUSLICE_RUN, which differs each time. Three packages at a
+# CI is set, nothing is. test/binaries, which knows that a test runs programs, keeps its result out. Three packages at a
 # time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
+# GPUSLICE_RUN names this run, in which test/binaries builds each program once.
 # -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT   := $(if $(CI),-count=1)

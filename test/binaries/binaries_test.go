@@ -274,6 +274,30 @@ func TestARunOfMakeBuildsAProgramOnce(t *testing.T) {
 	}
 }
 
+func TestTheGoCommandKeepsNoResultOfATestThatIsKeptOut(t *testing.T) {
+	second := func(test string) string {
+		t.Helper()
+		var out []byte
+		for range 2 {
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-run=^"+test+"$", "./testdata/keptout")
+			cmd.Env = append(os.Environ(), "GOFLAGS=-tags="+binaries.Tags) // -count=1 in GOFLAGS would keep out all
+			var err error
+			if out, err = cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		return string(out)
+	}
+	if out := second("TestAlone"); !strings.Contains(out, "(cached)") {
+		t.Errorf("a test that starts no program is not taken from the cache: %s", out)
+	}
+	for _, test := range []string{"TestKeptOut", "TestProgram"} {
+		if out := second(test); strings.Contains(out, "(cached)") {
+			t.Errorf("%s is taken from the cache: %s", test, out)
+		}
+	}
+}
+
 func TestTheDriverLibraryIsFoundUnderItsOwnName(t *testing.T) {
 	b, _ := newBuilder(t)
 	file, err := b.LibNVML(t.Context())

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,9 +43,14 @@ func (b Builder) root() (string, error) {
 	}
 }
 
-// KeepOutOfTestCache has the Go command run the tests of the calling package again in each run of make: it knows which variables a test has read,
-// and not which programs it has run.
-func KeepOutOfTestCache() { os.Getenv(runVariable) }
+// KeepOutOfTestCache has the Go command run the tests of the calling package again each time: it sees which variables and files a test reads,
+// and not which programs it runs. The Go command keeps no result of a test whose log of these is gone; nor need it look at each file in that log,
+// which took it longer than a package's tests.
+func KeepOutOfTestCache() {
+	if log := flag.Lookup("test.testlogfile"); log != nil && log.Value.String() != "" {
+		_ = os.Remove(log.Value.String()) // it is gone already, or another test of the package has removed it
+	}
+}
 
 // keepOutOfTestCache does so but for tests of the builder, which have a cache of their own.
 func (b Builder) keepOutOfTestCache() {

@@ -53,6 +53,7 @@ func (b Builder) Tool(ctx context.Context, pkg string, flags ...string) (file st
 // under a name made of its content: who started an earlier one keeps it. In a run of make it asks the compiler once: to
 // hear that nothing changed takes it a second, and the tests ask for programs a hundred times.
 func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (string, error) {
+	b.keepOutOfTestCache()
 	root, err := b.root()
 	if err != nil {
 		return "", err
