@@ -85,9 +85,9 @@ func (s *supervisor) bind() (int, error) {
 	return inet.Port, nil
 }
 
-// collection says how often a Go program collects garbage (go doc runtime). Whoever runs tests and has the memory lets all of their programs
-// do it seldom.
-const collection = "GOGC"
+// passedOn are the variables of Go's runtime (go doc runtime) that whoever runs tests sets for all of their programs: how often these collect
+// garbage, and on how many cores they run.
+var passedOn = []string{"GOGC", "GOMAXPROCS"}
 
 // start runs a component; its output goes to its log.
 func (s *supervisor) start(c component) error {
@@ -99,8 +99,10 @@ func (s *supervisor) start(c component) error {
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Dir = s.dir
 	cmd.Env = []string{"HOME=" + s.dir} // variables of the user, such as ETCD_…, are settings too
-	if often, set := os.LookupEnv(collection); set {
-		cmd.Env = append(cmd.Env, collection+"="+often)
+	for _, name := range passedOn {
+		if value, set := os.LookupEnv(name); set {
+			cmd.Env = append(cmd.Env, name+"="+value)
+		}
 	}
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
