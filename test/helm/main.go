@@ -1,14 +1,17 @@
 // Command helm does with a chart what Helm does, by Helm's own packages and without a cluster, for tests and for a release: it renders
-// the chart, checks it, tries it without each of its values, or packs it.
+// the chart, checks it, tries it without each of its values, or packs it. Its start takes longer than what it does: whoever asks often
+// has one process answer, by "each".
 //
 // It is a module of its own so that what Helm requires never decides the versions that this project is built with.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -42,17 +45,50 @@ type request struct {
 	apis      string // that the cluster has beside Kubernetes' own, as "group/version/Kind", separated by commas
 	version   string // of a packed chart and of what it installs
 	out       string // folder of a packed chart
+
+	said io.Writer // what is printed
+}
+
+// answer is to one line of what each reads.
+type answer struct {
+	Said  string
+	Error string `json:",omitempty"`
+}
+
+// each does what each line of in says, a list of arguments as JSON, and answers by a line, until in ends.
+func each(out io.Writer, in io.Reader) error {
+	asked, answers := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var args []string
+		if err := asked.Decode(&args); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("reading what to do: %w", err)
+		}
+		var said strings.Builder
+		var a answer
+		if err := run(&said, args); err != nil {
+			a.Error = err.Error()
+		}
+		a.Said = said.String()
+		if err := answers.Encode(a); err != nil {
+			return fmt.Errorf("answering: %w", err)
+		}
+	}
 }
 
 func main() {
-	if err := run(os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := run(os.Stdout, os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string) error {
-	var r request
+func run(out io.Writer, args []string) error {
+	if len(args) == 1 && args[0] == "each" {
+		return each(out, os.Stdin)
+	}
+	r := request{said: out}
 	flags := flag.NewFlagSet("helm", flag.ContinueOnError)
 	flags.StringVar(&r.chart, "chart", "deploy/chart", "folder of the chart")
 	flags.StringVar(&r.namespace, "namespace", "gpuslice", "namespace of the release")
@@ -63,14 +99,14 @@ func run(args []string) error {
 	flags.StringVar(&r.version, "version", "", "of package: version of the chart and of the agent")
 	flags.StringVar(&r.out, "out", ".", "of package: folder of the result")
 	if len(args) == 0 {
-		return errors.New("say what to do: template, lint, nulls or package")
+		return errors.New("say what to do: template, lint, nulls, package or each")
 	}
 	if err := flags.Parse(args[1:]); err != nil {
 		return err //nolint:wrapcheck // it says which flag
 	}
 	do := map[string]func() error{"template": r.template, "lint": r.lint, "nulls": r.nulls, "package": r.pack}[args[0]]
 	if do == nil {
-		return fmt.Errorf("%q is none of template, lint, nulls, package", args[0])
+		return fmt.Errorf("%q is none of template, lint, nulls, package, each", args[0])
 	}
 	return do()
 }
@@ -102,11 +138,11 @@ func (r request) template() error {
 		return err
 	}
 	for _, crd := range chart.CRDObjects() {
-		fmt.Printf("---\n%s\n", crd.File.Data)
+		fmt.Fprintf(r.said, "---\n%s\n", crd.File.Data)
 	}
 	for _, name := range slices.Sorted(maps.Keys(rendered)) {
 		if text := rendered[name]; filepath.Ext(name) == ".yaml" && strings.TrimSpace(text) != "" {
-			fmt.Printf("---\n# %s\n%s\n", name, strings.Trim(text, "\n"))
+			fmt.Fprintf(r.said, "---\n# %s\n%s\n", name, strings.Trim(text, "\n"))
 		}
 	}
 	return nil
@@ -201,7 +237,7 @@ func (r request) nulls() error {
 		if err != nil {
 			said = strings.Join(strings.Fields(err.Error()), " ")
 		}
-		fmt.Printf("%s: %s\n", strings.Join(path, "."), said)
+		fmt.Fprintf(r.said, "%s: %s\n", strings.Join(path, "."), said)
 	}
 	return nil
 }
@@ -253,7 +289,7 @@ func (r request) lint() error {
 	}
 	found := lint.RunAll(r.chart, over, r.namespace, lint.WithKubeVersion(kube))
 	for _, m := range found.Messages {
-		fmt.Println(m)
+		fmt.Fprintln(r.said, m)
 	}
 	if found.HighestSeverity >= support.WarningSev {
 		return errors.New("the chart has the faults above")
@@ -274,6 +310,6 @@ func (r request) pack() error {
 	if err != nil {
 		return fmt.Errorf("packing the chart: %w", err)
 	}
-	fmt.Println(file)
+	fmt.Fprintln(r.said, file)
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -39,10 +41,35 @@ func TestMain(m *testing.M) { clustertest.Main(m) }
 // openShift is how a chart knows the cluster.
 const openShift = "security.openshift.io/v1"
 
-// helm runs Helm's engine on the chart with values, and gives what it prints.
+// answersOfHelm is a process with Helm's engine, which tests ask in turn: to start one takes longer than to render the chart.
+type answersOfHelm struct {
+	mu      sync.Mutex
+	ask     *json.Encoder
+	answers *json.Decoder
+}
+
+var startHelm = sync.OnceValues(func() (*answersOfHelm, error) {
+	tool, err := binaries.Builder{Log: os.Stderr}.Helm(context.Background()) // for all tests
+	if err != nil {
+		return nil, err
+	}
+	run := exec.Command(filepath.Join(tool, "helm"), "each") // it ends with its input, which ends with the tests
+	run.Stderr = os.Stderr
+	in, err := run.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := run.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &answersOfHelm{ask: json.NewEncoder(in), answers: json.NewDecoder(out)}, run.Start()
+})
+
+// helm has Helm's engine do something with the chart and values, and gives what it prints.
 func helm(t *testing.T, do, values string, flags ...string) (string, error) {
 	t.Helper()
-	tool, err := binaries.Builder{Log: os.Stderr}.Helm(t.Context())
+	process, err := startHelm()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,14 +77,19 @@ func helm(t *testing.T, do, values string, flags ...string) (string, error) {
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	run := exec.CommandContext(t.Context(), filepath.Join(tool, "helm"), append([]string{do, "-chart", root + "/deploy/chart", "-values", file}, flags...)...)
-	run.Stderr = &said
-	out, err := run.Output()
-	if err != nil {
-		return string(out), fmt.Errorf("helm %s: %w: %s", do, err, said.String())
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if err := process.ask.Encode(append([]string{do, "-chart", root + "/deploy/chart", "-values", file}, flags...)); err != nil {
+		t.Fatalf("asking helm: %v", err)
 	}
-	return string(out), nil
+	var answer struct{ Said, Error string }
+	if err := process.answers.Decode(&answer); err != nil {
+		t.Fatalf("helm %s: %v", do, err)
+	}
+	if answer.Error != "" {
+		return answer.Said, fmt.Errorf("helm %s: %s", do, answer.Error)
+	}
+	return answer.Said, nil
 }
 
 func template(t *testing.T, values string, flags ...string) string {
