@@ -204,7 +204,7 @@ type step struct {
 }
 
 // built is cached for programs that read files of the checkout. The Go command does not see that a test depends on these files, so the test runs
-// in each run of make.
+// each time.
 func (b Builder) built(ctx context.Context, r recipe) (dir string, err error) {
 	b.keepOutOfTestCache()
 	return b.cached(ctx, r, nil)

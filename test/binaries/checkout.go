@@ -44,8 +44,8 @@ func (b Builder) root() (string, error) {
 }
 
 // KeepOutOfTestCache has the Go command run the tests of the calling package again each time: it sees which variables and files a test reads,
-// and not which programs it runs. The Go command keeps no result of a test whose log of these is gone; nor need it look at each file in that log,
-// which took it longer than a package's tests.
+// and not which programs it runs. The Go command keeps no result of a test whose log of these is gone; nor does it look at each file in that log,
+// of which the tests of agent open half a million.
 func KeepOutOfTestCache() {
 	if log := flag.Lookup("test.testlogfile"); log != nil && log.Value.String() != "" {
 		_ = os.Remove(log.Value.String()) // it is gone already, or another test of the package has removed it

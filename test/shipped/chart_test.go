@@ -66,7 +66,7 @@ var startHelm = sync.OnceValues(func() (*answersOfHelm, error) {
 	return &answersOfHelm{ask: json.NewEncoder(in), answers: json.NewDecoder(out)}, run.Start()
 })
 
-// helm has Helm's engine do something with the chart and values, and gives what it prints.
+// helm has Helm's engine render the chart with values, or lint it, and gives what it prints.
 func helm(t *testing.T, do, values string, flags ...string) (string, error) {
 	t.Helper()
 	process, err := startHelm()
