@@ -122,7 +122,7 @@ func isTimeout(err error) bool {
 }
 
 // TestPromise16ManyRequestsAtOnceAreFewInFlight: as many peers as there may be connections ask at once, again and again. Each is answered or
-// refused at once, and afterwards everybody is answered.
+// refused, on a busy machine by a status, and afterwards everybody is answered.
 func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 	t.Parallel()
 	address := served(t)
@@ -149,7 +149,7 @@ func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 	work.Wait()
 	t.Logf("%v", answers)
 	for what := range answers {
-		if what != "200" && what != "refused" {
+		if what != "200" && what != "503" && what != "refused" {
 			t.Errorf("%d got %s", answers[what], what)
 		}
 	}
