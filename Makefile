@@ -32,8 +32,8 @@ GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$
 	GOGC=400 $(CORES) go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
 # Some sixty programs share the cores. An agent that runs on one takes a quarter less processor time, since it wakes no threads on the others.
-# With the race detector, and at full length, the goroutines of a program run beside each other.
-test test-plain: CORES = GOMAXPROCS=1
+# With the race detector, the goroutines of a program run beside each other.
+test test-plain test-long: CORES = GOMAXPROCS=1
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not. Where EVENTS names a folder, each target leaves there the events of its tests.
