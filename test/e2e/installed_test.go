@@ -49,7 +49,7 @@ type installed struct {
 // install applies the overlay for clusters without NVIDIA's operator, as the README says, and what a test adds to it.
 func install(t *testing.T, spec string) *installed {
 	t.Helper()
-	i := &installed{rig: newRig(t, spec)}
+	i := &installed{rig: newRig(t, spec, programs.Image)}
 	if err := machine.AddAddress("lo:2", netip.MustParseAddr(cluster.ServiceAddress)); err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func prepare() error {
 // imageVersion is the tag that deploy/base names.
 const imageVersion = "v0.1.0"
 
-// makeImage makes the agent's image for this machine.
+// makeImage makes the agent's image for this machine. Another run of these tests may read it meanwhile.
 func makeImage(ctx context.Context, b binaries.Builder) (string, error) {
 	tool, err := b.Image(ctx)
 	if err != nil {
@@ -95,12 +95,24 @@ func makeImage(ctx context.Context, b binaries.Builder) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out := filepath.Join(root, "bin", "e2e")
+	to := filepath.Join(root, "bin", "e2e", "gpuslice-agent-"+imageVersion+".tar")
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return "", fmt.Errorf("making the agent's image: %w", err)
+	}
+	out, err := os.MkdirTemp(filepath.Dir(to), "new-")
+	if err != nil {
+		return "", fmt.Errorf("making the agent's image: %w", err)
+	}
+	defer os.RemoveAll(out)
 	cmd := exec.CommandContext(ctx, filepath.Join(tool, "image"),
 		"-checkout", root, "-out", out, "-platforms", runtime.GOARCH, "-version", imageVersion, "-revision", "e2e", "-created", "1700000000")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
+	err = cmd.Run()
+	if err == nil {
+		err = os.Rename(filepath.Join(out, filepath.Base(to)), to)
+	}
+	if err != nil {
 		return "", fmt.Errorf("making the agent's image: %w", err)
 	}
-	return filepath.Join(out, "gpuslice-agent-"+imageVersion+".tar"), nil
+	return to, nil
 }

@@ -51,7 +51,8 @@ type rig struct {
 	plugin  *pluginProcess
 }
 
-func newRig(t *testing.T, spec string) *rig {
+// newRig starts the node. Its runtime has the images in the archives, and those of the tests' own pods.
+func newRig(t *testing.T, spec string, archives ...string) *rig {
 	t.Helper()
 	c := clustertest.Start(t)
 	client, err := kubernetes.NewForConfig(c.Config())
@@ -83,7 +84,7 @@ func newRig(t *testing.T, spec string) *rig {
 	}
 	r.Kubelet, err = realkubelet.Start(t.Context(), realkubelet.Options{
 		Node: nodeName, Dir: r.file("node"), Cluster: c,
-		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(), Archives: []string{programs.Image},
+		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(), Archives: archives,
 		DriverMounts: map[string]string{
 			driverInside: filepath.Dir(programs.LibNVML), gpusInside: r.file("gpus"), hostInside: r.file("host"), procInside: "/proc",
 		},
