@@ -459,7 +459,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 		if len(told) == 0 || len(told) > 4*16 {
 			t.Errorf("%d Events within half a minute", len(told))
 		}
-		if got := testutil.CollectAndCount(w.monitor); got != 2*1024+1 { // to lint so many, too, takes ten seconds
+		if got := testutil.CollectAndCount(w.monitor); got != 2*1024+1 { // without series(), whose linter compares each with each other
 			t.Errorf("%d series", got)
 		}
 		w.pods, w.holders = nil, nil

@@ -122,7 +122,7 @@ func isTimeout(err error) bool {
 }
 
 // TestPromise16ManyRequestsAtOnceAreFewInFlight: as many peers as there may be connections ask at once, again and again. Each is answered or
-// refused, on a busy machine by a status, and afterwards everybody is answered.
+// refused, by its connection or by the handler's status 503 for a peer that has waited too long, and afterwards everybody is answered.
 func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 	t.Parallel()
 	address := served(t)

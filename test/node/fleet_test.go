@@ -318,8 +318,8 @@ func asked(n *corev1.Node) time.Time {
 // grown is how old an agent is before it dies, so that a change comes to its end.
 const grown = 8 * time.Second
 
-// deathsPerChange is how many agents may have died for each node that is as asked, or may be at its change: on a busy machine,
-// agents that only start would leave no time for the changes.
+// deathsPerChange bounds the deaths by what the changes have come to: so many for each node that is as asked, and for each that
+// may be unavailable. On a busy machine, agents that die by the clock alone do little but start.
 const deathsPerChange = 4
 
 // die kills the agent of a node, half of the times of one that is being changed.
