@@ -15,7 +15,7 @@ func krewTakes(t *testing.T, release, archive string) {
 	tool := func(args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), "go", append([]string{"tool", "-modfile=test/krew/go.mod"}, args...)...)
 		cmd.Dir = root
-		cmd.Env = append(os.Environ(), "KREW_ROOT="+home, "KREW_NO_UPGRADE_CHECK=1")
+		cmd.Env = compiling("KREW_ROOT="+home, "KREW_NO_UPGRADE_CHECK=1")
 		said, err := cmd.CombinedOutput()
 		return string(said), err
 	}

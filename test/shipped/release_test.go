@@ -27,7 +27,7 @@ func releases(t *testing.T, args ...string) (string, error) {
 		t.Fatal(err)
 	}
 	run := exec.CommandContext(t.Context(), tool, args...)
-	run.Dir = root
+	run.Dir, run.Env = root, compiling()
 	said, err := run.CombinedOutput()
 	return string(said), err
 }
