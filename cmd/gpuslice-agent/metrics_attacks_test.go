@@ -171,8 +171,16 @@ func TestPromise16ProbesAreAnsweredBesideThousandsWhoAsk(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	if s, err := o.askHealth(t.Context()); err != nil || !s.Ready {
-		t.Errorf("the probe gets %+v, %v", s, err)
+	// The first of kubelet's probes may find thousands in line, on a busy machine for longer than it waits. With the third, two minutes later,
+	// kubelet would end the agent.
+	const third = 2 * time.Minute
+	began := time.Now()
+	s, err := o.askHealth(t.Context())
+	for err != nil && time.Since(began) < third {
+		s, err = o.askHealth(t.Context())
+	}
+	if err != nil || !s.Ready {
+		t.Errorf("after %s a probe gets %+v, %v", time.Since(began).Round(time.Second), s, err)
 	}
 	c, err := new(net.Dialer).DialContext(t.Context(), "unix", o.healthSocket())
 	if err != nil {
