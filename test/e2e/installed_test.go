@@ -383,7 +383,7 @@ func (i *installed) overlays() {
 	}
 }
 
-// overlay makes it the default, and reports whether kubelet lost the device plugin meanwhile and was restarted.
+// overlay applies the component as the default of nodes without labels, and reports whether kubelet lost the device plugin and was restarted.
 func (i *installed) overlay(component, resource string, amount int64) (restarted bool) {
 	i.t.Helper()
 	former := i.agentPod("the agent", anyPod).UID
