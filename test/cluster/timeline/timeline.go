@@ -129,11 +129,17 @@ func shares(gpus, replicas int) []string {
 	return ids
 }
 
-// serve starts a plugin, as NVIDIA's starts again for a new config: the old one ends first.
+// serve starts a plugin, as NVIDIA's starts again for a new config: the old one ends first. Kubelet refuses a plugin that registers before
+// it has noticed that end.
 func serve(name string, ids ...string) func(*script, context.Context) error {
 	return func(s *script, ctx context.Context) (err error) {
 		if s.plugin != nil {
 			s.plugin.stop()
+			waiting, cancel := context.WithTimeout(ctx, stepTime)
+			defer cancel()
+			if err := s.awaitLost(waiting, s.plugin.resource); err != nil {
+				return err
+			}
 		}
 		s.plugin, err = servePlugin(ctx, s.PluginDir, strings.ReplaceAll(name, "/", "-")+".sock", name, ids...)
 		return err

@@ -39,8 +39,8 @@ type Amount struct{ Capacity, Allocatable int64 }
 // Pod is how one pod is.
 type Pod struct {
 	Phase    corev1.PodPhase
-	Reason   string // why it does not run
-	Restarts int32
+	Reason   string   // why it does not run
+	Restarts int32    // of the containers of a pod that has not ended
 	Devices  []string // "resource id", of PodResources List
 	settled  bool
 	listed   bool // by PodResources List, which for a moment lists none after kubelet has started
@@ -121,14 +121,17 @@ func (v View) ids(of []string) []string {
 
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{Phase: p.Status.Phase, Reason: strings.TrimSpace(p.Status.Reason + " " + p.Status.Message)}
-	pod.settled = p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+	ended := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+	pod.settled = ended
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			pod.Reason, pod.settled = c.Reason, true
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
-		pod.Restarts += c.RestartCount
+		if !ended { // after a reboot, kubelet tells of the containers of a pod that it rejects, or it does not
+			pod.Restarts += c.RestartCount
+		}
 		if c.State.Running != nil {
 			pod.settled = true
 		}
@@ -199,6 +202,21 @@ func (v View) Await(ctx context.Context, goal func(State) bool) (State, error) {
 		select {
 		case <-ctx.Done():
 			return s, ctx.Err()
+		case <-ticks():
+		}
+	}
+}
+
+// awaitLost looks until kubelet offers no device of a resource, because it has noticed that their plugin has ended.
+func (v View) awaitLost(ctx context.Context, resource string) error {
+	for {
+		s, err := v.Look(ctx)
+		if err == nil && len(s.Devices[resource]) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting until kubelet has lost the plugin of %s: %w", resource, cmp.Or(err, ctx.Err()))
 		case <-ticks():
 		}
 	}
