@@ -33,7 +33,7 @@ GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$
 	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
 # Some sixty programs share the cores. An agent that runs on one takes a quarter less processor time, since it wakes no threads on the others.
 # With the race detector, the goroutines of a program run beside each other.
-test test-plain test-long: CORES = GOMAXPROCS=1
+test test-long: CORES = GOMAXPROCS=1
 # Where CI is set, up to eight tests that failed run once more; both results are printed.
 RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 # What took longest is printed, whether the tests passed or not. Where EVENTS names a folder, each target leaves there the events of its tests.
@@ -58,17 +58,11 @@ build: ## the programs, into bin/ (needs a C compiler)
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
 	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
 
-ALL := test-plain test-long test-race test-e2e
+ALL := test-long test-race test-e2e
 .PHONY: test-all
 test-all: ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
 	@events=$$(mktemp -d); trap 'rm -rf "$$events"' EXIT; \
 	$(MAKE) EVENTS="$$events" $(ALL) || failed=$$?; printf '\nof all of test-all\n'; go run ./test/slowest "$$events"/*; exit $${failed:-0}
-
-# What config/document needs of memory cannot be measured with the race detector.
-.PHONY: test-plain
-test-plain: PACKAGES = $(addprefix ./,$(subst |, ,$(UNRACED))) ./config/document
-test-plain: test-nocgo test-binaries ## of make test what test-race does not run as well
-	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
 
 .PHONY: test-race
 test-race: PACKAGES = $$(go list ./... | grep -v -E '/($(UNRACED))$$')
@@ -81,10 +75,13 @@ test-race-agent: PACKAGES = ./test/node
 test-race-agent: test-binaries
 	@$(GOTEST) -race -short -run TestKilled $(SLOWEST)
 
+# What test-race leaves out. What config/document needs of memory cannot be measured with the race detector.
+WHOLE := $(UNRACED)|config/document
+LONGTESTS := go run ./test/long/cmd/longtests -whole '$(WHOLE)'
 .PHONY: test-long
-test-long: PACKAGES = $$(go run ./test/long/cmd/longtests packages $(LONGEST))
-test-long: test-binaries ## what make test shortens or leaves out, at full length: fault matrices, walks, every crash, every config
-	@$(GOTEST) -run "$$(go run ./test/long/cmd/longtests tests)" $(SLOWEST)
+test-long: PACKAGES = $$($(LONGTESTS) packages $(LONGEST))
+test-long: test-nocgo test-binaries ## at full length: what make test shortens or leaves out, and all that test-race does not run
+	@$(GOTEST) -run "$$($(LONGTESTS) tests)" $(SLOWEST)
 
 # What test-long itself shortens: with these 13 minutes test-all would take more than 40.
 .PHONY: test-exhaustive
@@ -110,19 +107,19 @@ test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache 
 
 # What a run of test/e2e starts. It is said before it is built: the Go command keeps back what a test says.
 FOR_E2E := --kubelet kube deviceplugin image libnvidia-ml runtime
-# Kubelet keeps each test waiting for half of its time: two nodes, one for the longest test, take a third less than one.
-LONGEST_E2E := TestWhatTheManifestsInstall
-.PHONY: e2e test-e2e test-e2e-longest test-e2e-others
+# Kubelet keeps each test waiting for half of its time: two nodes, each with half of the tests by their time, take a third less than one.
+FIRST_E2E := TestWhatTheManifestsInstall|TestPodsThatStayOnShares|TestAKubeletThatHasJustStarted|TestFeatureDiscovery
+.PHONY: e2e test-e2e test-e2e-first test-e2e-others
 e2e: test-e2e
-test-e2e-longest test-e2e-others: PACKAGES = ./test/e2e
-test-e2e-longest test-e2e-others: COUNT = -count=1
+test-e2e-first test-e2e-others: PACKAGES = ./test/e2e
+test-e2e-first test-e2e-others: COUNT = -count=1
 test-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
 	go run ./test/binaries/cmd/binaries $(FOR_E2E)
-	@export GPUSLICE_E2E=1; $(MAKE) --no-print-directory -j2 test-e2e-longest test-e2e-others
-test-e2e-longest:
-	@$(GOTEST) -run $(LONGEST_E2E) $(SLOWEST)
+	@export GPUSLICE_E2E=1; $(MAKE) --no-print-directory -j2 test-e2e-first test-e2e-others
+test-e2e-first:
+	@$(GOTEST) -run '$(FIRST_E2E)' $(SLOWEST)
 test-e2e-others:
-	@$(GOTEST) -skip $(LONGEST_E2E) $(SLOWEST)
+	@$(GOTEST) -skip '$(FIRST_E2E)' $(SLOWEST)
 
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane

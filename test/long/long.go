@@ -1,8 +1,8 @@
 // Package long tells apart what each run of the tests does and what only a full run does: "go test" takes everything,
 // "go test -short", which is "make test", takes what shows a broken change in minutes.
 //
-// "make test-long" runs the tests that ask this package at full length, and no others: test/long/uses finds them. A table in
-// test/README.md says what each leaves out, and a test in test/repo holds it to the code.
+// "make test-long" runs the tests that ask this package at full length: test/long/uses finds them. A table in test/README.md says what each
+// leaves out, and a test in test/repo holds it to the code.
 package long
 
 import (

@@ -160,23 +160,21 @@ func TestEverythingIsRunBeforeAChangeIsTaken(t *testing.T) {
 			t.Errorf("\"What runs where\" of test/README.md does not say what make %s runs", target)
 		}
 	}
-	if len(targets) < 4 {
+	if len(targets) < 3 {
 		t.Errorf("make test-all runs %v alone", targets)
 	}
 }
 
-// A test that is skipped with the race detector is in a package that test-plain runs.
+// A test that is skipped with the race detector is in a package that test-long runs whole.
 func TestWhatIsSkippedWithTheRaceDetectorIsRunWithoutIt(t *testing.T) {
 	makefile := read(t, "Makefile")
 	unraced := regexp.MustCompile(`(?m)^UNRACED := (\S+)$`).FindStringSubmatch(makefile)
-	plain := regexp.MustCompile(`(?m)^test-plain: PACKAGES = \$\(addprefix \./,\$\(subst \|, ,\$\(UNRACED\)\)\)(.*)$`).FindStringSubmatch(makefile)
-	if unraced == nil || plain == nil || !strings.Contains(makefile, "\ntest-race: PACKAGES = $$(go list ./... | grep -v -E '/($(UNRACED))$$')\n") {
-		t.Fatal("test-plain does not run what test-race leaves out by UNRACED")
+	whole := regexp.MustCompile(`(?m)^WHOLE := \$\(UNRACED\)\|(\S+)$`).FindStringSubmatch(makefile)
+	if unraced == nil || whole == nil || !strings.Contains(makefile, "\ntest-race: PACKAGES = $$(go list ./... | grep -v -E '/($(UNRACED))$$')\n") ||
+		!strings.Contains(makefile, "\nLONGTESTS := go run ./test/long/cmd/longtests -whole '$(WHOLE)'\n") {
+		t.Fatal("test-long does not run all that test-race leaves out by UNRACED")
 	}
-	runs := strings.Split(unraced[1], "|")
-	for _, name := range strings.Fields(plain[1]) {
-		runs = append(runs, strings.TrimPrefix(name, "./"))
-	}
+	runs := strings.Split(unraced[1]+"|"+whole[1], "|")
 	for _, name := range runs {
 		if len(testsByFolder(t)[name]) == 0 {
 			t.Errorf("%s of the Makefile has no tests", name)
@@ -194,7 +192,7 @@ func TestWhatIsSkippedWithTheRaceDetectorIsRunWithoutIt(t *testing.T) {
 		if regexp.MustCompile(`(?m)^//go:build .*\brace\b`).MatchString(read(t, name)) {
 			constrained++
 			if folder := filepath.ToSlash(filepath.Dir(name)); !slices.Contains(runs, folder) {
-				t.Errorf("%s goes by the race detector: have test-plain of the Makefile run ./%s", name, folder)
+				t.Errorf("%s goes by the race detector: add %s to WHOLE of the Makefile", name, folder)
 			}
 		}
 	}

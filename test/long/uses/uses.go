@@ -1,4 +1,4 @@
-// Package uses finds the tests that ask package long, by reading the code. It runs none.
+// Package uses finds the tests of each package, and those that ask package long, by reading the code. It runs none.
 package uses
 
 import (
@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -15,6 +16,39 @@ import (
 // Tests are the tests below the folder that ask package long, themselves or by functions of their package: names by the
 // package's folder, slash-separated, both sorted. An error is that of a file that cannot be read or parsed.
 func Tests(root string) (map[string][]string, error) {
+	return tests(root, func(of calls, name string) bool {
+		return strings.HasPrefix(name, "Test") && of.asks(name, map[string]bool{})
+	})
+}
+
+// All are all that "go test" runs below the folder, in the same form: tests, the seeds of fuzz tests, examples.
+func All(root string) (map[string][]string, error) {
+	return tests(root, func(_ calls, name string) bool {
+		return name != "TestMain" && run.MatchString(name)
+	})
+}
+
+// run matches the functions that "go test" runs.
+var run = regexp.MustCompile(`^(Test|Fuzz|Example)($|[^a-z])`)
+
+func tests(root string, are func(of calls, name string) bool) (map[string][]string, error) {
+	packages, err := read(root)
+	if err != nil {
+		return nil, err
+	}
+	tests := map[string][]string{}
+	for folder, of := range packages {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			if are(of, name) {
+				tests[folder] = append(tests[folder], name)
+			}
+		}
+	}
+	return tests, nil
+}
+
+// read reads the files with tests below the folder.
+func read(root string) (map[string]calls, error) {
 	packages := map[string]calls{}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -35,18 +69,7 @@ func Tests(root string) (map[string][]string, error) {
 		}
 		return packages[folder].read(path)
 	})
-	if err != nil {
-		return nil, err
-	}
-	tests := map[string][]string{}
-	for folder, of := range packages {
-		for _, name := range slices.Sorted(maps.Keys(of)) {
-			if strings.HasPrefix(name, "Test") && of.asks(name, map[string]bool{}) {
-				tests[folder] = append(tests[folder], name)
-			}
-		}
-	}
-	return tests, nil
+	return packages, err
 }
 
 // calls are the functions of one package, with what each calls: names of its own package, and asksLong.

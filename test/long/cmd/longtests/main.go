@@ -1,10 +1,12 @@
-// Command longtests prints what makes "go test" run what "make test" shortens or leaves out, and nothing else: "longtests tests" the pattern
-// of the tests' names for -run, "longtests packages" their packages, those first that it is given, in that order. "longtests left-out" prints
-// the pattern of those alone that test/long/more has "make test" leave out. It is run at the top of the repository.
+// Command longtests prints what makes "go test" run what "make test" shortens or leaves out: "longtests tests" the pattern of the tests' names
+// for -run, "longtests packages" their packages, those first that it is given, in that order. With -whole both have all tests of these
+// folders, too. "longtests left-out" prints the pattern of those alone that test/long/more has "make test" leave out. It is run at the top of
+// the repository.
 package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -32,13 +34,35 @@ func run(out io.Writer, root string, args []string) error {
 	if len(shortened) == 0 {
 		return errors.New("no test here asks test/long: run this at the top of the repository")
 	}
+	flags := flag.NewFlagSet("longtests", flag.ContinueOnError)
+	flags.SetOutput(out)
+	whole := flags.String("whole", "", "folders whose tests are all run, with \"|\" between them")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	args = flags.Args()
 	leftOut, tests := pairs(more.Tests), map[pair]bool{}
-	for folder, names := range shortened {
+	add := func(folder string, names []string) {
 		for _, name := range names {
 			tests[pair{folder, name}] = true
 		}
 	}
+	for folder, names := range shortened {
+		add(folder, names)
+	}
 	maps.Copy(tests, leftOut)
+	if *whole != "" {
+		all, err := uses.All(root)
+		if err != nil {
+			return fmt.Errorf("reading the tests: %w", err)
+		}
+		for folder := range strings.SplitSeq(*whole, "|") {
+			if len(all[folder]) == 0 {
+				return fmt.Errorf("-whole: folder %q has no tests", folder)
+			}
+			add(folder, all[folder])
+		}
+	}
 	switch {
 	case slices.Equal(args, []string{"tests"}):
 		_, err = fmt.Fprintln(out, pattern(tests))

@@ -58,3 +58,23 @@ func TestWhatItDoesNotKnowIsAnError(t *testing.T) {
 		t.Errorf("elsewhere: error %v", err)
 	}
 }
+
+func TestAFolderMayBeRunWhole(t *testing.T) {
+	const in = "TestTheTableOfLongTestsIsTrue" // of test/repo, none of which is long
+	if regexp.MustCompile(printed(t, "tests")).MatchString(in) || strings.Contains(printed(t, "packages"), "./test/repo") {
+		t.Error("test/repo is run without -whole")
+	}
+	tests := regexp.MustCompile(printed(t, "-whole", "test/repo|config/document", "tests"))
+	for name, want := range map[string]bool{in: true, "FuzzJSON": true, "TestRandomWalk": true, "TestWindowsOpen": false} {
+		if got := tests.MatchString(name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	packages := strings.Fields(printed(t, "-whole", "test/repo|config/document", "packages", "./test/repo"))
+	if packages[0] != "./test/repo" || !slices.Contains(packages, "./config/document") || !slices.Contains(packages, "./test/node") {
+		t.Errorf("packages: %v", packages)
+	}
+	if err := run(&strings.Builder{}, root, []string{"-whole", "test/repo|no/such", "tests"}); err == nil || !strings.Contains(err.Error(), `"no/such"`) {
+		t.Errorf("a folder without tests: error %v", err)
+	}
+}
