@@ -4,15 +4,20 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/sandbox"
@@ -22,6 +27,22 @@ import (
 const nobody = 65534
 
 var sandboxBinary string
+
+// printDeathSignal, in the environment, has this program print the signal by which the kernel kills it when its parent dies.
+const printDeathSignal = "GPUSLICE_TEST_PRINT_DEATH_SIGNAL"
+
+// The kernel answers for the thread that asks. While packages are initialised, that is the main thread, which has the signal.
+func init() {
+	if os.Getenv(printDeathSignal) == "" {
+		return
+	}
+	var signal int32
+	if err := unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&signal)), 0, 0, 0); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(signal)
+	os.Exit(0)
+}
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
@@ -114,6 +135,31 @@ written
 cat
 sh
 `
+
+// Where the main goroutine of the sandbox may change threads, one program in forty loses the signal.
+func TestAProgramKeepsTheSignalOfItsParentsDeath(t *testing.T) {
+	requireSandbox(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := sandbox.Options{Tmpfs: []string{"/mnt"}}
+	var starting sync.WaitGroup
+	for range 12 {
+		starting.Go(func() {
+			runtime.LockOSThread() // the kernel takes the end of this thread for the death of the parent
+			for range 10 {
+				c := sandbox.Command(t.Context(), sandboxBinary, options, self)
+				c.Env = append(os.Environ(), printDeathSignal+"=1")
+				c.SysProcAttr.Pdeathsig = syscall.SIGKILL
+				if out, err := c.Output(); err != nil || string(out) != "9" {
+					t.Errorf("the program is to be killed by signal %q, %v", out, err)
+				}
+			}
+		})
+	}
+	starting.Wait()
+}
 
 func TestASimulatedHostIsSeenAtTheSystemsOwnPaths(t *testing.T) {
 	requireSandbox(t)

@@ -15,6 +15,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
+// The signal by which the kernel kills this process when its parent dies is kept by the main thread alone, and the thread that calls exec becomes
+// the program. So the main goroutine stays on the main thread: from another one, the program would outlive the parent.
+func init() { runtime.LockOSThread() }
+
 func main() {
 	var binds, tmpfs []string
 	var argv0 string
@@ -68,14 +72,12 @@ func become(cmd *cobra.Command, o sandbox.Options, args []string) error {
 		child := sandbox.Command(cmd.Context(), self, o, args[0], args[1:]...)
 		child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 		child.SysProcAttr.Pdeathsig = syscall.SIGKILL
-		runtime.LockOSThread() // the death of the starting thread, not of the process, kills the child
 		return child.Run()
 	}
 	program, err := exec.LookPath(args[0])
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread()
 	if err := sandbox.Enter(o); err != nil {
 		return err
 	}
