@@ -75,7 +75,8 @@ test-race-agent: PACKAGES = ./test/node
 test-race-agent: test-binaries
 	@$(GOTEST) -race -short -run TestKilled $(SLOWEST)
 
-# What test-race leaves out. What config/document needs of memory cannot be measured with the race detector.
+# The packages that test-long runs whole: those that test-race leaves out, and config/document, whose need of memory cannot be measured with the
+# race detector.
 WHOLE := $(UNRACED)|config/document
 LONGTESTS := go run ./test/long/cmd/longtests -whole '$(WHOLE)'
 .PHONY: test-long

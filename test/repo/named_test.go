@@ -8,11 +8,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/long/uses"
 )
 
 var (
-	testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
-	codeSpan     = regexp.MustCompile("`([^`]+)`")
+	codeSpan = regexp.MustCompile("`([^`]+)`")
 	// testName is a test as pages name it, with its folder or without; "TestKilled…" is every test whose name begins so.
 	testName = regexp.MustCompile(`^(?:([\w/-]+): )?(Test\w+)(…?)$`)
 )
@@ -159,21 +160,12 @@ func testsNamedIn(line string, tests map[string][]string, home string) []named {
 	return all
 }
 
-// testsByFolder are the names of all tests, fuzz tests and benchmarks, by their folder from the root.
+// testsByFolder are the names of all tests, fuzz tests and examples, by their folder from the root.
 func testsByFolder(t *testing.T) map[string][]string {
 	t.Helper()
-	all := map[string][]string{}
-	for _, file := range files(t) {
-		if !strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		path, err := filepath.Rel(root, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, function := range testFunction.FindAllStringSubmatch(read(t, path), -1) {
-			all[filepath.Dir(path)] = append(all[filepath.Dir(path)], function[1])
-		}
+	all, err := uses.All(root)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if len(all) < 20 {
 		t.Fatalf("only %d folders have tests", len(all))

@@ -40,7 +40,7 @@ type Amount struct{ Capacity, Allocatable int64 }
 type Pod struct {
 	Phase    corev1.PodPhase
 	Reason   string   // why it does not run
-	Restarts int32    // of the containers of a pod that has not ended
+	Restarts int32    // of its containers; none of a pod that kubelet rejected
 	Devices  []string // "resource id", of PodResources List
 	settled  bool
 	listed   bool // by PodResources List, which for a moment lists none after kubelet has started
@@ -121,15 +121,15 @@ func (v View) ids(of []string) []string {
 
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{Phase: p.Status.Phase, Reason: strings.TrimSpace(p.Status.Reason + " " + p.Status.Message)}
-	ended := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
-	pod.settled = ended
+	pod.settled = p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+	rejected := p.Status.Phase == corev1.PodFailed && p.Status.Reason == "UnexpectedAdmissionError"
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			pod.Reason, pod.settled = c.Reason, true
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
-		if !ended { // after a reboot, kubelet tells of the containers of a pod that it rejects, or it does not
+		if !rejected { // of the containers that such a pod had before a reboot, kubelet tells or does not
 			pod.Restarts += c.RestartCount
 		}
 		if c.State.Running != nil {
@@ -194,29 +194,26 @@ func (s State) String() string {
 // Await looks until the goal is reached and the node is consistent. It returns the last state also when that never is so: then
 // with the context's error.
 func (v View) Await(ctx context.Context, goal func(State) bool) (State, error) {
+	return v.lookUntil(ctx, func(s State) bool { return s.consistent() && (goal == nil || goal(s)) })
+}
+
+// awaitLost looks until kubelet offers no device of a resource, because it has noticed that their plugin has ended.
+func (v View) awaitLost(ctx context.Context, resource string) error {
+	if _, err := v.lookUntil(ctx, func(s State) bool { return len(s.Devices[resource]) == 0 }); err != nil {
+		return fmt.Errorf("waiting until kubelet has lost the plugin of %s: %w", resource, err)
+	}
+	return nil
+}
+
+func (v View) lookUntil(ctx context.Context, reached func(State) bool) (State, error) {
 	for {
 		s, err := v.Look(ctx)
-		if err == nil && s.consistent() && (goal == nil || goal(s)) {
+		if err == nil && reached(s) {
 			return s, nil
 		}
 		select {
 		case <-ctx.Done():
 			return s, ctx.Err()
-		case <-ticks():
-		}
-	}
-}
-
-// awaitLost looks until kubelet offers no device of a resource, because it has noticed that their plugin has ended.
-func (v View) awaitLost(ctx context.Context, resource string) error {
-	for {
-		s, err := v.Look(ctx)
-		if err == nil && len(s.Devices[resource]) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting until kubelet has lost the plugin of %s: %w", resource, cmp.Or(err, ctx.Err()))
 		case <-ticks():
 		}
 	}

@@ -24,14 +24,14 @@ func Tests(root string) (map[string][]string, error) {
 // All are all that "go test" runs below the folder, in the same form: tests, the seeds of fuzz tests, examples.
 func All(root string) (map[string][]string, error) {
 	return tests(root, func(_ calls, name string) bool {
-		return name != "TestMain" && run.MatchString(name)
+		return name != "TestMain" && isRun.MatchString(name)
 	})
 }
 
-// run matches the functions that "go test" runs.
-var run = regexp.MustCompile(`^(Test|Fuzz|Example)($|[^a-z])`)
+// isRun matches the functions that "go test" runs.
+var isRun = regexp.MustCompile(`^(Test|Fuzz|Example)($|[^a-z])`)
 
-func tests(root string, are func(of calls, name string) bool) (map[string][]string, error) {
+func tests(root string, wanted func(of calls, name string) bool) (map[string][]string, error) {
 	packages, err := read(root)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func tests(root string, are func(of calls, name string) bool) (map[string][]stri
 	tests := map[string][]string{}
 	for folder, of := range packages {
 		for _, name := range slices.Sorted(maps.Keys(of)) {
-			if are(of, name) {
+			if wanted(of, name) {
 				tests[folder] = append(tests[folder], name)
 			}
 		}

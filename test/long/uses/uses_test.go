@@ -39,6 +39,30 @@ func TestDoesNot(t *testing.T) { other(); TestDoesNot(t) }`,
 	}
 }
 
+func TestAllThatGoTestRunsIsFound(t *testing.T) {
+	root := t.TempDir()
+	text := `package a
+func Test(t *testing.T) {}
+func TestMain(m *testing.M) {}
+func Test1(t *testing.T) {}
+func Tested() {}
+func FuzzB(f *testing.F) {}
+func Example() {}
+func ExampleC() {}
+func BenchmarkD(b *testing.B) {}
+func (x) TestOfAType(t *testing.T) {}`
+	if err := os.WriteFile(filepath.Join(root, "x_test.go"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := uses.All(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string][]string{".": {"Example", "ExampleC", "FuzzB", "Test", "Test1"}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestAFileThatIsNoGoIsAnError(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "x_test.go"), []byte("no Go"), 0o600); err != nil {
