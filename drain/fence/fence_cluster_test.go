@@ -2,7 +2,6 @@ package fence_test
 
 import (
 	"context"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -136,10 +135,8 @@ func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 // kubectl runs a kubectl of the control plane's version as the administrator.
 func kubectl(t *testing.T, args ...string) {
 	t.Helper()
-	cluster := clustertest.Start(t)
-	out, err := exec.CommandContext(t.Context(), cluster.Kubectl(), append([]string{"--kubeconfig", cluster.AdminKubeconfig()}, args...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("kubectl %q: %v\n%s", args, err, out)
+	if _, err := clustertest.Start(t).RunKubectl(t.Context(), args...); err != nil {
+		t.Fatal(err)
 	}
 }
 

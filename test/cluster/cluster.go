@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
@@ -221,5 +222,17 @@ func (c *Cluster) Dir() string { return c.dir }
 // Kubectl is the path of a kubectl of the control plane's version. It may be handed files that the Go command does not know of.
 func (c *Cluster) Kubectl() string {
 	binaries.KeepOutOfTestCache()
-	return filepath.Join(c.binaries, "kubectl")
+	return c.kubectl()
+}
+
+func (c *Cluster) kubectl() string { return filepath.Join(c.binaries, "kubectl") }
+
+// RunKubectl runs kubectl as the administrator and returns what it prints. The arguments name no file: so the result of a test stays in the Go
+// command's cache.
+func (c *Cluster) RunKubectl(ctx context.Context, args ...string) (string, error) {
+	out, err := exec.CommandContext(ctx, c.kubectl(), append([]string{"--kubeconfig", c.AdminKubeconfig()}, args...)...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %q: %w\n%s", args, err, out)
+	}
+	return string(out), nil
 }

@@ -172,9 +172,8 @@ func TestTheAuditLogCountsTheWritesOfAUser(t *testing.T) {
 }
 
 func TestKubectlWorksWithTheKubeconfig(t *testing.T) {
-	c := clustertest.Start(t)
-	out, err := exec.CommandContext(t.Context(), c.Kubectl(), "--kubeconfig="+c.AdminKubeconfig(), "get", "namespace", "default", "-oname").CombinedOutput()
-	if got := strings.TrimSpace(string(out)); err != nil || got != "namespace/default" {
+	out, err := clustertest.Start(t).RunKubectl(t.Context(), "get", "namespace", "default", "-oname")
+	if got := strings.TrimSpace(out); err != nil || got != "namespace/default" {
 		t.Errorf("kubectl get namespace default: %q, %v", got, err)
 	}
 }

@@ -1,7 +1,6 @@
 package node_test
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -237,12 +236,11 @@ func (r *rig) runToTheMiddle(name string) {
 // kubectl is what an administrator does.
 func (r *rig) kubectl(args ...string) string {
 	r.t.Helper()
-	args = append([]string{"--kubeconfig", r.cluster.AdminKubeconfig()}, args...)
-	out, err := exec.CommandContext(r.t.Context(), r.cluster.Kubectl(), args...).CombinedOutput()
+	out, err := r.cluster.RunKubectl(r.t.Context(), args...)
 	if err != nil {
-		r.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		r.t.Fatal(err)
 	}
-	return string(out)
+	return out
 }
 
 // stillInTheMiddle fails the test if the fence was opened meanwhile, so that what was done came too late.

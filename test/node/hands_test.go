@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -173,14 +172,6 @@ func (r *rig) configMapOf(name string, data map[string]string) {
 			r.t.Error(err)
 		}
 	})
-}
-
-func (r *rig) cordon() {
-	r.t.Helper()
-	cmd := exec.Command(r.cluster.Kubectl(), "--kubeconfig", r.cluster.AdminKubeconfig(), "cordon", r.Name)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		r.t.Fatalf("kubectl cordon: %v\n%s", err, out)
-	}
 }
 
 // writes are the requests by which agents changed something of this node, of the resource or of any if it is empty. Those about

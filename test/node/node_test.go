@@ -325,7 +325,7 @@ func TestAWithdrawnWishIsUndoneAndACordonStays(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	before := r.GPUs.String()
-	r.cordon()
+	r.kubectl("cordon", r.Name)
 	if err := r.GPUs.Delay(gpusim.CreateGpuInstanceWithPlacement, 300*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
