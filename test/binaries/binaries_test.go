@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -87,7 +88,7 @@ module k8s.io/kubernetes
 func newBuilder(t *testing.T) (b binaries.Builder, root string) {
 	t.Helper()
 	// What the user has is of no account, as long as a test does not say otherwise; and sources change within a run of make.
-	t.Setenv("GPUSLICE_RUN", "")
+	inRun(t, "")
 	t.Setenv(binaries.KubeBin, "")
 	old := t.TempDir()
 	script(t, filepath.Join(old, "kubectl"), "echo Client Version: v1.2.3\n")
@@ -97,6 +98,21 @@ func newBuilder(t *testing.T) (b binaries.Builder, root string) {
 		write(t, filepath.Join(root, f.Name), string(f.Data))
 	}
 	return binaries.Builder{Root: root, Cache: t.TempDir()}, root
+}
+
+// inRun makes this a run of make. t.Setenv would read the variable first, by which the Go command would run these tests in each run of make.
+func inRun(t *testing.T, run string) {
+	t.Helper()
+	const variable = "GPUSLICE_RUN"
+	before, _ := syscall.Getenv(variable)
+	if err := syscall.Setenv(variable, run); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Setenv(variable, before); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func write(t *testing.T, path, text string) {
@@ -247,7 +263,7 @@ func TestARunOfMakeBuildsAProgramOnce(t *testing.T) {
 	b, root := newBuilder(t)
 	tool := func(run string) string {
 		t.Helper()
-		t.Setenv("GPUSLICE_RUN", run)
+		inRun(t, run)
 		file, err := b.Tool(t.Context(), "./cmd/tool")
 		if err != nil {
 			t.Fatal(err)

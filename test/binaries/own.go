@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -94,9 +95,15 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	return file, nil
 }
 
+// thisRun is what make calls this run of it, or "". os.Getenv would have the Go command run a test anew for each name.
+func thisRun() string {
+	run, _ := syscall.Getenv(runVariable)
+	return run
+}
+
 // builtInThisRun is the file that this run of make has made of the program at latest, or "".
 func builtInThisRun(latest string) string {
-	run := os.Getenv(runVariable)
+	run := thisRun()
 	if run == "" {
 		return ""
 	}
@@ -113,7 +120,7 @@ func builtInThisRun(latest string) string {
 
 // noteRun has builtInThisRun return file for the program at latest.
 func noteRun(latest, file string) error {
-	run := os.Getenv(runVariable)
+	run := thisRun()
 	if run == "" {
 		return nil
 	}
