@@ -39,6 +39,7 @@ var Tests = map[string]string{
 	"test/cluster: TestAComponentKilledLaterIsReported":                               "test/cluster: TestAComponentThatDiesIsReportedWithTheEndOfItsLog",
 	"test/bench/fleet: TestRequestsAreCountedAsTheAPIServerDoesAndIdleAgentsSendNone": "agent/watched: TestAChangeThatDecidesNothingWakesNoLoop",
 	"test/incumbent: TestNVIDIAEmptiesTheGPUsForAnExampleOfAnotherModel":              "test/incumbent: TestAnExampleForAnotherModelIsRefused",
+	"test/hardware: TestTheBundleRunsOnSimulatedGPUs":                                 "test/node: TestALabelDrainsRepartitionsAndGivesTheNodeBack",
 
 	// Kubelet's probes.
 	"test/node: TestKubeletStartsAnAgentAnewThatStandsStill": "agent/alive: TestPromise14APassThatDoesNotEndIsNoticed",
