@@ -128,7 +128,7 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 				}
 			})
 			text := strings.Repeat("x", 1<<20)
-			for i := range long.Size(100, 40) {
+			for i := range long.Size(64, 40) {
 				spec := r.podSpec(nil)
 				spec.NodeName, spec.NodeSelector = r.Name, nil
 				spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
@@ -171,7 +171,7 @@ func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
 			for i := range 16 << 10 {
 				values = append(values, fmt.Sprintf("%063d", i))
 			}
-			for i := range long.Size(100, 40) {
+			for i := range long.Size(64, 40) {
 				_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
 					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)},
 					Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
