@@ -39,6 +39,7 @@ func TestTheAgentUsesEachOfItsRightsAndNeedsNoOther(t *testing.T) {
 	r := newRig(t, twoA100, settings, configManager, func(o *node.Options) {
 		o.Labels[labelPool], o.Labels[config.LabelDevicePluginConfig] = name, "mixed-4"
 	})
+	// No other test has this many replicas: the key in the plugin's ConfigMap is made of the config, and what is there already is not written.
 	r.configMapOf(name, map[string]string{
 		maintenanceKey: maintenanceHeader + "pools:\n- {name: " + name + ", selector: " + labelPool + "=" + name + ", maxUnavailable: 1}\n",
 		"profiles.yaml": `apiVersion: gpuslice.io/v1alpha1
@@ -46,7 +47,7 @@ kind: Profiles
 profiles:
   small:
     mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
-    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 3}]}}
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 6}]}}
 `,
 	})
 	r.awaitOffered("nvidia.com/gpu", 2)
