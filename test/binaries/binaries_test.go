@@ -100,7 +100,8 @@ func newBuilder(t *testing.T) (b binaries.Builder, root string) {
 	return binaries.Builder{Root: root, Cache: t.TempDir()}, root
 }
 
-// inRun makes this a run of make. t.Setenv would read the variable first, by which the Go command would run these tests in each run of make.
+// inRun names the run of make that the test is of; "" is none. It is not t.Setenv, which reads the variable too: the Go command notes that, and
+// would take no result of these tests from its cache.
 func inRun(t *testing.T, run string) {
 	t.Helper()
 	const variable = "GPUSLICE_RUN"

@@ -95,7 +95,8 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	return file, nil
 }
 
-// thisRun is what make calls this run of it, or "". os.Getenv would have the Go command run a test anew for each name.
+// thisRun is the name of the run of make that has started this process, or "". The Go command notes what os.Getenv reads, and would take no
+// result of a test from its cache where the name differs.
 func thisRun() string {
 	run, _ := syscall.Getenv(runVariable)
 	return run

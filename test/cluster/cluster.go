@@ -227,8 +227,8 @@ func (c *Cluster) Kubectl() string {
 
 func (c *Cluster) kubectl() string { return filepath.Join(c.binaries, "kubectl") }
 
-// RunKubectl runs kubectl as the administrator and returns what it prints. The arguments name no file: so the result of a test stays in the Go
-// command's cache.
+// RunKubectl runs kubectl as the administrator and returns what it prints. The arguments may name no file: the Go command does not see which files
+// kubectl reads, and would take a test's result from its cache after such a file has changed. Kubectl is for those.
 func (c *Cluster) RunKubectl(ctx context.Context, args ...string) (string, error) {
 	out, err := exec.CommandContext(ctx, c.kubectl(), append([]string{"--kubeconfig", c.AdminKubeconfig()}, args...)...).CombinedOutput()
 	if err != nil {

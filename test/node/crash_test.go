@@ -205,6 +205,7 @@ func TestKilledAtEachBorderOfAFullChangeItEndsTheSame(t *testing.T) {
 			s := newStage(t, row.reboots)
 			for _, wish := range []string{"whole", "cut"} {
 				s.deaths = nil
+				// In a short run the agents die on the way to the cut GPU alone, which takes steps of all kinds.
 				s.change(wish, fate{border: long.Full() || wish == "cut"})
 				t.Logf("%s after %d deaths: %s", wish, len(s.deaths), strings.Join(s.deaths, "; "))
 				s.awaitUser(wish)

@@ -148,7 +148,7 @@ func TestAProgramKeepsTheSignalOfItsParentsDeath(t *testing.T) {
 	for range 12 {
 		starting.Go(func() {
 			runtime.LockOSThread() // the kernel takes the end of this thread for the death of the parent
-			for range 5 {
+			for range 10 {
 				c := sandbox.Command(t.Context(), sandboxBinary, options, self)
 				c.Env = append(os.Environ(), printDeathSignal+"=1")
 				c.SysProcAttr.Pdeathsig = syscall.SIGKILL

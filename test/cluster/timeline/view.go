@@ -3,6 +3,7 @@ package timeline
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -205,6 +206,7 @@ func (v View) awaitLost(ctx context.Context, resource string) error {
 	return nil
 }
 
+// lookUntil looks until reached is satisfied with a look that did not fail. When the context ends before, its error is that and the last look's.
 func (v View) lookUntil(ctx context.Context, reached func(State) bool) (State, error) {
 	for {
 		s, err := v.Look(ctx)
@@ -213,7 +215,7 @@ func (v View) lookUntil(ctx context.Context, reached func(State) bool) (State, e
 		}
 		select {
 		case <-ctx.Done():
-			return s, ctx.Err()
+			return s, errors.Join(ctx.Err(), err)
 		case <-ticks():
 		}
 	}
