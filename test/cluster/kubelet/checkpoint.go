@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,6 +67,7 @@ func (p *podDevices) stub(uid types.UID) *corev1.Pod {
 func (t *deviceTable) restore() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.saved = nil // somebody may have taken the file away while no kubelet ran
 	path := filepath.Join(t.dir, checkpointFile)
 	text, err := os.ReadFile(path)
 	var c checkpoint
@@ -91,14 +93,18 @@ func (t *deviceTable) restore() error {
 	return t.save()
 }
 
-// save writes the checkpoint. The caller holds t.mu.
+// save writes the checkpoint, unless it is as it was written last: a plugin reports its devices over and over. The caller holds t.mu.
 func (t *deviceTable) save() error {
 	text, err := json.MarshalIndent(checkpoint{BootID: t.bootID, Registered: sets.List(sets.KeySet(t.resources)), Pods: t.pods}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("writing the record of devices: %w", err)
 	}
+	if bytes.Equal(text, t.saved) {
+		return nil
+	}
 	if err := renameio.WriteFile(filepath.Join(t.dir, checkpointFile), text, 0o600); err != nil {
 		return fmt.Errorf("writing the record of devices: %w", err)
 	}
+	t.saved = text
 	return nil
 }

@@ -44,8 +44,9 @@ type deviceTable struct {
 	resources map[string]*pluginResource
 	forgotten sets.Set[string] // resources that left the table and are to be reported as 0
 	pods      map[types.UID]*podDevices
-	rebooted  bool // the checkpoint is of another boot
-	existed   bool // there was a checkpoint
+	rebooted  bool   // the checkpoint is of another boot
+	existed   bool   // there was a checkpoint
+	saved     []byte // the checkpoint as it was written last
 
 	server *grpc.Server
 	life   context.Context // ends with the service, which starts and stops many times

@@ -142,7 +142,7 @@ func (n *nodeReporter) report(ctx context.Context, zero bool) error {
 			after.Status.Conditions[i].LastHeartbeatTime = now
 		}
 	}
-	patch, err := statusPatch(before, after, corev1.Node{})
+	patch, err := statusPatch(&corev1.Node{Status: before.Status}, &corev1.Node{Status: after.Status}, corev1.Node{})
 	if err != nil {
 		return fmt.Errorf("comparing the status of node %s: %w", n.k.Node, err)
 	}
@@ -313,7 +313,7 @@ func statusDiffers(a, b corev1.NodeStatus) bool {
 	return errX != nil || errY != nil || string(x) != string(y)
 }
 
-// statusPatch is the strategic merge patch between two states of an object of which only the status differs.
+// statusPatch is the strategic merge patch between two statuses, each in an object with nothing else, since a spec may be large.
 func statusPatch[T any](before, after *T, kind T) ([]byte, error) {
 	x, err := json.Marshal(before)
 	if err != nil {
