@@ -14,7 +14,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // Promise 15: Believe only what this host's agent wrote. A tenant, who may create pods and nothing else, has one that looks like the
@@ -93,101 +92,96 @@ func TestATenantsPodWithAnOwnerThatNobodyCanAskForHoldsUpNoChange(t *testing.T) 
 // lists has client-go begin a watch with a list, as it does where the API server cannot begin one with what is there.
 const lists = "KUBE_FEATURE_WatchListClient=false"
 
-// beginnings are how a watch begins.
-var beginnings = map[string][]string{streamed: nil, listed: {lists}}
-
-const streamed, listed = "as a stream", "with a list"
-
-// staysSmall fails the test if the agent has taken more memory than half of what its pod has: of that it needs as much in a long run as in a
-// short one, since nothing that it keeps grows with what others write.
-func (r *rig) staysSmall(p *process) {
+// eachBeginning runs an agent for each way in which watches begin, one after the other beside the same objects, and fails the test if one of them
+// takes more memory than half of what its pod has: of that it needs as much in a long run as in a short one, since nothing that it keeps
+// grows with what others write.
+func (r *rig) eachBeginning(change func(wish string)) {
 	r.t.Helper()
-	most := r.resident(p, "VmHWM") >> 10
-	r.t.Logf("at most %d MiB", most)
-	if most > 128 {
-		r.t.Errorf("it has taken %d MiB", most)
+	for _, watches := range []struct {
+		begin string
+		env   []string
+		wish  string
+	}{
+		{"as a stream", nil, "all-balanced"},
+		{"with a list", []string{lists}, "all-disabled"},
+	} {
+		r.agents.env = watches.env
+		p := r.run()
+		change(watches.wish)
+		most := r.resident(p, "VmHWM") >> 10
+		r.t.Logf("an agent whose watches begin %s has taken %d MiB", watches.begin, most)
+		if most > 128 {
+			r.t.Errorf("an agent whose watches begin %s has taken %d MiB", watches.begin, most)
+		}
+		r.kill()
 	}
 }
 
 // Promise 16. A tenant fills pods with as much text as the API server takes, and sends them to the node: kubelet refuses those that are
 // too many, and they stay in the list all the same. The agent's pod has 256 MiB. Nothing runs beside it: such lists slow the API server down for all.
 func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
-	for name, env := range beginnings {
-		if name == streamed && !long.Full() { // as the budgets' are in short runs
-			continue
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	t.Cleanup(func() {
+		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+		if err := r.client.CoreV1().Pods(namespace).DeleteCollection(context.WithoutCancel(t.Context()), now, metav1.ListOptions{}); err != nil {
+			t.Error(err)
 		}
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, twoH100, "")
-			r.agents.env = env
-			r.awaitOffered("nvidia.com/gpu", 2)
-			namespace := clustertest.Namespace(t)
-			t.Cleanup(func() {
-				now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
-				if err := r.client.CoreV1().Pods(namespace).DeleteCollection(context.WithoutCancel(t.Context()), now, metav1.ListOptions{}); err != nil {
-					t.Error(err)
-				}
-			})
-			text := strings.Repeat("x", 1<<20)
-			for i := range long.Size(64, 40) {
-				spec := r.podSpec(nil)
-				spec.NodeName, spec.NodeSelector = r.Name, nil
-				spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
-				if _, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
-					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)}, Spec: spec,
-				}, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			p := r.run()
-			r.label(config.LabelMIGConfig, "all-balanced")
-			r.givenBack(r.awaitConverged("all-balanced"))
-			r.staysSmall(p)
-		})
+	})
+	text := strings.Repeat("x", 1<<20)
+	for i := range 64 {
+		spec := r.podSpec(nil)
+		spec.NodeName, spec.NodeSelector = r.Name, nil
+		spec.Containers[0].Env = []corev1.EnvVar{{Name: "TEXT", Value: text}}
+		if _, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)}, Spec: spec,
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
+	r.eachBeginning(func(wish string) {
+		r.label(config.LabelMIGConfig, wish)
+		r.givenBack(r.awaitConverged(wish))
+	})
 }
 
 // Promise 16. A tenant whose pod a disruption budget keeps has as many others beside it as the API server takes, each as large as it takes.
 // Nothing runs beside it.
 func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
-	for name, env := range beginnings {
-		if name == listed && !long.Full() { // as the pods' are in short runs
-			continue
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	t.Cleanup(func() {
+		budgets := r.client.PolicyV1().PodDisruptionBudgets(namespace)
+		if err := budgets.DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			t.Error(err)
 		}
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, twoH100, "")
-			r.agents.env = env
-			r.awaitOffered("nvidia.com/gpu", 2)
-			namespace := clustertest.Namespace(t)
-			r.user(namespace, "train", nil)
-			r.budget(namespace, "train", 1)
-			r.awaitBudget(namespace, "train", 0)
-			t.Cleanup(func() {
-				budgets := r.client.PolicyV1().PodDisruptionBudgets(namespace)
-				if err := budgets.DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-					t.Error(err)
-				}
-			})
-			var values []string
-			for i := range 16 << 10 {
-				values = append(values, fmt.Sprintf("%063d", i))
-			}
-			for i := range long.Size(64, 40) {
-				_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
-					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)},
-					Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-						{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values},
-					}}},
-				}, metav1.CreateOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-			p := r.run()
-			r.label(config.LabelMIGConfig, "all-balanced")
-			r.awaitReason(config.ReasonEvictionBlocked)
-			r.relax(namespace, "train")
-			r.givenBack(r.awaitConverged("all-balanced"))
-			r.staysSmall(p)
-		})
+	})
+	var values []string
+	for i := range 16 << 10 {
+		values = append(values, fmt.Sprintf("%063d", i))
 	}
+	for i := range 64 {
+		_, err := r.client.PolicyV1().PodDisruptionBudgets(namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("full-%d", i)},
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+				{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values},
+			}}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := map[string]string{"all-balanced": "nvidia.com/gpu", "all-disabled": "nvidia.com/mig-1g.10gb"} // when that is asked for
+	r.eachBeginning(func(wish string) {
+		pod := "train-" + wish
+		r.user(namespace, pod, func(p *corev1.Pod) { p.Spec = r.podSpec(map[string]string{held[wish]: "1"}) })
+		r.budget(namespace, pod, 1)
+		r.awaitBudget(namespace, pod, 0)
+		r.label(config.LabelMIGConfig, wish)
+		r.awaitReason(config.ReasonEvictionBlocked)
+		r.relax(namespace, pod)
+		r.givenBack(r.awaitConverged(wish))
+	})
 }
