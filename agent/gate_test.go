@@ -37,6 +37,9 @@ const (
 // nights is open from 22:00 to 04:00.
 const nights = "windows: [{days: [Mon, Tue, Wed, Thu, Fri, Sat, Sun], start: '22:00', duration: 6h}]\nestimate: 10m\njitter: 0s\n"
 
+// hourly is open from 00:00 to 01:00 and from 02:00 to 03:00. Where the agent looks at the node all the while, nights would be long.
+const hourly = "windows: [{days: [Sat], start: '00:00', duration: 1h}, {days: [Sat], start: '02:00', duration: 1h}]\nestimate: 10m\njitter: 0s\n"
+
 // until returns a file with one window, which was open all the year before.
 func until(end time.Time) string {
 	return fmt.Sprintf("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '%s'}]\nestimate: 10m\njitter: 0s\n", end.Format(time.RFC3339))
@@ -266,12 +269,12 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
-		w.maintain(nights)
+		w.maintain(hourly)
 		relent, gpu := w.stubborn(), w.count(nil)
 		w.label("all-1g.10gb")
 		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
 		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable })
-		if now, late := time.Now(), time.Date(2000, 1, 1, 3, 50, 0, 0, time.UTC); now.Before(late) || now.Sub(late) > time.Minute {
+		if now, late := time.Now(), time.Date(2000, 1, 1, 0, 50, 0, 0, time.UTC); now.Before(late) || now.Sub(late) > time.Minute {
 			t.Errorf("the node was given back at %v", now) // the change takes ten minutes more
 		}
 		c := w.settle(config.ReasonAwaitingWindow)
@@ -279,12 +282,12 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 		if gpu.calls > 0 || !w.runs("holder") {
 			t.Errorf("%d calls into the driver; the pod runs: %t", gpu.calls, w.runs("holder"))
 		}
-		if !strings.Contains(c.Message, "Sat 2000-01-01 22:00:00Z") || w.status().Failed != nil {
+		if !strings.Contains(c.Message, "Sat 2000-01-01 02:00:00Z") || w.status().Failed != nil {
 			t.Errorf("it counts as failed (%v), or the node does not say when it is tried again: %s", w.status().Failed, c.Message)
 		}
 		relent()
 		w.reach("all-1g.10gb")
-		if time.Now().Before(time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)) {
+		if time.Now().Before(time.Date(2000, 1, 1, 2, 0, 0, 0, time.UTC)) {
 			t.Errorf("the next attempt was at %v", time.Now())
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -36,7 +35,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 					n.Spec.Taints = []corev1.Taint{{Key: "restricted", Effect: corev1.TaintEffectNoSchedule}}
 				})
 				row.ask(w)
-				w.spend(time.Hour)
+				w.spend(4 * w.settings.Timeouts.Capacity)
 				c := w.condition()
 				d := w.agent.Diagnose(t.Context(), true)
 				said := show.Diagnosis(d)
