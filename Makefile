@@ -42,8 +42,9 @@ RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
 SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
 # The names of the tests that test/long/more lists as left out of make test.
 MORE     = $$(go run ./test/long/cmd/longtests left-out)
-# Packages whose tests mostly start programs or read the sources: the race detector sees only what runs in a test's own process.
-UNRACED := test/node|test/hardware|test/shipped|test/incumbent|test/policy|test/repo
+# Packages whose tests mostly start programs or read the sources, or compute in one goroutine: the race detector sees only what runs side by side
+# in a test's own process.
+UNRACED := test/node|test/hardware|test/shipped|test/incumbent|test/policy|test/repo|config/window
 LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/hardware ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
 PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
@@ -86,10 +87,9 @@ test-long: PACKAGES = $$($(LONGTESTS) packages $(LONGEST))
 test-long: test-nocgo test-binaries ## at full length: what make test shortens or leaves out, and all that test-race does not run
 	@$(GOTEST) -run "$$($(LONGTESTS) tests)" $(SLOWEST)
 
-# What test-long itself shortens: with these 13 minutes test-all would take more than 40.
+# With these ten minutes test-all would take more than 40.
 .PHONY: test-exhaustive
-test-exhaustive: test-binaries ## what test-long still shortens: 2,000 wishes a model, each fault of each call, a resource that kubelet forgets (as root)
-	go test -count=1 -timeout 3h ./test/geometry -run 'TestRandomWalk|TestPartsShareInstances' -wishes 2000 -full
+test-exhaustive: test-binaries ## what test-all leaves out: each call of the library with each code, and a resource that kubelet forgets (as root)
 	go test -count=1 -timeout 3h ./agent -run 'TestEachCallOfTheLibraryFailsOnce' -everyfault
 	go run ./test/binaries/cmd/binaries $(FOR_E2E)
 	GPUSLICE_E2E=1 GPUSLICE_E2E_SLOW=1 go test -count=1 -timeout 30m ./test/e2e -run Forgotten

@@ -14,13 +14,12 @@ import (
 )
 
 var (
-	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 240, and 12 in short runs")
+	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 2,000, and 12 in short runs")
 	seed   = flag.Uint64("seed", 1, "where random numbers begin")
-	full   = flag.Bool("full", false, "every wish with parts, and not a quarter of them")
 )
 
 // wished is how many random wishes there are for each model.
-func wished() int { return cmp.Or(*wishes, long.Size(240, 12)) }
+func wished() int { return cmp.Or(*wishes, long.Size(2000, 12)) }
 
 // newRandom gives random numbers that are others for each model, and the same for each run.
 func newRandom(model string) *rand.Rand {

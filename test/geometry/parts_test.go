@@ -24,11 +24,8 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	t.Parallel()
 	a := survey(t, "A100-40GB")
 	all := a.withParts()
-	some := all
-	if !*full {
-		newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		some = all[:len(all)/long.Size(4, 40)]
-	}
+	newRandom(a.gpu.Model).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	some := all[:len(all)/long.Size(1, 40)]
 	ours, theirs := newHost(t, t.TempDir(), "A100-40GB", perHost), newHost(t, t.TempDir(), "A100-40GB", perHost)
 	fewer := 0
 	for batch := range slices.Chunk(some, perHost) {
