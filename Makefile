@@ -24,8 +24,8 @@ LINT    := go tool -modfile=test/tools/go.mod golangci-lint
 # CI is set, nothing is. test/binaries, which knows that a test runs programs, keeps its result out. Three packages at a
 # time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
 # at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
-# Timers may fire 2 ms late instead of 50 us: Go's scheduler asks for 20 us over and over, which takes a quarter of the
-# processor time of programs that mostly wait.
+# Timers may fire 2 ms late instead of 50 us: Go's scheduler sleeps for 20 us over and over, which takes a quarter
+# of the processor time of programs that mostly wait.
 # GPUSLICE_RUN names this run, in which test/binaries builds each program once.
 # -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)

@@ -472,7 +472,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
 		empty := fullfs.Fill(t, dir)
 		w.profile("alone")
-		w.spend(20 * time.Minute)
+		w.spend(90 * time.Minute)
 		c := w.condition()
 		if folder := filepath.Dir(w.settings.DevicePlugin.ConfigFile); !strings.Contains(c.Message, "folder "+folder+" ") {
 			t.Errorf("it does not say which folder is full: %s: %s", c.Reason, c.Message)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -35,7 +36,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 					n.Spec.Taints = []corev1.Taint{{Key: "restricted", Effect: corev1.TaintEffectNoSchedule}}
 				})
 				row.ask(w)
-				w.spend(4 * w.settings.Timeouts.Capacity)
+				w.spend(time.Hour)
 				c := w.condition()
 				d := w.agent.Diagnose(t.Context(), true)
 				said := show.Diagnosis(d)

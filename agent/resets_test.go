@@ -138,16 +138,16 @@ func TestAResetWaitsForItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
 		defer func() { w.watches() }()
-		w.maintain(hourly)
+		w.maintain(twoHours)
 		w.converge("all-3g.40gb")
 		w.spend(65 * time.Minute)
 		w.ail(0, 1)
-		w.spend(45 * time.Minute)
+		w.spend(150 * time.Minute) // longer than the drain and the capacity may take
 		if reason := w.condition().Reason; w.resets() != 0 || reason != string(config.ReasonAwaitingWindow) || w.node().Spec.Unschedulable {
 			t.Fatalf("%d resets outside of the window; the node says %s", w.resets(), reason)
 		}
 		w.passes("the end", func() bool { return w.resets() > 0 && w.healed() })
-		if hour := time.Now().UTC().Hour(); hour != 2 {
+		if hour := time.Now().UTC().Hour(); hour != 4 {
 			t.Errorf("it was reset at %d o'clock", hour)
 		}
 		w.reach("all-3g.40gb")

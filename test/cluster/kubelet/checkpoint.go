@@ -67,7 +67,7 @@ func (p *podDevices) stub(uid types.UID) *corev1.Pod {
 func (t *deviceTable) restore() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.saved = nil // somebody may have taken the file away while no kubelet ran
+	t.saved = nil // a test may have removed the file while no kubelet ran
 	path := filepath.Join(t.dir, checkpointFile)
 	text, err := os.ReadFile(path)
 	var c checkpoint

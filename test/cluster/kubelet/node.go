@@ -142,7 +142,7 @@ func (n *nodeReporter) report(ctx context.Context, zero bool) error {
 			after.Status.Conditions[i].LastHeartbeatTime = now
 		}
 	}
-	patch, err := statusPatch(&corev1.Node{Status: before.Status}, &corev1.Node{Status: after.Status}, corev1.Node{})
+	patch, err := statusPatch(corev1.Node{Status: before.Status}, corev1.Node{Status: after.Status})
 	if err != nil {
 		return fmt.Errorf("comparing the status of node %s: %w", n.k.Node, err)
 	}
@@ -314,7 +314,7 @@ func statusDiffers(a, b corev1.NodeStatus) bool {
 }
 
 // statusPatch is the strategic merge patch between two statuses, each in an object with nothing else, since a spec may be large.
-func statusPatch[T any](before, after *T, kind T) ([]byte, error) {
+func statusPatch[T corev1.Node | corev1.Pod](before, after T) ([]byte, error) {
 	x, err := json.Marshal(before)
 	if err != nil {
 		return nil, err
@@ -323,5 +323,5 @@ func statusPatch[T any](before, after *T, kind T) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return strategicpatch.CreateTwoWayMergePatch(x, y, kind)
+	return strategicpatch.CreateTwoWayMergePatch(x, y, before)
 }

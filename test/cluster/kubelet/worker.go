@@ -286,7 +286,7 @@ func (w *worker) report(ctx context.Context) {
 
 // podPatch is the change of status with the pod's UID as its condition; nil if there is none.
 func podPatch(before, after *corev1.Pod) ([]byte, error) {
-	patch, err := statusPatch(&corev1.Pod{Status: before.Status}, &corev1.Pod{Status: after.Status}, corev1.Pod{})
+	patch, err := statusPatch(corev1.Pod{Status: before.Status}, corev1.Pod{Status: after.Status})
 	if err != nil || string(patch) == "{}" {
 		return nil, err
 	}
