@@ -105,7 +105,7 @@ test-nocgo: ## that all but the leaves and the agent builds without cgo, and the
 	for os in linux darwin windows; do GOOS=$$os CGO_ENABLED=0 go list -export -f '' ./cmd/kubectl-gpuslice; done # compiles, and links nothing
 
 .PHONY: test-binaries
-test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (10 minutes the first time)
+test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (20 minutes the first time)
 	go run ./test/binaries/cmd/binaries
 
 # What a run of test/e2e starts. It is said before it is built: the Go command keeps back what a test says.
