@@ -62,33 +62,49 @@ func (o *options) healthSocket() string {
 	return "@gpuslice-agent-" + hex.EncodeToString(sum[:8])
 }
 
-// answerHealth answers until ctx ends. If it cannot, it logs that, and the agent works all the same.
+// answerHealth answers until ctx ends. While another process of the same network namespace has the address, that one is asked: an agent
+// or a cleanup that waits for an agent to end answers in its place once it has.
 func (o *options) answerHealth(ctx context.Context, state func() alive.State, log *zap.Logger) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "unix", o.healthSocket())
+	listener, err := o.listenHealth(ctx)
 	if err != nil {
-		log.Error("no probe is answered: does another agent run with the same --lock?", zap.Error(err))
-		return
+		log.Warn("no probe is answered yet: does another agent run with the same --lock?", zap.Error(err))
 	}
-	context.AfterFunc(ctx, func() { _ = listener.Close() })
 	go func() {
-		for {
-			c, err := listener.Accept()
-			if ctx.Err() != nil {
+		for err != nil {
+			select {
+			case <-ctx.Done():
 				return
+			case <-time.After(healthTimeout):
 			}
-			if err != nil {
-				log.Warn("answering a probe", zap.Error(err))
-				select { // a lack of file descriptors, for instance, passes with time
-				case <-ctx.Done():
-				case <-time.After(healthTimeout):
-				}
-				continue
-			}
-			if err := tellHealth(c, state()); err != nil {
-				log.Debug("answering a probe", zap.Error(err))
-			}
+			listener, err = o.listenHealth(ctx)
 		}
+		context.AfterFunc(ctx, func() { _ = listener.Close() })
+		serveHealth(ctx, listener, state, log)
 	}()
+}
+
+func (o *options) listenHealth(ctx context.Context) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "unix", o.healthSocket())
+}
+
+func serveHealth(ctx context.Context, listener net.Listener, state func() alive.State, log *zap.Logger) {
+	for {
+		c, err := listener.Accept()
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			log.Warn("answering a probe", zap.Error(err))
+			select { // a lack of file descriptors, for instance, passes with time
+			case <-ctx.Done():
+			case <-time.After(healthTimeout):
+			}
+			continue
+		}
+		if err := tellHealth(c, state()); err != nil {
+			log.Debug("answering a probe", zap.Error(err))
+		}
+	}
 }
 
 func tellHealth(c net.Conn, s alive.State) error {

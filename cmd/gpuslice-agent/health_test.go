@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/zap/zaptest"
 
@@ -48,6 +50,31 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 		}
 		if _, err := ask("--ready"); (err == nil) != c.ready {
 			t.Errorf("%+v: ready: %v", c.state, err)
+		}
+	}
+}
+
+// A cleanup begins while the agent that it waits for still answers, and a new agent while the old one ends.
+func TestHealthIsAnsweredOnceTheAgentBeforeHasEnded(t *testing.T) {
+	o := options{lockFile: filepath.Join(t.TempDir(), "agent.lock")}
+	says := func(words string) func() alive.State {
+		return func() alive.State { return alive.State{Alive: true, Says: words} }
+	}
+	before, end := context.WithCancel(t.Context())
+	o.answerHealth(before, says("the one before"), zaptest.NewLogger(t))
+	o.answerHealth(t.Context(), says("its successor"), zaptest.NewLogger(t))
+	if s, err := o.askHealth(t.Context()); err != nil || s.Says != "the one before" {
+		t.Fatalf("while both run, a probe hears %q, %v", s.Says, err)
+	}
+	end()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		s, err := o.askHealth(t.Context())
+		if err == nil && s.Says == "its successor" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("once the one before has ended, a probe hears %q, %v", s.Says, err)
 		}
 	}
 }

@@ -1,8 +1,11 @@
 package node_test
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -152,14 +155,27 @@ func TestCleanupStaysInPlaceOfTheAgent(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	var out bytes.Buffer
 	cmd.Stdout = &out
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	lines := bufio.NewScanner(log)
+	for waits := false; !waits; waits = strings.Contains(lines.Text(), "waiting for another agent to end") {
+		if !lines.Scan() {
+			t.Fatalf("it does not wait for the agent: %v, %v, and has said:\n%s", lines.Err(), cmd.Wait(), out.String())
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, log) }()
 	r.kill()
-	probe := exec.CommandContext(t.Context(), r.Parts.Agent, append([]string{"health", "--ready"}, r.flags()...)...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for said := []byte(nil); !strings.Contains(string(said), "the node is clean"); {
 		var err error
-		if said, err = exec.CommandContext(t.Context(), probe.Path, probe.Args[1:]...).CombinedOutput(); err != nil && t.Context().Err() != nil {
+		said, err = exec.CommandContext(ctx, r.Parts.Agent, append([]string{"health", "--ready"}, r.flags()...)...).CombinedOutput()
+		if ctx.Err() != nil {
 			t.Fatalf("the probe says %s: %v", said, err)
 		}
 	}
