@@ -24,6 +24,8 @@ import (
 const (
 	// healthTimeout bounds the answer to a probe, a few bytes within one machine.
 	healthTimeout = time.Second
+	// healthRetry is the pause before the agent tries again to listen for probes, or to accept one.
+	healthRetry = time.Second
 	// longestHealth bounds an answer, which names one step.
 	longestHealth = 16 << 10 // bytes
 )
@@ -62,19 +64,20 @@ func (o *options) healthSocket() string {
 	return "@gpuslice-agent-" + hex.EncodeToString(sum[:8])
 }
 
-// answerHealth answers until ctx ends. While another process of the same network namespace has the address, that one is asked: an agent
-// or a cleanup that waits for an agent to end answers in its place once it has.
+// answerHealth answers probes until ctx ends. While another process of this network namespace has the address, such as the agent that this one
+// waits for, that process answers them; answerHealth tries again until the address is free.
 func (o *options) answerHealth(ctx context.Context, state func() alive.State, log *zap.Logger) {
 	listener, err := o.listenHealth(ctx)
 	if err != nil {
-		log.Warn("no probe is answered yet: does another agent run with the same --lock?", zap.Error(err))
+		log.Warn("another process answers the probes of this one until it ends: look for an agent with the same --lock in this network namespace",
+			zap.String("address", o.healthSocket()), zap.Duration("triedAgainEach", healthRetry), zap.Error(err))
 	}
 	go func() {
 		for err != nil {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(healthTimeout):
+			case <-time.After(healthRetry):
 			}
 			listener, err = o.listenHealth(ctx)
 		}
@@ -97,7 +100,7 @@ func serveHealth(ctx context.Context, listener net.Listener, state func() alive.
 			log.Warn("answering a probe", zap.Error(err))
 			select { // a lack of file descriptors, for instance, passes with time
 			case <-ctx.Done():
-			case <-time.After(healthTimeout):
+			case <-time.After(healthRetry):
 			}
 			continue
 		}

@@ -151,7 +151,9 @@ func TestCleanupStaysInPlaceOfTheAgent(t *testing.T) {
 	r.awaitOffered("nvidia.com/gpu", 1)
 	r.run()
 	r.awaitReason(config.ReasonNotRequested)
-	cmd := exec.CommandContext(t.Context(), r.Parts.Agent, append(append([]string{"cleanup"}, r.flags()...), "--stay")...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, r.Parts.Agent, append(append([]string{"cleanup"}, r.flags()...), "--stay")...)
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
 	var out bytes.Buffer
 	cmd.Stdout = &out
@@ -170,8 +172,6 @@ func TestCleanupStaysInPlaceOfTheAgent(t *testing.T) {
 	}
 	go func() { _, _ = io.Copy(io.Discard, log) }()
 	r.kill()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	for said := []byte(nil); !strings.Contains(string(said), "the node is clean"); {
 		var err error
 		said, err = exec.CommandContext(ctx, r.Parts.Agent, append([]string{"health", "--ready"}, r.flags()...)...).CombinedOutput()
