@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
-// The output is what a person applies. The tests of test/rendered hand these files to an API server.
+// The output is what a person applies. The tests of test/shipped hand these files to an API server.
 func TestValidateTakesWhatRenderWrites(t *testing.T) {
 	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
 	const a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"

@@ -29,6 +29,7 @@ var prometheusComponent = monitoring.Of(root)
 // prometheusTool runs promtool, or the project's reader of expressions.
 func prometheusTool(t *testing.T, dir, name, stdin string, args ...string) {
 	t.Helper()
+	atFullLength(t, "promtool")
 	if _, err := monitoring.Run(t.Context(), dir, name, stdin, args...); err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +107,7 @@ func told(t *testing.T, cases []byte) (fires, not map[string]bool) {
 
 // A query of what nobody tells finds nothing, and says so to nobody.
 func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
+	atFullLength(t, "Prometheus' parser")
 	metrics := descriptors()
 	metrics["up"] = nil
 	queries := map[string]string{} // by expression, where it is
@@ -136,6 +138,7 @@ func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
 // A counter of the agent's begins with the first thing that it counts, as the one Xid of a GPU that has fallen off the bus: the increase of such a
 // series is 0, and a panel that asks for it alone does not show what has happened.
 func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
+	atFullLength(t, "promtool")
 	queries := map[string]string{}
 	dashboards(t, queries)
 	counted := regexp.MustCompile(`^sum by \(([\w, ]+)\) \(.*increase\((\w+)`)

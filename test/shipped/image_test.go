@@ -26,7 +26,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // root is the top of the checkout, as seen from this package.
@@ -80,6 +79,7 @@ func compiling(more ...string) []string { return append(append(os.Environ(), "GO
 
 func makeImage(t *testing.T, checkout string, flags ...string) made {
 	t.Helper()
+	atFullLength(t, "the maker of images")
 	tool, err := binaries.Builder{Log: os.Stderr}.Image(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +113,7 @@ var native struct {
 
 func nativeImage(t *testing.T) made {
 	t.Helper()
+	atFullLength(t, "the maker of images")
 	native.Do(func() { native.made = makeImage(t, sources(t), "-platforms", runtime.GOARCH) })
 	if native.files == nil {
 		t.Fatal("the image could not be made: see the test that failed")
@@ -361,7 +362,6 @@ func TestTheBillOfMaterialsNamesWhatIsInTheImage(t *testing.T) {
 
 // Where there is no cross compiler the image of this machine is made all the same, and what is left out is said.
 func TestBothArchitecturesAreInOneArchive(t *testing.T) {
-	long.Only(t, "TestTheImageIsWhatTheDockerfileMakes has the image of one architecture")
 	other := map[string]string{"amd64": "aarch64-linux-gnu-gcc", "arm64": "x86_64-linux-gnu-gcc"}[runtime.GOARCH]
 	if _, err := exec.LookPath(other); err != nil {
 		t.Skipf("there is no %s: TestAMissingCompilerIsNamed shows what comes of that", other)
@@ -375,6 +375,7 @@ func TestBothArchitecturesAreInOneArchive(t *testing.T) {
 }
 
 func TestANameThatNoImageCanHaveIsRefused(t *testing.T) {
+	atFullLength(t, "the maker of images")
 	tool, err := binaries.Builder{Log: os.Stderr}.Image(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -394,6 +395,7 @@ func TestANameThatNoImageCanHaveIsRefused(t *testing.T) {
 }
 
 func TestAMissingCompilerIsNamed(t *testing.T) {
+	atFullLength(t, "the maker of images")
 	tool, err := binaries.Builder{Log: os.Stderr}.Image(t.Context())
 	if err != nil {
 		t.Fatal(err)

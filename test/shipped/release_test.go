@@ -16,12 +16,12 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // releases runs what "make release" does.
 func releases(t *testing.T, args ...string) (string, error) {
 	t.Helper()
+	atFullLength(t, "a release")
 	tool, err := binaries.Builder{Log: os.Stderr}.Tool(t.Context(), "./test/release")
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +33,6 @@ func releases(t *testing.T, args ...string) (string, error) {
 }
 
 func TestARelease(t *testing.T) {
-	long.Only(t, "the image and the chart are made by the other tests of this package")
 	out := filepath.Join(t.TempDir(), "release")
 	platform := runtime.GOOS + "/" + runtime.GOARCH
 	if said, err := releases(t, "-version", "v9.8.7", "-out", out, "-platforms", platform, "-images", runtime.GOARCH); err != nil {

@@ -1,8 +1,4 @@
-// Package rendered_test hands what gpuslice-agent render writes to a real API server that knows Kueue's kinds, from its own definitions,
-// and OpenShift AI's HardwareProfile, from a definition written after its documentation; and compares a cluster with what it promises.
-//
-// No controller of Kueue or OpenShift AI runs.
-package rendered_test
+package shipped_test
 
 import (
 	"context"
@@ -26,11 +22,10 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-func TestMain(m *testing.M) { clustertest.Main(m) }
-
 var defined sync.Once
 
-// start gives the control plane with the kinds and the namespaces of the manifests.
+// start gives the control plane with the kinds and the namespaces of the manifests: Kueue's kinds from its own definitions, OpenShift AI's
+// HardwareProfile from a definition written after its documentation. No controller of theirs runs.
 func start(t *testing.T) *cluster.Cluster {
 	t.Helper()
 	c := clustertest.Start(t)
