@@ -20,33 +20,25 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy,-z,relro
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 LINT    := go tool -modfile=test/tools/go.mod golangci-lint
-# A package whose tests run none of our programs is taken from the cache of test results while nothing has changed that it is made of or reads; where
-# CI is set, nothing is. test/binaries, which knows that a test runs programs, keeps its result out. Three packages at a
-# time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs, so many run
-# at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
+GOTESTSUM := go tool -modfile=test/tools/go.mod gotestsum
+# A package whose tests run none of our programs is taken from Go's cache of results while nothing it is made of or reads has changed; where CI is
+# set, nothing is. Three packages at a time, the longest first, so that none of them runs alone in the end. Their tests mostly wait for programs,
+# so many run at a time. Garbage is collected seldom: the memory of tests costs nothing, and a third of their time went into that.
 # Timers may fire 2 ms late instead of 50 us: Go's scheduler sleeps for 20 us over and over, which takes a quarter
 # of the processor time of programs that mostly wait.
 # GPUSLICE_RUN names this run, in which test/binaries builds each program once.
 # -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)
-COUNT   := $(if $(CI),-count=1)
-GOTEST   = $(if $(EVENTS),events=$(EVENTS)/$@,events=$$(mktemp); trap 'rm -f "$$events"' EXIT); \
-	echo 2000000 >/proc/self/timerslack_ns || true; GOGC=400 $(CORES) go tool -modfile=test/tools/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped \
-	--jsonfile "$$events" $(RERUN) --packages "$(PACKAGES)" -- -ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m
+COUNT    := $(if $(CI),-count=1)
+PACKAGES  = ./test/node ./agent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy ./...
+# $(call gotest,FLAGS) runs the tests of PACKAGES, and prints the slowest in the end, whether they passed or not.
+gotest    = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; echo 2000000 >/proc/self/timerslack_ns || true; \
+	GOGC=400 $(CORES) $(GOTESTSUM) --format pkgname --format-hide-empty-pkg --hide-summary skipped --jsonfile "$$events" --packages "$(PACKAGES)" -- \
+		-ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m $(1) || failed=$$?; \
+	echo slowest:; $(GOTESTSUM) tool slowest --num 10 --jsonfile "$$events"; exit $${failed:-0}
 # Some sixty programs share the cores. An agent that runs on one takes a quarter less processor time, since it wakes no threads on the others.
 # With the race detector, the goroutines of a program run beside each other.
 test test-long: CORES = GOMAXPROCS=1
-# Where CI is set, up to eight tests that failed run once more; both results are printed.
-RERUN   := $(if $(CI),--rerun-fails=1 --rerun-fails-max-failures=8)
-# What took longest is printed, whether the tests passed or not. Where EVENTS names a folder, each target leaves there the events of its tests.
-SLOWEST  = || failed=$$?; go run ./test/slowest "$$events"; exit $${failed:-0}
-# The names of the tests that test/long/more lists as left out of make test.
-MORE     = $$(go run ./test/long/cmd/longtests left-out)
-# Packages whose tests mostly start programs or read the sources, or compute in one goroutine: the race detector sees only what runs side by side
-# in a test's own process.
-UNRACED := test/node|test/hardware|test/shipped|test/incumbent|test/policy|test/repo|config/window
-LONGEST := ./test/node ./agent ./test/geometry ./test/shipped ./test/hardware ./test/incumbent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy
-PACKAGES = $(LONGEST) ./...
 MODULES  = $(shell git ls-files go.mod '*/go.mod' | xargs -n1 dirname)
 
 .PHONY: help
@@ -59,42 +51,38 @@ build: ## the programs, into bin/ (needs a C compiler)
 
 .PHONY: test
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
-	@$(GOTEST) -short -skip "$(MORE)" $(SLOWEST)
+	@$(call gotest,-short)
 
-ALL := test-long test-race test-e2e
 .PHONY: test-all
-test-all: ## everything: what make test runs, leaves out and shortens, the race detector, and e2e
-	@events=$$(mktemp -d); trap 'rm -rf "$$events"' EXIT; \
-	$(MAKE) EVENTS="$$events" $(ALL) || failed=$$?; printf '\nof all of test-all\n'; go run ./test/slowest "$$events"/*; exit $${failed:-0}
+test-all: test-long test-race e2e ## everything: tests at full length, the race detector, and e2e (as root)
 
+.PHONY: test-long
+test-long: test-nocgo ## make test at full length, and what it leaves out
+	go run ./test/binaries/cmd/binaries --all
+	@$(call gotest)
+
+# The race detector sees what runs side by side in a test's own process, so the packages below test/ whose tests start programs have nothing for it.
+# The agent runs as a process there: it is built with the race detector too, and its log is read for what that finds.
 .PHONY: test-race
-test-race: PACKAGES = $$(go list ./... | grep -v -E '/($(UNRACED))$$')
-test-race: test-binaries test-race-agent ## the tests of what runs in their own process with the race detector, and the agent built with it
-	@$(GOTEST) -race -short -skip "$(MORE)" $(SLOWEST)
+test-race: PACKAGES = ./agent/... ./cmd/... ./config/... ./drain/... ./nvml/... ./test/cluster/... ./test/gpusim/...
+test-race: test-binaries ## make test with the race detector, and the agent built with it
+	@$(call gotest,-race -short)
+	@$(MAKE) --no-print-directory test-race-agent
 
-# The agent runs as a process here: it is built with the race detector too, and its log is read for what that finds.
 .PHONY: test-race-agent
 test-race-agent: PACKAGES = ./test/node
-test-race-agent: test-binaries
-	@$(GOTEST) -race -short -run TestKilled $(SLOWEST)
+test-race-agent:
+	@$(call gotest,-race -short -run TestKilled)
 
-# The packages that test-long runs whole: those that test-race leaves out, and config/document, whose need of memory cannot be measured with the
-# race detector.
-WHOLE := $(UNRACED)|config/document
-LONGTESTS := go run ./test/long/cmd/longtests -whole '$(WHOLE)'
-.PHONY: test-long
-test-long: PACKAGES = $$($(LONGTESTS) packages $(LONGEST))
-test-long: test-nocgo test-binaries ## at full length: what make test shortens or leaves out, and all that test-race does not run
-	@$(GOTEST) -run "$$($(LONGTESTS) tests)" $(SLOWEST)
+# With one scenario: make e2e E2EFLAGS='-short -run TestWhatTheManifestsInstall', as .ci/run does.
+.PHONY: e2e
+e2e: PACKAGES = ./test/e2e
+e2e: COUNT = -count=1
+e2e: export GPUSLICE_E2E = 1
+e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
+	go run ./test/binaries/cmd/binaries --kubelet kube deviceplugin image libnvidia-ml runtime
+	@$(call gotest,$(E2EFLAGS))
 
-# With these ten minutes test-all would take more than 40.
-.PHONY: test-exhaustive
-test-exhaustive: test-binaries ## what test-all leaves out: each call of the library with each code, and a resource that kubelet forgets (as root)
-	go test -count=1 -timeout 3h ./agent -run 'TestEachCallOfTheLibraryFailsOnce' -everyfault
-	go run ./test/binaries/cmd/binaries $(FOR_E2E)
-	GPUSLICE_E2E=1 GPUSLICE_E2E_SLOW=1 go test -count=1 -timeout 30m ./test/e2e -run Forgotten
-
-# The race detector, the cache of results and the list of slow tests are for the versions that people change the code with.
 .PHONY: test-skew
 test-skew: ## the core scenarios with earlier versions of Kubernetes and NVIDIA's plugin; builds 25 minutes the first time (SKEWFLAGS='--only "plugin v0.17.4"')
 	go run ./test/skew $(SKEWFLAGS)
@@ -105,24 +93,8 @@ test-nocgo: ## that all but the leaves and the agent builds without cgo, and the
 	for os in linux darwin windows; do GOOS=$$os CGO_ENABLED=0 go list -export -f '' ./cmd/kubectl-gpuslice; done # compiles, and links nothing
 
 .PHONY: test-binaries
-test-binaries: ## Kubernetes, etcd and NVIDIA's programs, into the user's cache (20 minutes the first time)
+test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd and NVIDIA's device plugin (after make demo, a minute)
 	go run ./test/binaries/cmd/binaries
-
-# What a run of test/e2e starts. It is said before it is built: the Go command keeps back what a test says.
-FOR_E2E := --kubelet kube deviceplugin image libnvidia-ml runtime
-# Kubelet keeps each test waiting for half of its time: two nodes, each with half of the tests by their time, take a third less than one.
-FIRST_E2E := TestWhatTheManifestsInstall|TestPodsThatStayOnShares|TestAKubeletThatHasJustStarted|TestFeatureDiscovery
-.PHONY: e2e test-e2e test-e2e-first test-e2e-others
-e2e: test-e2e
-test-e2e-first test-e2e-others: PACKAGES = ./test/e2e
-test-e2e-first test-e2e-others: COUNT = -count=1
-test-e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespaces (needs libseccomp-dev and pkg-config)
-	go run ./test/binaries/cmd/binaries $(FOR_E2E)
-	@export GPUSLICE_E2E=1; $(MAKE) --no-print-directory -j2 test-e2e-first test-e2e-others
-test-e2e-first:
-	@$(GOTEST) -run '$(FIRST_E2E)' $(SLOWEST)
-test-e2e-others:
-	@$(GOTEST) -skip '$(FIRST_E2E)' $(SLOWEST)
 
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane

@@ -19,8 +19,6 @@ import (
 const (
 	// enabled is set by make e2e: go test ./... leaves this package alone, also where it is root.
 	enabled = "GPUSLICE_E2E"
-	// slow makes tests run that wait for minutes.
-	slow = "GPUSLICE_E2E_SLOW"
 	// built hands the programs on to the process inside the machine, where there is no network to build them with.
 	built = "GPUSLICE_E2E_PROGRAMS"
 )

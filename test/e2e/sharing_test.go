@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -214,8 +213,8 @@ func (q *inquiry) admitMore() {
 
 // Five minutes after the last plugin of a resource has gone, kubelet forgets it.
 func TestAContainerWhoseResourceIsForgottenCannotStartAgain(t *testing.T) {
-	if os.Getenv(slow) == "" {
-		t.Skipf("it waits for five minutes: set %s=1 to run it", slow)
+	if testing.Short() {
+		t.Skip("it waits for five minutes")
 	}
 	r := newRig(t, "gpus: [{model: H100-80GB, count: 1}]")
 	r.startPlugin(fourEach)

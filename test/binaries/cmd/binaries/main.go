@@ -32,28 +32,34 @@ func main() {
 		{"kube", func(ctx context.Context) (string, error) { return b.Kube(ctx) }}, // b as the flags say
 		{"deviceplugin", b.DevicePlugin},
 		{"pluginconfig", b.PluginConfig},
-		{"migparted", b.MigParted},
+		{"libnvidia-ml", b.LibNVML},
+		{"libcuda", b.LibCUDA},
+		{"migparted", b.MigParted}, // the first that tests start at full length alone
 		{"image", b.Image},
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
-		{"libnvidia-ml", b.LibNVML},
-		{"libcuda", b.LibCUDA},
-		{"runtime", b.Runtime},
+		{"runtime", b.Runtime}, // of test/e2e alone
 	}
 	var names []string
 	for _, t := range targets {
 		names = append(names, t.name)
 	}
-	needed := names[:len(names)-1] // by tests that need no root
+	short, full := names[:slices.Index(names, "migparted")], names[:slices.Index(names, "runtime")]
+	var all bool
 	command := &cobra.Command{
 		Use:   "binaries [name]...",
 		Short: "Build what tests and the demo start, and print where it is",
 		Long: "Build what tests and the demo start, and print where it is.\n\nNames: " + strings.Join(names, ", ") +
-			"; or a main package of this module, such as ./test/sandbox/cmd/sandbox. Without a name: all but runtime and packages.",
+			"; or a main package of this module, such as ./test/sandbox/cmd/sandbox. Without a name: " +
+			strings.Join(short, ", ") + ", which tests with -short start.",
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				args = needed
+			switch {
+			case len(args) > 0:
+			case all:
+				args = full
+			default:
+				args = short
 			}
 			if err := b.Announce(cmd.Context(), args...); err != nil {
 				return err
@@ -74,6 +80,7 @@ func main() {
 			return nil
 		},
 	}
+	command.Flags().BoolVar(&all, "all", false, "without a name: what tests start without -short, too; all but runtime")
 	command.Flags().BoolVar(&b.Kubelet, "kubelet", false, "a Kubernetes that is here already is taken for kube only if it has kubelet, as test/e2e needs")
 	command.SetOut(os.Stdout)
 	if command.ExecuteContext(ctx) != nil {

@@ -12,7 +12,7 @@ func TestAlone(*testing.T) {}
 func TestKeptOut(*testing.T) { binaries.KeepOutOfTestCache() }
 
 func TestProgram(t *testing.T) {
-	if _, err := (binaries.Builder{}).Tool(t.Context(), "./test/long/cmd/longtests"); err != nil {
+	if _, err := (binaries.Builder{}).Tool(t.Context(), "./test/cluster/realkubelet/cmd/pause"); err != nil {
 		t.Fatal(err)
 	}
 }
