@@ -23,7 +23,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // throughLibrary gives the agent that starts next the product's driver over the simulated library, instead of the
@@ -125,13 +124,13 @@ func mishaps(function string, spots []spot, failures, venture int) []mishap {
 	switch {
 	case *everyFault:
 		out = everyMishap(spots, codes, changes)
-	case long.Full():
+	case !testing.Short():
 		out = coveringMishaps(spots, codes, changes, venture)
 	default:
 		out = someMishaps(function, spots, codes, changes)
 	}
 	if changes {
-		out = append(out, lasting(function, spots[0], codes, failures, long.Full())...)
+		out = append(out, lasting(function, spots[0], codes, failures, !testing.Short())...)
 	}
 	return out
 }

@@ -31,7 +31,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // crowd is a pool of many nodes, with the part of an API server that their agents ask for slots. It compares resourceVersions, and takes
@@ -216,7 +215,9 @@ func TestConflictsAndCensusesGrowNoFasterThanThePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if row.nodes > 100 {
-				long.Only(t, "pools of 30 and 100 nodes")
+				if testing.Short() {
+					t.Skip("pools of 30 and 100 nodes")
+				}
 			}
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()

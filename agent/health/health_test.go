@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 const twoH200 = "gpus: [{model: H200, count: 2}]"
@@ -613,7 +612,10 @@ func TestPromise16AStormOfXidsTakesNoMemoryAndFewWrites(t *testing.T) {
 		writes, saves := w.written()
 		before := heap()
 		numbers := verdict.Xids()
-		seconds := long.Size(60, 8)
+		seconds := 60
+		if testing.Short() {
+			seconds = 8
+		}
 		for n := range 500 * seconds {
 			must(t, w.gpus.Xid(n%8, numbers[n*7%len(numbers)].Number))
 			if n%100 == 0 {

@@ -10,7 +10,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/incumbent"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var (
@@ -19,7 +18,12 @@ var (
 )
 
 // wished is how many random wishes there are for each model.
-func wished() int { return cmp.Or(*wishes, long.Size(2000, 12)) }
+func wished() int {
+	if testing.Short() {
+		return cmp.Or(*wishes, 12)
+	}
+	return cmp.Or(*wishes, 2000)
+}
 
 // newRandom gives random numbers that are others for each model, and the same for each run.
 func newRandom(model string) *rand.Rand {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var (
@@ -200,13 +199,15 @@ func TestKilledAtEachBorderOfAFullChangeItEndsTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if row.reboots {
-				long.Only(t, "TestKilledAtAnyInstantItEndsTheSame reboots a node, too")
+				if testing.Short() {
+					t.Skip("TestKilledAtAnyInstantItEndsTheSame reboots a node, too")
+				}
 			}
 			s := newStage(t, row.reboots)
 			for _, wish := range []string{"whole", "cut"} {
 				s.deaths = nil
 				// In a short run the agents die on the way to the cut GPU alone, which takes steps of all kinds.
-				s.change(wish, fate{border: long.Full() || wish == "cut"})
+				s.change(wish, fate{border: !testing.Short() || wish == "cut"})
 				t.Logf("%s after %d deaths: %s", wish, len(s.deaths), strings.Join(s.deaths, "; "))
 				s.awaitUser(wish)
 			}
@@ -229,8 +230,11 @@ func TestKilledAtAnyInstantItEndsTheSame(t *testing.T) {
 	}
 	t.Logf("to draw the same instants: -seed %d", seed)
 	const reboots = 3 // every third node reboots: a fifth of the deaths takes them as long as the rest takes the others
-	nodes := long.Size(8, 2)
-	kills := cmp.Or(*kills, long.Size(60, 4))
+	nodes, most := 8, 60
+	if testing.Short() {
+		nodes, most = 2, 4
+	}
+	kills := cmp.Or(*kills, most)
 	var budget [2]atomic.Int64
 	budget[1].Store(int64(kills / 5))
 	budget[0].Store(int64(kills) - budget[1].Load())
@@ -285,7 +289,9 @@ func TestKilledAtEachBorderOfAChangeOfSharingItEndsTheSame(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			if way.name == "configmap" {
-				long.Only(t, "the same by file")
+				if testing.Short() {
+					t.Skip("the same by file")
+				}
 			}
 			profiles := "crash-" + way.name
 			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+profiles+"}\n", way.option)

@@ -25,7 +25,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
-	"github.com/gpuslice/gpuslice/test/long"
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
@@ -436,7 +435,9 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("to draw the same deaths: -seed %d", seed)
-	long.Only(t, "agent/fleet holds the limit with many nodes against a real API server, and without agents")
+	if testing.Short() {
+		t.Skip("agent/fleet holds the limit with many nodes against a real API server, and without agents")
+	}
 	const limit = 5
 	n := max(*fleetSize, 3*limit)
 	f := newFleet(t, n, limit, "", "")

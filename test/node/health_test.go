@@ -22,7 +22,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // tooSlow is more than what agent/health holds by a clock that no load of this machine slows: 5 s until a fault is told, 10 s until it is over.
@@ -130,7 +129,10 @@ func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
 		{"dead", []config.Reason{config.ReasonXidCritical, config.ReasonGPULost, config.ReasonGPUMissing}, config.ReasonGPUMissing},
 		{"contained-ecc-drain", []config.Reason{config.ReasonXidCritical, config.ReasonDrainRequired}, config.ReasonDrainRequired},
 	}
-	for some := range slices.Chunk(faults[:long.Size(len(faults), 3)], 6) { // each node's take minutes
+	if testing.Short() {
+		faults = faults[:3]
+	}
+	for some := range slices.Chunk(faults, 6) { // each node's take minutes
 		t.Run(some[0].name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "gpus: [{model: H200, count: 8}]", "")
@@ -350,7 +352,10 @@ func TestPromise16AStormOfXidsIsTakenInAFewWrites(t *testing.T) {
 	r.awaitReason(config.ReasonNotRequested)
 	before, memory := len(r.writes("")), r.resident(p, "VmRSS")
 	const perSecond = 500
-	seconds := long.Size(60, 10)
+	seconds := 60
+	if testing.Short() {
+		seconds = 10
+	}
 	ticker := time.NewTicker(time.Second / 50)
 	defer ticker.Stop()
 	numbers := []uint64{13, 31, 43, 45, 48, 63, 74, 79, 94, 95, 109, 119, 120, 154, 8, 69, 140, 175, 1234, 999}

@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 const (
@@ -69,8 +68,12 @@ func TestKilledAfterAnyStepItEndsTheSame(t *testing.T) {
 	if len(steps) != 1+2+2*5+2 { // fence; pod and plugin; mode and four instances of each GPU; plugin back, release
 		t.Fatalf("the change has %d steps", len(steps))
 	}
+	each := 1
+	if testing.Short() {
+		each = 6
+	}
 	for k, step := range steps {
-		if k%long.Size(1, 6) != 0 {
+		if k%each != 0 {
 			continue
 		}
 		t.Run(fmt.Sprintf("step %d %s", k, strings.ReplaceAll(step, "/", " ")), func(t *testing.T) {
@@ -255,7 +258,10 @@ func TestOne3gAndTwo2gWorkAtTheFirstTry(t *testing.T) {
 func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 	t.Parallel()
 	const heartbeat = 30 * time.Second
-	watched := long.Size(2*time.Minute, time.Minute)
+	watched, afterwards := 2*time.Minute, heartbeat+5*time.Second
+	if testing.Short() {
+		watched, afterwards = time.Minute, 10*time.Second
+	}
 	r := newRig(t, twoH100, "nodeHeartbeat: 30s\n")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
@@ -282,7 +288,7 @@ func TestAConvergedAgentWritesItsHeartbeatAlone(t *testing.T) {
 	r.kill()
 	restarted := r.writes("")
 	r.run()
-	idle(t, long.Size(heartbeat+5*time.Second, 10*time.Second))
+	idle(t, afterwards)
 	for _, w := range r.writes("")[len(restarted):] {
 		if w.Resource != "nodes/status" {
 			t.Errorf("the restarted agent wrote: %s %s", w, w.Body)
@@ -365,8 +371,12 @@ func TestNVIDIAsToolAgreesWithEveryConfig(t *testing.T) {
 	}
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
+	each := 1
+	if testing.Short() {
+		each = 12
+	}
 	for i, name := range config.Merge(catalog, nil).Names() {
-		if i%long.Size(1, 12) != 0 {
+		if i%each != 0 {
 			continue
 		}
 		r.label(config.LabelMIGConfig, name)

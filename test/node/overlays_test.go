@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // shippedDefault is the ConfigMap by which an overlay of deploy/ sets the cluster's default.
@@ -51,7 +50,7 @@ func TestEachOverlayIsTheDefaultOfANodeWithoutLabels(t *testing.T) {
 	r.awaitSmokeTest(namespace, 1, 1)
 	becomes("default", "time-sliced-2", map[string]int{"nvidia.com/gpu": 2})
 	r.awaitSmokeTest(namespace, 2, 0)
-	if long.Full() {
+	if !testing.Short() {
 		becomes("default", "time-sliced-4", map[string]int{"nvidia.com/gpu": 4})
 		becomes("default", "mps-2", map[string]int{"nvidia.com/gpu": 2})
 		becomes("default", "mps-4", map[string]int{"nvidia.com/gpu": 4})
@@ -78,7 +77,7 @@ func TestAnOverlayIsTheDefaultBesideAConfigManager(t *testing.T) {
 	r.run()
 	r.sharesByDefault(name, "default", "time-sliced-2", map[string]int{"nvidia.com/gpu": 2})
 	r.sharesByDefault(name, "default", "default", map[string]int{"nvidia.com/gpu": 1})
-	if long.Full() {
+	if !testing.Short() {
 		r.sharesByDefault(name, "default", "mps-2", map[string]int{"nvidia.com/gpu": 2})
 		r.label(config.LabelMIGConfig, "all-1g.10gb")
 		r.sharesByDefault(name, "all-1g.10gb + default", "mig-single", map[string]int{"nvidia.com/gpu": 7})

@@ -22,7 +22,6 @@ import (
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // mode is a way in which a node's GPUs are divided and shared: a MIG config, and a config of the device plugin.
@@ -157,7 +156,9 @@ func TestEachWayOfSharingIsReachedFromEachOther(t *testing.T) {
 		t.Run("between "+from.name+" and those after it", func(t *testing.T) {
 			t.Parallel()
 			if i%2 == 1 {
-				long.Only(t, "every other mode, to its neighbour and back")
+				if testing.Short() {
+					t.Skip("every other mode, to its neighbour and back")
+				}
 			}
 			name := fmt.Sprintf("sharing-%d", i)
 			r := newRig(t, twoH100, "devicePlugin: {configMap: {name: "+name+"}}\n", configFile)
@@ -166,7 +167,11 @@ func TestEachWayOfSharingIsReachedFromEachOther(t *testing.T) {
 			r.run()
 			namespace := clustertest.Namespace(t)
 			r.becomes(from)
-			for j, to := range modes[i+1:][:long.Size(len(modes)-i-1, 1)] {
+			others := modes[i+1:]
+			if testing.Short() {
+				others = others[:1]
+			}
+			for j, to := range others {
 				for k, next := range []mode{to, from} {
 					holder := r.holder(namespace, fmt.Sprintf("holder-%d-%d", j, k))
 					began := time.Now()
@@ -205,7 +210,9 @@ func TestEachWayOfSharingIsReachedByAProfile(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			if way.name == "configmap" {
-				long.Only(t, "the same by file")
+				if testing.Short() {
+					t.Skip("the same by file")
+				}
 			}
 			name := "modes-" + way.name
 			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\n", way.option)

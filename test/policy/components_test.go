@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/gpuslice/gpuslice/test/kustomize"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 var components = []string{"delete-after-deadline", "impersonation", "reboot-sentinel", "without-policies"}
@@ -53,7 +52,7 @@ func objects(t *testing.T, files kustomize.Files) (all []runtime.Object) {
 func TestComponentsGoWithEveryOverlay(t *testing.T) {
 	for _, overlay := range []string{"base", "overlays/device-plugin", "overlays/gpu-operator", "overlays/openshift"} {
 		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
-			if len(set) == 1 && overlay != "base" && !long.Full() {
+			if len(set) == 1 && overlay != "base" && testing.Short() {
 				continue
 			}
 			policies, mounts := 0, map[string]string{}

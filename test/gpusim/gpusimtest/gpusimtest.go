@@ -19,7 +19,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
-	"github.com/gpuslice/gpuslice/test/long"
 )
 
 // Names of environment variables.
@@ -140,7 +139,7 @@ func flagsFor(t *testing.T) []string {
 	if end, ok := t.Deadline(); ok {
 		out = append(out, fmt.Sprintf("-test.timeout=%s", max(time.Until(end)-10*time.Second, time.Second)))
 	}
-	if !long.Full() {
+	if testing.Short() {
 		out = append(out, "-test.short")
 	}
 	flag.Visit(func(f *flag.Flag) {
