@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -202,31 +199,6 @@ func TestStopLeavesNoProcessAndNoFile(t *testing.T) {
 	}
 }
 
-func TestAControlPlaneDiesWithItsParent(t *testing.T) {
-	command, err := binaries.Builder{}.Tool(t.Context(), "./test/cluster/cmd/cluster")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	parent := exec.CommandContext(t.Context(), command, "up", "--dir="+dir)
-	parent.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := parent.Start(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "all components run", func(context.Context) (bool, error) {
-		return len(processesIn(t, dir)) == 5, nil // the command itself names the directory too
-	})
-	if err := parent.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := parent.Wait(); err == nil {
-		t.Error("the command survived its death")
-	}
-	eventually(t, "no component runs", func(context.Context) (bool, error) {
-		return len(processesIn(t, dir)) == 0, nil
-	})
-}
-
 func TestAComponentThatDiesIsReportedWithTheEndOfItsLog(t *testing.T) {
 	kube, err := binaries.Builder{}.Kube(t.Context())
 	if err != nil {
@@ -257,61 +229,24 @@ func TestAComponentThatDiesIsReportedWithTheEndOfItsLog(t *testing.T) {
 	}
 }
 
-func TestAComponentKilledLaterIsReported(t *testing.T) {
-	c, err := cluster.Start(t.Context(), cluster.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for pid, name := range pidsIn(t, c.Dir()) {
-		if name == "kube-scheduler" {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	err = c.Wait(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "kube-scheduler ended by itself: signal: killed") {
-		t.Errorf("Wait returned %v, want that the scheduler was killed", err)
-	}
-	if stopped := c.Stop(); !errors.Is(stopped, err) {
-		t.Errorf("Stop returned %v, want the same", stopped)
-	}
-	if err := os.RemoveAll(c.Dir()); err != nil {
-		t.Error(err)
-	}
-}
-
 // processesIn names the processes whose arguments mention dir, sorted.
 func processesIn(t *testing.T, dir string) []string {
 	t.Helper()
-	var names []string
-	for _, name := range pidsIn(t, dir) {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-func pidsIn(t *testing.T, dir string) map[int]string {
-	t.Helper()
-	found := map[int]string{}
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var names []string
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		if err != nil || !strings.Contains(string(line), dir) {
 			continue // it ended meanwhile, or is another's
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
 		program, _, _ := strings.Cut(string(line), "\x00")
-		found[pid] = filepath.Base(program)
+		names = append(names, filepath.Base(program))
 	}
-	return found
+	slices.Sort(names)
+	return names
 }
 
 func node(name string) *corev1.Node {

@@ -20,6 +20,9 @@ import (
 
 // The whole run, as on a machine with a real GPU: from the archive, without the checkout, Go, or any variable at all.
 func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a bundle is made and runs for a minute or two; no change of the agent touches it, and test/node shows what it shows of the agent")
+	}
 	if err := sandbox.Possible(); err != nil {
 		t.Skip(err)
 	}

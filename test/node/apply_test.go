@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -157,86 +156,6 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	good.givenBack(good.node())
 	says(t, kubectl("apply", good.Name, "--profile", "all-1g.10gb", "--wait"), 0, "has label gpuslice.io/profile=all-1g.10gb already", "1 of 1 node converged")
 	says(t, kubectl("status", "-l", selector), 0, good.Name, bad.Name, "Converged", "Stalled", "mig-1g.10gb 14")
-}
-
-func TestARollOutGoesOnWithoutTheCommand(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	kubectl := r.rollsOut()
-	r.awaitOffered("nvidia.com/gpu", 2)
-	ask := []string{"apply", r.Name, "--mig-config", "all-balanced", "--wait"}
-
-	cmd := kubectl(ask...)
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	r.await("the label", func(n *corev1.Node) bool { return n.Labels[config.LabelMIGConfig] == "all-balanced" })
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil { // before there is an agent
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // the exit code says more
-	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(said.String(), "kubectl gpuslice "+strings.Join(ask, " ")) {
-		t.Errorf("exit code %d: %s", code, said.String())
-	}
-
-	says(t, kubectl(append(ask, "--timeout", "1s")...), 3, "warning: no agent has ever said anything of "+r.Name, "is not on 1 node after 1s")
-	r.run()
-	says(t, kubectl(ask...), 0, r.Name+"  Converged  all-balanced: ")
-	r.givenBack(r.node())
-	r.waitsByThePage(kubectl, "all-balanced") // as it is already
-	r.waitsByThePage(kubectl, "all-1g.10gb")
-}
-
-// waitsByThePage asks for the config and waits by the two commands of README, which may see no success of before.
-func (r *rig) waitsByThePage(kubectl func(args ...string) *exec.Cmd, name string) {
-	r.t.Helper()
-	page, err := os.ReadFile("../../README.md")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, begin := range []string{"$ kubectl label node gpu-1 ", "$ kubectl wait node gpu-1 "} {
-		_, line, found := strings.Cut(string(page), begin)
-		line, _, _ = strings.Cut(line, "\n")
-		if !found {
-			r.t.Fatalf("README.md has no command %q", begin)
-		}
-		cmd := kubectl()
-		line = strings.ReplaceAll(cmd.Args[0]+strings.TrimPrefix(begin, "$ kubectl")+line, "all-balanced", name)
-		cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", strings.ReplaceAll(line, " gpu-1 ", " "+r.Name+" ")}
-		says(r.t, cmd, 0)
-	}
-	n := r.node()
-	if c := condition(n); c.Reason != string(config.ReasonConverged) || !strings.HasPrefix(c.Message, name+":") {
-		r.t.Errorf("after the wait for %s the node says %s: %s", name, c.Reason, c.Message)
-	}
-	r.givenBack(n)
-}
-
-// A wish for another config is told by the one who waits for the first.
-func TestARollOutTellsOfAnotherWish(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	kubectl := r.rollsOut()
-	r.awaitOffered("nvidia.com/gpu", 2)
-	cmd := kubectl("apply", r.Name, "--profile", "all-balanced", "--wait")
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	r.await("the label", func(n *corev1.Node) bool { return n.Labels[config.LabelProfile] == "all-balanced" })
-	r.label(config.LabelProfile, "all-disabled")
-	_ = cmd.Wait() // the exit code says more
-	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said.String(), `is "all-disabled" now: another user or tool has changed it`) {
-		t.Errorf("exit code %d: %s", code, said.String())
-	}
-	says(t, kubectl("hold", r.Name, "--reason", "audit"), 0, r.Name+"  held: audit")
-	if why := r.node().Annotations[config.AnnotationHold]; why != "audit" {
-		t.Errorf("annotation %s is %q", config.AnnotationHold, why)
-	}
-	says(t, kubectl("hold", r.Name, "--release"), 0, r.Name+"  released")
 }
 
 // A person sees how the GPUs are cut and who uses them, and what is owed to the node, without a shell in a pod.

@@ -17,8 +17,9 @@ import (
 )
 
 // Promise 15: Believe only what this host's agent wrote. A tenant, who may create pods and nothing else, has one that looks like the
-// device plugin and is told another MIG strategy, and one with a GPU that says it is of a DaemonSet, so that it would come back as often
-// as it is evicted. The table of README.md has what came of either before.
+// device plugin and is told another MIG strategy, one with a GPU that says it is of a DaemonSet, so that it would come back as often
+// as it is evicted, and two with an owner that cannot be asked for: while the agent waits for an answer, it looks at nothing. README.md has what
+// came of each before.
 func TestATenantsPodsHoldUpNoChange(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")
@@ -45,6 +46,7 @@ func TestATenantsPodsHoldUpNoChange(t *testing.T) {
 			LocalObjectReference: corev1.LocalObjectReference{Name: "mine"}, Optional: new(true),
 		}}}}
 	})
+	r.ownedByWhatCannotBeAsked(namespace, "../../pods", strings.Repeat("x", 1<<20))
 	r.run()
 	r.label(config.LabelMIGConfig, "all-balanced")
 	r.givenBack(r.awaitConverged("all-balanced"))
@@ -56,17 +58,14 @@ func TestATenantsPodsHoldUpNoChange(t *testing.T) {
 	}
 }
 
-// Promise 15. The API server takes any text as the name of a pod's owner, also one by which nobody can be asked for. Where the agent
-// waits for an answer, it does not look at the node any more, and a node that is fenced stays so.
-func TestATenantsPodWithAnOwnerThatNobodyCanAskForHoldsUpNoChange(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	r.awaitOffered("nvidia.com/gpu", 2)
-	namespace := clustertest.Namespace(t)
-	for i, name := range []string{"../../pods", strings.Repeat("x", 1<<20)} {
+// ownedByWhatCannotBeAsked makes pods of DaemonSets with these names. The API server takes any text.
+func (r *rig) ownedByWhatCannotBeAsked(namespace string, names ...string) {
+	r.t.Helper()
+	pods := r.client.CoreV1().Pods(namespace)
+	for i, name := range names {
 		spec := r.podSpec(nil)
 		spec.NodeName, spec.NodeSelector = r.Name, nil
-		pod, err := r.client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+		pod, err := pods.Create(r.t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: fmt.Sprintf("owned-%d", i), Finalizers: []string{"example.com/stays"}, // though the garbage collector misses its owner
 				OwnerReferences: []metav1.OwnerReference{{
@@ -75,18 +74,15 @@ func TestATenantsPodWithAnOwnerThatNobodyCanAskForHoldsUpNoChange(t *testing.T) 
 			}, Spec: spec,
 		}, metav1.CreateOptions{})
 		if err != nil {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			_, err := r.client.CoreV1().Pods(namespace).Patch(context.WithoutCancel(t.Context()), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-			if err != nil {
-				t.Error(err)
+		r.t.Cleanup(func() {
+			body := []byte(`{"metadata":{"finalizers":null}}`)
+			if _, err := pods.Patch(context.WithoutCancel(r.t.Context()), pod.Name, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+				r.t.Error(err)
 			}
 		})
 	}
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.givenBack(r.awaitConverged("all-balanced"))
 }
 
 // lists has client-go begin a watch with a list, as it does where the API server cannot begin one with what is there.
@@ -117,9 +113,18 @@ func (r *rig) eachBeginning(change func(wish string)) {
 	}
 }
 
-// Promise 16. A tenant fills pods with as much text as the API server takes, and sends them to the node: kubelet refuses those that are
-// too many, and they stay in the list all the same. The agent's pod has 256 MiB. Nothing runs beside it: such lists slow the API server down for all.
-func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
+// Promise 16. The agent's pod has 256 MiB. A tenant fills what the agent lists with as much text as the API server takes.
+func TestPromise16ListsFullOfTextTakeNoMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("two lists of 64 MiB, beside which nothing else can run; agent/podlist and agent/wake keep little of each object")
+	}
+	// One after the other, and nothing beside them: such lists slow the API server down for all.
+	t.Run("pods", podsFullOfText)
+	t.Run("disruption budgets", budgetsFullOfText)
+}
+
+// Kubelet refuses those pods that are too many, and they stay in the list all the same.
+func podsFullOfText(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)
@@ -146,9 +151,8 @@ func TestPromise16PodsFullOfTextTakeNoMemory(t *testing.T) {
 	})
 }
 
-// Promise 16. A tenant whose pod a disruption budget keeps has as many others beside it as the API server takes, each as large as it takes.
-// Nothing runs beside it.
-func TestPromise16BudgetsFullOfTextTakeNoMemory(t *testing.T) {
+// The tenant's pod is kept by one budget, and the others are beside it.
+func budgetsFullOfText(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	namespace := clustertest.Namespace(t)

@@ -2,7 +2,6 @@ package node_test
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/systemd"
 )
 
@@ -52,38 +50,4 @@ func TestAForgedJournalStartsAndStopsNoUnitOfTheHost(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Promise 7. The journal goes with the node's annotation, and what the host is owed does not.
-func TestUnitsComeBackThoughTheJournalIsTakenAway(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, oneA100, "")
-	host := r.onMachine()
-	r.awaitOffered("nvidia.com/gpu", 1)
-	hang := func(f gpusim.Fault) {
-		t.Helper()
-		if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, f); err != nil {
-			t.Fatal(err)
-		}
-	}
-	hang(gpusim.Fault{Hang: true})
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.hostHas(host.Host, "a lock for the first instance", func() bool {
-		return slices.ContainsFunc(host.Inhibitors(), func(i systemd.Inhibitor) bool { return strings.Contains(i.Why, "create") })
-	})
-	if state := host.Unit("nvidia-dcgm.service").ActiveState; state != "inactive" {
-		t.Fatalf("in the middle of the change the unit is %s", state)
-	}
-	r.kill()
-	hang(gpusim.Fault{})
-	r.writeAs("mallory", func(n *corev1.Node) {
-		delete(n.Annotations, config.AnnotationJournal)
-		delete(n.Labels, config.LabelMIGConfig)
-	})
-	r.run()
-	r.await("the node", func(n *corev1.Node) bool {
-		return host.Unit("nvidia-dcgm.service").ActiveState == "active" && n.Annotations[config.AnnotationJournal] == "" && !n.Spec.Unschedulable
-	})
-	host.asBefore()
 }

@@ -12,7 +12,6 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
@@ -40,112 +39,6 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 	r.kubectl("uncordon", r.Name)
 	goOn()
 	r.givenBack(r.awaitConverged("all-balanced"))
-}
-
-// Promise 6. The change is done under the cordon, which is not ours to lift, and it is said whose it is.
-func TestACordonFromBeforeStaysAndIsNamed(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.kubectl("cordon", r.Name)
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.keptAndNamed(r.awaitConverged("all-balanced"), "cordoned by kubectl since")
-}
-
-// Promise 6. Who cordons a cordoned node leaves no trace; the annotation is how to say it.
-func TestACordonThatIsToBeKeptStaysUntilTheAnnotationGoes(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	r.awaitOffered("nvidia.com/gpu", 2)
-	goOn := r.runIntoAStep("all-balanced")
-	r.kubectl("annotate", "node", r.Name, config.AnnotationKeepCordoned+"=for the night shift")
-	goOn()
-	r.keptAndNamed(r.awaitConverged("all-balanced"), config.AnnotationKeepCordoned)
-	r.kubectl("annotate", "node", r.Name, config.AnnotationKeepCordoned+"-")
-	r.givenBack(r.await("the end of the cordon", func(n *corev1.Node) bool {
-		return !n.Spec.Unschedulable && n.Annotations[config.AnnotationJournal] == ""
-	}))
-}
-
-// Promise 6. Whoever lifts our cordon wants the node back, unless it was agreed that it is for the change to keep it.
-func TestAnUncordonInTheMiddle(t *testing.T) {
-	t.Parallel()
-	t.Run("calls the change off", func(t *testing.T) {
-		t.Parallel()
-		r := newRig(t, twoH100, "")
-		r.awaitOffered("nvidia.com/gpu", 2)
-		before := r.GPUs.String()
-		goOn := r.runIntoAStep("all-balanced")
-		r.kubectl("uncordon", r.Name)
-		goOn()
-		n := r.await("the end of it", func(n *corev1.Node) bool {
-			c := condition(n)
-			return c != nil && c.Reason == string(config.ReasonCancelled) && n.Annotations[config.AnnotationJournal] == ""
-		})
-		r.givenBack(n)
-		if after := r.GPUs.String(); after != before {
-			t.Errorf("the GPUs are not as they were, but\n%s", after)
-		}
-	})
-	t.Run("is undone by policy", func(t *testing.T) {
-		t.Parallel()
-		r := newRig(t, twoH100, "drain: {onUncordon: refence}\n")
-		r.awaitOffered("nvidia.com/gpu", 2)
-		goOn := r.runIntoAStep("all-balanced")
-		r.kubectl("uncordon", r.Name)
-		goOn()
-		r.await("another cordon", func(n *corev1.Node) bool {
-			who, _, on := fence.Cordoner(n)
-			return on && who == "gpuslice-agent"
-		})
-		r.givenBack(r.awaitConverged("all-balanced"))
-	})
-}
-
-// Promises 6 and 13. Another controller is named and waited for, before the fence and at the end, and keeps its cordon.
-func TestAnotherControllerIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	const taint, tool = "medik8s.io/drain", "node-maintenance-operator"
-	t.Run("that has cordoned the node before", func(t *testing.T) {
-		t.Parallel()
-		r := newRig(t, twoH100, "")
-		r.awaitOffered("nvidia.com/gpu", 2)
-		before := r.GPUs.String()
-		r.writeAs(tool, func(n *corev1.Node) {
-			n.Spec.Unschedulable = true
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taint, Effect: corev1.TaintEffectNoSchedule})
-		})
-		r.run()
-		r.label(config.LabelMIGConfig, "all-balanced")
-		r.keptAndNamed(r.awaitReason(config.ReasonOtherMaintenance), tool)
-		if after := r.GPUs.String(); after != before {
-			t.Errorf("the GPUs were touched:\n%s", after)
-		}
-		r.writeAs(tool, func(n *corev1.Node) {
-			n.Spec.Unschedulable = false
-			n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taint })
-		})
-		r.givenBack(r.awaitConverged("all-balanced"))
-	})
-	t.Run("that comes in the middle", func(t *testing.T) {
-		t.Parallel()
-		r := newRig(t, twoH100, "")
-		r.awaitOffered("nvidia.com/gpu", 2)
-		goOn := r.runIntoAStep("all-balanced")
-		r.writeAs(tool, func(n *corev1.Node) { // it is cordoned already
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taint, Effect: corev1.TaintEffectPreferNoSchedule})
-		})
-		goOn()
-		n := r.awaitReason(config.ReasonOtherMaintenance)
-		if c := condition(n); !n.Spec.Unschedulable || !strings.Contains(c.Message, tool) {
-			t.Errorf("the node is unschedulable %t, and says: %s", n.Spec.Unschedulable, c.Message)
-		}
-		r.writeAs(tool, func(n *corev1.Node) {
-			n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taint })
-		})
-		r.givenBack(r.awaitConverged("all-balanced"))
-	})
 }
 
 // keptAndNamed fails the test if a cordon of others was lifted, if it is not said whose it is, or if anything of ours is
@@ -241,19 +134,4 @@ func (r *rig) kubectl(args ...string) string {
 		r.t.Fatal(err)
 	}
 	return out
-}
-
-// stillInTheMiddle fails the test if the fence was opened meanwhile, so that what was done came too late.
-func (r *rig) stillInTheMiddle() {
-	r.t.Helper()
-	n, err := r.client.CoreV1().Nodes().Get(r.t.Context(), r.Name, metav1.GetOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, taint := range n.Spec.Taints {
-		if taint.Key == config.TaintRepartitioning {
-			return
-		}
-	}
-	r.t.Fatal("the change was over too soon")
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
@@ -104,53 +102,6 @@ func restarts(pod *corev1.Pod) (n int32) {
 	return n
 }
 
-// Promise 10: MPS whose daemon does not start gives no capacity, and no config of the plugin is wrong. The node gets the capacity back
-// that it had.
-func TestSharingThatGivesNoCapacityIsTakenBack(t *testing.T) {
-	t.Parallel()
-	for _, way := range handovers {
-		t.Run(way.name, func(t *testing.T) {
-			t.Parallel()
-			name := "taken-back-" + way.name
-			settings := "devicePlugin: {handover: " + way.name + "}\nprofiles: {name: " + name + "}\n"
-			r := newRig(t, twoH100, settings, way.option)
-			r.configMapOf(name, map[string]string{"profiles.yaml": sharingProfiles})
-			r.withoutMPS()
-			r.awaitOffered("nvidia.com/gpu", 2)
-			r.run()
-			r.shares("four-each", "nvidia.com/gpu", 4)
-			before := r.configuredStrategy()
-
-			r.restart(settings + "timeouts: {capacity: 40s}\n") // for this change alone: the others may take longer
-			r.label(config.LabelProfile, "four-by-MPS")
-			r.awaitTakenBack()
-			r.restart(settings)
-			if after := r.configuredStrategy(); after != before {
-				t.Errorf("the plugin's config says the MIG strategy %q, and said %q", after, before)
-			}
-			r.offers("nvidia.com/gpu", 4)
-			for _, gpu := range r.snapshot() {
-				if gpu.ComputeMode == nvml.ComputeExclusiveProcess {
-					t.Errorf("GPU %d was left in compute mode %s", gpu.Index, gpu.ComputeMode)
-				}
-			}
-			r.shares("whole", "nvidia.com/gpu", 1)
-		})
-	}
-}
-
-// withoutMPS lets no control daemon of MPS begin: where its folders are to be there is a file.
-func (r *rig) withoutMPS() {
-	r.t.Helper()
-	file := filepath.Join(r.DriverRoot(), "run", "nvidia", "mps", "nvidia.com")
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 // awaitTakenBack waits until a change has failed and the node is given back.
 func (r *rig) awaitTakenBack() *corev1.Node {
 	r.t.Helper()
@@ -168,33 +119,28 @@ func (r *rig) awaitTakenBack() *corev1.Node {
 // specs to write for a driver without files.
 func TestAConfigByWhichThePluginEndsIsTakenBack(t *testing.T) {
 	t.Parallel()
-	for _, way := range handovers[:2] {
-		t.Run(way.name, func(t *testing.T) {
-			t.Parallel()
-			name := "plugin-ends-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+", configMap: {name: "+name+"}}\n", way.option)
-			r.configMapOf(name, map[string]string{
-				"good": sharingConfigs["time-slicing"],
-				"bad": "version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-annotations}}\n" +
-					"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
-			})
-			r.awaitOffered("nvidia.com/gpu", 2)
-			r.run()
-			r.label(config.LabelDevicePluginConfig, "good")
-			r.awaitConverged("good")
-			r.offers("nvidia.com/gpu", 4)
+	const name = "plugin-ends"
+	r := newRig(t, twoH100, "devicePlugin: {handover: file, configMap: {name: "+name+"}}\n", configFile)
+	r.configMapOf(name, map[string]string{
+		"good": sharingConfigs["time-slicing"],
+		"bad": "version: v1\nflags: {migStrategy: none, plugin: {deviceListStrategy: cdi-annotations}}\n" +
+			"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+	})
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	r.label(config.LabelDevicePluginConfig, "good")
+	r.awaitConverged("good")
+	r.offers("nvidia.com/gpu", 4)
 
-			r.label(config.LabelDevicePluginConfig, "bad")
-			n := r.awaitTakenBack()
-			if c := condition(n); c.Reason != string(config.ReasonPluginFailed) || !strings.Contains(c.Message, "nvidia-device-plugin-ctr") {
-				t.Errorf("%s, and the message does not name the container of the plugin: %s", c.Reason, c.Message)
-			}
-			r.offers("nvidia.com/gpu", 4)
-			text, err := os.ReadFile(r.PluginConfig())
-			if err != nil || string(text) != sharingConfigs["time-slicing"] {
-				t.Errorf("the plugin's config is another than before: %v\n%s", err, text)
-			}
-		})
+	r.label(config.LabelDevicePluginConfig, "bad")
+	n := r.awaitTakenBack()
+	if c := condition(n); c.Reason != string(config.ReasonPluginFailed) || !strings.Contains(c.Message, "nvidia-device-plugin-ctr") {
+		t.Errorf("%s, and the message does not name the container of the plugin: %s", c.Reason, c.Message)
+	}
+	r.offers("nvidia.com/gpu", 4)
+	text, err := os.ReadFile(r.PluginConfig())
+	if err != nil || string(text) != sharingConfigs["time-slicing"] {
+		t.Errorf("the plugin's config is another than before: %v\n%s", err, text)
 	}
 }
 
@@ -247,6 +193,16 @@ profiles:
 	r.undisturbed(namespace, those(everybody, func(pod *corev1.Pod) bool { return !goes(pod) }), devices)
 	if now := r.cordons(); now != cordons+1 {
 		t.Errorf("the node was cordoned %d times for fewer replicas", now-cordons)
+	}
+}
+
+// neverFenced fails the test if the agent has ever cordoned or tainted the node, also where it has given it back since.
+func (r *rig) neverFenced() {
+	r.t.Helper()
+	for _, w := range r.writes("nodes") {
+		if strings.Contains(w.Body, "unschedulable") || strings.Contains(w.Body, config.TaintRepartitioning) {
+			r.t.Errorf("the node was fenced: %s %s", w, w.Body)
+		}
 	}
 }
 

@@ -3,8 +3,6 @@ package node_test
 import (
 	"context"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -16,10 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpuslice/gpuslice/nvml"
-	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/node"
-	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
 // What a test does to a rig: with the hands of a user, of an administrator, or of fate.
@@ -186,20 +182,4 @@ func (r *rig) writes(resource string) []cluster.AuditEvent {
 		of := e.Name == r.Name || strings.Contains(e.Body, r.Name)
 		return !of || resource != "" && e.Resource != resource
 	})
-}
-
-// migParted gives NVIDIA's nvidia-mig-parted on this node.
-func (r *rig) migParted() func(args ...string) (string, error) {
-	r.t.Helper()
-	dir, err := binaries.Builder{Log: os.Stderr}.MigParted(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return func(args ...string) (string, error) {
-		var out strings.Builder
-		cmd := sandbox.Command(r.t.Context(), r.Parts.Sandbox, r.Sandbox(), filepath.Join(dir, "nvidia-mig-parted"), args...)
-		cmd.Stdout, cmd.Stderr = &out, os.Stderr
-		err := cmd.Run()
-		return out.String(), err
-	}
 }

@@ -2,22 +2,17 @@ package node_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/renameio/v2"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
@@ -69,66 +64,6 @@ func (r *rig) read(path string) []byte {
 		r.t.Fatal(err)
 	}
 	return b
-}
-
-func TestTwoAgentsOfOneMachineDoNotActAtOnce(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.runToTheMiddle("all-balanced")
-	first := r.agents.running
-	second := r.run()
-	r.awaitConverged("all-balanced")
-	select {
-	case step := <-second.steps:
-		t.Errorf("the second agent did something beside the first: %s", step)
-	default:
-	}
-	r.agents.running = first
-	r.kill()
-	r.agents.running = second
-	r.label(config.LabelMIGConfig, "all-disabled")
-	r.givenBack(r.awaitConverged("all-disabled"))
-}
-
-// Each step on a GPU holds a lock of logind, and none is begun while the host goes down.
-func TestAShutdownWaitsForTheStepThatRunsAndForNoOther(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	host := systemdtest.Start(t, systemd.Options{InhibitDelayMax: patience})
-	r.agents.bus = host.Address()
-	r.awaitOffered("nvidia.com/gpu", 2)
-	if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Hang: true}); err != nil {
-		t.Fatal(err)
-	}
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.hostHas(host, "a lock for the first instance", func() bool {
-		return slices.ContainsFunc(host.Inhibitors(), func(i systemd.Inhibitor) bool {
-			return i.Mode == "delay" && i.Who == "gpuslice-agent" && strings.Contains(i.Why, "create")
-		})
-	})
-	if err := host.BeginReboot(); err != nil {
-		t.Fatal(err)
-	}
-	if host.Reboots() != 0 {
-		t.Error("the host went down in the middle of the step")
-	}
-	if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{}); err != nil {
-		t.Fatal(err)
-	}
-	r.hostHas(host, "the reboot", func() bool { return host.Reboots() == 1 })
-	r.awaitReason(config.ReasonShuttingDown)
-	if n := len(r.snapshot()[0].Instances); n != 1 {
-		t.Errorf("%d instances stand, want the one whose step was running", n)
-	}
-	r.kill()
-	if err := r.Reboot(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	host.Boot()
-	r.run()
-	r.givenBack(r.awaitConverged("all-balanced"))
 }
 
 func (r *rig) hostHas(host *systemd.Host, what string, done func() bool) {
@@ -190,75 +125,4 @@ func TestAFreshNodeGetsPodsOnlyWhenItsCapacityIsProven(t *testing.T) {
 	}
 	t.Logf("opened after %s", time.Since(began).Round(time.Millisecond))
 	r.givenBack(r.awaitConverged("all-balanced"))
-}
-
-// Container runtimes inject what the node's CDI spec names. NVIDIA's toolkit wrote it when the GPUs were whole.
-func TestTheNodesCDISpecFollowsTheGeometry(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	r.agents.inSandbox = true
-	caps := filepath.Join(r.DevRoot(), "dev", "nvidia-caps")
-	if err := os.MkdirAll(caps, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, minor := range map[string]uint32{"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255} {
-		err := unix.Mknod(filepath.Join(r.DevRoot(), "dev", name), unix.S_IFCHR|0o666, int(unix.Mkdev(195, minor)))
-		if errors.Is(err, unix.EPERM) {
-			t.Skip("device files can be made here by nobody: run the test as root, in a container with CAP_MKNOD")
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.MkdirAll(r.SpecDir(), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(r.SpecDir(), "nvidia.yaml")
-	r.replace(path, []byte(`cdiVersion: 0.5.0
-kind: nvidia.com/gpu
-devices:
-- name: "0"
-  containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}
-- name: "1"
-  containerEdits: {deviceNodes: [{path: /dev/nvidia1}]}
-- name: all
-  containerEdits: {deviceNodes: [{path: /dev/nvidia0}, {path: /dev/nvidia1}]}
-containerEdits:
-  deviceNodes: [{path: /dev/nvidiactl}]
-  env: [NVIDIA_VISIBLE_DEVICES=void]
-`))
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.run()
-	for name, instances := range map[string]int{"all-balanced": 8, "all-3g.40gb": 4} {
-		r.label(config.LabelMIGConfig, name)
-		r.givenBack(r.awaitConverged(name))
-		var spec struct {
-			Devices []struct {
-				Name  string
-				Edits struct{ DeviceNodes []struct{ Path string } } `json:"containerEdits"`
-			}
-			Edits struct{ Env []string } `json:"containerEdits"`
-		}
-		if err := yaml.Unmarshal(r.read(path), &spec); err != nil {
-			t.Fatal(err)
-		}
-		migs, nodes := 0, 0
-		for _, d := range spec.Devices {
-			if strings.Contains(d.Name, ":") { // GPU and MIG device, by their positions
-				migs++
-			}
-			if d.Name == "all" {
-				nodes = len(d.Edits.DeviceNodes)
-			}
-		}
-		if migs != instances || len(spec.Devices) != instances+1 {
-			t.Errorf("%s: of %d devices %d are MIG devices, want %d and one of all", name, len(spec.Devices), migs, instances)
-		}
-		if nodes != 2+2*instances { // each instance has a device file for itself and one for its compute instance
-			t.Errorf("%s: all has %d device files, want those of 2 GPUs and 2 of each of %d instances", name, nodes, instances)
-		}
-		if !slices.Equal(spec.Edits.Env, []string{"NVIDIA_VISIBLE_DEVICES=void"}) {
-			t.Errorf("%s: what was none of the geometry is now %v", name, spec.Edits.Env)
-		}
-	}
 }

@@ -1,10 +1,7 @@
 package node_test
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -180,6 +176,7 @@ mig-configs:
 				t.Errorf("state label is %q, want failed", got)
 			}
 			r.givenBack(n)
+			r.neverFenced()
 			if diff := cmp.Diff(before, r.GPUs.String()); diff != "" {
 				t.Errorf("the GPU was touched (-before +after):\n%s", diff)
 			}
@@ -192,46 +189,6 @@ mig-configs:
 			}
 		})
 	}
-}
-
-// A count that no sum holds must not hang the agent: it says so, and goes on with the next wish.
-func TestAnEndlessCountIsRefusedAndTheNextWishObeyed(t *testing.T) {
-	t.Parallel()
-	const wish = `version: v1
-mig-configs:
-  endless:
-    - devices: all
-      mig-enabled: true
-      mig-devices: %s
-`
-	r := newRig(t, oneA100, "migConfigMap: {name: endless}\n")
-	r.configMap("endless", fmt.Sprintf(wish, "{3g.40gb: 9223372036854775807, 1c.3g.40gb: 1}"))
-	r.awaitOffered("nvidia.com/gpu", 1)
-	r.run()
-	refused := func(reason config.Reason, says string) {
-		n := r.awaitReason(reason)
-		if !strings.Contains(condition(n).Message, says) {
-			t.Errorf("the message does not say %q: %s", says, condition(n).Message)
-		}
-		if got := n.Labels[config.LabelMIGConfigState]; got != string(config.StateFailed) {
-			t.Errorf("state label is %q, want failed", got)
-		}
-		r.givenBack(n)
-	}
-	r.label(config.LabelMIGConfig, "endless")
-	refused(config.ReasonInvalidCatalog, "9223372036854775807 is more than any GPU holds")
-
-	edit, err := json.Marshal(map[string]any{"data": map[string]string{"config.yaml": fmt.Sprintf(wish, "{3g.40gb: 1000, 1g.10gb: 1}")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.client.CoreV1().ConfigMaps("gpuslice").Patch(t.Context(), "endless", types.MergePatchType, edit, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	refused(config.ReasonImpossibleGeometry, "at most 2x 3g.40gb fit, not 1000")
-
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.givenBack(r.awaitConverged("all-balanced"))
 }
 
 // Placed greedily at 0, the 3g would leave room for one 2g alone.
@@ -249,8 +206,8 @@ func TestOne3gAndTwo2gWorkAtTheFirstTry(t *testing.T) {
 		t.Errorf("the GPU is cut as %s, want %s", got, want)
 	}
 	calls := r.GPUs.Calls()
-	if made := calls[gpusim.CreateGpuInstanceWithPlacement]; made != 3 {
-		t.Errorf("%d instances were created for 3: %v", made, calls)
+	if made, destroyed := calls[gpusim.CreateGpuInstanceWithPlacement], calls[gpusim.GpuInstanceDestroy]; made != 3 || destroyed != 0 {
+		t.Errorf("%d instances were created for 3, and %d destroyed: %v", made, destroyed, calls)
 	}
 }
 
@@ -316,6 +273,7 @@ func TestABudgetIsAskedBeforeTheCordon(t *testing.T) {
 	r.label(config.LabelMIGConfig, "all-1g.10gb")
 	n := r.awaitReason(config.ReasonEvictionBlocked)
 	r.givenBack(n)
+	r.neverFenced()
 	for _, say := range []string{"nothing is disturbed before", namespace + "/guarded", "1"} {
 		if !strings.Contains(condition(n).Message, say) {
 			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
@@ -352,55 +310,6 @@ func TestAWithdrawnWishIsUndoneAndACordonStays(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, r.GPUs.String()); diff != "" {
 		t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-	}
-}
-
-// NVIDIA's own tool must see what the agent made, and find each config of the catalog applied.
-func TestNVIDIAsToolAgreesWithEveryConfig(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, "gpus:\n- model: A100-80GB\n  count: 2\n", "")
-	tool := r.migParted()
-	catalog := config.Generate(r.snapshot())
-	file := filepath.Join(r.Dir, "catalog.yaml")
-	text, err := migparted.Render(catalog)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.run()
-	each := 1
-	if testing.Short() {
-		each = 12
-	}
-	for i, name := range config.Merge(catalog, nil).Names() {
-		if i%each != 0 {
-			continue
-		}
-		r.label(config.LabelMIGConfig, name)
-		r.givenBack(r.awaitConverged(name))
-		if out, err := tool("assert", "-f", file, "-c", name); err != nil {
-			t.Errorf("nvidia-mig-parted assert -c %s: %v\n%s", name, err, out)
-		}
-		out, err := tool("export")
-		if err != nil {
-			t.Fatalf("nvidia-mig-parted export: %v\n%s", err, out)
-		}
-		exported, err := migparted.Parse([]byte(out))
-		if err != nil {
-			t.Fatalf("reading what nvidia-mig-parted exports: %v\n%s", err, out)
-		}
-		wishes, err := config.Merge(nil, exported).Wishes("current", r.snapshot())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, gpu := range r.snapshot() {
-			if diff := cmp.Diff(counts(gpu), wishes[gpu.UUID].Devices); gpu.Enabled && diff != "" {
-				t.Errorf("%s, GPU %d (-agent made +nvidia-mig-parted exports):\n%s", name, gpu.Index, diff)
-			}
-		}
 	}
 }
 

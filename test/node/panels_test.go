@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -12,6 +13,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -59,6 +62,23 @@ idle: {every: 1s, after: 10s, instances: sample}
 	seen.add(r.metrics())
 	seen.add(r.metrics())
 	seen.judged(t)
+}
+
+// awaitIdle watches the Events of the namespace until one that a pod is idle has such a message.
+func (r *rig) awaitIdle(namespace string, message *regexp.Regexp) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.CoreV1().Events(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "reason=" + string(config.ReasonGPUIdle)})
+	}
+	var last string
+	if err := clustertest.Follow(ctx, open, nil, func(_ watch.EventType, e *corev1.Event) bool {
+		last = e.Message
+		return message.MatchString(last)
+	}); err != nil {
+		r.t.Fatalf("no Event %s: %v; the last one is %q", message, err, last)
+	}
 }
 
 // scrapes are what an agent has told, a minute after another.

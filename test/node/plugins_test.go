@@ -5,24 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/renameio/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
@@ -158,85 +153,5 @@ func (r *rig) awaitLabels(want map[string]string) {
 	})
 	if !found {
 		r.t.Fatalf("labels of GPU feature discovery (-want +got):\n%s", diff)
-	}
-}
-
-// awaitComputeMode waits until all GPUs have the mode.
-func (r *rig) awaitComputeMode(mode nvml.ComputeMode) {
-	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-	defer cancel()
-	var gpus []nvml.GPU
-	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
-		gpus = r.snapshot() //nolint:contextcheck // it has the test's, as all of a rig
-		return !slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return gpu.ComputeMode != mode }), nil
-	})
-	if err != nil {
-		r.t.Fatalf("waiting for compute mode %s: %v; GPU 0 has %s", mode, err, gpus[0].ComputeMode)
-	}
-}
-
-// What NVIDIA's programs make of their configs, without the agent, however they are handed to them.
-func TestThePluginOffersWhatItsConfigSays(t *testing.T) {
-	t.Parallel()
-	for _, deployment := range []struct {
-		name     string
-		option   option
-		switches func(r *rig, config string)
-	}{
-		{"a file of the host", configFile, func(r *rig, config string) { r.writeConfig(r.pluginConfigs()[config]) }},
-		{"config-manager", configManager, func(r *rig, config string) { r.label(labelPluginConfig, config) }},
-	} {
-		t.Run(deployment.name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, "gpus: [{model: H100-80GB, count: 8}]", "", deployment.option)
-			r.awaitOffered("nvidia.com/gpu", 8)
-			r.awaitLabels(map[string]string{labelCount: "8", labelReplicas: "1", labelStrategy: "none"})
-			product := r.node().Labels[labelProduct]
-			if product == "" || strings.HasSuffix(product, "-SHARED") {
-				t.Fatalf("the product of GPUs that are not shared is %q", product)
-			}
-			// becomes hands the config over, and checks what kubelet would give out by ids.
-			becomes := func(config string, want map[string][]string, labels map[string]string) {
-				t.Helper()
-				counts := map[string]int{}
-				for resource, ids := range want {
-					counts[resource] = len(ids)
-				}
-				deployment.switches(r, config)
-				r.await(config, func(n *corev1.Node) bool { return maps.Equal(offered(n), counts) })
-				if diff := cmp.Diff(want, r.devices()); diff != "" {
-					t.Errorf("%s: devices (-want +got):\n%s", config, diff)
-				}
-				r.awaitLabels(labels)
-			}
-			gpus := r.GPUs.UUIDs()
-			becomes("time-slicing-4", map[string][]string{"nvidia.com/gpu": replicated(gpus, 4)}, map[string]string{
-				labelCount: "8", labelReplicas: "4", labelStrategy: "time-slicing", labelProduct: product + "-SHARED",
-			})
-			becomes("renamed-4", map[string][]string{"nvidia.com/gpu.shared": replicated(gpus, 4)}, map[string]string{
-				labelCount: "8", labelReplicas: "4", labelStrategy: "time-slicing", labelProduct: product,
-			})
-			becomes("mps-4", map[string][]string{"nvidia.com/gpu": replicated(gpus, 4)}, map[string]string{
-				labelCount: "8", labelReplicas: "4", labelStrategy: "mps", labelMPSCapable: "true", labelProduct: product + "-SHARED",
-			})
-			r.awaitComputeMode(nvml.ComputeExclusiveProcess)
-			becomes("whole", map[string][]string{"nvidia.com/gpu": replicated(gpus, 1)}, map[string]string{
-				labelCount: "8", labelReplicas: "1", labelStrategy: "none", labelProduct: product,
-			})
-			r.awaitComputeMode(nvml.ComputeDefault) // which the daemon gives back when it goes
-			r.cut("1g.10gb@0", "1g.10gb@1")
-			var parts []string
-			for _, instance := range r.snapshot()[0].Instances {
-				parts = append(parts, instance.Devices[0].UUID)
-			}
-			becomes("mixed-4", map[string][]string{
-				"nvidia.com/gpu": replicated(gpus[1:], 1), "nvidia.com/mig-1g.10gb": replicated(parts, 4),
-			}, map[string]string{
-				labelCount: "8", labelReplicas: "1", labelStrategy: "none",
-				"nvidia.com/mig-1g.10gb.count": "2", "nvidia.com/mig-1g.10gb.replicas": "4",
-				"nvidia.com/mig-1g.10gb.product": product + "-MIG-1g.10gb-SHARED",
-			})
-		})
 	}
 }

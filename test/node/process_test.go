@@ -3,15 +3,12 @@ package node_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
-
-	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
 // process is a running agent.
@@ -25,9 +22,6 @@ func (r *rig) run() *process {
 	r.t.Helper()
 	args := append([]string{"run", "--metrics-address", r.agents.metrics}, r.flags()...)
 	cmd := exec.Command(r.Parts.Agent, args...)
-	if r.agents.inSandbox {
-		cmd = sandbox.Command(context.Background(), r.Parts.Sandbox, r.Sandbox(), r.Parts.Agent, args...)
-	}
 	// The agent collects its garbage as its DaemonSet says, and not as these tests do.
 	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir(), "GOGC=", "GPUSLICE_MEMORY_LIMIT=268435456")
 	cmd.Env = append(cmd.Env, r.agents.env...)

@@ -30,32 +30,28 @@ func documented(t *testing.T, file string, beginnings ...string) []string {
 // Whoever follows the README sees the wait end when the node is as asked, also where it is so already, and not by what was asked before.
 func TestTheFirstCommandsOfTheREADMEsWaitForWhatWasAsked(t *testing.T) {
 	t.Parallel()
-	for file, node := range map[string]string{"../../README.md": "gpu-1"} {
-		t.Run(file, func(t *testing.T) {
-			t.Parallel()
-			commands := documented(t, file, "kubectl label node "+node, "kubectl wait node")
-			r := newRig(t, twoH100, "")
-			r.awaitOffered("nvidia.com/gpu", 2)
-			r.run()
-			for _, wish := range []string{
-				"nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-disabled",
-				"gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
-			} {
-				_, name, _ := strings.Cut(wish, "=")
-				for _, command := range commands {
-					line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", wish)
-					cmd := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { "`+r.cluster.Kubectl()+`" --kubeconfig "`+r.cluster.AdminKubeconfig()+`" "$@"; }; `+line)
-					if out, err := cmd.CombinedOutput(); err != nil {
-						t.Fatalf("%s: %v\n%s", line, err, out)
-					}
-				}
-				for _, gpu := range r.snapshot() {
-					if gpu.Enabled != (name == "all-balanced") || gpu.Enabled && len(gpu.Instances) != 4 {
-						t.Errorf("after the wait for %s GPU %d has MIG mode %v and %d instances", name, gpu.Index, gpu.Enabled, len(gpu.Instances))
-					}
-				}
-				r.awaitConverged(name)
+	const node = "gpu-1"
+	commands := documented(t, "../../README.md", "kubectl label node "+node, "kubectl wait node")
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	for _, wish := range []string{
+		"nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-disabled",
+		"gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
+	} {
+		_, name, _ := strings.Cut(wish, "=")
+		for _, command := range commands {
+			line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", wish)
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { "`+r.cluster.Kubectl()+`" --kubeconfig "`+r.cluster.AdminKubeconfig()+`" "$@"; }; `+line)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", line, err, out)
 			}
-		})
+		}
+		for _, gpu := range r.snapshot() {
+			if gpu.Enabled != (name == "all-balanced") || gpu.Enabled && len(gpu.Instances) != 4 {
+				t.Errorf("after the wait for %s GPU %d has MIG mode %v and %d instances", name, gpu.Index, gpu.Enabled, len(gpu.Instances))
+			}
+		}
+		r.awaitConverged(name)
 	}
 }

@@ -22,66 +22,17 @@ type wrongWish struct {
 	says   string
 }
 
-// timeSliced is a config of the plugin with this below timeSlicing.
-func timeSliced(resources string) string {
-	return "version: v1\nsharing: {timeSlicing: " + resources + "}\n"
-}
-
-// What the plugin's config may be wrong in, by what the plugin would make of it: it ends, again and again, or it shares nothing
-// and says nothing, or it offers what cannot be used.
+// wrongWishes has one of each kind of refusal. config/deviceplugin has what else a file may be wrong in, and agent what else a node cannot have.
 var wrongWishes = []wrongWish{
-	{name: "no-replicas", config: timeSliced("{resources: [{name: nvidia.com/gpu}]}"), reason: config.ReasonInvalidCatalog, says: "replicas"},
 	{
-		name: "one-replica", config: timeSliced("{resources: [{name: nvidia.com/gpu, replicas: 1}]}"),
-		reason: config.ReasonInvalidCatalog, says: "leave the resource out",
-	},
-	{name: "no-resources", config: timeSliced("{}"), reason: config.ReasonInvalidCatalog, says: "resources"},
-	{
-		name: "another-vendor", config: timeSliced("{resources: [{name: amd.com/gpu, replicas: 2}]}"),
-		reason: config.ReasonInvalidCatalog, says: "amd.com/gpu",
-	},
-	{
-		name: "a-plus", config: timeSliced("{resources: [{name: nvidia.com/mig-1g.10gb+me, replicas: 2}]}"),
-		reason: config.ReasonInvalidCatalog, says: "mig-1g.10gb.me",
-	},
-	{
-		name: "twice", config: timeSliced("{resources: [{name: nvidia.com/gpu, replicas: 2}, {name: gpu, replicas: 3}]}"),
-		reason: config.ReasonInvalidCatalog, says: "nvidia.com/gpu",
-	},
-	{
-		name: "other-keys", config: "version: v1\nsharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
-		reason: config.ReasonInvalidCatalog, says: "time-slicing",
-	},
-	{
-		name: "other-case", config: timeSliced("{renamebydefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}"),
-		reason: config.ReasonInvalidCatalog, says: "renamebydefault",
-	},
-	{
-		name:   "both-strategies",
-		config: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}\n",
-		reason: config.ReasonInvalidCatalog, says: "mps",
-	},
-	{name: "another-version", config: "version: v2\n", reason: config.ReasonInvalidCatalog, says: "v2"},
-	{name: "no-yaml", config: "version: [\n", reason: config.ReasonInvalidCatalog, says: "YAML"},
-	{
-		name:   "too-many-clients",
-		config: "version: v1\nflags: {mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 49}]}}\n",
-		reason: config.ReasonInvalidCatalog, says: "48",
-	},
-	{
-		name: "absent-resource", config: timeSliced("{resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}"),
-		reason: config.ReasonImpossibleSharing, says: "nvidia.com/mig-1g.10gb",
+		name: "no-replicas", config: "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu}]}}\n",
+		reason: config.ReasonInvalidCatalog, says: "replicas",
 	},
 	{
 		name:   "absent-after-the-cut",
 		mig:    "all-3g.40gb",
 		config: "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}\n",
 		reason: config.ReasonImpossibleSharing, says: "nvidia.com/mig-3g.40gb",
-	},
-	{
-		name:   "MPS-under-mixed",
-		config: "version: v1\nflags: {migStrategy: mixed, mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n",
-		reason: config.ReasonInvalidCatalog, says: "mixed",
 	},
 	{
 		name:   "MPS-on-MIG",
@@ -92,10 +43,6 @@ var wrongWishes = []wrongWish{
 	{
 		name: "single-of-several-sizes", mig: "all-balanced", config: "version: v1\nflags: {migStrategy: single}\n",
 		reason: config.ReasonWrongMIGStrategy, says: "single",
-	},
-	{
-		name: "none-of-MIG", mig: "all-3g.40gb", config: "version: v1\nflags: {migStrategy: none}\n",
-		reason: config.ReasonWrongMIGStrategy, says: "none",
 	},
 }
 
@@ -127,46 +74,6 @@ func TestWrongWishesAboutSharingDisturbNothing(t *testing.T) {
 	u.check()
 }
 
-// A strategy that the plugin's environment says wins over that of its config.
-func TestAConfigWhoseMIGStrategyHasNoEffectIsRefused(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "devicePlugin: {handover: file, configMap: {name: no-effect}}\n")
-	r.configMapOf("no-effect", map[string]string{"single": "version: v1\nflags: {migStrategy: single}\n"})
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.run()
-	r.labels(map[string]string{config.LabelMIGConfig: "all-3g.40gb", config.LabelDevicePluginConfig: "single"})
-	n := r.awaitReason(config.ReasonWrongMIGStrategy)
-	for _, say := range []string{"single", "environment", r.plugin().Name} {
-		if !strings.Contains(condition(n).Message, say) {
-			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
-		}
-	}
-	r.givenBack(n)
-	if _, err := os.Stat(r.PluginConfig()); !os.IsNotExist(err) {
-		t.Errorf("a config was written for a plugin that reads none: %v", err)
-	}
-}
-
-// A plugin that is told no MIG strategy has none: it would offer GPUs on which nothing can run.
-func TestAPluginThatIsToldNoMIGStrategyKeepsALabelFromBeginning(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "", configFile)
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.awaitLabels(map[string]string{labelCount: "2"}) // by GPU feature discovery, which reads the config too
-	r.writeConfig("version: v1\n")
-	r.run()
-	r.label(config.LabelMIGConfig, "all-3g.40gb")
-	n := r.awaitReason(config.ReasonWrongMIGStrategy)
-	if c := condition(n); !strings.Contains(c.Message, "flags.migStrategy: mixed") {
-		t.Errorf("it does not say what to do: %s", c.Message)
-	}
-	r.givenBack(n)
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.writeConfig("version: v1\nflags: {migStrategy: mixed}\n")
-	r.awaitReason(config.ReasonConverged)
-	r.awaitOffered("nvidia.com/mig-3g.40gb", 4)
-}
-
 // undisturbed is a node as it was, with a pod on one of its GPUs.
 type undisturbed struct {
 	*rig
@@ -191,11 +98,7 @@ func (r *rig) undisturbedBy(namespace string) undisturbed {
 // check fails the test unless all is as it was, and was never otherwise as far as the API server knows.
 func (u undisturbed) check() {
 	u.t.Helper()
-	for _, w := range u.writes("nodes") {
-		if strings.Contains(w.Body, "unschedulable") || strings.Contains(w.Body, config.TaintRepartitioning) {
-			u.t.Errorf("the node was cordoned: %s %s", w, w.Body)
-		}
-	}
+	u.neverFenced()
 	if evicted := u.writes("pods/eviction"); len(evicted) > 0 {
 		u.t.Errorf("evictions were asked for: %v", evicted)
 	}

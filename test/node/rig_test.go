@@ -49,7 +49,6 @@ type agents struct {
 	kubeconfig, settings string
 	bus                  string // address of the host's system bus, which is none unless a test starts one
 	metrics              string // address at which it serves them; empty for none
-	inSandbox            bool   // it sees the node's part of /proc, and not this machine's
 	env                  []string
 	running              *process
 }

@@ -29,13 +29,14 @@ var usedElsewhere = map[string]string{
 	"in the name of the node: get pods": "drain: TestClusterLeavesARecreatedPodOfTheSameNameAlone",
 }
 
-// What the API server's log says of one agent is what its roles give it, right by right: a change with everything in it, once with a budget
-// that lets only one of two pods go, so that the other is deleted at its deadline.
+// What the API server's log says of one agent is what its roles give it, right by right, and the admission policies of deploy/, under which all
+// agents of this package work, refuse none of it: a change with everything in it, once with a budget that lets only one of two pods go, so
+// that the other is deleted at its deadline.
 func TestTheAgentUsesEachOfItsRightsAndNeedsNoOther(t *testing.T) {
 	t.Parallel()
 	name := "rights-" + strconv.FormatUint(rand.Uint64(), 36)
 	const twoA100 = "gpus:\n- model: A100-80GB\n  count: 2\n"
-	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete}\n" + impatient
+	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete}\nstaleResources: remove\n" + impatient
 	r := newRig(t, twoA100, settings, configManager, func(o *node.Options) {
 		o.Labels[labelPool], o.Labels[config.LabelDevicePluginConfig] = name, "mixed-4"
 	})
@@ -48,13 +49,19 @@ profiles:
   small:
     mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
     sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 6}]}}
+    labels: {example.com/size: small, tier: inference}
+    taints: [{key: example.com/gpu, value: mig, effect: PreferNoSchedule}]
 `,
 	})
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.pairOfHolders()
 	r.run()
 	r.label(config.LabelProfile, "small")
-	r.givenBack(r.awaitConverged("small"))
+	n := r.awaitConverged("small")
+	r.givenBack(n)
+	if !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "example.com/gpu" }) || n.Labels["tier"] != "inference" {
+		t.Errorf("the profile's labels and taints are not there: %v, %v", n.Labels, n.Spec.Taints)
+	}
 	for range 2 { // what is told again in the same words is a patch of the Event
 		r.label(config.LabelProfile, "nowhere")
 		r.awaitReason(config.ReasonUnknownConfig)
@@ -198,4 +205,9 @@ func (r *rig) used() map[string]bool {
 		used[rightOf(verb, e.Group, e.Resource)] = true
 	}
 	return used
+}
+
+// tried reports whether an agent asks by this request whether the policy for evictions acts.
+func tried(e cluster.AuditEvent) bool {
+	return e.Resource == "pods/eviction" && e.Name == "gpuslice-policies"
 }

@@ -4,7 +4,6 @@ import (
 	stdcmp "cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -21,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
-	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
 // mode is a way in which a node's GPUs are divided and shared: a MIG config, and a config of the device plugin.
@@ -108,13 +106,6 @@ func (r *rig) labels(labels map[string]string) {
 	}
 }
 
-// becomes asks for the mode by the labels of a MIG config and of a config of the device plugin.
-func (r *rig) becomes(m mode) {
-	r.t.Helper()
-	r.labels(map[string]string{config.LabelMIGConfig: m.mig, config.LabelDevicePluginConfig: m.plugin})
-	r.proves(m, m.asked())
-}
-
 // proves waits until the agent says that it is done with what was asked for, and proves that it is the mode: the GPUs are cut as asked,
 // kubelet gives out each device by its id as often as asked, and the node offers as many.
 func (r *rig) proves(m mode, asked string) {
@@ -147,43 +138,6 @@ func (r *rig) proves(m mode, asked string) {
 	}
 }
 
-// Promise 9. One agent on each node takes it from each mode to each other one, and back, in the presence of a pod that has one
-// of the devices. No two modes offer a device under the same name and id, but for time-slicing and MPS, of which no process
-// survives the change; so the pod leaves each time, by its eviction.
-func TestEachWayOfSharingIsReachedFromEachOther(t *testing.T) {
-	t.Parallel()
-	for i, from := range modes[:len(modes)-1] {
-		t.Run("between "+from.name+" and those after it", func(t *testing.T) {
-			t.Parallel()
-			if i%2 == 1 {
-				if testing.Short() {
-					t.Skip("every other mode, to its neighbour and back")
-				}
-			}
-			name := fmt.Sprintf("sharing-%d", i)
-			r := newRig(t, twoH100, "devicePlugin: {configMap: {name: "+name+"}}\n", configFile)
-			r.configMapOf(name, sharingConfigs)
-			r.awaitOffered("nvidia.com/gpu", 2)
-			r.run()
-			namespace := clustertest.Namespace(t)
-			r.becomes(from)
-			others := modes[i+1:]
-			if testing.Short() {
-				others = others[:1]
-			}
-			for j, to := range others {
-				for k, next := range []mode{to, from} {
-					holder := r.holder(namespace, fmt.Sprintf("holder-%d-%d", j, k))
-					began := time.Now()
-					r.becomes(next)
-					t.Logf("%s after %s", next.name, time.Since(began).Round(100*time.Millisecond))
-					r.hasLeft(holder)
-				}
-			}
-		})
-	}
-}
-
 // modeProfiles are the modes as profiles. Where two sizes are cut, or none, the strategy is what fits.
 const modeProfiles = `apiVersion: gpuslice.io/v1alpha1
 kind: Profiles
@@ -203,43 +157,30 @@ profiles:
 // written: under mixed, which that says, no plugin shares by MPS, and none offers MIG devices as nvidia.com/gpu.
 func TestEachWayOfSharingIsReachedByAProfile(t *testing.T) {
 	t.Parallel()
-	for _, way := range []struct {
-		name   string
-		option option
-	}{{"file", configFile}, {"configmap", configManager}} {
-		t.Run(way.name, func(t *testing.T) {
-			t.Parallel()
-			if way.name == "configmap" {
-				if testing.Short() {
-					t.Skip("the same by file")
-				}
-			}
-			name := "modes-" + way.name
-			r := newRig(t, twoH100, "devicePlugin: {handover: "+way.name+"}\nprofiles: {name: "+name+"}\n", way.option)
-			r.configMapOf(name, map[string]string{"profiles.yaml": modeProfiles})
-			r.awaitOffered("nvidia.com/gpu", 2)
-			r.run()
-			for _, next := range []struct {
-				profile, mode string
-				strategy      config.MIGStrategy // of the config after it
-			}{
-				{"mps-4", "MPS", config.MIGStrategyNone},
-				{"mig-single", "MIG single", config.MIGStrategySingle},
-				{"time-slicing-4", "time-slicing", config.MIGStrategySingle},
-				{"mig-mixed", "MIG mixed", config.MIGStrategyMixed},
-				{"mig-mixed-shared", "MIG mixed and time-slicing", config.MIGStrategyMixed},
-				{"whole", "none", config.MIGStrategyMixed},
-			} {
-				at := slices.IndexFunc(modes, func(m mode) bool { return m.name == next.mode })
-				began := time.Now()
-				r.label(config.LabelProfile, next.profile)
-				r.proves(modes[at], next.profile)
-				t.Logf("%s after %s", next.profile, time.Since(began).Round(100*time.Millisecond))
-				if got := stdcmp.Or(r.configuredStrategy(), config.MIGStrategyNone); got != next.strategy {
-					t.Errorf("%s: the device plugin's config says the MIG strategy %q, want %q", next.profile, got, next.strategy)
-				}
-			}
-		})
+	const name = "modes"
+	r := newRig(t, twoH100, "devicePlugin: {handover: file}\nprofiles: {name: "+name+"}\n", configFile)
+	r.configMapOf(name, map[string]string{"profiles.yaml": modeProfiles})
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	for _, next := range []struct {
+		profile, mode string
+		strategy      config.MIGStrategy // of the config after it
+	}{
+		{"mps-4", "MPS", config.MIGStrategyNone},
+		{"mig-single", "MIG single", config.MIGStrategySingle},
+		{"time-slicing-4", "time-slicing", config.MIGStrategySingle},
+		{"mig-mixed", "MIG mixed", config.MIGStrategyMixed},
+		{"mig-mixed-shared", "MIG mixed and time-slicing", config.MIGStrategyMixed},
+		{"whole", "none", config.MIGStrategyMixed},
+	} {
+		at := slices.IndexFunc(modes, func(m mode) bool { return m.name == next.mode })
+		began := time.Now()
+		r.label(config.LabelProfile, next.profile)
+		r.proves(modes[at], next.profile)
+		t.Logf("%s after %s", next.profile, time.Since(began).Round(100*time.Millisecond))
+		if got := stdcmp.Or(r.configuredStrategy(), config.MIGStrategyNone); got != next.strategy {
+			t.Errorf("%s: the device plugin's config says the MIG strategy %q, want %q", next.profile, got, next.strategy)
+		}
 	}
 }
 

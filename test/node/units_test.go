@@ -4,11 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
@@ -117,38 +113,4 @@ func (m *machine) jobs(method string) []string {
 		}
 	}
 	return out
-}
-
-// A GPU that a service has open is not reset. Those that run are stopped once, and started again in reverse.
-func TestServicesOfTheHostMakeWayForAReset(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, oneA100, "")
-	host := r.onMachine()
-	r.awaitOffered("nvidia.com/gpu", 1)
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.givenBack(r.awaitConverged("all-balanced"))
-	host.asBefore()
-	want := []string{"nvsm.service", "nvidia-dcgm.service", "nvidia-persistenced.service"}
-	if diff := cmp.Diff(want, host.jobs(systemd.StopUnit)); diff != "" {
-		t.Errorf("stopped (-want +got):\n%s", diff)
-	}
-	slices.Reverse(want)
-	if diff := cmp.Diff(want, host.jobs(systemd.StartUnit)); diff != "" {
-		t.Errorf("started (-want +got):\n%s", diff)
-	}
-}
-
-// Hopper turns MIG on without a reset, which nothing of the host is in the way of.
-func TestServicesOfTheHostStayWhereNothingIsReset(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, twoH100, "")
-	host := r.onMachine()
-	r.awaitOffered("nvidia.com/gpu", 2)
-	r.run()
-	r.label(config.LabelMIGConfig, "all-balanced")
-	r.givenBack(r.awaitConverged("all-balanced"))
-	if stopped := host.jobs(systemd.StopUnit); len(stopped) > 0 {
-		t.Errorf("%v were stopped", stopped)
-	}
 }

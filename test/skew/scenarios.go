@@ -28,18 +28,13 @@ var scenarios = []scenario{
 		"test/node: TestSharingIsHandedToThePluginInEachWay",
 		"test/node: TestOnlyHoldersOfReplicasThatGoLeave",
 	}},
-	{name: "share: every mode", tests: []string{"test/node: TestEachWayOfSharingIsReachedFromEachOther"}},
-	{name: "prove: what gives no capacity is taken back", tests: []string{
-		"test/node: TestSharingThatGivesNoCapacityIsTakenBack",
-		"test/node: TestAConfigByWhichThePluginEndsIsTakenBack",
-	}},
+	{name: "share: every mode", tests: []string{"test/node: TestEachWayOfSharingIsReachedByAProfile"}},
+	{name: "prove: what gives no capacity is taken back", tests: []string{"test/node: TestAConfigByWhichThePluginEndsIsTakenBack"}},
 	{name: "release: a wish is withdrawn, a cordon stays", tests: []string{"test/node: TestAWithdrawnWishIsUndoneAndACordonStays"}},
 	{name: "killed in the middle", tests: []string{
 		"test/node: TestKilledAfterAnyStepItEndsTheSame",
 		"test/node: TestKilledAtEachBorderOfAFullChangeItEndsTheSame",
-		"test/node: TestCauseAgentDiedWhileMutating",
 	}},
-	{name: "policies refuse the agent nothing", tests: []string{"test/node: TestThePoliciesRefuseAnAgentNothing"}},
 	{name: "policies refuse a stolen token", kube: true, tests: []string{"test/policy: TestOneAgentsTokenIsGoodForItsOwnNodeOnly"}},
 	{name: "who may ask for which profile", kube: true, tests: []string{"test/policy: TestWhoMayAskForWhatIsSaidByRBAC"}},
 }
