@@ -1,10 +1,17 @@
 package node_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,13 +19,15 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// Why nodes are found cordoned, cause by cause. Each is provoked for real, and it is measured how long the node is kept after
-// it. README.md has the table, with the causes that other tests show.
+// Why nodes are found cordoned, for those causes that only a real API server shows. README.md has the table, with all others.
 
 // impatient gives pods the shortest time that the settings allow.
 const impatient = "timeouts: {drain: 1m}\n"
@@ -43,6 +52,47 @@ func TestCauseDrainBlockedByABudget(t *testing.T) {
 	if after := r.geometry(); after != before {
 		t.Errorf("the GPUs have changed from %s to %s", before, after)
 	}
+}
+
+// Promise 10. A change that has failed, a wish that is withdrawn, an agent that is restarted: once the node is given back, nothing takes it
+// again.
+func TestCauseTheWayBackCordonsAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "retry: {failures: 3, first: 1s}\n")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	before := r.geometry()
+	r.runToTheMiddle("all-balanced")
+	if err := r.GPUs.Fail(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 3}); err != nil {
+		t.Fatal(err)
+	}
+	r.givenBack(r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts"))
+	if after := r.geometry(); after != before {
+		t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
+	}
+	r.kill()
+	r.run()
+	r.awaitGivenUp(config.ReasonHardwareFailure, "given up after 3 attempts")
+	r.kubectl("label", "node", r.Name, config.LabelMIGConfig+"-")
+	n := r.awaitReason(config.ReasonNotRequested)
+	r.givenBack(n)
+	if cordons := r.cordons(); cordons != 1 {
+		t.Errorf("the node was cordoned %d times for one change", cordons)
+	}
+}
+
+// The API server says yes to the uncordon, and does nothing.
+func TestCauseUncordonDidNotStick(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	lies := r.behindALiar()
+	r.run()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	n := r.awaitConverged("all-balanced")
+	if lies.Load() != 2 {
+		t.Errorf("the API server has lied %d times, want 2", lies.Load())
+	}
+	r.givenBack(n)
 }
 
 // cause is the moment from which it is counted how long the node is kept. Given checks that it is back, and says how long it took.
@@ -102,6 +152,55 @@ func (r *rig) awaitGivenUp(reason config.Reason, says ...string) *corev1.Node {
 		}
 	}
 	return n
+}
+
+// behindALiar has the agent reach the API server by way of a proxy that twice swallows an uncordon, and answers with the node
+// as it would be.
+func (r *rig) behindALiar() *atomic.Int32 {
+	r.t.Helper()
+	lies := &atomic.Int32{}
+	r.behind(func(onward http.Handler, w http.ResponseWriter, request *http.Request) {
+		body, err := io.ReadAll(request.Body)
+		if err != nil {
+			return // the agent has given it up
+		}
+		request.Body = io.NopCloser(bytes.NewReader(body))
+		if request.Method == http.MethodPatch && bytes.Contains(body, []byte(`"unschedulable":false`)) && lies.Load() < 2 {
+			lies.Add(1)
+			query := request.URL.Query()
+			query.Set("dryRun", metav1.DryRunAll)
+			request.URL.RawQuery = query.Encode()
+		}
+		onward.ServeHTTP(w, request)
+	})
+	return lies
+}
+
+// behind has the next agent reach the API server by way of serve, which has a request answered by onward.
+func (r *rig) behind(serve func(onward http.Handler, w http.ResponseWriter, request *http.Request)) {
+	r.t.Helper()
+	transport, err := rest.TransportFor(r.account)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	to, err := url.Parse(r.account.Host)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	onward := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1, // watches are answered bit by bit
+		Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(to) },
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) { serve(onward, w, request) }))
+	r.t.Cleanup(func() {
+		if r.agents.running != nil {
+			r.kill() // it would watch on
+		}
+		server.Close()
+	})
+	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, &rest.Config{Host: server.URL}); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // geometry is how the GPUs are cut.
