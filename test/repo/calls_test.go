@@ -1,11 +1,14 @@
 package repo_test
 
 import (
+	"errors"
+	"fmt"
 	"go/ast"
 	"go/constant"
 	"go/types"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,43 +28,52 @@ const (
 	asParameter = "parameter "
 )
 
-// loadProduct loads those packages with their types, once for all tests.
-var loadProduct = sync.OnceValues(func() ([]*packages.Package, error) {
-	return packages.Load(&packages.Config{
+// product are the packages that run on a node and are not the driver's, with their types, loaded once for all tests.
+var product = sync.OnceValues(func() ([]*packages.Package, error) {
+	loaded, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
 		Dir:  root,
-	}, "./agent/...", "./drain/...", "./config/...", "./nvml")
+	}, "./agent/...", "./drain/...", "./config/...", "./nvml", "./cmd/gpuslice-agent")
+	for _, pkg := range loaded {
+		for _, wrong := range pkg.Errors {
+			err = errors.Join(err, fmt.Errorf("loading %s: %w", pkg.PkgPath, wrong))
+		}
+	}
+	return loaded, err
 })
 
-// productPackages are the loaded packages.
+// productPackages are the loaded packages, but for the command.
 func productPackages(t *testing.T) []*packages.Package {
 	t.Helper()
-	loaded, err := loadProduct()
+	loaded, err := product()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, pkg := range loaded {
-		for _, err := range pkg.Errors {
-			t.Fatalf("loading %s: %v", pkg.PkgPath, err)
-		}
-	}
-	return loaded
+	return slices.DeleteFunc(slices.Clone(loaded), func(pkg *packages.Package) bool { return pkg.Name == "main" })
 }
 
-// callsOf finds the calls of the product.
+// callsOf finds the calls of the product, once for all tests.
 func callsOf(t *testing.T) calls {
 	t.Helper()
-	out := calls{}
-	for _, pkg := range productPackages(t) {
-		r := reader{calls: out, info: pkg.TypesInfo}
-		for _, file := range pkg.Syntax {
-			for _, decl := range file.Decls {
-				r.read(decl)
+	loaded := productPackages(t)
+	readCalls.Do(func() {
+		callGraph = calls{}
+		for _, pkg := range loaded {
+			r := reader{calls: callGraph, info: pkg.TypesInfo}
+			for _, file := range pkg.Syntax {
+				for _, decl := range file.Decls {
+					r.read(decl)
+				}
 			}
 		}
-	}
-	return out
+	})
+	return callGraph
 }
+
+var (
+	readCalls sync.Once
+	callGraph calls
+)
 
 // reader reads the declarations of one package.
 type reader struct {
@@ -230,29 +242,39 @@ func holdsFunctions(of types.Type) bool {
 	return false
 }
 
-// nameOf is the full name of a function, of a variable of a package, or of a field that holds functions, below this module without its path; ""
-// for anything else.
+// nameOf is the full name of a function, of a variable of a package, or of a field that holds functions; "" for anything else. A package of this
+// module stands there by its name alone, so that one may move.
 func nameOf(object types.Object) string {
 	switch object := object.(type) {
 	case *types.Func:
+		name := byName(object.Origin().FullName())
 		receiver := object.Signature().Recv()
-		if receiver != nil && types.IsInterface(receiver.Type()) && object.Pkg() != nil && strings.HasPrefix(object.Pkg().Path(), module) {
-			return strings.Replace(object.FullName(), "("+module, "("+ourInterface, 1)
+		if receiver != nil && types.IsInterface(receiver.Type()) && ofTheModule(object) {
+			return strings.Replace(name, "(", "("+ourInterface, 1)
 		}
-		return strings.ReplaceAll(object.Origin().FullName(), module, "")
+		return name
 	case *types.Var:
 		switch {
 		case object.Pkg() == nil:
 		case object.IsField():
-			if holdsFunctions(object.Type()) && strings.HasPrefix(object.Pkg().Path(), module) {
-				return asField + strings.ReplaceAll(object.Pkg().Path()+"."+object.Name(), module, "")
+			if holdsFunctions(object.Type()) && ofTheModule(object) {
+				return asField + byName(object.Pkg().Path()+"."+object.Name())
 			}
 		case object.Parent() == object.Pkg().Scope():
-			return strings.ReplaceAll(object.Pkg().Path()+"."+object.Name(), module, "")
+			return byName(object.Pkg().Path() + "." + object.Name())
 		}
 	}
 	return ""
 }
+
+func ofTheModule(object types.Object) bool {
+	return object.Pkg() != nil && strings.HasPrefix(object.Pkg().Path(), module)
+}
+
+var pathOfOurs = regexp.MustCompile(regexp.QuoteMeta(module) + `(?:[\w-]+/)*`)
+
+// byName leaves the paths of this module's packages out.
+func byName(name string) string { return pathOfOurs.ReplaceAllString(name, "") }
 
 // pathToWrite is how a function comes to write; nil if it does not. It does not follow what the caller names besides.
 func (c calls) pathToWrite(from string, besides ...string) []string {

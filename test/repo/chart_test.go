@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	sigsyaml "sigs.k8s.io/yaml"
 )
 
 //go:generate go test -count=1 . -run TestTheChartIsMadeOfTheBase -update
@@ -312,26 +311,4 @@ func withoutHead(t *testing.T, file any) map[string]any {
 	delete(def, "required")
 	def["properties"] = fields
 	return def
-}
-
-// A key that the schema does not have would be refused, and one that values.yaml does not have would be found by nobody.
-func TestTheSchemaOfValuesKnowsEachValue(t *testing.T) {
-	var values map[string]any
-	if err := sigsyaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values); err != nil {
-		t.Fatal(err)
-	}
-	var schema struct {
-		Properties           map[string]any
-		AdditionalProperties *bool
-	}
-	if err := json.Unmarshal([]byte(read(t, "deploy/chart/values.schema.json")), &schema); err != nil {
-		t.Fatal(err)
-	}
-	delete(schema.Properties, "global") // which Helm gives every chart
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(values)), slices.Sorted(maps.Keys(schema.Properties))); diff != "" {
-		t.Errorf("values (-values.yaml +values.schema.json):\n%s", diff)
-	}
-	if schema.AdditionalProperties == nil || *schema.AdditionalProperties {
-		t.Error("the schema lets values through that there are not")
-	}
 }

@@ -8,11 +8,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,8 +30,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
-	"github.com/gpuslice/gpuslice/config/migparted"
-	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
 const (
@@ -52,11 +50,9 @@ type manifest struct {
 // foreign are the groups of objects that deploy/ has and that Kubernetes has no types of.
 var foreign = []string{"nvidia.com", "monitoring.coreos.com", "machine.openshift.io", "machineconfiguration.openshift.io", "autoscaling.openshift.io", "karpenter.sh"}
 
-// manifests reads the objects of deploy/, each into its type of k8s.io/api. A field that the type does not have, or
-// that is there twice, fails the test. Objects of foreign groups are left out.
-func manifests(t *testing.T) []manifest {
-	t.Helper()
-	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+// readManifests reads the objects of deploy/, each into its type of k8s.io/api, once for all tests. A field that the type does not have, or that
+// is there twice, is an error. Objects of foreign groups are left out.
+var readManifests = sync.OnceValues(func() ([]manifest, error) {
 	var out []manifest
 	err := filepath.WalkDir(root+"/deploy", func(path string, _ fs.DirEntry, err error) error {
 		if path == root+"/deploy/chart" { // test/shipped has what Helm makes of it
@@ -78,27 +74,41 @@ func manifests(t *testing.T) []manifest {
 			if err != nil {
 				return err
 			}
-			var its metav1.TypeMeta
-			if err := sigsyaml.Unmarshal(doc, &its); err != nil {
+			m, ours, err := manifestOf(path, doc)
+			if err != nil {
 				return fmt.Errorf("%s: %w", path, err)
 			}
-			if group, _, _ := strings.Cut(its.APIVersion, "/"); slices.Contains(foreign, group) {
-				continue
+			if ours {
+				out = append(out, m)
 			}
-			object, kind, err := strict.Decode(doc, nil, nil)
-			if err != nil {
-				t.Errorf("%s: %v", path, err)
-				continue
-			}
-			named, err := meta.Accessor(object)
-			if err != nil {
-				return err
-			}
-			out = append(out, manifest{
-				file: path, kind: kind.Kind, namespace: named.GetNamespace(), name: named.GetName(), object: object,
-			})
 		}
 	})
+	return out, err
+})
+
+func manifestOf(path string, doc []byte) (m manifest, ours bool, err error) {
+	var its metav1.TypeMeta
+	if err := sigsyaml.Unmarshal(doc, &its); err != nil {
+		return manifest{}, false, err
+	}
+	if group, _, _ := strings.Cut(its.APIVersion, "/"); slices.Contains(foreign, group) {
+		return manifest{}, false, nil
+	}
+	object, kind, err := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode(doc, nil, nil)
+	if err != nil {
+		return manifest{}, false, err
+	}
+	named, err := meta.Accessor(object)
+	if err != nil {
+		return manifest{}, false, err
+	}
+	return manifest{file: path, kind: kind.Kind, namespace: named.GetNamespace(), name: named.GetName(), object: object}, true, nil
+}
+
+// manifests are the objects of deploy/. Tests change none of them.
+func manifests(t *testing.T) []manifest {
+	t.Helper()
+	out, err := readManifests()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,22 +284,33 @@ func TestSettingsAreTheDefaultsButForWhatTheyName(t *testing.T) {
 	}
 }
 
-func TestMIGConfigsAreReadByTheAgentsOwnParser(t *testing.T) {
+// People edit these files, or copy them.
+func TestConfigMapsAreReadByTheAgentsOwnParser(t *testing.T) {
+	read := 0
+	for _, m := range manifests(t) {
+		configMap, ok := m.object.(*corev1.ConfigMap)
+		if !ok || configMap.Annotations[localConfig] == "true" {
+			continue
+		}
+		for name, text := range configMap.Data {
+			if strings.HasSuffix(name, ".json") {
+				continue // a dashboard, which test/shipped reads
+			}
+			read++
+			if err := readByName(name, []byte(text)); err != nil {
+				t.Errorf("%s: %s: %v", m.file, name, err)
+			}
+		}
+	}
+	if read < 5 {
+		t.Errorf("deploy/ has %d files in ConfigMaps", read)
+	}
 	settings, err := config.Parse([]byte(the[*corev1.ConfigMap](t, "gpuslice-settings").Data["settings.yaml"]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref := settings.MIGConfigMap
-	text, ok := the[*corev1.ConfigMap](t, ref.Name).Data[ref.Key]
-	if !ok {
-		t.Fatalf("settings: migConfigMap names key %q, which ConfigMap %s does not have", ref.Key, ref.Name)
-	}
-	configs, err := migparted.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(configs) == 0 {
-		t.Error("there are none")
+	if ref := settings.MIGConfigMap; the[*corev1.ConfigMap](t, ref.Name).Data[ref.Key] == "" {
+		t.Errorf("settings: migConfigMap names key %q, which ConfigMap %s does not have", ref.Key, ref.Name)
 	}
 }
 
@@ -364,20 +385,9 @@ func TestTheAgentIsToldItsLimitOfMemory(t *testing.T) {
 	}
 }
 
-func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
-	agent, err := binaries.Builder{}.Tool(t.Context(), "./cmd/gpuslice-agent")
-	if err != nil {
-		t.Fatal(err)
-	}
-	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
-	// Flags are read in order, and a wrong one ends the program before it comes to the last.
-	help, err := exec.CommandContext(t.Context(), agent, append(container.Args, "--help")...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("gpuslice-agent %s --help: %v\n%s", strings.Join(container.Args, " "), err, help)
-	}
-	for _, env := range container.Env {
-		if (env.ValueFrom != nil || strings.HasPrefix(env.Name, "GPUSLICE_")) && !strings.Contains(string(help), env.Name) {
-			t.Errorf("the agent does not say that it reads %s from its environment:\n%s", env.Name, help)
-		}
+// By a pod that is available when it starts, a bad release comes to all nodes.
+func TestTheAgentsPodIsAvailableSomeTimeAfterItIsReady(t *testing.T) {
+	if set := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec; set.MinReadySeconds < 30 {
+		t.Errorf("a pod counts as available after %d seconds", set.MinReadySeconds)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -129,64 +128,36 @@ func capacity(t *testing.T, gpus []nvml.GPU, strategy config.MIGStrategy, sharin
 
 func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 	const a100s, h100s = "gpus: [{model: A100-80GB, count: 8}]", "gpus: [{model: H100-80GB, count: 8}]"
-	shared := []corev1.Taint{{Key: "gpu", Value: "true", Effect: corev1.TaintEffectNoSchedule}}
-	isolated := []corev1.Taint{{Key: "gpu", Value: "mig", Effect: corev1.TaintEffectNoSchedule}}
-	type pool struct {
-		node     string
-		capacity map[string]int
-		labels   map[string]string
-		taints   []corev1.Taint
-	}
-	sliced := func(node string, gpus int, workload string) pool {
-		return pool{node, map[string]int{"nvidia.com/gpu": gpus}, map[string]string{"workload-type": workload}, shared}
-	}
-	instances := func(profile string, count int, workload string) pool {
-		return pool{
-			node:     a100s,
-			capacity: map[string]int{"nvidia.com/gpu": count},
-			labels:   map[string]string{"workload-type": workload, "mig-profile": profile},
-			taints:   isolated,
-		}
-	}
-	pools := map[string]pool{
-		"research":             sliced(a100s, 24, "research"),
-		"training":             sliced(a100s, 24, "training"),
-		"development":          sliced(a100s, 24, "development"),
-		"batch-inference":      sliced(a100s, 24, "batch-inference"),
-		"training-h100":        sliced(h100s, 16, "training"),
-		"fine-tuning":          sliced(h100s, 16, "fine-tuning"),
-		"production-inference": instances("3g.40gb", 16, "production-inference"),
-		"critical-agents":      instances("2g.20gb", 24, "critical-agents"),
-		"small-inference":      instances("1g.10gb", 56, "production-inference"),
-		"balanced-inference": {
-			a100s,
-			map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16},
-			map[string]string{"workload-type": "production-inference"},
-			isolated,
-		},
-	}
 	profiles := exampleProfiles(t, "configmap-pools.yaml")
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(pools)), slices.Sorted(maps.Keys(profiles))); diff != "" {
-		t.Fatalf("profiles (-guide +example):\n%s", diff)
-	}
-	for name, want := range pools {
+	for name, guide := range map[string]struct {
+		node string
+		want map[string]int
+	}{
+		"research":             {a100s, map[string]int{"nvidia.com/gpu": 24}},
+		"training":             {a100s, map[string]int{"nvidia.com/gpu": 24}},
+		"development":          {a100s, map[string]int{"nvidia.com/gpu": 24}},
+		"batch-inference":      {a100s, map[string]int{"nvidia.com/gpu": 24}},
+		"training-h100":        {h100s, map[string]int{"nvidia.com/gpu": 16}},
+		"fine-tuning":          {h100s, map[string]int{"nvidia.com/gpu": 16}},
+		"production-inference": {a100s, map[string]int{"nvidia.com/gpu": 16}},
+		"critical-agents":      {a100s, map[string]int{"nvidia.com/gpu": 24}},
+		"small-inference":      {a100s, map[string]int{"nvidia.com/gpu": 56}},
+		"balanced-inference":   {a100s, map[string]int{"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 16}},
+	} {
 		t.Run(name, func(t *testing.T) {
-			profile := profiles[name]
-			gpus := apply(t, name, profiles, want.node)
+			profile, ok := profiles[name]
+			if !ok {
+				t.Fatalf("the example has no profile of that name, but %v", slices.Sorted(maps.Keys(profiles)))
+			}
+			gpus := apply(t, name, profiles, guide.node)
 			for _, has := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
 				strategy := profile.MIGStrategy
 				if strategy == "" {
 					strategy = config.FittingStrategy(gpus, has, false)
 				}
-				if diff := cmp.Diff(want.capacity, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
+				if diff := cmp.Diff(guide.want, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
 					t.Errorf("where the device plugin has had the strategy %s (-guide +example):\n%s", has, diff)
 				}
-			}
-			if diff := cmp.Diff(want.labels, profile.Labels); diff != "" {
-				t.Errorf("labels (-guide +example):\n%s", diff)
-			}
-			if diff := cmp.Diff(want.taints, profile.Taints); diff != "" {
-				t.Errorf("taints (-guide +example):\n%s", diff)
 			}
 		})
 	}
@@ -233,42 +204,13 @@ func TestTheConfigMapsOfGuidesGiveTheCapacityTheyPromise(t *testing.T) {
 	}
 }
 
-// The maintenance file's pool that is always open builds on it: what people work on interactively may end by itself before any is evicted.
-func TestPodsThatPeopleWorkInMayEndByThemselves(t *testing.T) {
-	text := configMap(t, "deploy", "examples", "configmap-maintenance.yaml").Data[config.DefaultMaintenanceKey]
-	maintenance, err := config.ParseMaintenance([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	open := slices.IndexFunc(maintenance.Pools, func(p config.Pool) bool { return p.Name == "research" })
-	interactive := []string{"research", "training", "training-h100", "development"}
-	gradual := map[string]bool{}
-	for _, file := range []string{"configmap-pools.yaml", "configmap-profiles.yaml"} {
-		for name, profile := range exampleProfiles(t, file) {
-			if !slices.Contains(interactive, name) && (open < 0 || !maintenance.Pools[open].Selector.Matches(labels.Set(profile.Labels))) {
-				continue
-			}
-			gradual[name] = true
-			if profile.Drain == nil || profile.Drain.Mode != config.DrainGradual {
-				t.Errorf("%s: profile %s has not drain.mode gradual", file, name)
-			}
-		}
-	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(interactive)), slices.Sorted(maps.Keys(gradual))); diff != "" {
-		t.Errorf("profiles (-want +found):\n%s", diff)
-	}
-}
-
 // People copy what the pages show.
 func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 	block := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```")
 	looked := 0
 	for _, page := range pages(t) {
-		text, err := os.ReadFile(filepath.Join(root, page))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, found := range block.FindAllSubmatch(text, -1) {
+		for _, found := range block.FindAllSubmatch([]byte(read(t, page)), -1) {
+			var err error
 			var file struct {
 				Kind string
 				Data map[string]string
@@ -307,6 +249,10 @@ func readByName(name string, text []byte) (err error) {
 		_, err = config.ParseMaintenance(text)
 	case config.DefaultMIGConfigMapKey:
 		_, err = migparted.Parse(text)
+	case "settings.yaml":
+		_, err = config.Parse(text)
+	case "default": // of the overlays, for NVIDIA's device plugin
+		_, err = deviceplugin.Parse(text)
 	default:
 		err = fmt.Errorf("the agent reads no %s", name)
 	}

@@ -50,12 +50,30 @@ func TestEveryPageIsFoundFromTheREADME(t *testing.T) {
 	}
 }
 
-// A newcomer reads one page in five minutes.
-func TestThePagesForNewcomersAreShort(t *testing.T) {
-	for page, most := range map[string]int{"README.md": 220, "test/README.md": 250} {
-		if lines := strings.Count(read(t, page), "\n"); lines > most {
-			t.Errorf("%s has %d lines and may have %d: tell the rest in the README beside what it describes", page, lines, most)
+// Manifests and programs name pages by where GitHub shows them: the runbooks of the alerts, for one.
+func TestEveryLinkToGitHubLeadsSomewhere(t *testing.T) {
+	shown := regexp.MustCompile(`https://github\.com/gpuslice/gpuslice/(?:blob|tree)/main/([\w./-]+)(?:#([\w-]+))?`)
+	checked := 0
+	for _, file := range files(t) {
+		if !slices.Contains([]string{".yaml", ".yml", ".md", ".go", ".json", ".tpl", ".txt"}, filepath.Ext(file)) || strings.HasSuffix(file, "_test.go") {
+			continue
 		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range shown.FindAllStringSubmatch(string(text), -1) {
+			checked++
+			switch target, heading := strings.TrimRight(found[1], "."), found[2]; {
+			case !exists(filepath.Join(root, target)):
+				t.Errorf("%s links to %s, which is not there", file, found[0])
+			case heading != "" && !slices.Contains(anchors(read(t, pageOf(target))), heading):
+				t.Errorf("%s links to %s, and %s has no such heading", file, found[0], pageOf(target))
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("only %d links were looked at", checked)
 	}
 }
 

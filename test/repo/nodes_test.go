@@ -84,10 +84,6 @@ func TestTheDaemonSetsGoWhereGPUsAre(t *testing.T) {
 	}
 }
 
-// nvidiasRegistry is where NVIDIA publishes its images, which nobody else builds. In parts, so that TestNothingNamesARegistry
-// does not find it.
-const nvidiasRegistry = "nvcr" + ".io/nvidia/"
-
 func TestNVIDIAsImagesCanBePulled(t *testing.T) {
 	found := 0
 	for _, m := range manifests(t) {

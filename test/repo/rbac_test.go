@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
-	"golang.org/x/tools/go/packages"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -143,18 +142,11 @@ func TestRawCallsToTheAPIServerAreKnown(t *testing.T) {
 // forEachCall visits each call of the packages that talk to the cluster, with the function it stands in.
 func forEachCall(t *testing.T, visit func(where string, info *types.Info, call *ast.CallExpr)) {
 	t.Helper()
-	loaded, err := packages.Load(&packages.Config{
-		Mode:    packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
-		Dir:     root,
-		Context: t.Context(),
-	}, "./agent/...", "./drain/...", "./cmd/gpuslice-agent/...") // the plugin has the rights of whoever runs it
+	loaded, err := product() // the plugin has the rights of whoever runs it
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, pkg := range loaded {
-		for _, err := range pkg.Errors {
-			t.Fatalf("loading %s: %v", pkg.PkgPath, err)
-		}
 		for _, file := range pkg.Syntax {
 			for _, decl := range file.Decls {
 				where := pkg.Name

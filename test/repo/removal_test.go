@@ -3,7 +3,6 @@ package repo_test
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -84,30 +83,5 @@ func TestThePageOnRemovingFindsWhatIsNotInTheAgentsNamespace(t *testing.T) {
 	}
 	if found < 15 {
 		t.Errorf("found %d objects that are not in the agents' namespace", found)
-	}
-}
-
-// An image of another tag is one that nobody runs.
-func TestThePageOnInstallingRunsWhatMakeImageMakes(t *testing.T) {
-	page := read(t, "deploy/README.md")
-	want := regexp.MustCompile(`image: (gpuslice/gpuslice-agent):(\S+)`).FindStringSubmatch(read(t, "deploy/base/daemonset.yaml"))
-	if want == nil {
-		t.Fatal("the base names no image")
-	}
-	for values, version := range map[string]string{"": want[2], "VERSION=v9.9.9": "v9.9.9"} {
-		run := exec.CommandContext(t.Context(), "make", append([]string{"-n", "image"}, strings.Fields(values)...)...)
-		run.Dir = root
-		run.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "VERSION=") || strings.HasPrefix(e, "MAKE") })
-		said, err := run.Output()
-		if err != nil || !strings.Contains(string(said), "-name '"+want[1]+"' -version '"+version+"'") {
-			t.Errorf("make image %s makes another image than %s:%s: %v\n%s", values, want[1], version, err, said)
-		}
-	}
-	for _, says := range []string{
-		"\nmake image\n", "oci-archive:bin/image/gpuslice-agent-" + want[2] + ".tar ", "/gpuslice-agent:" + want[2] + "\n", "- name: " + want[1] + "\n", "newTag: " + want[2] + "\n",
-	} {
-		if !strings.Contains(page, says) {
-			t.Errorf("deploy/README.md does not say %q", says)
-		}
 	}
 }

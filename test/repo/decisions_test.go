@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -62,17 +63,17 @@ func checkConditionsReason(t *testing.T, pkg *packages.Package, literal *ast.Com
 	return 1
 }
 
-// decidedByReason are the functions that compare a reason with a certain one, and why they may.
+// decidedByReason are the functions that compare a reason with a certain one, by the folder's name, and why they may.
 var decidedByReason = map[string]string{
-	"agent/health/verdict Advice":      "a finding has no other kind than its reason",
-	"agent/health/verdict Acknowledge": "a finding has no other kind than its reason",
-	"agent/health/verdict recall":      "a finding has no other kind than its reason, also in the record",
-	"cmd/kubectl-gpuslice see":         "an agent that cannot read the journal writes nothing but the condition",
+	"verdict Advice":       "a finding has no other kind than its reason",
+	"verdict Acknowledge":  "a finding has no other kind than its reason",
+	"verdict recall":       "a finding has no other kind than its reason, also in the record",
+	"kubectl-gpuslice see": "an agent that cannot read the journal writes nothing but the condition",
 }
 
 // decidedByText are the functions that look into the text of an error or a message, and why they may.
 var decidedByText = map[string]string{
-	"cmd/gpuslice-agent report": "it prints each of several errors on a line",
+	"gpuslice-agent report": "it prints each of several errors on a line",
 }
 
 // intoText are the functions of strings that find something in a text.
@@ -98,7 +99,7 @@ func TestNothingIsDecidedByWhatIsMeantForPeople(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkDecisions(t, set, folder, file, found)
+		checkDecisions(t, set, filepath.Base(folder), file, found)
 	}
 	for _, table := range []map[string]string{decidedByReason, decidedByText} {
 		for function := range table {
@@ -183,4 +184,37 @@ func looksIntoText(n ast.Node) bool {
 		return ok && asked.Sel.Name == "Error"
 	}
 	return false
+}
+
+// A step is what the planner has made of it: what executes it changes none of its fields, so that its traits are those of what is done.
+func TestNothingButThePlannerChangesAStep(t *testing.T) {
+	t.Parallel()
+	planner := module + "agent/plan"
+	for _, pkg := range productPackages(t) {
+		if pkg.PkgPath == planner {
+			continue
+		}
+		for _, file := range pkg.Syntax {
+			ast.Inspect(file, func(n ast.Node) bool {
+				assign, ok := n.(*ast.AssignStmt)
+				if !ok {
+					return true
+				}
+				for _, left := range assign.Lhs {
+					selector, ok := left.(*ast.SelectorExpr)
+					if !ok {
+						continue
+					}
+					of := pkg.TypesInfo.Types[selector.X].Type
+					if pointer, is := of.(*types.Pointer); is {
+						of = pointer.Elem()
+					}
+					if of != nil && of.String() == planner+".Step" {
+						t.Errorf("%s changes %s of a step", pkg.Fset.Position(assign.Pos()), selector.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
 }
