@@ -13,6 +13,25 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
+// resources are "name: id id; name: id", without the prefix of NVIDIA's names.
+func resources(text string) capacity.Resources {
+	out := capacity.Resources{}
+	for part := range strings.SplitSeq(text, "; ") {
+		if name, ids, ok := strings.Cut(part, ": "); ok {
+			out["nvidia.com/"+name] = strings.Fields(ids)
+		}
+	}
+	return out
+}
+
+func allocatable(counts map[string]string) corev1.ResourceList {
+	out := corev1.ResourceList{}
+	for name, n := range counts {
+		out[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
+	}
+	return out
+}
+
 func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 	t.Parallel()
 	whole := nvml.GPU{UUID: "GPU-a", Capable: true}
@@ -99,20 +118,61 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			kubelet := map[string][]string{}
-			for part := range strings.SplitSeq(row.kubelet, "; ") {
-				if name, ids, ok := strings.Cut(part, ": "); ok {
-					kubelet["nvidia.com/"+name] = strings.Fields(ids)
-				}
-			}
-			allocatable := corev1.ResourceList{}
-			for name, n := range row.node {
-				allocatable[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
-			}
-			got := strings.Join(capacity.Disagreements(capacity.Expected(row.gpus, row.strategy), kubelet, allocatable), "; ")
+			got := strings.Join(capacity.Disagreements(capacity.Expected(row.gpus, row.strategy), resources(row.kubelet), allocatable(row.node)), "; ")
 			if diff := cmp.Diff(row.want, got); diff != "" {
 				t.Errorf("disagreements (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestWhatGPUFeatureDiscoveryStillSaysOfAFormerSharingIsNamed(t *testing.T) {
+	t.Parallel()
+	shared := config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}
+	gpus := resources("gpu: GPU-a; mig-1g.10gb: MIG-1")
+	for name, row := range map[string]struct {
+		labels map[string]string
+		want   string
+	}{
+		"it does not run": {nil, ""},
+		"all is new": {map[string]string{
+			"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig-1g.10gb.replicas": "1",
+		}, ""},
+		"the former count":          {map[string]string{"nvidia.com/gpu.replicas": "4"}, "GPU feature discovery still says nvidia.com/gpu.replicas=4, and not 2"},
+		"the former way":            {map[string]string{"nvidia.com/gpu.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/gpu.sharing-strategy=mps, and not time-slicing"},
+		"what is shared no more":    {map[string]string{"nvidia.com/mig-1g.10gb.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/mig-1g.10gb.sharing-strategy=mps, and not none"},
+		"of a resource of the past": {map[string]string{"nvidia.com/mig-2g.20gb.replicas": "4"}, ""},
+	} {
+		if got := strings.Join(capacity.StaleFeatures(gpus, shared, row.labels), "; "); got != row.want {
+			t.Errorf("%s: %q, want %q", name, got, row.want)
+		}
+	}
+}
+
+func TestAGPUIsWithheldWhileOneOfItsDevicesIsNotGivenOut(t *testing.T) {
+	t.Parallel()
+	whole := nvml.GPU{UUID: "GPU-a", Capable: true}
+	cut := nvml.GPU{UUID: "GPU-b", Capable: true, Enabled: true, Instances: []nvml.Instance{
+		{Devices: []nvml.Device{{UUID: "MIG-1", Profile: "1g.10gb"}}}, {Devices: []nvml.Device{{UUID: "MIG-2", Profile: "1g.10gb"}}},
+	}}
+	for _, row := range []struct {
+		name     string
+		gpu      nvml.GPU
+		strategy config.MIGStrategy
+		kubelet  string
+		want     bool
+	}{
+		{"given out", whole, config.MIGStrategyNone, "gpu: GPU-a GPU-b", false},
+		{"given out, shared", whole, config.MIGStrategyNone, "gpu.shared: GPU-a::0", false},
+		{"another one is", whole, config.MIGStrategyNone, "gpu: GPU-b", true},
+		{"nothing is", whole, config.MIGStrategyNone, "", true},
+		{"as a device that is no GPU", whole, config.MIGStrategyNone, "hostdev: GPU-a", true},
+		{"all its slices are given out", cut, config.MIGStrategyMixed, "mig-1g.10gb: MIG-1 MIG-2", false},
+		{"one of its slices is not", cut, config.MIGStrategyMixed, "mig-1g.10gb: MIG-1", true},
+		{"cut, and the plugin offers it as a whole", cut, config.MIGStrategyNone, "gpu: GPU-b", false},
+	} {
+		if got := capacity.Withheld(row.gpu, row.strategy, resources(row.kubelet)); got != row.want {
+			t.Errorf("%s: withheld is %t, want %t", row.name, got, row.want)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
@@ -34,6 +35,10 @@ func TestAJournalThatSaysHowItEndsIsOfAVersionOfItsOwn(t *testing.T) {
 	for want, j := range map[string]*journal.Journal{
 		`{"version":1,`:  {Undo: &api.Failure{Wish: "slices", Later: true}},
 		`{"version":2,`:  {Stopped: []string{"dcgm.service"}},
+		`{"version":3,`:  {Plugin: &journal.FormerPlugin{Way: config.HandoverFile}},
+		`{"version":3, `: {Plugin: &journal.FormerPlugin{Way: config.HandoverFile}, Paused: map[string]string{"nvidia.com/gpu.deploy.dcgm": "true"}},
+		`{"version":2, `: {Plugin: &journal.FormerPlugin{Way: config.HandoverFile, Stays: true}, Paused: map[string]string{"nvidia.com/gpu.deploy.dcgm": "true"}},
+		`{"version":4,`:  {Persistent: []nvml.UUID{"GPU-1"}},
 		`{"version":5,`:  {Parked: true},
 		`{"version":5, `: {Undo: &api.Failure{Wish: "slices", Cancelled: true}},
 		`{"version":6,`:  {Kept: []string{config.AnnotationDoNotDisrupt}},
@@ -95,19 +100,108 @@ func TestAJournalHoldsEveryStartupTaintOfTheNode(t *testing.T) {
 	}
 }
 
-func TestAJournalWithATaintThatIsNoStartupTaintIsNotRead(t *testing.T) {
+// Promise 15: what a journal restores is the agent's own, whoever has written it.
+func TestAJournalThatNoAgentWritesIsNotRead(t *testing.T) {
 	t.Parallel()
+	cut := func(piece string) string {
+		return `"previous":[{"gpu":"GPU-1","mig":true,"instances":[` + piece + `]}]`
+	}
 	for text, want := range map[string]string{
-		`"startups":[{"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]`: `"node.kubernetes.io/unreachable" is no startup taint`,
-		`"startups":[{"key":"gpuslice.io/repartitioning","effect":"NoSchedule"}]`:    `is no startup taint`,
-		`"startups":[{"key":"example.com/a","effect":"Never"}]`:                      `no effect "Never"`,
-		`"startups":[{"key":"example.com/a","value":"a b","effect":"NoSchedule"}]`:   `no value "a b"`,
-		`"startup":{"effect":""}`: `no effect ""`,
+		`"paused":{"example.com/label":"true"}`:                                                       `label "example.com/label" is of no operand`,
+		`"kept":["example.com/annotation"]`:                                                           `annotation "example.com/annotation" is none by which autoscalers`,
+		`"plugin":{"way":"by hand"}`:                                                                  `given no config by "by hand"`,
+		`"plugin":{"way":"label","label":"example.com/label"}`:                                        `goes by no label "example.com/label"`,
+		`"plugin":{"way":"configmap","text":"another-key","body":"version: v1"}`:                      `key "another-key" of a ConfigMap is not ours to write`,
+		`"previous":[{"gpu":"","mig":true}]`:                                                          `it cuts GPU ""`,
+		`"previous":[{"gpu":"GPU-1","mig":true},{"gpu":"GPU-1","mig":false}]`:                         `it cuts GPU "GPU-1" twice`,
+		cut(`{"profile":"","start":0,"size":1}`):                                                      `no instance "" of 1 slices at 0`,
+		cut(`{"profile":"1g.10gb","start":-1,"size":1}`):                                              `no instance "1g.10gb" of 1 slices at -1`,
+		cut(`{"profile":"1g.10gb","start":0,"size":0}`):                                               `no instance "1g.10gb" of 0 slices at 0`,
+		cut(`{"profile":"1g.10gb","start":64,"size":1}`):                                              `no instance "1g.10gb" of 1 slices at 64`,
+		cut(strings.Repeat(`{"profile":"a","start":0,"size":1},`, 64) + `{"profile":"a"}`):            `into 65 instances`,
+		`"startups":[{"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]`:                  `"node.kubernetes.io/unreachable" is no startup taint`,
+		`"startups":[{"key":"gpuslice.io/repartitioning","effect":"NoSchedule"}]`:                     `is no startup taint`,
+		`"startups":[{"key":"example.com/a","effect":"Never"}]`:                                       `no effect "Never"`,
+		`"startups":[{"key":"example.com/a","value":"a b","effect":"NoSchedule"}]`:                    `no value "a b"`,
+		`"startup":{"effect":""}`:                                                                     `no effect ""`,
 		`"startups":[` + strings.Repeat(`{"effect":"NoSchedule"},`, 256) + `{"effect":"NoSchedule"}]`: "256 entries",
 	} {
 		if _, err := journal.Parse(`{"version":7,` + text + `}`); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.80s: error %v, want %q", text, err, want)
 		}
+	}
+}
+
+// The agent amends the journal on the node before it takes what the journal does not hold yet.
+func TestAJournalTakesMoreByWhatTheOtherDoesNotHold(t *testing.T) {
+	t.Parallel()
+	made := func(change func(*journal.Journal)) *journal.Journal {
+		j := &journal.Journal{
+			Target: "all-1g.10gb", Previous: []journal.GPULayout{{GPU: "GPU-1"}}, Paused: map[string]string{"nvidia.com/gpu.deploy.dcgm": "true"},
+			Stopped: []string{"dcgm.service"}, Kept: []string{config.AnnotationDoNotDisrupt}, Operands: []string{"uid"}, Reboots: []string{"boot"},
+			Startups: []journal.StartupTaint{{Key: "example.com/not-ready", Effect: "NoSchedule"}},
+		}
+		change(j)
+		return j
+	}
+	than := made(func(*journal.Journal) {})
+	for name, row := range map[string]struct {
+		change func(*journal.Journal)
+		want   bool
+	}{
+		"the same":                {func(*journal.Journal) {}, false},
+		"less":                    {func(j *journal.Journal) { *j = journal.Journal{Target: j.Target} }, false},
+		"another target":          {func(j *journal.Journal) { j.Target = "all-disabled" }, true},
+		"the cordon":              {func(j *journal.Journal) { j.Cordoned = true }, true},
+		"the plugin's config":     {func(j *journal.Journal) { j.Plugin = &journal.FormerPlugin{Way: config.HandoverFile} }, true},
+		"a config that stays":     {func(j *journal.Journal) { j.Plugin = &journal.FormerPlugin{Way: config.HandoverFile, Stays: true} }, false},
+		"another operand":         {func(j *journal.Journal) { j.Paused["nvidia.com/gpu.deploy.client"] = "true" }, true},
+		"another unit":            {func(j *journal.Journal) { j.Stopped = []string{"nvsm.service"} }, true},
+		"another annotation":      {func(j *journal.Journal) { j.Kept = append(j.Kept, "example.com/annotation") }, true},
+		"another pod":             {func(j *journal.Journal) { j.Operands = []string{"another"} }, true},
+		"another reboot":          {func(j *journal.Journal) { j.Reboots = append(j.Reboots, "next") }, true},
+		"another startup taint":   {func(j *journal.Journal) { j.Startups[0].Effect = "NoExecute" }, true},
+		"another GPU":             {func(j *journal.Journal) { j.Previous[0].GPU = "GPU-2" }, true},
+		"a GPU's persistence":     {func(j *journal.Journal) { j.Previous[0].Persistent = true }, true},
+		"a GPU's other instances": {func(j *journal.Journal) { j.Previous[0].MIG = true }, false}, // the first record counts
+	} {
+		if got := made(row.change).TakesMore(than); got != row.want {
+			t.Errorf("%s: takes more is %t, want %t", name, got, row.want)
+		}
+	}
+	if !than.TakesMore(nil) {
+		t.Error("the journal takes no more than none")
+	}
+}
+
+// A layout is recorded once: what the GPU is like in the middle of the change is nothing to go back to.
+func TestTheFirstLayoutOfAGPUIsTheOneToGoBackTo(t *testing.T) {
+	t.Parallel()
+	whole := nvml.Instance{Placed: nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 2, Size: 1}}, Devices: []nvml.Device{{UUID: "MIG-1"}}}
+	halfMade := nvml.Instance{Placed: nvml.Placed{Profile: "3g.40gb", Span: nvml.Span{Start: 4, Size: 4}}}
+	gpu := nvml.GPU{UUID: "GPU-1", Enabled: true, Instances: []nvml.Instance{whole, halfMade}}
+	var j journal.Journal
+	j.RecordLayout(gpu)
+	j.RecordLayout(nvml.GPU{UUID: "GPU-1", Persistent: true})
+	want := []journal.GPULayout{{GPU: "GPU-1", MIG: true, Persistent: true, Instances: []journal.InstanceRecord{{Profile: "1g.10gb", Start: 2, Size: 1}}}}
+	if diff := cmp.Diff(want, j.Previous); diff != "" {
+		t.Errorf("recorded (-want +got):\n%s", diff)
+	}
+	if !j.Previous[0].Matches(gpu) {
+		t.Error("a GPU does not match its own layout")
+	}
+	for name, other := range map[string]nvml.GPU{
+		"with MIG off": {UUID: "GPU-1"}, "without its instance": {UUID: "GPU-1", Enabled: true},
+		"with it at another place": {UUID: "GPU-1", Enabled: true, Instances: []nvml.Instance{{
+			Placed: nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 3, Size: 1}}, Devices: whole.Devices,
+		}}},
+	} {
+		if j.Previous[0].Matches(other) {
+			t.Errorf("%s it matches", name)
+		}
+	}
+	if targets := j.Targets([]nvml.GPU{{UUID: "GPU-1", Lost: true}}); len(targets) > 0 {
+		t.Errorf("a GPU that is lost is to go back: %v", targets)
 	}
 }
 
