@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/test/fullfs"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
@@ -224,26 +225,29 @@ func TestADiskThatHangsIsNotWaitedFor(t *testing.T) {
 }
 
 func TestADiskThatRefusesKeepsTheFormerRecord(t *testing.T) {
-	if os.Geteuid() == 0 {
-		file := hostrecord.In("/proc/self/nowhere")
-		if err := file.Write(t.Context(), full()); err == nil {
-			t.Error("there is no such directory")
-		}
-		return
+	dir := fullfs.Folder(t)
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	dir := t.TempDir()
 	file := hostrecord.In(dir)
 	if err := file.Write(t.Context(), full()); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o500); err != nil {
-		t.Fatal(err)
-	}
-	if err := file.Write(t.Context(), hostrecord.Record{}); err == nil {
-		t.Error("it was written")
+	empty := fullfs.Fill(t, dir)
+	next := full()
+	next.Node = "gpu-2"
+	if err := file.Write(t.Context(), next); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("writing: %v", err)
 	}
 	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-1" {
 		t.Errorf("the disk has %v, %v", r, err)
+	}
+	empty()
+	if err := file.Write(t.Context(), next); err != nil {
+		t.Errorf("writing when there is room: %v", err)
+	}
+	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-2" {
+		t.Errorf("then the disk has %v, %v", r, err)
 	}
 }
 
@@ -286,8 +290,8 @@ func rewritten(t *testing.T, r hostrecord.Record) hostrecord.Record {
 	return again
 }
 
-// written returns the file of a full record, and its text.
-func written(t *testing.T) (*hostrecord.File, []byte) {
+// written returns the text of a full record on the disk.
+func written(t *testing.T) []byte {
 	t.Helper()
 	file := hostrecord.In(t.TempDir())
 	if err := file.Write(t.Context(), full()); err != nil {
@@ -297,36 +301,39 @@ func written(t *testing.T) (*hostrecord.File, []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return file, text
+	return text
 }
 
 // The disk of a host that loses its power may have any part of a file, or zeros where it had not written yet.
 func TestARecordThatEndsAtAnyByteIsNoRecord(t *testing.T) {
-	file, whole := written(t)
-	put := func(text []byte) (*hostrecord.Record, error) {
-		if err := os.WriteFile(file.Path(), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file.Read(t.Context())
-	}
+	whole := written(t)
 	for end := range whole {
-		if r, err := put(whole[:end]); !errors.Is(err, hostrecord.ErrCorrupt) || r != nil {
+		if r, err := hostrecord.Parse(whole[:end]); !errors.Is(err, hostrecord.ErrCorrupt) {
 			t.Errorf("of the first %d bytes of %d: %+v, %v", end, len(whole), r, err)
 		}
 		zeros := append(bytes.Clone(whole[:end]), make([]byte, len(whole)-end)...)
-		if r, err := put(zeros); !errors.Is(err, hostrecord.ErrCorrupt) || r != nil {
+		if r, err := hostrecord.Parse(zeros); !errors.Is(err, hostrecord.ErrCorrupt) {
 			t.Errorf("zeros from byte %d on: %+v, %v", end, r, err)
 		}
 	}
-	if r, err := put(whole); err != nil || r == nil {
-		t.Fatalf("the whole record: %+v, %v", r, err)
+	if r, err := hostrecord.Parse(whole); err != nil || r.Node != full().Node {
+		t.Errorf("the whole record: %+v, %v", r, err)
+	}
+	file := hostrecord.In(t.TempDir())
+	for _, text := range [][]byte{{}, whole[:len(whole)/2]} {
+		if err := os.WriteFile(file.Path(), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := file.Read(t.Context()); !errors.Is(err, hostrecord.ErrCorrupt) || r != nil {
+			t.Errorf("of %d bytes on the disk: %+v, %v", len(text), r, err)
+		}
 	}
 }
 
 // The agent cannot notice that a flipped bit has changed a letter of a name. Such a record holds the bounds all the same, and could be
 // written again.
 func TestARecordOfWhichABitIsAnotherHoldsTheBounds(t *testing.T) {
-	_, whole := written(t)
+	whole := written(t)
 	for at := range whole {
 		for bit := range 8 {
 			flipped := bytes.Clone(whole)
