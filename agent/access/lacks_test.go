@@ -2,12 +2,10 @@ package access_test
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
@@ -75,16 +73,5 @@ func TestWhatAnOlderKubernetesLacksIsSaidAtTheStart(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestLacksAreInTheOrderOfTheirVersions(t *testing.T) {
-	t.Parallel()
-	from := make([]uint, len(access.Lacks))
-	for i, l := range access.Lacks {
-		from[i] = l.From
-	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(from)), from); diff != "" {
-		t.Error(diff)
 	}
 }

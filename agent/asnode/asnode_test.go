@@ -163,18 +163,17 @@ func TestWhatIsNotAboutPodsIsAskedByTheAccount(t *testing.T) {
 	_, _ = c.AppsV1().DaemonSets("team").Get(ctx, "pods", metav1.GetOptions{})
 	_ = c.CoreV1().Pods("team").Delete(ctx, "a", metav1.DeleteOptions{})
 	_ = c.CoreV1().RESTClient().Get().Namespace("team").Resource("pods").Name("a").SubResource("log").Do(ctx).Error()
-	for _, asked := range s.takeAsked() {
-		if !strings.HasPrefix(asked, "account: ") {
-			t.Errorf("%s", asked)
+	wantAll := func(who string, requests int) {
+		t.Helper()
+		asked := s.takeAsked()
+		if len(asked) != requests || slices.ContainsFunc(asked, func(a string) bool { return !strings.HasPrefix(a, who+": ") }) {
+			t.Errorf("the API server was asked\n%s\nwant %d requests of %s", strings.Join(asked, "\n"), requests, who)
 		}
 	}
+	wantAll("account", 6)
 	_, _ = c.CoreV1().Pods("team").Get(ctx, "a", metav1.GetOptions{})
 	_ = c.CoreV1().Pods("team").EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a"}})
-	for _, asked := range s.takeAsked() {
-		if !strings.HasPrefix(asked, "system:node:gpu-1: ") {
-			t.Errorf("%s", asked)
-		}
-	}
+	wantAll("system:node:gpu-1", 2)
 }
 
 // An administrator gives other rights while the agent runs: a minute after a refusal, at most, it asks again.

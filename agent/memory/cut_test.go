@@ -111,6 +111,9 @@ func TestTheNextAgentKnowsWhatACutMessageDoesNotName(t *testing.T) {
 	for range 5 {
 		h.pass(t)
 	}
+	if h.told == 0 {
+		t.Fatal("no pod of a full GPU is told")
+	}
 	limits := config.Default().MemoryPressure
 	h.used, h.told = (limits.Clear+limits.Threshold)/2, 0
 	h.start()
