@@ -60,15 +60,6 @@ func (p Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Holds reports whether the pod has one of the devices, or may have one: a pod whose devices are not known counts as
-// holding each of them. The devices are UUIDs; those of a GPU that is cut are its own and those of all its MIG devices.
-func (p Pod) Holds(devices map[string]bool) bool {
-	if !p.DevicesKnown {
-		return len(devices) > 0
-	}
-	return slices.ContainsFunc(p.Devices, func(d string) bool { return devices[d] })
-}
-
 // GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. There are other nvidia.com/
 // resources, such as those of network devices.
 func GPUResource(name string) bool {

@@ -461,29 +461,6 @@ func TestTheUnionOfAllSources(t *testing.T) {
 	}
 }
 
-func TestPodHoldsWhatItWasGivenAndEverythingIfThatIsNotKnown(t *testing.T) {
-	known := holders.Pod{Devices: []string{"MIG-1", "MIG-2"}, DevicesKnown: true}
-	unknown := holders.Pod{}
-	for _, c := range []struct {
-		name    string
-		pod     holders.Pod
-		devices map[string]bool
-		want    bool
-	}{
-		{"one of its own", known, map[string]bool{"MIG-2": true, "MIG-9": true}, true},
-		{"somebody else's", known, map[string]bool{"MIG-9": true}, false},
-		{"one that the caller excludes", known, map[string]bool{"MIG-1": false}, false},
-		{"any, if unknown", unknown, map[string]bool{"MIG-9": true}, true},
-		{"nothing that is asked about, though unknown", unknown, nil, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := c.pod.Holds(c.devices); got != c.want {
-				t.Errorf("Holds is %v, want %v", got, c.want)
-			}
-		})
-	}
-}
-
 func TestDrainableIsWhateverAnAPIRequestMovesAway(t *testing.T) {
 	pod := func(name string, change func(*corev1.Pod)) corev1.Pod {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/drain/holders/openfiles"
-	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
 // The device files of the driver that stands in for NVIDIA's, which is not loaded here: the kernel's own for memory. /dev/null
@@ -217,29 +216,6 @@ func TestADeviceFileIsFoundThatOnlyOneThreadHasOpen(t *testing.T) {
 	}
 	close(end)
 	<-ended
-}
-
-// Promise 14: Never hang.
-func TestAFileWhoseServerIsSilentIsNotAskedFor(t *testing.T) {
-	files := stalledfs.Mount(t, "dev/nvidia0")
-	pid := childWith(t, filepath.Join(files.Dir, "dev/nvidia0"), unix.O_RDONLY)
-	asked := files.Stall()
-	defer files.Answer()
-	done := make(chan error, 1)
-	l := openfiles.Look{Root: "/proc", Found: func(of int, file openfiles.File) {
-		if of == pid {
-			t.Errorf("found %+v", file)
-		}
-	}, Failed: func(error) {}}
-	go func() { done <- l.Run(t.Context()) }()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-asked:
-		t.Error("the look has asked the server for what it is")
-	}
 }
 
 // Promise 16. A file of memory without a name is on a mount that no process shows, and a process may have it open a million times, under a
