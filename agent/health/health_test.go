@@ -671,8 +671,8 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 			w.disk.text = []byte(text)
 			w.start()
 			w.within(5*time.Second, corev1.ConditionFalse, config.ReasonGPUsHealthy)
-			if !json.Valid(w.record()) {
-				t.Errorf("the record is %q", w.record())
+			if now := w.record(); !json.Valid(now) || string(now) == text {
+				t.Errorf("of the record %q the agent has made %q", text, now)
 			}
 		})
 	}
