@@ -25,6 +25,7 @@ var (
 	foreignTaint  = corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
 	cordonTime    = metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	cordonTaint   = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &cordonTime}
+	timedTaint    = corev1.Taint{Key: theFence.Taint.Key, Effect: theFence.Taint.Effect, TimeAdded: &cordonTime}
 	startupTaint  = corev1.Taint{Key: theFence.StartupKeys[0], Value: "registered", Effect: corev1.TaintEffectNoExecute}
 	secondTaint   = corev1.Taint{Key: theFence.StartupKeys[1], Effect: corev1.TaintEffectNoSchedule}
 	outdatedTaint = corev1.Taint{Key: theFence.Taint.Key, Value: "old", Effect: corev1.TaintEffectNoExecute}
@@ -100,6 +101,17 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}}}`,
 		},
 		{
+			"keeps the time of its own taint when it raises beside another", node(tainted(timedTaint, foreignTaint)), raise,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"},` +
+				`{"key":"example.io/repartitioning","effect":"NoSchedule","timeAdded":"2026-03-01T12:00:00Z"}],"unschedulable":true}}`,
+		},
+		{
+			"takes spent annotations away in the patch that raises", node(cordoned, annotated("example.io/force", "now")),
+			func(n *corev1.Node) ([]byte, error) { return theFence.Raise(n, "J", "example.io/force") },
+			`{"metadata":{` + guard + `,"annotations":{"example.io/force":null,"example.io/journal":"J"}},` +
+				`"spec":{"taints":[{"key":"example.io/repartitioning","effect":"NoSchedule"}]}}`,
+		},
+		{
 			"replaces what another version left under its key", node(cordoned, tainted(outdatedTaint)), raise,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},` +
 				`"spec":{"taints":[{"key":"example.io/repartitioning","effect":"NoSchedule"}]}}`,
@@ -173,6 +185,10 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 				`{"key":"autoscaler.example.io/not-ready","effect":"NoSchedule"},{"key":"example.io/not-ready","value":"registered","effect":"NoExecute"}],"unschedulable":false}}`,
 		},
 		{
+			"parks without uncordoning when people ask for it", node(fenced, annotated(theFence.KeepCordonedKey, "")), park,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":null}}`,
+		},
+		{
 			"parks a change with a journal of what is still owed", node(fenced), park,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":null,"unschedulable":false}}`,
 		},
@@ -202,6 +218,10 @@ func TestFenceRefusesAPatchThatWouldNotBeGuardedOrOwned(t *testing.T) {
 	}{
 		{"without a journal", func() ([]byte, error) { return theFence.Raise(node(), "") }, "the journal is empty"},
 		{"recording nothing", func() ([]byte, error) { return theFence.Record(node(), "") }, "the journal is empty"},
+		{"parking without a journal", func() ([]byte, error) { return theFence.Park(node(), "", true) }, "the journal is empty"},
+		{"opening without a uid", func() ([]byte, error) {
+			return theFence.Open(node(func(n *corev1.Node) { n.UID = "" }))
+		}, `uid is ""`},
 		{"without a uid", func() ([]byte, error) {
 			return theFence.Raise(node(func(n *corev1.Node) { n.UID = "" }), "J")
 		}, `uid is ""`},
@@ -267,7 +287,7 @@ func TestFenceStandsByItsOwnTaintOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := theFence.IsRaised(c.node); got != c.want {
-				t.Errorf("Stands is %v, want %v", got, c.want)
+				t.Errorf("IsRaised is %v, want %v", got, c.want)
 			}
 		})
 	}
