@@ -167,8 +167,8 @@ startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 
 func TestSettingsOfSharingMayTurnItsPartsOff(t *testing.T) {
 	got, err := config.Parse([]byte(head + "idle: {every: 0s, below: 0}\nmemoryPressure: {threshold: 0}\ndevicePlugin: {configMap: {namespace: a, name: ''}}"))
-	if err != nil || got.MemoryPressure.Threshold != 0 || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
-		t.Errorf("error %v, memory pressure %+v, ConfigMap %+v; want neither", err, got.MemoryPressure, got.DevicePlugin.ConfigMap)
+	if err != nil || got.MemoryPressure.Threshold != 0 || got.Idle.Every != 0 || got.Idle.Below != 0 || got.DevicePlugin.ConfigMap != (config.ConfigMapName{}) {
+		t.Errorf("error %v, memory pressure %+v, use %+v, ConfigMap %+v; want none", err, got.MemoryPressure, got.Idle, got.DevicePlugin.ConfigMap)
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -393,67 +392,6 @@ func TestClusterDeletesNoNamesake(t *testing.T) {
 	}
 	if after.UID != successor.UID || after.DeletionTimestamp != nil {
 		t.Errorf("the successor is %s, deleted at %v; want %s, untouched", after.UID, after.DeletionTimestamp, successor.UID)
-	}
-}
-
-func TestClusterIsNotAskedForPodsThatThePolicyKeeps(t *testing.T) {
-	client := clustertest.Client(t)
-	w := run(t, client, 1)
-	pods := w.pods(t.Context(), t)
-	refuse := drain.Policy{Rules: []drain.Rule{{Field: "drain.rules[0]", Action: drain.Refuse, Selector: labels.SelectorFromSet(w.labels)}}}
-	wait := drain.Policy{
-		Rules:    []drain.Rule{{Field: "drain.rules[0]", Action: drain.Wait, Selector: labels.SelectorFromSet(w.labels), For: time.Hour}},
-		Deadline: time.Hour,
-	}
-	got := outcome([]drain.Verdict{
-		evictor(t).DryRun(t.Context(), pods, refuse)[0],
-		evictor(t).Evict(t.Context(), pods, refuse, noon)[0],
-		evictor(t).DryRun(t.Context(), pods, wait)[0],
-		evictorAt(t, noon.Add(time.Hour-1)).Evict(t.Context(), pods, wait, noon)[0],
-	})
-	want := []string{
-		"Refused drain.rules[0] says that it is not sent away: delete it yourself, or change the rule",
-		"Refused drain.rules[0] says that it is not sent away: delete it yourself, or change the rule",
-		"Waiting may end by itself for 1h0m0s after the cordon (rule drain.rules[0])",
-		"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[0])",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("verdicts (-want +got):\n%s", diff)
-	}
-	if asked := requests(t, w.namespace); len(asked) > 0 {
-		t.Errorf("the API server was asked %v, want nothing", asked)
-	}
-	if got := evictorAt(t, noon.Add(time.Hour)).Evict(t.Context(), pods, wait, noon)[0]; got.State != drain.Requested {
-		t.Errorf("when its time is over it is %v, want Requested", outcome([]drain.Verdict{got}))
-	}
-}
-
-func TestClusterLosesCriticalPodsLast(t *testing.T) {
-	client := clustertest.Client(t)
-	namespace, node := clustertest.Namespace(t), clustertest.Node(t).Name
-	for name, class := range map[string]string{"dns": "system-cluster-critical", "web": ""} {
-		spec := podSpec(node)
-		spec.PriorityClassName = class
-		if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w := workload{client: client, namespace: namespace}
-	e := evictor(t)
-	dnsAndWeb := w.pods(t.Context(), t)
-	want := []string{"Queued a critical pod, which goes when the ordinary ones have left", "Requested"}
-	if diff := cmp.Diff(want, outcome(e.Evict(t.Context(), dnsAndWeb, drain.Policy{}, noon))); diff != "" {
-		t.Errorf("both (-want +got):\n%s", diff)
-	}
-	clustertest.Eventually(t, "the ordinary pod is gone, or kubelet would end it", func(ctx context.Context) (bool, error) {
-		left := w.pods(ctx, t)
-		if len(left) == 2 && left[1].Terminating {
-			end(ctx, t, client, left[1])
-		}
-		return len(left) == 1, nil
-	})
-	if diff := cmp.Diff([]string{"Requested"}, outcome(e.Evict(t.Context(), w.pods(t.Context(), t), drain.Policy{}, noon))); diff != "" {
-		t.Errorf("the critical one alone (-want +got):\n%s", diff)
 	}
 }
 

@@ -14,18 +14,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/nvml"
-	"github.com/gpuslice/gpuslice/test/binaries"
-	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata")
 
 // The command as a person runs it on a node without a cluster, through the real library path.
 func TestPlanOffline(t *testing.T) {
-	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	configs := filepath.Join("testdata", "configs.yaml")
 	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
 	for _, row := range []struct{ name, args string }{
@@ -48,33 +42,10 @@ func TestPlanOffline(t *testing.T) {
 		{"foreign", "--mig-config all-disabled -f " + filepath.Join("..", "..", "deploy", "base", "namespace.yaml")},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			gpus, err := gpusim.Create(t.TempDir(), spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer gpus.Close()
+			root, gpus := simulated(t, "usr/lib64")
 			before := gpus.String()
-			t.Setenv("GPUSIM_NODE", gpus.Dir())
-			root := t.TempDir()
-			lib64 := filepath.Join(root, "usr", "lib64")
-			if err := os.MkdirAll(lib64, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
-				t.Fatal(err)
-			}
-			var out bytes.Buffer
-			c := command()
-			c.SetOut(&out)
-			c.SetArgs(append([]string{"plan", "--offline", "--driver-root", root}, strings.Fields(row.args)...))
-			if err := c.ExecuteContext(t.Context()); err != nil {
-				out.WriteString("error: " + err.Error() + "\n")
-			}
-			got := regexp.MustCompile(`GPU-[0-9a-f-]{36}`).ReplaceAllString(out.String(), "GPU-<uuid>")
+			got := validated(t, "", append([]string{"plan", "--offline", "--driver-root", root}, strings.Fields(row.args)...)...)
+			got = regexp.MustCompile(`GPU-[0-9a-f-]{36}`).ReplaceAllString(got, "GPU-<uuid>")
 			golden := filepath.Join("testdata", row.name+".txt")
 			if *update {
 				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
@@ -97,28 +68,7 @@ func TestPlanOffline(t *testing.T) {
 
 // With --driver-root / or what stands for it, the driver may be in the container of the GPU Operator.
 func TestAPlanFindsTheDriverOfAContainer(t *testing.T) {
-	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec, err := gpusim.ParseSpec([]byte("gpus: [{model: A100-80GB}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	gpus, err := gpusim.Create(t.TempDir(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer gpus.Close()
-	t.Setenv("GPUSIM_NODE", gpus.Dir())
-	root := t.TempDir()
-	lib64 := filepath.Join(root, "run", "nvidia", "driver", "usr", "lib64")
-	if err := os.MkdirAll(lib64, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
-		t.Fatal(err)
-	}
+	root, _ := simulated(t, "run/nvidia/driver/usr/lib64")
 	got := validated(t, "", "plan", "--offline", "--driver-root", root, "--mig-config", "all-disabled")
 	if !strings.HasPrefix(got, "GPU 0  NVIDIA A100") || strings.Contains(got, "error") {
 		t.Errorf("it says %q", got)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -27,29 +26,8 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 		alone(t)
 		return
 	}
-	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	gpus, err := gpusim.Create(t.TempDir(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer gpus.Close()
+	dir, gpus := simulated(t, "usr/lib64")
 	if err := gpus.Fail(gpusim.Init, gpusim.Fault{Hang: true}); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("GPUSIM_NODE", gpus.Dir())
-	dir := t.TempDir()
-	lib64 := filepath.Join(dir, "usr", "lib64")
-	if err := os.MkdirAll(lib64, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
 		t.Fatal(err)
 	}
 	kubeconfig, lockFile := nobodysKubeconfig(t), filepath.Join(dir, "agent.lock")

@@ -128,19 +128,25 @@ func TestNewsIsToldOnce(t *testing.T) {
 	}
 }
 
-// machine is a directory with a driver root, over one simulated GPU.
+// machine is a driver root, over one simulated GPU.
 func machine(t *testing.T) string {
+	t.Helper()
+	root, _ := simulated(t, "usr/lib64")
+	return root
+}
+
+// simulated is a root with the simulated driver's library in that folder of it, and the GPU.
+func simulated(t *testing.T, folder string) (root string, gpus *gpusim.Node) {
 	t.Helper()
 	library, err := binaries.Builder{Log: os.Stderr}.LibNVML(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec, err := gpusim.ParseSpec([]byte("gpus:\n- model: A100-80GB\n  count: 1\n"))
+	spec, err := gpusim.ParseSpec([]byte("gpus: [{model: A100-80GB}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	gpus, err := gpusim.Create(t.TempDir(), spec)
-	if err != nil {
+	if gpus, err = gpusim.Create(t.TempDir(), spec); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -149,15 +155,14 @@ func machine(t *testing.T) string {
 		}
 	})
 	t.Setenv("GPUSIM_NODE", gpus.Dir())
-	dir := t.TempDir()
-	lib64 := filepath.Join(dir, "usr", "lib64")
-	if err := os.MkdirAll(lib64, 0o755); err != nil {
+	root = t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(library, filepath.Join(lib64, "libnvidia-ml.so.1")); err != nil {
+	if err := os.Symlink(library, filepath.Join(root, folder, "libnvidia-ml.so.1")); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return root, gpus
 }
 
 // runRecover is the command as kubectl exec starts it: where the pod has things is in its environment.
@@ -166,12 +171,7 @@ func runRecover(t *testing.T, dir, kubeconfig, args string) (string, error) {
 	t.Setenv("GPUSLICE_DRIVER_ROOT", dir)
 	t.Setenv("GPUSLICE_LOCK", filepath.Join(dir, "agent.lock"))
 	t.Setenv("GPUSLICE_STATE_DIR", filepath.Join(dir, "state"))
-	var out bytes.Buffer
-	c := command()
-	c.SetOut(&out)
-	c.SetArgs(append([]string{
+	return runs(t, "", append([]string{
 		"recover", "--node", "n", "--kubeconfig", kubeconfig, "--pod-resources", filepath.Join(dir, "kubelet.sock"),
-	}, strings.Fields(args)...))
-	err := c.ExecuteContext(t.Context())
-	return out.String(), err
+	}, strings.Fields(args)...)...)
 }

@@ -56,14 +56,7 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 
 func rendered(t *testing.T, args ...string) string {
 	t.Helper()
-	var out bytes.Buffer
-	c := command()
-	c.SetOut(&out)
-	c.SetArgs(append([]string{"render"}, args...))
-	if err := c.ExecuteContext(t.Context()); err != nil {
-		out.WriteString("error: " + err.Error() + "\n")
-	}
-	return out.String()
+	return validated(t, "", append([]string{"render"}, args...)...)
 }
 
 func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {

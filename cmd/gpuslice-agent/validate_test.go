@@ -53,18 +53,26 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// validated is what the command says, and its error.
-func validated(t *testing.T, stdin string, args ...string) string {
+// runs runs the command, and returns what it prints.
+func runs(t *testing.T, stdin string, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	c := command()
 	c.SetIn(strings.NewReader(stdin))
 	c.SetOut(&out)
 	c.SetArgs(args)
-	if err := c.ExecuteContext(t.Context()); err != nil {
-		out.WriteString("error: " + err.Error() + "\n")
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// validated is what the command says, and its error.
+func validated(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	said, err := runs(t, stdin, args...)
+	if err != nil {
+		said += "error: " + err.Error() + "\n"
 	}
-	return out.String()
+	return said
 }
 
 func TestValidateReadsStandardInputAndWhatAShellMakesOfPatterns(t *testing.T) {

@@ -39,6 +39,7 @@ func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
 
 func isForeign(t corev1.Taint) bool { return t.Key == foreignTaint.Key }
 
+// The patch has the namesake's resourceVersion, so that its UID alone tells the nodes apart.
 func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T) {
 	client := clustertest.Client(t)
 	former := clustertest.Node(t)
@@ -49,13 +50,19 @@ func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T
 	if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: former.Name}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p, err := theFence.Raise(former, "J")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := patchNode(t.Context(), client, former.Name, "agent", string(p)); !apierrors.IsConflict(err) {
-		t.Errorf("error of a patch of a namesake is %v, want a conflict", err)
-	}
+	clustertest.Eventually(t, "a patch meets the namesake as it is", func(ctx context.Context) (bool, error) {
+		namesake := readNode(ctx, t, client, former.Name)
+		former.ResourceVersion = namesake.ResourceVersion
+		p, err := theFence.Raise(former, "J")
+		if err != nil {
+			return false, err
+		}
+		if _, err := patchNode(ctx, client, former.Name, "agent", string(p)); !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("error of a patch of a namesake is %v, want that it is refused for its UID", err)
+		}
+		// A controller may have written the namesake in between, and the conflict be of its resourceVersion.
+		return readNode(ctx, t, client, former.Name).ResourceVersion == namesake.ResourceVersion, nil
+	})
 }
 
 func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
