@@ -247,17 +247,17 @@ func holdsFunctions(of types.Type) bool {
 func nameOf(object types.Object) string {
 	switch object := object.(type) {
 	case *types.Func:
-		name := byName(object.Origin().FullName())
+		full := object.Origin().FullName()
 		receiver := object.Signature().Recv()
-		if receiver != nil && types.IsInterface(receiver.Type()) && ofTheModule(object) {
-			return strings.Replace(name, "(", "("+ourInterface, 1)
+		if receiver != nil && types.IsInterface(receiver.Type()) && strings.HasPrefix(full, "("+module) { // it has a name
+			return strings.Replace(byName(full), "(", "("+ourInterface, 1)
 		}
-		return name
+		return byName(full)
 	case *types.Var:
 		switch {
 		case object.Pkg() == nil:
 		case object.IsField():
-			if holdsFunctions(object.Type()) && ofTheModule(object) {
+			if holdsFunctions(object.Type()) && strings.HasPrefix(object.Pkg().Path(), module) {
 				return asField + byName(object.Pkg().Path()+"."+object.Name())
 			}
 		case object.Parent() == object.Pkg().Scope():
@@ -265,10 +265,6 @@ func nameOf(object types.Object) string {
 		}
 	}
 	return ""
-}
-
-func ofTheModule(object types.Object) bool {
-	return object.Pkg() != nil && strings.HasPrefix(object.Pkg().Path(), module)
 }
 
 var pathOfOurs = regexp.MustCompile(regexp.QuoteMeta(module) + `(?:[\w-]+/)*`)
