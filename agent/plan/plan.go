@@ -185,7 +185,7 @@ func open(seen Observed, want Desired, parks bool) []Step {
 // openUnfenced returns nil if the node needs a fence.
 func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 	withholds := slices.ContainsFunc(seen.Operands, func(o Operand) bool { return o.Withholds })
-	if seen.Capacity.Agreed == 0 || seen.Fenced || seen.Orphaned || want.Later || parks || withholds {
+	if seen.Fenced || seen.Orphaned || want.Later || parks || withholds {
 		return nil
 	}
 	var before, after []Step
@@ -198,7 +198,7 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 			before = append(before, s)
 		case s.Kind == ResumeOperands && s.Label == "" || s.Kind == ReleaseSlot:
 			after = append(after, s)
-		default:
+		default: // as the proof of a capacity that was not seen yet
 			return nil
 		}
 	}

@@ -79,14 +79,14 @@ func text(steps []plan.Step, err error) string {
 //	plugin kube-system/p stale returns by-label withholds late
 //	operand dcgm paused pods=gpu-operator/dcgm-1
 //	client monitoring/exporter
-//	unit nvsm.service active holds
+//	unit nvsm.service active holds ending starting
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	pod web/c on 0 as nvidia.com/gpu::2
 //	config nvidia.com/gpu=4 told tells noted set
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced parked agreed=2 other unproven undo startup persistent mps paused=dcgm stopped=nvsm.service orphaned
+//	journal fenced parked agreed=2 other unproven undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -115,6 +115,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "unit":
 			seen.Units = append(seen.Units, plan.Unit{
 				Name: words[1], Active: slices.Contains(words, "active"), Holds: slices.Contains(words, "holds"),
+				Ending: slices.Contains(words, "ending"), Starting: slices.Contains(words, "starting"),
 			})
 		case "config":
 			seen.Plugin = parsePlugin(t, words[1:])
@@ -284,13 +285,17 @@ func parsePlugin(t *testing.T, words []string) plan.Plugin {
 	return p
 }
 
-// parseWant reads lines such as "gpu 0 on 1g.10gb=7", "gpu 1 off", "gpu 2 exactly on 3g.40gb@0" and "sharing nvidia.com/gpu=4".
+// parseWant reads lines such as "gpu 0 on 1g.10gb=7", "gpu 1 off", "gpu 2 exactly on 3g.40gb@0", "sharing nvidia.com/gpu=4" and "later".
 func parseWant(t *testing.T, text string) plan.Desired {
 	t.Helper()
 	want := plan.Desired{GPUs: plan.Targets{}}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) == 0 {
+			continue
+		}
+		if words[0] == "later" {
+			want.Later = true
 			continue
 		}
 		if words[0] == "sharing" {
@@ -349,6 +354,8 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	seen.Undo = slices.Contains(words, "undo")
 	seen.Fenced = slices.Contains(words, "fenced")
 	seen.Startup = slices.Contains(words, "startup")
+	seen.Returned = slices.Contains(words, "returned")
+	seen.Breached = slices.Contains(words, "breached")
 	for _, w := range words {
 		if n, ok := strings.CutPrefix(w, "agreed="); ok {
 			seen.Capacity.Agreed = number(t, n)

@@ -133,7 +133,7 @@ func (seen Observed) sharing(want Desired) sharingChange {
 // leftExclusive returns the GPUs that the MPS daemon has left in exclusive-process mode, which it resets only if it is not killed. If no
 // sharing is desired, and the agent has not ended MPS, an administrator may have set that mode: then it returns none.
 func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
-	if want.Sharing == nil || want.Sharing.MPS || seen.Undo && seen.Journal.MPS || len(want.Sharing.Replicas) == 0 && !seen.Journal.MPS && !usesMPS(seen.Plugin.Now) {
+	if want.Sharing.MPS || seen.Undo && seen.Journal.MPS || len(want.Sharing.Replicas) == 0 && !seen.Journal.MPS && !usesMPS(seen.Plugin.Now) {
 		return nil
 	}
 	var out []nvml.GPU
