@@ -270,6 +270,20 @@ func TestOpenings(t *testing.T) {
 			[]string{"2026-06-01T11:00:00Z", "2026-06-01T12:00:00Z", "2026-06-02T10:00:00Z", "2026-06-02T11:30:00Z"},
 		},
 		{
+			"a window that would begin when it ends for good",
+			windows{from("", "2026-06-03T10:00:00Z", w("UTC", "10:00", 2*hour, everyDay...))},
+			nil,
+			"2026-06-01T00:00:00Z", "2027-01-01T00:00:00Z",
+			[]string{"2026-06-01T10:00:00Z", "2026-06-01T12:00:00Z", "2026-06-02T10:00:00Z", "2026-06-02T12:00:00Z"},
+		},
+		{
+			"each day without a gap, for months",
+			windows{from("2026-01-01T00:00:00Z", "2026-06-01T00:00:00Z", w("UTC", "00:00", day, everyDay...))},
+			nil,
+			"2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z",
+			[]string{"2026-01-01T00:00:00Z", "2026-06-01T00:00:00Z"},
+		},
+		{
 			"once, in ten years",
 			windows{from("2036-06-01T11:00:00Z", "2036-06-02T11:30:00Z", window.Window{})},
 			nil,
@@ -319,6 +333,11 @@ func openings(t *testing.T, s window.Schedule, from, to time.Time) (all []window
 		}
 		at = o.End
 	}
+	if n := len(all); n > 0 && !all[n-1].End.IsZero() && !all[n-1].End.After(to) {
+		if prev, ok := s.Prev(to); !ok || !same(prev, all[n-1]) {
+			t.Errorf("before %s was %v, %v; want %v", to, prev, ok, all[n-1])
+		}
+	}
 	return all
 }
 
@@ -342,7 +361,11 @@ func agrees(t *testing.T, s window.Schedule, o window.Opening) {
 	if edge, ok := s.Edge(before); !ok || !edge.Equal(o.Start) {
 		t.Errorf("next edge after %s is %s, %v; want %s", before, edge, ok, o.Start)
 	}
+	earlier, had := s.Prev(before)
 	for _, at := range []time.Time{o.Start, last} {
+		if prev, ok := s.Prev(at); ok != had || !same(prev, earlier) {
+			t.Errorf("before %s, within %v, was %v, %v; want %v, %v", at, o, prev, ok, earlier, had)
+		}
 		if got, ok := s.At(at); !ok || !same(got, o) || !s.Contains(at) {
 			t.Errorf("at %s is %v, %v; want %v", at, got, ok, o)
 		}
