@@ -48,7 +48,7 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 		node     map[string]string
 		want     string // empty: all agree
 	}{
-		{"whole GPUs", []nvml.GPU{whole, lost}, config.MIGStrategyMixed, "gpu: GPU-a", map[string]string{"gpu": "1"}, ""},
+		{"whole GPUs", []nvml.GPU{lost, whole}, config.MIGStrategyMixed, "gpu: GPU-a", map[string]string{"gpu": "1"}, ""},
 		{
 			"slices under their own names",
 			[]nvml.GPU{whole, cut},

@@ -189,11 +189,18 @@ func TestKeysOfARecord(t *testing.T) {
 	if got := n.Record("boot", "").Key(); got == key {
 		t.Error("another Xid leaves the key as it was")
 	}
+	n.Acknowledge(began.Add(time.Hour))
+	for i := range 2 {
+		n.ObserveGPUs(began.Add(time.Hour+time.Duration(i)*time.Minute), []nvml.Health{rows}, true)
+	}
 	v, _ := n.Judge(began)
-	known := v.Key()
+	if critical, known := v.Critical(); critical || !known || !strings.HasSuffix(v.Key(), "false") {
+		t.Errorf("of a node that is well it is known that no GPU is critical: %t, and the key is %s", known, v.Key())
+	}
 	n.ObserveError(began, nvml.ErrUnresponsive)
-	if v, _ := n.Judge(began.Add(5 * time.Second)); v.Key() == known {
-		t.Errorf("what is not known any more leaves the verdict's key as it was: %s", known)
+	v, _ = n.Judge(began.Add(5 * time.Second))
+	if critical, known := v.Critical(); critical || known || !strings.HasSuffix(v.Key(), "true") {
+		t.Errorf("of a driver that does not answer it is not known that no GPU is critical: %t, and the key is %s", known, v.Key())
 	}
 	if data, err := json.Marshal(n.Record("boot", "")); err != nil || !strings.Contains(string(data), `"xid":62`) {
 		t.Errorf("the record is %s, %v", data, err)
@@ -212,8 +219,10 @@ func TestNamesOfGPUs(t *testing.T) {
 			t.Errorf("GPU %d is called %q, want %q", i, g.Name(), want[i])
 		}
 	}
-	if g := n.GPUAt("0000:03:00.0"); g == nil || g.Name() != want[2] {
-		t.Errorf("at 0000:03:00.0 is %v", g)
+	for _, i := range []int{0, 2} {
+		if g := n.GPUAt(well(i).PCI); g == nil || g.Name() != want[i] {
+			t.Errorf("at %s is %v", well(i).PCI, g)
+		}
 	}
 	if n.GPUAt("") != nil || n.GPUAt("0000:09:00.0") != nil || n.GPU("") != nil || n.GPU("GPU-7") != nil {
 		t.Error("there is a GPU at no place or of no name")
@@ -225,6 +234,14 @@ func TestNamesOfGPUs(t *testing.T) {
 	n.ObserveGPUs(began.Add(time.Minute), []nvml.Health{well(0)}, true)
 	if got := n.GPUs()[len(n.GPUs())-1].Name(); got != "a GPU (GPU-9)" {
 		t.Errorf("the last GPU is %s, want the one without an index", got)
+	}
+	n.ObserveBus([]nvml.BusGPU{{PCI: well(0).PCI}, {PCI: well(7).PCI}}, true)
+	moved := well(1)
+	n.ObserveGPUs(began.Add(time.Minute), []nvml.Health{well(0), moved}, true)
+	moved.PCI = ""
+	n.ObserveGPUs(began.Add(time.Minute), []nvml.Health{well(0), moved}, true)
+	if g := n.GPUAt(well(7).PCI); g == nil || g.Name() != "a GPU ("+well(7).PCI+")" || n.GPU("GPU-1").PCI() != well(1).PCI {
+		t.Errorf("the bus alone has %v, and GPU 1 is at %q", g, n.GPU("GPU-1").PCI())
 	}
 }
 
@@ -317,7 +334,7 @@ func TestWhetherTheDriverHandsOutItsEvents(t *testing.T) {
 func TestWhatIsAdvised(t *testing.T) {
 	f := func(r config.Reason, a verdict.Action) verdict.Finding { return verdict.Finding{Reason: r, Action: a} }
 	support := f(config.ReasonResetRequired, verdict.ActionContactSupport).Advice()
-	if support == f(config.ReasonResetRequired, verdict.ActionResetGPU).Advice() || support == f(config.ReasonRowRemapFailed, verdict.ActionContactSupport).Advice() {
+	if !strings.Contains(support, "NVIDIA's support") || support == f(config.ReasonResetRequired, verdict.ActionResetGPU).Advice() || support == f(config.ReasonRowRemapFailed, verdict.ActionContactSupport).Advice() {
 		t.Errorf("of an action that is not known the same is advised as of others: %s", support)
 	}
 	if verdict.Worse(config.ReasonGPULost, config.ReasonGPULost) {
@@ -325,6 +342,12 @@ func TestWhatIsAdvised(t *testing.T) {
 	}
 	if !verdict.InTable(62) || verdict.InTable(61) {
 		t.Error("the table has not what NVIDIA's catalog has")
+	}
+	n := verdict.New(config.Health{CriticalXids: []int{13, 44, 154}})
+	for number, want := range map[int]verdict.Class{13: verdict.ClassUnknown, 44: verdict.ClassUnknown, 154: verdict.ClassState, 31: verdict.ClassApplication} {
+		if _, x, _ := n.ObserveEvent(began, xid(0, number, 1)); x.Class != want || x.Critical != (number != 31) {
+			t.Errorf("with the settings Xid %d is %s, critical: %t", number, x.Class, x.Critical)
+		}
 	}
 }
 
@@ -370,9 +393,14 @@ func TestWhatAGPUSaysOfItself(t *testing.T) {
 	if _, has := g.LastReset(); has {
 		t.Error("the agent has not reset it")
 	}
-	for range 3 {
+	for range 2 {
+		g.BeginReset(now)
 		g.EndReset(now)
 	}
+	if g.ResetTooOften(now) {
+		t.Error("two resets are too often")
+	}
+	g.EndReset(now)
 	if at, vain := g.ResetInVain(); vain || !at.Equal(now) || !g.ResetTooOften(now) || g.ResetTooOften(now.Add(24*time.Hour)) {
 		t.Error("three resets of a GPU that is well are in vain, or not too often")
 	}

@@ -301,7 +301,7 @@ func (n *Node) Judge(now time.Time) (Verdict, bool) {
 		v.Status, v.Reason, v.Action = corev1.ConditionTrue, f.Reason, f.Action
 	}
 	if n.silentSince.IsZero() {
-		if len(v.Unhealthy) == 0 && n.looked && len(n.gpus) == 0 {
+		if n.looked && len(n.gpus) == 0 {
 			v.Reason, v.NoGPU = config.ReasonNoGPU, true
 		}
 		return v, n.looked

@@ -37,6 +37,7 @@ import (
 //	xids 0: 62x1 13x2            what is remembered, the unsettled ones first
 //	relevant 0: 62               what matters, the newest last
 //	toreset critical: 0          the GPUs that the agent is to reset
+//	recovered 0: true            nothing is wrong with it, and was not for a while
 type script struct {
 	t    *testing.T
 	n    *verdict.Node
@@ -97,6 +98,9 @@ func (p *script) line(line string) {
 		}
 		slices.Sort(out)
 		check(strings.Join(out, " "))
+	case "recovered":
+		_, is := p.n.GPU(nvml.UUID("GPU-" + words[1])).RecoveredFrom(p.now)
+		check(strconv.FormatBool(is))
 	case "xids", "relevant":
 		g := p.n.GPU(nvml.UUID("GPU-" + words[1]))
 		all, out := p.n.Xids(g), []string(nil)

@@ -59,6 +59,11 @@ func TestVerdicts(t *testing.T) {
 			event 0 retired
 			event 0 retire-failed
 			= 0 XidCritical/ContactSupport RowRemapFailed/ContactSupport RowRemapPending/ResetGPU critical`},
+		{"an architecture that is not known", `
+			read 0
+			arch 0 0
+			xid 0 63
+			= 0 RowRemapPending/ResetGPU`},
 		{"an Xid that is critical from Ampere on alone", `
 			read 0, 1
 			arch 0 7
@@ -201,7 +206,9 @@ func TestVerdicts(t *testing.T) {
 			read 0, 1 no-action
 			xid 0 109
 			xid 1 109
-			+29s
+			+27s
+			read 0, 1 no-action
+			+2s
 			read 0, 1 no-action
 			= 0 XidCritical/ResetGPU; 1 XidCritical/ResetGPU critical
 			toreset critical:
@@ -211,6 +218,17 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0, 1 no-action
 			= 1 XidCritical/ResetGPU critical`},
+		{"a GPU that comes back for the next process was reset", `
+			read 0, 1, 2
+			xid 0 62
+			xid 1 62
+			+2s
+			read 0 lost, 2
+			restart boot-1
+			read 0, 1, 2
+			+2s
+			read 0, 1, 2
+			= healthy`},
 		{"a GPU that comes back was reset", `
 			read 0, 1
 			xid 0 62
@@ -316,6 +334,11 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0 nameless placeless index=1, 1
 			= 0 GPULost/RebootNode GPUMissing/RebootNode critical`},
+		{"a GPU that is lost has the number of another", `
+			read 0, 1
+			+2s
+			read 1, 0 lost nameless placeless index=1
+			= GPULost/RebootNode; 0 GPUMissing/RebootNode critical`},
 		{"two readings that follow one another at once are one", `
 			read 0 row-pending
 			+2s
@@ -328,6 +351,11 @@ func TestVerdicts(t *testing.T) {
 			+1s
 			read 0 row-ok
 			= healthy`},
+		{"one of two findings is over", `
+			read 0 row-pending ecc-mode pages
+			+2s
+			read 0 row-pending
+			= 0 RowRemapPending/ResetGPU PageRetirementPending/ResetGPU ModePending/ResetGPU`},
 		{"an event is no reading", `
 			read 0 ecc-mode
 			+2s
@@ -411,6 +439,12 @@ func TestVerdicts(t *testing.T) {
 			read 0
 			= 0000:04:00.0 GPUMissing/RebootNode critical
 			ack
+			= healthy`},
+		{"the first GPU of the bus is lent to a virtual machine", `
+			read 0, 1
+			bus 0/vfio-pci 1
+			+2s
+			read 1
 			= healthy`},
 		{"a missing GPU that is on the bus cannot be acknowledged", `
 			bus 0 1
@@ -516,6 +550,15 @@ func TestVerdicts(t *testing.T) {
 			error unresponsive
 			+4s
 			= unknown: DriverUnresponsive`},
+		{"a driver that hangs ten minutes after an Xid", `
+			read 0
+			logged 0 119
+			+9m58s
+			error unresponsive
+			+1999ms
+			= not known
+			+1ms
+			= not known`},
 		{"a driver that hangs, and what was found is worse", `
 			read 0 lost, 1
 			error unresponsive
@@ -575,6 +618,68 @@ func TestVerdicts(t *testing.T) {
 			+1ms
 			read 0
 			= healthy`},
+		{"for the third time in seconds", `
+			read 0 ecc-mode
+			+2s
+			read 0
+			+2s
+			read 0
+			+2s
+			read 0 ecc-mode
+			+2s
+			read 0
+			+2s
+			read 0
+			+2s
+			read 0 ecc-mode
+			recovered 0: false
+			+2s
+			read 0
+			+9m57999ms
+			read 0
+			= 0 ModePending/ResetGPU
+			+1ms
+			read 0
+			= healthy
+			recovered 0: false
+			+4999ms
+			recovered 0: true`},
+		{"what has come and gone gives way to what is worse, and to what is as bad", `
+			read 0 ecc-mode
+			+2s
+			read 0
+			+2s
+			read 0
+			+2s
+			read 0 ecc-mode
+			+2s
+			read 0
+			+2s
+			read 0
+			+2s
+			read 0 ecc-mode
+			+2s
+			read 0 pages
+			+2s
+			read 0 pages
+			= 0 PageRetirementPending/ResetGPU
+			+2s
+			read 0 row-failed
+			+2s
+			read 0 row-failed
+			= 0 RowRemapFailed/ContactSupport critical`},
+		{"what has not recovered", `
+			read 0, 1
+			xid 5 13
+			change 0
+			change 1
+			+1m
+			recovered 0: true
+			recovered 5: false
+			read 0 lost
+			= 5 GPUMissing/RebootNode critical
+			recovered 0: false
+			recovered 1: false`},
 		{"for the third time in more than an hour", `
 			read 0 ecc-mode
 			+2s
@@ -618,6 +723,17 @@ func TestVerdicts(t *testing.T) {
 			toreset critical:
 			read 0 action=1, 1 row-pending
 			toreset critical:`},
+		{"resets that are cancelled do not count", `
+			read 0 action=1
+			+30s
+			read 0 action=1
+			reset 0
+			cancel 0
+			reset 0
+			cancel 0
+			reset 0
+			cancel 0
+			toreset critical: 0`},
 		{"a GPU that may be well again is not reset", `
 			read 0 row-pending
 			+30s
