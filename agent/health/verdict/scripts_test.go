@@ -51,6 +51,10 @@ func TestVerdicts(t *testing.T) {
 			arch 0 7
 			xid 0 63
 			xid 0 64
+			+2s
+			read 0
+			+2s
+			read 0
 			= 0 XidCritical/ContactSupport critical
 			arch 0 0
 			event 0 retired
@@ -59,6 +63,14 @@ func TestVerdicts(t *testing.T) {
 			event 0 retired
 			event 0 retire-failed
 			= 0 XidCritical/ContactSupport RowRemapFailed/ContactSupport RowRemapPending/ResetGPU critical`},
+		{"a row that cannot be replaced ends no other Xid", `
+			read 0 row-failed
+			xid 0 62
+			+2s
+			read 0 row-failed
+			+2s
+			read 0 row-failed
+			= 0 XidCritical/ResetGPU RowRemapFailed/ContactSupport critical`},
 		{"an architecture that is not known", `
 			read 0
 			arch 0 0
