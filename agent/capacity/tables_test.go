@@ -66,7 +66,8 @@ func TestDisagreementsOfWhatTheGPUsDoNotHave(t *testing.T) {
 			t.Errorf("GPUs have %s, kubelet %s, the node %s: %q, want %q", row.gpus, row.kubelet, row.node, got, row.want)
 		}
 	}
-	if got := capacity.StaleResources(resources("mig-1g.10gb: m"), allocatable("mig-3g.40gb=0 mig-1g.10gb=0 gpu=1 hostdev=0")); strings.Join(got, " ") != "nvidia.com/mig-3g.40gb" {
+	stale := capacity.StaleResources(resources("mig-1g.10gb: m"), allocatable("mig-3g.40gb=0 mig-1g.10gb=0 gpu=1 hostdev=0"))
+	if got := strings.Join(stale, " "); got != "nvidia.com/mig-3g.40gb" {
 		t.Errorf("stale are %v, want the one that is at 0 and has no devices", got)
 	}
 }

@@ -30,7 +30,10 @@ func TestOneFactDecides(t *testing.T) {
 	}{
 		// A node that has just been registered is opened at once, or behind a fence in the place of its startup taint.
 		{"new and proven", off + "startup agreed=2", off, []string{resume}, "fence"},
-		{"new, its keys and its slot", off + "keys\nslot has\nstartup agreed=2", off, []string{"publish the profile's labels and taints", resume, "give the slot"}, "fence"},
+		{
+			"new, its keys and its slot", off + "keys\nslot has\nstartup agreed=2", off,
+			[]string{"publish the profile's labels and taints", resume, "give the slot"}, "fence",
+		},
 		{"new, and its capacity is not there", off + "startup", off, []string{fence, resume, verify}, ""},
 		{"new, and nothing is asked of it", off + "startup", "", []string{resume, verify}, "fence"},
 		{"new, and its sharing alone is asked for", off + "config set told\nstartup", "sharing none", []string{fence, resume, verify}, ""},
@@ -61,8 +64,14 @@ func TestOneFactDecides(t *testing.T) {
 			"an undo waits for a reboot that the settings do not allow", "gpu 0 on\nreboots no-reset-0 never\njournal fenced undo", "gpu 0 exactly off",
 			[]string{"GPU 0: turn MIG off", "reboot the node"}, "",
 		},
-		{"no pod is in the way of a reboot", "gpu 0 off\nreboots no-reset-0 self", balance, []string{"GPU 0: turn MIG on", "reboot the node", "GPU 0: create"}, "evict"},
-		{"pods are in the way of a reboot of others", "gpu 0 on\nreboots no-reset-0 delegate others=web/a", off, []string{"ask for a reboot", "reboot the node"}, "evict"},
+		{
+			"no pod is in the way of a reboot", "gpu 0 off\nreboots no-reset-0 self", balance,
+			[]string{"GPU 0: turn MIG on", "reboot the node", "GPU 0: create"}, "evict",
+		},
+		{
+			"pods are in the way of a reboot of others", "gpu 0 on\nreboots no-reset-0 delegate others=web/a", off,
+			[]string{"ask for a reboot", "reboot the node"}, "evict",
+		},
 
 		// What is noted before, and given back after.
 		{"a CDI spec without a change", off + "cdi /var/run/cdi/nvidia.yaml\nagreed=2", off, []string{"regenerate CDI spec"}, ""},
@@ -79,8 +88,14 @@ func TestOneFactDecides(t *testing.T) {
 			"one plugin leaves with the fence, and another tolerates it", "gpu 0 on\nplugin kube-system/a\nplugin kube-system/b returns", off,
 			[]string{"pause device plugin kube-system/a", "restart device plugin kube-system/b"}, "",
 		},
-		{"a unit of the change that is about to stop", off + "unit nvsm.service active ending\njournal fenced stopped=nvsm.service", off, []string{"start unit nvsm.service"}, ""},
-		{"a unit of the change that starts", off + "unit nvsm.service active starting\njournal fenced stopped=nvsm.service", off, []string{"start unit nvsm.service"}, ""},
+		{
+			"a unit of the change that is about to stop", off + "unit nvsm.service active ending\njournal fenced stopped=nvsm.service", off,
+			[]string{"start unit nvsm.service"}, "",
+		},
+		{
+			"a unit of the change that starts", off + "unit nvsm.service active starting\njournal fenced stopped=nvsm.service", off,
+			[]string{"start unit nvsm.service"}, "",
+		},
 		{"a unit of the change that runs", off + "unit nvsm.service active\njournal fenced stopped=nvsm.service", off, []string{resume}, "unit"},
 		{"another tool has lifted the cordon", "gpu 0 on 1g.10gb@0\njournal fenced breached", "gpu 0 on", []string{fence, destroy}, ""},
 
@@ -89,8 +104,14 @@ func TestOneFactDecides(t *testing.T) {
 			"pods of one name in two namespaces", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::3\npod api/a on 0 as nvidia.com/gpu::0\nconfig nvidia.com/gpu=4 told",
 			"sharing nvidia.com/gpu=2", []string{"evict web/a"}, "api/a",
 		},
-		{"the first replica that goes", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::2\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2", []string{"evict web/a"}, ""},
-		{"the last replica that stays", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::1\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2", []string{fence}, "evict"},
+		{
+			"the first replica that goes", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::2\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
+			[]string{"evict web/a"}, "",
+		},
+		{
+			"the last replica that stays", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::1\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
+			[]string{fence}, "evict",
+		},
 		{
 			"what is not shared keeps its name", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu\nconfig told", "sharing nvidia.com/mig-1g.10gb=2 rename",
 			[]string{fence, write}, "evict",
@@ -104,7 +125,10 @@ func TestOneFactDecides(t *testing.T) {
 
 		// MPS.
 		{"MPS stays, and so does its compute mode", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps set told\nagreed=2", "sharing nvidia.com/gpu=2 mps", nil, "GPU 0"},
-		{"MPS ends before a GPU is cut whose compute mode is the default", "gpu 0 on 1g.10gb@0\nconfig nvidia.com/gpu=2 mps told", "gpu 0 on\nsharing none", []string{write, destroy}, ""},
+		{
+			"MPS ends before a GPU is cut whose compute mode is the default", "gpu 0 on 1g.10gb@0\nconfig nvidia.com/gpu=2 mps told", "gpu 0 on\nsharing none",
+			[]string{write, destroy}, "",
+		},
 		{"MPS of which the journal knows nothing ends", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps told", "sharing none", []string{write, compute}, ""},
 	} {
 		steps, err := plan.Make(parseSeen(t, row.seen), parseWant(t, row.want))
@@ -131,9 +155,11 @@ func TestWhatAPlanTakes(t *testing.T) {
 		seen, want string
 		takes      []plan.Taken
 	}{
-		"what cannot be takes nothing":  {"gpu 0 lost", "gpu 0 off", nil},
-		"creating takes nothing":        {"gpu 0 on", "gpu 0 on 1g.10gb=1", nil},
-		"an instance, and its GPU":      {"gpu 0 on 1g.10gb@0 1g.10gb@1", "gpu 0 on 2g.20gb=3", []plan.Taken{{GPU: gpu, Devices: []string{small, "MIG-0/1g.10gb@1", gpu}}}},
+		"what cannot be takes nothing": {"gpu 0 lost", "gpu 0 off", nil},
+		"creating takes nothing":       {"gpu 0 on", "gpu 0 on 1g.10gb=1", nil},
+		"an instance, and its GPU": {
+			"gpu 0 on 1g.10gb@0 1g.10gb@1", "gpu 0 on 2g.20gb=3", []plan.Taken{{GPU: gpu, Devices: []string{small, "MIG-0/1g.10gb@1", gpu}}},
+		},
 		"the mode takes the whole GPU":  {"gpu 0 off", "gpu 0 on", []plan.Taken{{GPU: gpu, Devices: []string{gpu}, Whole: true}}},
 		"time-slicing takes no process": {"gpu 0 off\nconfig told", "sharing nvidia.com/gpu=2", nil},
 		"MPS takes the processes of all GPUs that are there, once": {

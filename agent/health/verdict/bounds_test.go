@@ -298,7 +298,7 @@ func TestEventsOfAnXid(t *testing.T) {
 		t.Errorf("%d since %s, want 2 since the last Event", untold, since)
 	}
 	if untold, _ := o.NoteEvent(began.Add(time.Hour)); untold != 0 {
-		t.Errorf("%d are told again", untold)
+		t.Errorf("%d are counted again", untold)
 	}
 }
 
@@ -334,7 +334,8 @@ func TestWhetherTheDriverHandsOutItsEvents(t *testing.T) {
 func TestWhatIsAdvised(t *testing.T) {
 	f := func(r config.Reason, a verdict.Action) verdict.Finding { return verdict.Finding{Reason: r, Action: a} }
 	support := f(config.ReasonResetRequired, verdict.ActionContactSupport).Advice()
-	if !strings.Contains(support, "NVIDIA's support") || support == f(config.ReasonResetRequired, verdict.ActionResetGPU).Advice() || support == f(config.ReasonRowRemapFailed, verdict.ActionContactSupport).Advice() {
+	known := f(config.ReasonResetRequired, verdict.ActionResetGPU).Advice()
+	if !strings.Contains(support, "NVIDIA's support") || support == known || support == f(config.ReasonRowRemapFailed, verdict.ActionContactSupport).Advice() {
 		t.Errorf("of an action that is not known the same is advised as of others: %s", support)
 	}
 	if verdict.Worse(config.ReasonGPULost, config.ReasonGPULost) {

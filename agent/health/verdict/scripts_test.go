@@ -21,7 +21,7 @@ func TestVerdicts(t *testing.T) {
 			+1s
 			xid 0 45
 			xids 0: 45x3 13x1`},
-		{"an Xid of rows that the driver does not tell of", `
+		{"an Xid of rows that the driver does not report", `
 			read 0
 			xid 0 63
 			= 0 RowRemapPending/ResetGPU
@@ -39,7 +39,7 @@ func TestVerdicts(t *testing.T) {
 			restart boot-2
 			read 0
 			= 0 RowRemapFailed/ContactSupport critical`},
-		{"an Xid of rows that the driver tells of", `
+		{"an Xid of rows that the driver reports", `
 			read 0 row-ok row-fine
 			xid 0 63
 			= healthy
@@ -311,7 +311,7 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0 mig-mode
 			= 0 ModePending/ResetGPU`},
-		{"what nothing mends, and the driver tells no more", `
+		{"what nothing mends, and the driver reports no more", `
 			read 0 sram unrepairable
 			= 0 SRAMThresholdExceeded/ContactSupport MemoryUnrepairable/ContactSupport critical
 			+2s
@@ -319,7 +319,7 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0
 			= 0 SRAMThresholdExceeded/ContactSupport MemoryUnrepairable/ContactSupport critical`},
-		{"what only a thorough reading tells stays until the next", `
+		{"what only a thorough reading reports stays until the next", `
 			read 0 repair fabric-ill=3
 			+2s
 			quick 0
@@ -331,14 +331,14 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0
 			= healthy`},
-		{"a GPU that is lost tells nothing else", `
+		{"nothing else is read of a GPU that is lost", `
 			read 0 ecc-mode, 1
 			+2s
 			read 0 lost, 1
 			+2s
 			read 0 lost, 1
 			= 0 GPULost/RebootNode critical`},
-		{"a GPU that is lost does not tell which it is", `
+		{"a GPU that is lost has no name", `
 			read 0, 1
 			+2s
 			read 0 lost nameless placeless, 1
@@ -439,7 +439,7 @@ func TestVerdicts(t *testing.T) {
 			= healthy`},
 
 		// The bus, and GPUs that are missing.
-		{"the driver does not tell of a GPU", `
+		{"the driver does not report a GPU", `
 			bus 0 1 2/vfio-pci 3/nvidia
 			read 0
 			= 0000:02:00.0 GPUMissing/RebootNode; 0000:04:00.0 GPUMissing/RebootNode critical
@@ -471,7 +471,7 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			ack
 			= healthy`},
-		{"a missing GPU of which the bus tells nothing cannot be acknowledged", `
+		{"a missing GPU of which the bus reports nothing cannot be acknowledged", `
 			read 0, 1
 			+2s
 			read 0
@@ -492,7 +492,7 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0
 			= 5 GPUMissing/RebootNode XidCritical/ResetGPU critical`},
-		{"a GPU of which an event has told answers", `
+		{"a GPU that an event has named answers", `
 			read
 			= no GPU
 			xid 5 62
