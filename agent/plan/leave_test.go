@@ -1,0 +1,62 @@
+package plan_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+)
+
+// Promises 2 and 3: which pods leave, and no others. TestPlans has the same plans with all their steps; what is here holds whatever -update writes
+// there.
+func TestOnlyPodsThatHoldWhatGoesLeave(t *testing.T) {
+	t.Parallel()
+	const cut = "gpu 0 on 1g.10gb@0 1g.10gb@1 3g.40gb@4\ngpu 1 on 7g.80gb@0\n" +
+		"pod web/one on 0/1g.10gb@0\npod web/three on 0/3g.40gb@4\npod web/seven on 1/7g.80gb@0\n"
+	const shared = "gpu 0 off\npod web/first on 0 as nvidia.com/gpu::0\npod web/last on 0 as nvidia.com/gpu::3\n"
+	const twoKinds = "gpu 0 off\ngpu 1 on 1g.10gb@0\npod web/gpu on 0 as nvidia.com/gpu\npod web/slice on 1/1g.10gb@0 as nvidia.com/mig-1g.10gb\n"
+	const byMPS = "config nvidia.com/gpu=4 mps told tells\n"
+	for name, row := range map[string]struct {
+		seen, want string
+		leave      []string
+	}{
+		"an instance goes beside others of its GPU": {cut, "gpu 0 on 1g.10gb=2 2g.20gb=1\n", []string{"three"}},
+		"an instance comes in a free place":         {cut, "gpu 0 on 1g.10gb=3 3g.40gb=1\n", nil},
+		"the whole GPU is turned off":               {cut, "gpu 0 off\n", []string{"one", "three"}},
+		"all of another GPU goes":                   {cut, "gpu 1 on 3g.40gb=2\n", []string{"seven"}},
+		"a pod whose devices are not known":         {cut + "pod web/unknown on anything\n", "gpu 1 on 3g.40gb=2\n", []string{"seven", "unknown"}},
+		"a pod whose devices are not known, where nothing goes": {
+			cut + "pod web/unknown on anything\n", "gpu 0 on 1g.10gb=3 3g.40gb=1\n", nil,
+		},
+		"a pod that was given the GPU as a whole": {cut + "pod web/whole on 0\n", "gpu 0 on 1g.10gb=2 2g.20gb=1\n", []string{"three", "whole"}},
+		"fewer replicas":               {shared + "config nvidia.com/gpu=4 told tells\n", "sharing nvidia.com/gpu=3\n", []string{"last"}},
+		"more replicas":                {shared + "config nvidia.com/gpu=4 told tells\n", "sharing nvidia.com/gpu=8\n", nil},
+		"the sharing ends":             {shared + "config nvidia.com/gpu=4 told tells\n", "sharing none\n", []string{"first", "last"}},
+		"another name of the resource": {shared + "config nvidia.com/gpu=4 told tells\n", "sharing nvidia.com/gpu=4 rename\n", []string{"first", "last"}},
+		"another resource is shared":   {twoKinds + "config none told tells\n", "sharing nvidia.com/gpu=2\n", []string{"gpu"}},
+		"MPS begins":                   {shared + "config nvidia.com/gpu=4 told tells\n", "sharing nvidia.com/gpu=4 mps\n", []string{"first", "last"}},
+		"MPS ends":                     {shared + byMPS, "sharing nvidia.com/gpu=4\n", []string{"first", "last"}},
+		"MPS ends for more replicas":   {shared + byMPS, "sharing nvidia.com/gpu=8\n", []string{"first", "last"}},
+		"MPS has other numbers":        {shared + byMPS, "sharing nvidia.com/gpu=8 mps\n", []string{"first", "last"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			steps, err := plan.Make(parseSeen(t, row.seen+"agreed=2\n"), parseWant(t, row.want))
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave := map[string]bool{}
+			for _, s := range steps {
+				for _, p := range s.Pods {
+					leave[p.Name] = s.Kind == plan.Evict
+				}
+			}
+			if diff := cmp.Diff(row.leave, slices.Sorted(maps.Keys(leave))); diff != "" {
+				t.Errorf("pods that leave (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
