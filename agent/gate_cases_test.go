@@ -208,6 +208,8 @@ func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
 		if !w.runs("resident") {
 			t.Error("the pod was evicted outside of the window")
 		}
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.passes("the eviction in the window", func() bool { return !w.runs("resident") })
 	})
 }
 
@@ -225,6 +227,8 @@ func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
 		if !w.runs("holder") {
 			t.Error("the pod was evicted outside of the window")
 		}
+		w.maintain(until(time.Now().Add(time.Hour)))
+		w.passes("the eviction in the window", func() bool { return !w.runs("holder") })
 	})
 }
 

@@ -112,10 +112,11 @@ func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 		w.restart()
 		w.profile("four")
 		if !w.within(1000, nil, func() bool {
-			return w.condition().Reason != string(config.ReasonConverged) && !w.owed() && w.condition().Reason == string(config.ReasonHardwareFailure)
+			return !w.owed() && w.condition().Reason == string(config.ReasonHardwareFailure)
 		}) {
 			t.Error("never given back")
 		}
+		w.givenBack()
 	})
 }
 
@@ -134,10 +135,13 @@ func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
 			return false, nil, nil
 		})
 		w.profile("four")
-		w.within(3, nil, func() bool { return false })
+		if !w.within(30, nil, w.owed) {
+			t.Fatal("the change does not begin")
+		}
 		if !w.within(1000, nil, func() bool { return !w.owed() }) {
 			t.Error("never given back")
 		}
+		w.givenBack()
 	})
 }
 
@@ -375,8 +379,12 @@ func TestATaintThatThePluginDoesNotTolerateIsRefused(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
 		w.tolerations = nil
+		cordons := w.cordons()
 		w.profile("four")
 		c := w.settle(config.ReasonInvalidCatalog)
+		if len(*cordons) > 0 {
+			t.Errorf("the node was cordoned %d times", len(*cordons))
+		}
 		if want := "pod kube-system/plugin-1 does not tolerate the taint gpu=true:NoSchedule"; !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}

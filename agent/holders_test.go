@@ -301,12 +301,17 @@ func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
 			p.Labels = map[string]string{"app": "monitor"}
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})
-		w.blocks("monitor")
+		full := true
+		w.keeps(func() bool { return full }, "monitor")
+		cordons := w.cordons()
 		w.label("all-balanced")
-		w.passes("a day or an end", func() bool { return w.condition().Reason != "" })
-		if !w.turns(3000, func() bool { return !w.owed() && w.condition().Reason == string(config.ReasonEvictionBlocked) }) {
-			t.Errorf("%v %s: %s", w.node().Spec, w.condition().Reason, w.condition().Message)
+		w.says(config.ReasonEvictionBlocked)
+		w.spend(10 * time.Minute)
+		if c := w.condition(); w.owed() || len(*cordons) > 0 || c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "team/monitor") {
+			t.Errorf("owed %t, cordoned %d times; the node says %s: %s", w.owed(), len(*cordons), c.Reason, c.Message)
 		}
+		full = false
+		w.reach("all-balanced")
 	})
 }
 

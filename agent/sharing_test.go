@@ -393,7 +393,7 @@ func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 		w.shares()
 		w.profile("two")
 		w.reach("two")
-		reads := w.reads
+		reads, cordons := w.reads, w.cordons()
 		w.profile("absent")
 		c := w.settle(config.ReasonImpossibleSharing)
 		if want := "nvidia.com/mig-1g.10gb is to be shared"; !strings.Contains(c.Message, want) {
@@ -401,6 +401,9 @@ func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 		}
 		if w.reads != reads {
 			t.Error("the device plugin has been told to read its file")
+		}
+		if len(*cordons) > 0 {
+			t.Errorf("the node was cordoned %d times", len(*cordons))
 		}
 		w.givenBack()
 	})
