@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -17,32 +16,37 @@ import (
 
 const h100 = "gpus:\n- model: H100-80GB\n  count: 2\n"
 
-func TestEveryGeneratedConfigIsReachedFromEveryOther(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus:\n- model: A100-80GB\n  count: 1\n")
-		names := config.Merge(config.Generate(w.snapshot()), nil).Names()
-		for _, from := range names {
-			for _, to := range names {
-				w.converge(from)
-				w.converge(to)
-			}
-		}
-	})
+// are fails the test unless the GPUs are as they were.
+func (w *world) are(before string) {
+	w.t.Helper()
+	if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
+		w.t.Errorf("the GPUs are not as they were (-before +after); the node says %s: %s\n%s", w.reason(), w.condition().Message, diff)
+	}
 }
 
 // Promise 8: after each pass another agent process goes on, which knows nothing.
 func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.label("all-balanced")
-		w.passes("proven capacity", func() bool {
-			w.forget()
-			return w.condition().Reason == string(config.ReasonConverged) && !w.owed()
+	for name, operands := range map[string]map[string]string{
+		"beside a plugin": {},
+		"beside operands": {config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true", labelGFD: "false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.operator(operands)
+				w.label("all-balanced")
+				w.passes("proven capacity", func() bool {
+					w.forget()
+					return w.done("all-balanced")()
+				})
+				w.givenBack()
+				if diff := cmp.Diff(operands, w.values()); diff != "" {
+					t.Errorf("labels (-before +after):\n%s", diff)
+				}
+			})
 		})
-		w.givenBack()
-	})
+	}
 }
 
 // Promise 10.
@@ -59,9 +63,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 		w.label("all-1g.10gb")
 		c := w.settle(config.ReasonHardwareFailure)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label is %q, want failed", state)
 		}
@@ -85,7 +87,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.restart()
-		w.passes("a word about the driver", func() bool { return w.condition().Reason == string(config.ReasonDriverNotLoaded) })
+		w.says(config.ReasonDriverNotLoaded)
 		w.settle(config.ReasonHardwareFailure)
 		if diff := cmp.Diff(calls, w.gpus.Calls()); diff != "" {
 			t.Errorf("the failed wish was tried again after the driver came back (-before +after):\n%s", diff)
@@ -116,9 +118,7 @@ func TestCapacityThatNeverComesIsUndone(t *testing.T) {
 		w.broken = false
 		w.settle(config.ReasonCapacityMismatch)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 	})
 }
 
@@ -128,7 +128,13 @@ func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-balanced")
 		w.label("all-3g.40gb")
-		w.reach("all-3g.40gb")
+		w.passes("the other config", func() bool {
+			if w.reason() == config.ReasonRollingBack {
+				t.Fatal("the change is undone first")
+			}
+			return w.done("all-3g.40gb")()
+		})
+		w.givenBack()
 	})
 }
 
@@ -141,42 +147,68 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 		w.label("nonsense")
 		w.settle(config.ReasonUnknownConfig)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 	})
 }
 
-// Promise 6.
+// Promise 6. Users ask first which user or tool has cordoned a node, and since when.
 func TestACordonFromBeforeStays(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.cordon(true)
-		w.label("all-balanced")
-		w.settle(config.ReasonConverged)
-		if !w.node().Spec.Unschedulable {
-			t.Error("a cordon that was there before was lifted")
-		}
-	})
+	for name, attributed := range map[string]bool{"and is of nobody": false, "and its owner is named": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				if attributed {
+					w.attribute()
+				}
+				w.cordon(true)
+				w.patched(func(patch string) error {
+					if strings.Contains(patch, `"unschedulable":null`) || strings.Contains(patch, `"unschedulable":false`) {
+						t.Errorf("the cordon is lifted: %s", patch)
+					}
+					return nil
+				})
+				w.label("all-balanced")
+				c := w.settle(config.ReasonConverged)
+				if told := strings.Contains(c.Message, "cordoned by "+administrator+" since 2000-01-01"); told != attributed {
+					t.Errorf("the message says whose the cordon is: %t: %s", told, c.Message)
+				}
+				if !w.node().Spec.Unschedulable {
+					t.Error("the cordon was lifted")
+				}
+			})
+		})
+	}
 }
 
+// Promises 3 and 5: the agent cannot evict processes that belong to no pod, and says which it waits for.
 func TestAProcessOfNoPodIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		gpu := string(w.snapshot()[0].UUID)
-		if err := w.gpus.Hold(gpu, 4711, "python", 1000); err != nil {
-			t.Fatal(err)
-		}
-		w.label("all-balanced")
-		w.passes("a word about the process", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
-		if err := w.gpus.Release(4711); err != nil {
-			t.Fatal(err)
-		}
-		w.settle(config.ReasonConverged)
-		w.givenBack()
-	})
+	for name, row := range map[string]struct {
+		begin func(w *world, gpu string)
+		says  string
+		open  bool // it is waited for before the fence
+	}{
+		"which the process table names": {func(w *world, gpu string) {
+			w.compute(gpu, 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+		}, "pid 4711 python of session-3.scope", true},
+		"which the process table does not know": {func(w *world, gpu string) { w.hold(gpu, 4711) }, "4711", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				row.begin(w, string(w.snapshot()[0].UUID))
+				w.label("all-balanced")
+				w.says(config.ReasonGPUInUse)
+				w.spend(minutes)
+				if c := w.condition(); row.open && w.node().Spec.Unschedulable || !strings.Contains(c.Message, row.says) {
+					t.Errorf("the node is cordoned, or the process not named: %s", c.Message)
+				}
+				w.finish(4711)
+				w.reach("all-balanced")
+			})
+		})
+	}
 }
 
 func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
@@ -188,7 +220,7 @@ func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.restart()
-		w.passes("a word about the driver", func() bool { return w.condition().Reason == string(config.ReasonDriverNotLoaded) })
+		w.says(config.ReasonDriverNotLoaded)
 		if c := w.condition(); c.Status != corev1.ConditionUnknown {
 			t.Errorf("condition is %s, want Unknown", c.Status)
 		}
@@ -201,26 +233,23 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		n := w.node()
-		n.Labels = map[string]string{"team": "a"}
-		n.Annotations = map[string]string{"note": "b"}
-		n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoExecute}}
-		n.Status.Conditions = []corev1.NodeCondition{{Type: "GpuXidWatch", Status: corev1.ConditionFalse, Reason: "Fine"}}
-		if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		taint := corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoExecute}
+		condition := corev1.NodeCondition{Type: "GpuXidWatch", Status: corev1.ConditionFalse, Reason: "Fine"}
+		w.edit(func(n *corev1.Node) {
+			n.Labels = map[string]string{"team": "a"}
+			n.Annotations = map[string]string{"note": "b"}
+			n.Spec.Taints = []corev1.Taint{taint}
+			n.Status.Conditions = []corev1.NodeCondition{condition}
+		})
 		w.label("all-balanced")
-		w.settle(config.ReasonConverged)
-		after := w.node()
-		if after.Labels["team"] != "a" || after.Annotations["note"] != "b" {
-			t.Errorf("labels %v, annotations %v", after.Labels, after.Annotations)
-		}
-		if diff := cmp.Diff(n.Spec.Taints, after.Spec.Taints); diff != "" {
-			t.Errorf("taints (-before +after):\n%s", diff)
-		}
-		if !slices.Contains(after.Status.Conditions, n.Status.Conditions[0]) {
-			t.Errorf("condition %v is not as it was among %v", n.Status.Conditions[0], after.Status.Conditions)
-		}
+		w.passes("the end", func() bool {
+			n := w.node()
+			if n.Labels["team"] != "a" || n.Annotations["note"] != "b" || !slices.Contains(n.Spec.Taints, taint) || !slices.Contains(n.Status.Conditions, condition) {
+				t.Fatalf("labels %v, annotations %v, taints %v, conditions %v", n.Labels, n.Annotations, n.Spec.Taints, n.Status.Conditions)
+			}
+			return w.done("all-balanced")()
+		})
+		w.givenBack()
 	})
 }
 
@@ -230,9 +259,7 @@ func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
-		if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4711, "python", 1000); err != nil {
-			t.Fatal(err)
-		}
+		w.hold(string(w.snapshot()[1].UUID), 4711)
 		w.label("all-balanced")
 		began := time.Now()
 		w.settle(config.ReasonGPUInUse)
@@ -240,11 +267,7 @@ func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 		if took := time.Since(began); took < w.settings.Timeouts.Drain || took > w.settings.Timeouts.Drain+5*time.Minute {
 			t.Errorf("given back after %s, want %s", took, w.settings.Timeouts.Drain)
 		}
-		if err := w.gpus.Release(4711); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.letGo(4711)
+		w.are(before)
 	})
 }

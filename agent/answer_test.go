@@ -10,12 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // ask asks for a preview and returns the agent's answer, after as many passes as it takes.
@@ -40,7 +37,7 @@ func (w *world) ask(request string) api.Answer {
 // withdraw removes the request, as a user who has asked does at the end.
 func (w *world) withdraw() {
 	w.t.Helper()
-	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationPreview) })
+	w.unannotate(config.AnnotationPreview)
 	w.passes("an end of the answer", func() bool {
 		_, answered := w.node().Annotations[config.AnnotationPlan]
 		return !answered
@@ -142,6 +139,10 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 				t.Errorf("%s is answered by %+v, want a refusal with %q", request, given, want)
 			}
 		}
+		w.upgrade(true) // so that the look at the node ends early, and nothing can be planned
+		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
+			t.Errorf("while the driver is upgraded the answer is %+v", given)
+		}
 	})
 }
 
@@ -194,21 +195,6 @@ func TestTheStepsAndPodsOfAnAnswerAreBounded(t *testing.T) {
 		}
 		if size := len(w.node().Annotations[config.AnnotationPlan]); size > 20_000 {
 			t.Errorf("the answer has %d bytes", size)
-		}
-	})
-}
-
-// If the look at the node ends early, the agent can plan nothing, and answers why.
-func TestANodeWithoutItsDriverSaysSoInTheAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.settle(config.ReasonNotRequested)
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
-		})
-		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
-			t.Errorf("the answer is %+v", given)
 		}
 	})
 }

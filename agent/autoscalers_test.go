@@ -51,7 +51,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 		},
 		"the journal is removed in the middle": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
-			middle: (*world).unannotate,
+			middle: func(w *world) { w.unannotate(config.AnnotationJournal) },
 		},
 		"the journal and the wish are removed in the middle": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
@@ -64,7 +64,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 		},
 		"the wish is removed in the middle": {
 			before: map[string]string{ca: "true"}, during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{ca: "true"},
-			middle: func(w *world) { w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) },
+			middle: func(w *world) { w.unset(config.LabelMIGConfig) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -103,13 +103,12 @@ func TestAChangeWithoutAFenceIsNoMatterForAutoscalers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-enabled")
-		w.begin("all-1g.10gb")
-		if kept := w.kept(); len(kept) > 0 && !w.node().Spec.Unschedulable {
-			t.Errorf("the node has %v", kept)
-		}
-		w.reach("all-1g.10gb")
-		if kept := w.kept(); len(kept) > 0 {
-			t.Errorf("in the end the node has %v", kept)
-		}
+		w.label("all-1g.10gb")
+		w.passes("the end", func() bool {
+			if kept := w.kept(); len(kept) > 0 || w.node().Spec.Unschedulable {
+				t.Fatalf("cordoned: %t; the node has %v", w.node().Spec.Unschedulable, kept)
+			}
+			return w.done("all-1g.10gb")()
+		})
 	})
 }

@@ -16,9 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -43,17 +41,14 @@ func TestPromise16ThousandsOfMistakesAreToldInOneMessage(t *testing.T) {
 		if err := w.client.Tracker().Add(file); err != nil {
 			t.Fatal(err)
 		}
-		o := w.optionsFor(&w.host)
-		recorder := record.NewFakeRecorder(10)
-		o.Events = recorder
-		w.agent = agent.New(o)
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "p1") })
+		events := w.listens()
+		w.set(config.LabelProfile, "p1")
 		c := w.settle(config.ReasonInvalidCatalog)
 		isLegible(t, "condition", c.Message, 1024)
 		if !strings.Contains(c.Message, " more") || !strings.Contains(c.Message, "p0") {
 			t.Errorf("neither the first mistake nor how many: %s", c.Message)
 		}
-		isLegible(t, "Event", strings.TrimPrefix(<-recorder.Events, "Warning InvalidCatalog "), 1024)
+		isLegible(t, "Event", strings.TrimPrefix(<-events, "Warning InvalidCatalog "), 1024)
 		if n := len(w.node().Annotations[config.AnnotationStatus]); n > 32<<10 {
 			t.Errorf("the status has %d bytes", n)
 		}
@@ -86,7 +81,7 @@ func TestPromise16FullAnnotationsSilenceNoCondition(t *testing.T) {
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label %q", state)
 		}
-		w.edit(func(n *corev1.Node) { delete(n.Annotations, "example.com/full") })
+		w.unannotate("example.com/full")
 		w.passes("status", func() bool {
 			var s api.Status
 			if err := json.Unmarshal([]byte(w.node().Annotations[config.AnnotationStatus]), &s); err != nil {

@@ -119,9 +119,7 @@ func TestLabelsOfAProfileGoWhenAConfigOfTheDevicePluginAloneIsAskedFor(t *testin
 		w := newWorld(t, h100)
 		w.managed()
 		w.profile("two")
-		if !w.within(300, w.manage, w.done("two")) {
-			t.Fatal("never as the profile says")
-		}
+		w.reach("two")
 		if value := w.node().Labels["workload-type"]; value != "development" {
 			t.Fatalf("the profile's label is %q", value)
 		}
@@ -129,9 +127,7 @@ func TestLabelsOfAProfileGoWhenAConfigOfTheDevicePluginAloneIsAskedFor(t *testin
 			delete(n.Labels, config.LabelProfile)
 			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
 		})
-		if !w.within(300, w.manage, w.done("default")) {
-			t.Error("never as the label says")
-		}
+		w.reach("default")
 		if n := w.node(); n.Labels["workload-type"] != "" || n.Annotations[config.AnnotationPublished] != "" {
 			t.Errorf("labels %v, annotations %v", n.Labels, n.Annotations)
 		}

@@ -12,28 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// By this policy the agent puts its cordon back, but not again and again.
-func TestAnUncordonAgainAndAgainEndsTheChange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.settings.Drain.OnUncordon = config.UncordonRefence
-		w.restart()
-		w.label("all-balanced")
-		writes := 0
-		if !w.turns(400, func() bool {
-			if w.node().Spec.Unschedulable {
-				writes++
-				w.cordon(false)
-			}
-			r := w.condition().Reason
-			return !w.owed() && (r == string(config.ReasonStepHadNoEffect) || r == string(config.ReasonConverged))
-		}) {
-			t.Errorf("after 400 passes the agent still cordons it: %d times; %s", writes, w.condition().Message)
-		}
-	})
-}
-
 func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +21,7 @@ func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.grace = time.Hour
 		w.label("all-balanced")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		w.blocks("trainer")
 		w.cordon(false)
 		if !w.turns(2500, func() bool { return !w.owed() }) {
@@ -60,8 +38,8 @@ func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 		w.begin("all-balanced")
 		w.cordon(false)
 		w.label("all-1g.10gb")
-		w.passes("an end", func() bool { return !w.owed() && w.condition().Reason != string(config.ReasonRepartitioning) })
-		if !w.turns(2000, w.converged("all-1g.10gb")) {
+		w.passes("an end", func() bool { return !w.owed() && w.reason() != config.ReasonRepartitioning })
+		if !w.turns(2000, w.done("all-1g.10gb")) {
 			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})
@@ -111,7 +89,7 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 			w := newWorld(t, h100)
 			w.label("all-balanced")
 			w.passes("the proof", func() bool {
-				return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0
+				return w.reason() == config.ReasonAwaitingCapacity && len(w.node().Spec.Taints) == 0
 			})
 			w.cordon(false)
 			w.reach("all-balanced")
@@ -139,11 +117,11 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 			w := newWorld(t, h100)
 			w.annotate(kured, "2000-01-01T00:00:00Z")
 			w.label("all-balanced")
-			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+			w.says(config.ReasonOtherMaintenance)
 			if c := w.condition(); !strings.Contains(c.Message, "kured") || w.owed() || w.node().Spec.Unschedulable {
 				t.Errorf("the node is touched, or kured not named: %s", c.Message)
 			}
-			w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+			w.unannotate(kured)
 			w.reach("all-balanced")
 		})
 	})
@@ -152,31 +130,13 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 			w := newWorld(t, h100)
 			w.begin("all-balanced")
 			w.annotate(kured, "2000-01-01T00:00:00Z")
-			w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+			w.says(config.ReasonOtherMaintenance)
 			if !w.node().Spec.Unschedulable {
 				t.Error("the node was uncordoned under kured's hands")
 			}
-			w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+			w.unannotate(kured)
 			w.reach("all-balanced")
 		})
-	})
-}
-
-// Users ask first which user or tool has cordoned a node, and since when.
-func TestACordonOfOthersIsReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.attribute()
-		w.cordon(true)
-		w.label("all-balanced")
-		w.passes("the end", w.converged("all-balanced"))
-		if c := w.condition(); !strings.Contains(c.Message, "cordoned by "+administrator+" since 2000-01-01") {
-			t.Errorf("the message does not say whose the cordon is: %s", c.Message)
-		}
-		if !w.node().Spec.Unschedulable {
-			t.Error("the cordon was lifted")
-		}
 	})
 }
 

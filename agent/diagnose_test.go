@@ -27,12 +27,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-const (
-	operandDCGM   = config.LabelOperandPrefix + "dcgm"
-	operandGFD    = config.LabelOperandPrefix + "gpu-feature-discovery"
-	operandPlugin = config.LabelOperandPrefix + "device-plugin"
-)
-
 // The table of causes. It has no Leases and windows; an uncordon that does not stick leaves the same as a cordon that
 // lost its journal; and the tests of the loop hold that the agent does not cordon again what it has given back.
 func TestADiagnosisNamesTheCause(t *testing.T) {
@@ -137,7 +131,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "10: our cordon without a journal", provoke: func(w *world) {
 				w.draining()
-				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+				w.unannotate(config.AnnotationJournal)
 				w.label("")
 			},
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
@@ -145,7 +139,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "10: the same while it is given back", provoke: func(w *world) {
 				w.draining()
-				w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+				w.unannotate(config.AnnotationJournal)
 				w.label("")
 				w.passes("another journal", w.owed)
 			},
@@ -208,7 +202,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "16: a change that is being undone", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
 				w.fail(gpusim.CreateGpuInstanceWithPlacement)
-				w.passes("the failure", func() bool { return w.condition().Reason == string(config.ReasonRollingBack) })
+				w.says(config.ReasonRollingBack)
 			},
 			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictGivesBack,
 			says: []string{"was given up", "RollingBack"},
@@ -216,24 +210,22 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "16: a process that does not go", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
 				w.process(4711, "python", "0::/user.slice/session-3.scope", "/dev/nvidia0")
-				if err := w.gpus.Hold(w.gpus.MIGDevice(0, 0), 4711, "python", 100); err != nil {
-					w.t.Fatal(err)
-				}
+				w.hold(w.gpus.MIGDevice(0, 0), 4711)
 				w.label("all-3g.40gb")
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, verdict: api.VerdictGivesBack,
 			says: []string{"pid 4711 python of session-3.scope holds GPU 0 1g.10gb@0 (by NVML)", "$ kill 4711 # on gpu-1", "within 64m"},
 		}, {
-			name: "17: operands that we have left paused", provoke: func(w *world) { w.operand(operandPlugin, fence.PausedValue) },
+			name: "17: operands that we have left paused", provoke: func(w *world) { w.set(config.LabelDevicePlugin, fence.PausedValue) },
 			causes: []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, verdict: api.VerdictGivesBack,
 			says: []string{"paused by gpuslice", `gives the label its value "true" back`},
 		}, {
-			name: "17: operands that mig-manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, "paused-for-mig-change") },
+			name: "17: operands that mig-manager has left paused", provoke: func(w *world) { w.set(labelDCGM, "paused-for-mig-change") },
 			causes: []api.Cause{api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
 			says: []string{"leaves it alone, unless recover.adopt names mig-manager", "$ gpuslice-agent recover --adopt mig-manager"},
 		}, {
-			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.operand(operandDCGM, fence.PausedForDriverUpgrade) },
+			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.upgrade(true) },
 			causes: []api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
 			says: []string{"the driver is being upgraded", "$ kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite"},
 		}, {
@@ -254,7 +246,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{"Not seen", "team/train", "all-1g.10gb is asked for", "if it fails: GPU 0: MIG off"},
 		}, {
 			name: "a driver that is not loaded, where a config of the device plugin is asked for", provoke: func(w *world) {
-				w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "two") })
+				w.set(config.LabelDevicePluginConfig, "two")
 				w.unload()
 			},
 			causes: []api.Cause{api.CauseDriverAway}, verdict: api.VerdictFree,
@@ -263,7 +255,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "capacity that does not come", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
 				w.broken = true
-				w.passes("the wait", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+				w.says(config.ReasonAwaitingCapacity)
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing}, verdict: api.VerdictGivesBack,
@@ -282,7 +274,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				}
 				w := newWorld(t, models)
 				w.readiness(corev1.ConditionTrue)
-				w.named()
+				w.attribute()
 				w.turn()
 				row.provoke(w)
 				before := w.everything()
@@ -349,7 +341,7 @@ func TestADiagnosisInJSON(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.readiness(corev1.ConditionTrue)
-		w.named()
+		w.attribute()
 		w.draining()
 		text, err := json.Marshal(w.diagnose(true))
 		if err != nil {
@@ -408,17 +400,6 @@ func (w *world) readiness(status corev1.ConditionStatus) {
 	}
 }
 
-// named makes the client fill managedFields from now on, as API servers do.
-func (w *world) named() {
-	w.t.Helper()
-	w.edit(func(n *corev1.Node) {
-		n.ManagedFields = []metav1.ManagedFieldsEntry{{
-			Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
-			FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
-		}}
-	})
-}
-
 // cordonAs cordons the node as another field manager.
 func (w *world) cordonAs(manager string) {
 	w.t.Helper()
@@ -441,7 +422,7 @@ func (w *world) draining(finalizers ...string) {
 	w.grace = 5 * time.Minute
 	w.trainer(finalizers...)
 	w.label("all-1g.10gb")
-	w.passes("the drain", func() bool { return w.condition().Reason == string(config.ReasonEvicting) && w.owed() })
+	w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.owed() })
 }
 
 // terminating begins the end of a pod, and lets its grace period pass without it.
@@ -480,12 +461,6 @@ func (w *world) block(message string) {
 		refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: message}}
 		return true, nil, refused
 	})
-}
-
-// operand gives the node the label of an operand.
-func (w *world) operand(label, value string) {
-	w.t.Helper()
-	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, label, value) })
 }
 
 // unload takes the driver away, for processes that start after it.

@@ -37,9 +37,7 @@ func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
 			w.label("all-balanced")
 			w.settle(config.ReasonHardwareFailure)
 			w.givenBack()
-			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-				t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-			}
+			w.are(before)
 		})
 	})
 }
@@ -93,22 +91,6 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 	}
 }
 
-// While the agent waits for a GPU, it reports which process holds it.
-func TestTheProcessThatHoldsTheGPUIsNamed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4194305, "python", 1000); err != nil { // above the largest pid of Linux
-			t.Fatal(err)
-		}
-		w.label("all-balanced")
-		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
-		if c := w.condition(); !strings.Contains(c.Message, "4194305") {
-			t.Errorf("the message does not name the process: %s", c.Message)
-		}
-	})
-}
-
 // flickering is a GPU that another short-lived process holds at each look, as of nvidia-smi in a loop.
 type flickering struct {
 	slow
@@ -138,7 +120,7 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 		w.through = func(nvml.Driver) nvml.Driver { return f }
 		w.restart()
 		w.label("all-balanced")
-		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		w.says(config.ReasonGPUInUse)
 		first := w.condition().Message
 		const minutes = 10
 		if n := w.writes(minutes * time.Minute); n > minutes+1 {
@@ -159,7 +141,7 @@ func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 		w.through = func(nvml.Driver) nvml.Driver { return f }
 		w.restart()
 		w.label("all-balanced")
-		w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		w.says(config.ReasonGPUInUse)
 		before := f.tries
 		for range 100 {
 			w.agent.Pass(t.Context())
@@ -215,9 +197,7 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 				w.edit(edit)
 				w.passes("an end of the undo", func() bool { return !w.owed() })
 				w.givenBack()
-				if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-					t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-				}
+				w.are(before)
 			})
 		})
 	}
@@ -273,14 +253,12 @@ func TestNothingThatDoesNotAnswerIsWaitedForWithoutADeadline(t *testing.T) {
 	t.Run("the process table", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			if err := w.gpus.Hold(string(w.snapshot()[1].UUID), 4194305, "python", 1000); err != nil {
-				t.Fatal(err)
-			}
+			w.hold(string(w.snapshot()[1].UUID), 4194305)
 			w.through = func(d nvml.Driver) nvml.Driver { return patient{d} }
 			w.settings.Timeouts.DriverCall = 0
 			w.restart()
 			w.label("all-balanced")
-			w.passes("a word about it", func() bool { return w.condition().Reason == string(config.ReasonHoldersUnknown) })
+			w.says(config.ReasonHoldersUnknown)
 			if c := w.condition(); !strings.Contains(c.Message, context.DeadlineExceeded.Error()) || w.node().Spec.Unschedulable {
 				t.Errorf("the search was not ended, or the node is cordoned: %s", c.Message)
 			}
@@ -345,7 +323,7 @@ func (d *leaving) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 
 func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 	t.Parallel()
-	const plugin = config.LabelOperandPrefix + "device-plugin"
+	const plugin = config.LabelDevicePlugin
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		d := &leaving{Driver: w.gpus.Driver()}
@@ -353,12 +331,12 @@ func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 		w.restart()
 		w.converge("all-balanced")
 		before := d.looks
-		w.edit(func(n *corev1.Node) { n.Labels[plugin] = fence.PausedForDriverUpgrade })
+		w.set(plugin, fence.PausedForDriverUpgrade)
 		w.spend(time.Minute)
 		if c := w.condition(); d.released == 0 || d.looks != before || c.Status != corev1.ConditionUnknown {
 			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.looks-before, c.Status, c.Reason, c.Message)
 		}
-		w.edit(func(n *corev1.Node) { n.Labels[plugin] = "true" })
+		w.set(plugin, "true")
 		w.reach("all-balanced")
 	})
 }

@@ -174,6 +174,19 @@ func (v venture) rehearse(t *testing.T, w *world) stage {
 	return s
 }
 
+// scout makes the change without a fault in a world of its own, and returns the calls of the library that it takes.
+func (v venture) scout(t *testing.T) (s stage, spots []spot) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := v.prepare(t, "")
+		heard := w.listen()
+		w.restart()
+		s = v.rehearse(t, w)
+		spots = *heard
+	})
+	return s, spots
+}
+
 // conclude lets turns pass to the end of the change, checks that it is one, and that it stays.
 func (v venture) conclude(w *world, s stage) end {
 	w.t.Helper()
@@ -229,60 +242,50 @@ func (d around) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	return d.Driver.Snapshot(ctx)
 }
 
-// SetMode implements nvml.Driver.
-func (d around) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+func (d around) call(call func() error) error {
 	d.before()
 	defer d.after()
-	return d.Driver.SetMode(ctx, gpu, on)
+	return call()
+}
+
+// SetMode implements nvml.Driver.
+func (d around) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	return d.call(func() error { return d.Driver.SetMode(ctx, gpu, on) })
 }
 
 // Create implements nvml.Driver.
 func (d around) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	d.before()
-	defer d.after()
-	return d.Driver.Create(ctx, gpu, p)
+	return d.call(func() error { return d.Driver.Create(ctx, gpu, p) })
 }
 
 // Destroy implements nvml.Driver.
 func (d around) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	d.before()
-	defer d.after()
-	return d.Driver.Destroy(ctx, gpu, p)
+	return d.call(func() error { return d.Driver.Destroy(ctx, gpu, p) })
 }
 
 // CreatePart implements nvml.Driver.
 func (d around) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	d.before()
-	defer d.after()
-	return d.Driver.CreatePart(ctx, gpu, p, part)
+	return d.call(func() error { return d.Driver.CreatePart(ctx, gpu, p, part) })
 }
 
 // DestroyPart implements nvml.Driver.
 func (d around) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	d.before()
-	defer d.after()
-	return d.Driver.DestroyPart(ctx, gpu, p, part)
+	return d.call(func() error { return d.Driver.DestroyPart(ctx, gpu, p, part) })
 }
 
 // Reset implements nvml.Driver.
 func (d around) Reset(ctx context.Context, gpu nvml.UUID) error {
-	d.before()
-	defer d.after()
-	return d.Driver.Reset(ctx, gpu)
+	return d.call(func() error { return d.Driver.Reset(ctx, gpu) })
 }
 
 // SetPersistence implements nvml.Driver.
 func (d around) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
-	d.before()
-	defer d.after()
-	return d.Driver.SetPersistence(ctx, gpu, on)
+	return d.call(func() error { return d.Driver.SetPersistence(ctx, gpu, on) })
 }
 
 // SetComputeMode implements nvml.Driver.
 func (d around) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
-	d.before()
-	defer d.after()
-	return d.Driver.SetComputeMode(ctx, gpu, mode)
+	return d.call(func() error { return d.Driver.SetComputeMode(ctx, gpu, mode) })
 }
 
 // spot is one call of the library, by the agent alone: the call of the driver that it is a part of, counted from the
@@ -435,16 +438,9 @@ func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
 	for _, v := range ventures {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			var s stage
-			var spots *[]spot
-			synctest.Test(t, func(t *testing.T) {
-				w := v.prepare(t, "")
-				spots = w.listen()
-				w.restart()
-				s = v.rehearse(t, w)
-			})
+			s, spots := v.scout(t)
 			for n, function := range gpusim.Functions() {
-				picked := pick(of(function, *spots))
+				picked := pick(of(function, spots))
 				if len(picked) > 1 && !slices.Contains(changing, function) {
 					picked = picked[n%2 : n%2+1] // all looks are alike
 				}
@@ -562,15 +558,8 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 	t.Parallel()
 	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", wish: "all-balanced"}
-	var s stage
-	var spots *[]spot
-	synctest.Test(t, func(t *testing.T) {
-		w := v.prepare(t, "")
-		spots = w.listen()
-		w.restart()
-		s = v.rehearse(t, w)
-	})
-	last := (*spots)[len(*spots)-1].call
+	s, spots := v.scout(t)
+	last := spots[len(spots)-1].call
 	for at := 0; at < last; at += 2 {
 		for _, away := range []time.Duration{time.Second, time.Hour} {
 			if away == time.Hour && at%8 > 0 {

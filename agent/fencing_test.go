@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -24,14 +22,13 @@ func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
 		w.settings.DevicePlugin.PodSelector = []labels.Selector{none}
 		w.restart()
 		w.startPlugin()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePlugin, "true") })
+		w.set(config.LabelDevicePlugin, "true")
 		w.label("all-balanced")
-		w.turns(500, func() bool {
+		w.passes("the last instance", func() bool {
 			if len(w.snapshot()[0].Instances) > 0 && len(w.offered["nvidia.com/gpu"]) > 0 && !w.node().Spec.Unschedulable {
-				t.Error("kubelet still gives out what goes, and the node is open")
-				return true
+				t.Fatal("kubelet still gives out what goes, and the node is open")
 			}
-			return false
+			return len(w.snapshot()[1].Instances) == 4
 		})
 	})
 }
@@ -49,12 +46,12 @@ func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
 		w.begin("all-1g.10gb")
 		w.annotate(kured, "2000-01-01T00:00:00Z")
 		w.label("all-3g.40gb")
-		w.passes("a word about kured", func() bool { return w.condition().Reason == string(config.ReasonOtherMaintenance) })
+		w.says(config.ReasonOtherMaintenance)
 		w.spend(minutes)
 		if diff := cmp.Diff(before, w.values()); diff != "" || w.node().Spec.Unschedulable {
 			t.Errorf("the node is cordoned, or operands are paused (-before +after):\n%s", diff)
 		}
-		w.edit(func(n *corev1.Node) { delete(n.Annotations, kured) })
+		w.unannotate(kured)
 		w.reach("all-3g.40gb")
 	})
 }
@@ -70,7 +67,7 @@ func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 		w.begin("all-1g.10gb")
 		w.broken = true
 		stalled := func() bool {
-			return w.condition().Reason == string(config.ReasonCapacityMismatch) &&
+			return w.reason() == config.ReasonCapacityMismatch &&
 				strings.Contains(w.condition().Message, "the node stays cordoned until this is mended")
 		}
 		w.passes("an end of the undo", stalled)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -57,9 +56,9 @@ func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
 		})
 		w.converge("all-1g.10gb")
 		lost["custom"] = true
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "research") })
+		w.set(config.LabelProfile, "research")
 		w.settle(config.ReasonRetrying) // the agent does not know what the label means
 		w.spend(time.Minute)
 		lost = map[string]bool{}

@@ -57,6 +57,14 @@ func (w *world) maintain(text string) {
 	}
 }
 
+// profiles gives the cluster a catalog of profiles.
+func (w *world) profiles(text string) {
+	w.t.Helper()
+	w.setFile("profiles", text)
+	w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
+	w.restart()
+}
+
 // setFile writes a ConfigMap with one file.
 func (w *world) setFile(name, text string) {
 	w.t.Helper()
@@ -86,65 +94,25 @@ func (w *world) stubborn() (relent func()) {
 	return func() { stays = false }
 }
 
-// counted is a driver that counts the calls which change something, and calls before ahead of each.
-type counted struct {
-	nvml.Driver
-	calls  int
-	before func(call int)
-}
+// changes is a driver that calls its functions around the calls which change something.
+type changes struct{ around }
 
-func (c *counted) call() {
-	if c.before != nil {
-		c.before(c.calls)
+// Snapshot implements nvml.Driver.
+func (c changes) Snapshot(ctx context.Context) ([]nvml.GPU, error) { return c.Driver.Snapshot(ctx) }
+
+// count starts the agent anew with a driver that counts the calls which change something, and calls before ahead of each.
+func (w *world) count(before func(call int)) (calls *int) {
+	calls = new(int)
+	w.through = func(d nvml.Driver) nvml.Driver {
+		return changes{around{d, func() {
+			if before != nil {
+				before(*calls)
+			}
+			*calls++
+		}, func() {}}}
 	}
-	c.calls++
-}
-
-// SetMode implements nvml.Driver.
-func (c *counted) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
-	c.call()
-	return c.Driver.SetMode(ctx, gpu, on)
-}
-
-// Create implements nvml.Driver.
-func (c *counted) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	c.call()
-	return c.Driver.Create(ctx, gpu, p)
-}
-
-// Destroy implements nvml.Driver.
-func (c *counted) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	c.call()
-	return c.Driver.Destroy(ctx, gpu, p)
-}
-
-// CreatePart implements nvml.Driver.
-func (c *counted) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	c.call()
-	return c.Driver.CreatePart(ctx, gpu, p, part)
-}
-
-// DestroyPart implements nvml.Driver.
-func (c *counted) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	c.call()
-	return c.Driver.DestroyPart(ctx, gpu, p, part)
-}
-
-// count starts the agent anew with a driver that counts.
-func (w *world) count(before func(call int)) *counted {
-	c := &counted{Driver: w.gpus.Driver(), before: before}
-	w.through = func(nvml.Driver) nvml.Driver { return c }
 	w.restart()
-	return c
-}
-
-func (w *world) reason() config.Reason { w.t.Helper(); return config.Reason(w.condition().Reason) }
-
-// says lets turns pass until the condition has the reason.
-func (w *world) says(reason config.Reason) corev1.NodeCondition {
-	w.t.Helper()
-	w.passes(string(reason), func() bool { return w.reason() == reason })
-	return w.condition()
+	return calls
 }
 
 func (w *world) planned() corev1.NodeCondition {
@@ -182,7 +150,7 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
 		opens := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
-		gpu := w.count(nil)
+		calls := w.count(nil)
 		w.spend(5 * time.Hour) // it begins in the night of Friday
 		w.label("all-1g.10gb")
 		c := w.says(config.ReasonAwaitingWindow)
@@ -195,7 +163,7 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 		if next := w.status().Next; !next.Equal(opens) {
 			t.Errorf("tools are told %v", next)
 		}
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable || !w.runs("holder") || gpu.calls > 0 })
+		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable || !w.runs("holder") || *calls > 0 })
 		if now := time.Now(); now.Before(opens) || now.Sub(opens) > time.Second {
 			t.Errorf("the change began at %v", now)
 		}
@@ -206,62 +174,45 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 	})
 }
 
-func TestAWindowOfWhichTooLittleIsLeftIsNotBegunIn(t *testing.T) {
+// Case 15: the agent does not miss a window that is shorter than the time between two looks, either.
+func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(nights)
-		w.spend(3*time.Hour + 50*time.Minute + time.Second) // a second less is left than it takes
-		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingWindow)
-		if got, want := w.status().Next, time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC); !got.Equal(want) {
-			t.Errorf("the change is planned for %v", got)
-		}
-	})
-}
-
-func TestAWindowIsLongEnoughToTheSecond(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(until(time.Now().Add(10 * time.Minute)))
-		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		if time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) > time.Second {
-			t.Error("the window that is open was not begun in")
-		}
-	})
-}
-
-// Case 15: the agent does not miss a window that is shorter than the time between two looks.
-func TestAWindowOfAMinuteIsBegunIn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.settings.NodeHeartbeat = time.Hour
-		w.maintain("windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n")
-		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		opened := time.Date(2000, 1, 1, 9, 17, 0, 0, time.UTC)
-		if d := time.Since(opened); d < 0 || d > time.Second {
-			t.Errorf("the change began %s after the window opened", d)
-		}
-		w.reach("all-1g.10gb")
-	})
-}
-
-func TestNoWindowThatIsLongEnoughIsSaid(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain("windows: [{days: [Sun], start: '22:00', duration: 9m}]\nestimate: 10m\n")
-		w.label("all-1g.10gb")
-		if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes, 10m0s") {
-			t.Errorf("the node says: %s", c.Message)
-		}
-		w.spend(48 * time.Hour / 3)
-		w.givenBack()
-	})
+	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, row := range map[string]struct {
+		file   string
+		asked  time.Duration // after midnight
+		begins time.Time     // zero for never
+	}{
+		"to the second":                      {until(midnight.Add(10 * time.Minute)), 0, midnight},
+		"and not if a second less is left":   {nights, 3*time.Hour + 50*time.Minute + time.Second, midnight.Add(22 * time.Hour)},
+		"although it is open for a minute":   {"windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n", 0, midnight.Add(9*time.Hour + 17*time.Minute)},
+		"and says so where there is no such": {"windows: [{days: [Sun], start: '22:00', duration: 9m}]\nestimate: 10m\n", 0, time.Time{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := busy(t)
+				w.settings.NodeHeartbeat = time.Hour
+				w.maintain(row.file)
+				w.spend(row.asked)
+				w.label("all-1g.10gb")
+				if row.begins.IsZero() {
+					if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes, 10m0s") {
+						t.Errorf("the node says: %s", c.Message)
+					}
+					w.spend(16 * time.Hour)
+					w.givenBack()
+					return
+				}
+				w.fence()
+				if d := time.Since(row.begins); d < 0 || d > time.Second {
+					t.Errorf("the change began at %v, want %v", time.Now(), row.begins)
+				}
+				if name != "to the second" { // of which the drain takes too much
+					w.reach("all-1g.10gb")
+				}
+			})
+		})
+	}
 }
 
 // Case 18 of what keeps nodes: the window closes in the middle. If the agent has not touched a GPU yet, it gives the node back.
@@ -271,17 +222,17 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
 		w.maintain(twoHours)
-		relent, gpu := w.stubborn(), w.count(nil)
+		relent, calls := w.stubborn(), w.count(nil)
 		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable })
 		if now, late := time.Now(), time.Date(2000, 1, 1, 0, 50, 0, 0, time.UTC); now.Before(late) || now.Sub(late) > time.Minute {
 			t.Errorf("the node was given back at %v", now) // the change takes ten minutes more
 		}
 		c := w.settle(config.ReasonAwaitingWindow)
 		w.givenBack()
-		if gpu.calls > 0 || !w.runs("holder") {
-			t.Errorf("%d calls into the driver; the pod runs: %t", gpu.calls, w.runs("holder"))
+		if *calls > 0 || !w.runs("holder") {
+			t.Errorf("%d calls into the driver; the pod runs: %t", *calls, w.runs("holder"))
 		}
 		if !strings.Contains(c.Message, "Sat 2000-01-01 04:00:00Z") || w.status().Failed != nil {
 			t.Errorf("it counts as failed (%v), or the node does not say when it is tried again: %s", w.status().Failed, c.Message)
@@ -341,37 +292,31 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 	})
 }
 
-// A change that a user asks for when the window has closed already is not finished beyond it.
-func TestAnotherWishBeyondTheWindowWaitsForTheNext(t *testing.T) {
+// An undo needs no window. A change that a user asks for when the window has closed already is not made beyond it.
+func TestAChangeThatIsNoLongerAskedForIsUndoneBeyondItsWindow(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.begin("all-1g.10gb")
-		w.maintain(until(time.Now()))
-		w.label("all-7g.80gb")
-		w.settle(config.ReasonAwaitingWindow)
-		w.givenBack()
-		if w.snapshot()[0].Enabled {
-			t.Errorf("the GPU is left with %v", w.snapshot()[0].Geometry())
-		}
-	})
-}
-
-func TestAnUndoNeedsNoWindow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.begin("all-1g.10gb")
-		w.maintain(until(time.Now()))
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
-		w.settle(config.ReasonNotRequested)
-		w.givenBack()
-		if gpu := w.snapshot()[0]; gpu.Enabled {
-			t.Errorf("the GPU is left with %v", gpu.Geometry())
-		}
-	})
+	for name, row := range map[string]struct {
+		ask  func(w *world)
+		says config.Reason
+	}{
+		"for another config": {func(w *world) { w.label("all-7g.80gb") }, config.ReasonAwaitingWindow},
+		"for none":           {func(w *world) { w.unset(config.LabelMIGConfig) }, config.ReasonNotRequested},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := busy(t)
+				w.maintain(until(time.Now().Add(time.Hour)))
+				w.begin("all-1g.10gb")
+				w.maintain(until(time.Now()))
+				row.ask(w)
+				w.settle(row.says)
+				w.givenBack()
+				if gpu := w.snapshot()[0]; gpu.Enabled {
+					t.Errorf("the GPU is left with %v", gpu.Geometry())
+				}
+			})
+		})
+	}
 }
 
 func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
@@ -387,20 +332,7 @@ func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
 		w.spend(time.Hour)
 		w.givenBack()
 		w.maintain("") // always open
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		w.reach("all-1g.10gb")
-	})
-	synctest.Test(t, func(t *testing.T) { // in the middle of a drain
-		w := busy(t)
-		w.maintain("")
-		relent := w.stubborn()
-		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		w.maintain(broken)
-		w.settle(config.ReasonInvalidMaintenance)
-		w.givenBack()
-		relent()
-		w.maintain("")
+		w.fence()
 		w.reach("all-1g.10gb")
 	})
 	synctest.Test(t, func(t *testing.T) { // beyond the point of no return
@@ -412,24 +344,47 @@ func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
 	})
 }
 
-// Case 17: the file changes while the window is open.
-func TestAnEditOfTheFileCountsAtOnce(t *testing.T) {
+// Case 17: the file changes while the window is open. The windows go by the host's clock, whatever it says.
+func TestADrainThatMayNotGoOnIsPutOff(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(until(time.Now().Add(6 * time.Hour)))
-		relent := w.stubborn()
-		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		w.maintain(nights + "freezes: [{from: '1999-12-31T00:00:00Z', to: '2000-01-01T12:00:00Z', reason: the millennium}]\n")
-		w.settle(config.ReasonAwaitingWindow)
-		relent()
-		if next := w.status().Next; next.Hour() != 22 {
-			t.Errorf("the next window is at %v", next)
-		}
-		w.maintain("")
-		w.reach("all-1g.10gb")
-	})
+	const millennium = "freezes: [{from: '1999-12-31T00:00:00Z', to: '2000-01-01T12:00:00Z', reason: the millennium}]\n"
+	for name, row := range map[string]struct {
+		file string        // that a user writes then
+		step time.Duration // by which the clock is set then
+		says config.Reason
+	}{
+		"by a freeze":                 {nights + millennium, 0, config.ReasonAwaitingWindow},
+		"by a file that says nothing": {"windows: [{days: [Caturday], start: '22:00', duration: 6h}]\n", 0, config.ReasonInvalidMaintenance},
+		"by a clock that is set":      {nights, 9 * time.Hour, config.ReasonAwaitingWindow},
+		"by a clock that is set back": {nights, -7 * time.Hour, config.ReasonAwaitingWindow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := busy(t)
+				c := &hostClock{readings: map[time.Time]time.Time{}}
+				w.clock = c
+				w.settings.Timeouts.Drain = 24 * time.Hour
+				w.maintain(nights)
+				relent := w.stubborn()
+				w.label("all-1g.10gb")
+				w.fence()
+				w.maintain(row.file)
+				c.ahead = row.step
+				w.settle(row.says)
+				w.givenBack()
+				if row.says == config.ReasonInvalidMaintenance {
+					w.maintain(nights)
+				} else if next := w.status().Next; next.Hour() != 22 {
+					t.Errorf("the next window is at %v", next)
+				}
+				relent()
+				w.reach("all-1g.10gb")
+				if hour := c.Now().UTC().Hour(); hour >= 4 && hour < 22 {
+					t.Errorf("the change was made at %v by the host's clock", c.Now().UTC())
+				}
+			})
+		})
+	}
 }
 
 func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
@@ -466,7 +421,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 		w.maintain(until(time.Now().Add(time.Hour)))
 		relent := w.stubborn()
 		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		j, err := journal.Parse(w.node().Annotations[config.AnnotationJournal])
 		if err != nil {
 			t.Fatal(err)
@@ -508,7 +463,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		}
 		w.spend(time.Hour)
 		w.givenBack()
-		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationHold) })
+		w.unannotate(config.AnnotationHold)
 		w.reach("all-1g.10gb")
 	})
 	synctest.Test(t, func(t *testing.T) { // the agent finishes a change that it has begun
@@ -593,9 +548,7 @@ func TestAFreshNodeNeedsNoWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.maintain(until(time.Now()))
-		w.edit(func(n *corev1.Node) {
-			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule})
-		})
+		w.register()
 		w.converge("all-1g.10gb")
 	})
 }
@@ -617,7 +570,7 @@ func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
 		if again := w.status().Next; !again.Equal(next) {
 			t.Errorf("another agent of the node begins at %v, and not at %v", again, next)
 		}
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		if d := time.Since(next); d < 0 || d > time.Second {
 			t.Errorf("the node was fenced %s after its moment", d)
 		}
@@ -629,7 +582,7 @@ func TestAProfileMayHaveWindowsOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.maintain(nights)
-		w.setFile("profiles", `
+		w.profiles(`
 apiVersion: gpuslice.io/v1alpha1
 kind: Profiles
 profiles:
@@ -637,9 +590,7 @@ profiles:
     mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
     windows: [{days: [Sat], start: "12:00", duration: 1h, timeZone: America/New_York}]
 `)
-		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
-		w.restart()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "noon") })
+		w.profile("noon")
 		c := w.says(config.ReasonAwaitingWindow)
 		if want := "Sat 2000-01-01 12:00:00 EST (Sat 17:00:00Z)"; !strings.Contains(c.Message, want) || !strings.Contains(c.Message, "profile noon") {
 			t.Errorf("the node says: %s", c.Message)
@@ -747,33 +698,6 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 		t.Errorf("the change took %s", took)
 	}
 	w.givenBack()
-}
-
-// The windows go by the host's clock, whatever it says.
-func TestAStepOfTheClockOutOfTheWindowPutsADrainOff(t *testing.T) {
-	t.Parallel()
-	for _, step := range []time.Duration{9 * time.Hour, -7 * time.Hour} {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, oneH100)
-			w.turn()
-			w.pod("holder", w.gpus.UUIDs()[0])
-			c := &hostClock{readings: map[time.Time]time.Time{}}
-			w.clock = c
-			w.settings.Timeouts.Drain = 24 * time.Hour
-			w.maintain(nights)
-			relent := w.stubborn()
-			w.label("all-1g.10gb")
-			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-			c.ahead = step
-			w.settle(config.ReasonAwaitingWindow)
-			w.givenBack()
-			relent()
-			w.reach("all-1g.10gb")
-			if hour := c.Now().UTC().Hour(); hour >= 4 && hour < 22 {
-				t.Errorf("the change was made at %v by the host's clock", c.Now().UTC())
-			}
-		})
-	}
 }
 
 func TestMetricsTellOfWindows(t *testing.T) {

@@ -97,7 +97,7 @@ func gradual(t *testing.T, gradualFor time.Duration) *world {
 		w.pod(name, gpu)
 	}
 	w.label("all-balanced")
-	w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+	w.fence()
 	return w
 }
 

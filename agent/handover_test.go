@@ -13,76 +13,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/test/fullfs"
 )
-
-// cuttingProfiles has one more, which cuts and shares nothing.
-const cuttingProfiles = sharingProfiles + `
-  cut:
-    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
-    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}
-`
-
-// sharesAndCuts is shares with cuttingProfiles.
-func (w *world) sharesAndCuts() {
-	w.shares()
-	cm, err := w.client.CoreV1().ConfigMaps("gpuslice").Get(w.t.Context(), "gpuslice-profiles", metav1.GetOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	cm.Data["profiles.yaml"] = cuttingProfiles
-	if _, err := w.client.CoreV1().ConfigMaps("gpuslice").Update(w.t.Context(), cm, metav1.UpdateOptions{}); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
-// within runs at most n passes until stop returns true, and reports whether it did. Before each, the cluster has its turn.
-func (w *world) within(n int, before func(), stop func() bool) bool {
-	w.t.Helper()
-	for range n {
-		if stop() {
-			return true
-		}
-		if before != nil {
-			before()
-		}
-		w.turn()
-		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
-			<-time.After(pause)
-		}
-	}
-	c := w.condition()
-	w.t.Logf("after %d passes the node says %s: %s", n, c.Reason, c.Message)
-	return false
-}
-
-// done reports whether the node is as the config asks and given back.
-func (w *world) done(name string) func() bool {
-	return func() bool {
-		c := w.condition()
-		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
-	}
-}
-
-func TestUnchangedSharingStaysWhileTheGPUsAreCut(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.sharesAndCuts()
-		w.profile("alone")
-		w.reach("alone")
-		w.profile("cut")
-		if !w.within(400, nil, w.done("cut")) {
-			t.Error("never converges")
-		}
-	})
-}
 
 func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
 	t.Parallel()
@@ -93,9 +29,7 @@ func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
 				w.register()
 				w.shares()
 				w.profile(p)
-				if !w.within(400, nil, func() bool { return w.done(p)() }) {
-					t.Error("the fresh node is never opened")
-				}
+				w.reach(p)
 			})
 		})
 	}
@@ -104,18 +38,11 @@ func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
 func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("alone")
-		w.reach("alone")
+		w := sharing(t, "alone")
 		w.pluginFile = "/proc/1/gpuslice/config.yaml"
 		w.restart()
 		w.profile("four")
-		if !w.within(1000, nil, func() bool {
-			return !w.owed() && w.condition().Reason == string(config.ReasonHardwareFailure)
-		}) {
-			t.Error("never given back")
-		}
+		w.settle(config.ReasonHardwareFailure)
 		w.givenBack()
 	})
 }
@@ -123,30 +50,28 @@ func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("alone")
-		w.reach("alone")
-		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
-			p := action.(k8stesting.PatchAction)
-			if strings.Contains(string(p.GetPatch()), `"workload-type":"`) {
-				return true, nil, apierrors.NewForbidden(nodeResource.GroupResource(), nodeName, fmt.Errorf("denied by a webhook"))
+		w := sharing(t, "alone")
+		refused := 0
+		w.patched(func(patch string) error {
+			if !strings.Contains(patch, `"workload-type":"`) {
+				return nil
 			}
-			return false, nil, nil
+			refused++
+			return apierrors.NewForbidden(nodeResource.GroupResource(), nodeName, fmt.Errorf("denied by a webhook"))
 		})
 		w.profile("four")
-		if !w.within(30, nil, w.owed) {
-			t.Fatal("the change does not begin")
-		}
-		if !w.within(1000, nil, func() bool { return !w.owed() }) {
-			t.Error("never given back")
-		}
+		w.passes("the refusal", func() bool { return refused > 0 })
+		w.passes("the end of the undo", func() bool { return !w.owed() })
 		w.givenBack()
+		if got := w.offers(); got != "gpu=2" {
+			t.Errorf("kubelet offers %s", got)
+		}
 	})
 }
 
 // managed gives the node a plugin with a config manager.
 func (w *world) managed() {
+	w.manager = true
 	w.shares()
 	w.pluginFile = ""
 	w.restart()
@@ -196,7 +121,7 @@ func (w *world) manage() {
 				Name: name, Namespace: "kube-system", UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin"),
 			},
 			Spec: corev1.PodSpec{
-				NodeName: nodeName,
+				NodeName: nodeName, Tolerations: w.tolerations,
 				Containers: []corev1.Container{
 					{Name: pluginContainer},
 					{Name: "config-manager", Env: []corev1.EnvVar{
@@ -235,28 +160,12 @@ func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
 		w.profile("four")
-		w.within(300, w.manage, func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != "" })
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
-		if !w.within(200, w.manage, func() bool { return !w.owed() && w.condition().Reason != string(config.ReasonRepartitioning) }) {
-			t.Error("never given back")
-		}
+		w.passes("our label", func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != "" })
+		w.unset(config.LabelProfile)
+		w.settle(config.ReasonNotRequested)
+		w.givenBack()
 		if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "" {
 			t.Errorf("our label %s is still there, kubelet offers %s: %s", v, w.offers(), w.condition().Message)
-		}
-	})
-}
-
-func TestAConfigThatAProfileHasLeftIsNoUsersWish(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.managed()
-		w.profile("four")
-		w.within(300, w.manage, w.done("four"))
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
-		w.label("all-1g.10gb")
-		if !w.within(200, w.manage, func() bool { return !w.owed() && strings.Contains(w.offers(), "mig-1g.10gb") }) {
-			t.Error("never as the MIG config says")
 		}
 	})
 }
@@ -272,30 +181,40 @@ func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
 			"default": "version: v1\nflags: {migStrategy: mixed}\n", strings.Repeat("a", 64): two, "-two": two,
 		})
 		w.profile("two")
-		if !w.within(300, w.manage, w.done("two")) {
-			t.Error("never shared")
-		}
+		w.reach("two")
 		if v := w.node().Labels[config.LabelDevicePluginConfig]; !strings.HasPrefix(v, config.OwnPluginKey) {
 			t.Errorf("label %s=%s, and keys %v", config.LabelDevicePluginConfig, v, w.pluginConfigs())
 		}
 	})
 }
 
-func TestAUsersConfigStaysWhileTheGPUsAreCut(t *testing.T) {
+// A user's config of the plugin counts beside the MIG config; one that a former profile has left is no user's wish.
+func TestWhileTheGPUsAreCutAUsersConfigStaysAndThatOfAFormerProfileGoes(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.managed()
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
+	for name, row := range map[string]struct {
+		before func(w *world)
+		says   string
+	}{
+		"a user's": {func(w *world) { w.set(config.LabelDevicePluginConfig, "default") }, "all-1g.10gb + default"},
+		"a former profile's": {func(w *world) {
+			w.profile("four")
+			w.reach("four")
+			w.unset(config.LabelProfile)
+		}, "all-1g.10gb"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.managed()
+				row.before(w)
+				w.label("all-1g.10gb")
+				w.passes("the instances", func() bool { return w.done(row.says)() && strings.Contains(w.offers(), "mig-1g.10gb") })
+				if got := w.node().Labels[config.LabelDevicePluginConfig]; name == "a user's" && got != "default" {
+					t.Errorf("the label is %q", got)
+				}
+			})
 		})
-		w.label("all-1g.10gb")
-		if !w.within(400, w.manage, func() bool {
-			return !w.owed() && strings.Contains(w.offers(), "mig-1g.10gb") && w.condition().Reason == string(config.ReasonConverged)
-		}) {
-			t.Error("never as the MIG config says")
-		}
-	})
+	}
 }
 
 func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T) {
@@ -304,18 +223,20 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 		w := newWorld(t, h100)
 		w.managed()
 		w.profile("four")
-		w.within(300, w.manage, w.done("four"))
-		first := w.node().Labels[config.LabelDevicePluginConfig]
+		w.reach("four")
+		key := func() string { return w.node().Labels[config.LabelDevicePluginConfig] }
+		first := key()
 		w.refusesConfig = "replicas: 2"
 		w.profile("two")
-		w.within(300, w.manage, func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != first })
-		cm, _ := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "plugin-configs", metav1.GetOptions{})
-		delete(cm.Data, first)
-		if _, err := w.client.CoreV1().ConfigMaps("kube-system").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if !w.within(1000, w.manage, func() bool { return !w.owed() }) {
-			t.Errorf("never given back; label %s, keys %v", w.node().Labels[config.LabelDevicePluginConfig], w.pluginConfigs())
+		w.passes("the next key", func() bool { return key() != first })
+		keys := w.pluginConfigs()
+		delete(keys, first)
+		w.setPluginConfigs("kube-system", "plugin-configs", keys)
+		w.passes("the end of the undo", func() bool { return !w.owed() })
+		w.givenBack()
+		w.turn()
+		if _, there := w.pluginConfigs()[key()]; !there || w.offers() != "gpu=8" {
+			t.Errorf("the label names %s, which is there: %t; kubelet offers %s", key(), there, w.offers())
 		}
 	})
 }
@@ -323,17 +244,13 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("four")
-		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		w := sharing(t, "four")
 		w.refusesConfig = "replicas: 2"
 		w.profile("two")
-		w.within(300, w.recovers, func() bool { return w.reads > 1 && w.owed() })
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") })
-		if !w.within(1000, w.recovers, func() bool { return !w.owed() }) {
-			t.Error("never given back")
-		}
+		w.passes("the next config", func() bool { w.recovers(); return w.reads > 1 && w.owed() })
+		w.set("nvidia.com/gpu.replicas", "2")
+		w.passes("the end of the undo", func() bool { w.recovers(); return !w.owed() })
+		w.givenBack()
 	})
 }
 
@@ -343,32 +260,20 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
 		once := false
-		w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
-			p := action.(k8stesting.PatchAction)
-			if once || !strings.Contains(string(p.GetPatch()), `"workload-type":"`) {
-				return false, nil, nil
+		w.patched(func(patch string) error {
+			if once || !strings.Contains(patch, `"workload-type":"`) {
+				return nil
 			}
 			once = true
-			object, err := w.client.nodes.Get(nodeResource, "", nodeName)
-			if err != nil {
-				return true, nil, err
+			if err := w.between(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") }); err != nil {
+				return err
 			}
-			node, ok := object.(*corev1.Node)
-			if !ok {
-				t.Errorf("the node is a %T", object)
-				return true, nil, nil
-			}
-			n := node.DeepCopy()
-			metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training")
-			if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
-				return true, nil, err
-			}
-			return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
+			return apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
 		})
 		w.profile("two")
-		w.within(60, nil, func() bool { return once && !w.owed() })
+		w.passes("the refused write, and the end", func() bool { return once && !w.owed() })
 		if got := w.node().Labels["workload-type"]; got != "training" {
-			t.Errorf("somebody else's label is now %s", got)
+			t.Errorf("the other program's label is now %s", got)
 		}
 	})
 }
@@ -397,21 +302,16 @@ func TestLabelsAreWaitedForNoLongerThanCapacityIs(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Timeouts.Capacity = time.Minute
 		w.shares()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "1") })
+		w.set("nvidia.com/gpu.replicas", "1")
 		w.profile("two")
-		if !w.within(300, nil, w.done("two")) {
-			t.Error("a hint has undone the change")
-		}
+		w.reach("two") // the hint does not undo the change
 	})
 }
 
 func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("alone")
-		w.reach("alone")
+		w := sharing(t, "alone")
 		w.pod("agent", "", func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 			p.Spec.Volumes = []corev1.Volume{{Name: "plugin", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/gpuslice/device-plugin"}}}}
@@ -419,7 +319,7 @@ func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
 		})
 		w.spend(time.Minute)
 		w.profile("two")
-		w.within(100, nil, w.done("two"))
+		w.reach("two")
 		if !w.runs("agent") {
 			t.Error("the agent has evicted itself")
 		}
@@ -429,19 +329,14 @@ func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
 func TestLabelsAndTaintsGoWhenAnotherConfigIsAskedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("four")
-		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+		w := sharing(t, "four")
+		w.unset(config.LabelProfile)
 		w.settle(config.ReasonNotRequested)
 		if n := w.node(); n.Labels["workload-type"] != "research" || len(n.Spec.Taints) != 1 {
 			t.Errorf("a label that goes changes nothing, but labels are %v, taints %v", n.Labels, n.Spec.Taints)
 		}
 		w.label("all-disabled")
-		if !w.within(30, nil, w.done("all-disabled")) {
-			t.Error("never as the MIG config says")
-		}
+		w.reach("all-disabled")
 		if n := w.node(); n.Labels["workload-type"] != "" || len(n.Spec.Taints) > 0 {
 			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
 		}
@@ -459,11 +354,7 @@ func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.profile("four")
-		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonConverged) }) {
-			c := w.condition()
-			t.Fatalf("%s: %s", c.Reason, c.Message)
-		}
-		w.givenBack()
+		w.reach("four")
 	})
 }
 
@@ -512,7 +403,7 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 				w.reach("four")
 				w.pod("train", string(w.snapshot()[0].UUID)+"::3")
 				w.profile("two")
-				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				w.fence()
 				fullfs.Fill(t, dir)
 				if broken {
 					w.refusesConfig = "replicas: 2"
@@ -544,9 +435,7 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 		becomes := func(text, want string) {
 			t.Helper()
 			w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"default": text})
-			if !w.within(400, w.manage, func() bool { return w.done("default")() && w.offers() == want }) {
-				t.Fatalf("never %s: kubelet offers %s", want, w.offers())
-			}
+			w.passes(want, func() bool { return w.done("default")() && w.offers() == want })
 		}
 		becomes("version: v1\nflags: {migStrategy: mixed, plugin: {deviceIDStrategy: index}}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n", "gpu=8")
 		key := w.node().Labels[config.LabelDevicePluginConfig]
@@ -558,13 +447,9 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 			t.Errorf("key %s is still there, which no node goes by", key)
 		}
 		w.profile("alone")
-		if !w.within(400, w.manage, func() bool { return w.done("alone")() && w.offers() == "gpu=2" }) {
-			t.Errorf("a profile does not win over the default: kubelet offers %s", w.offers())
-		}
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
-		if !w.within(400, w.manage, func() bool { return w.done("default")() && w.offers() == "gpu=4" }) {
-			t.Errorf("without a profile it is not the default again: kubelet offers %s", w.offers())
-		}
+		w.passes("the profile in place of the default", func() bool { return w.done("alone")() && w.offers() == "gpu=2" })
+		w.unset(config.LabelProfile)
+		w.passes("the default again", func() bool { return w.done("default")() && w.offers() == "gpu=4" })
 	})
 }
 
@@ -576,9 +461,7 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
 		w.attribute()
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
-		})
+		w.set(config.LabelDevicePluginConfig, "default")
 		fences, set, told := 0, 0, []string{}
 		owed := false
 		w.profile("two")
@@ -590,9 +473,8 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 			owed = w.owed()
 			if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "default" {
 				set++
-				w.edit(func(n *corev1.Node) { n.Labels[config.LabelDevicePluginConfig] = "default" })
+				w.set(config.LabelDevicePluginConfig, "default")
 			}
-			w.manage()
 			w.turn()
 			if pause := w.agent.Pass(t.Context()); pause > 0 {
 				<-time.After(pause)

@@ -14,9 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -77,7 +75,7 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 		}
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.label("all-balanced")
-		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHoldersUnknown) })
+		w.says(config.ReasonHoldersUnknown)
 		w.spend(minutes)
 		if w.owed() || w.node().Spec.Unschedulable || !w.runs("trainer") {
 			t.Error("the node was touched")
@@ -85,23 +83,6 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 		if err := os.Symlink("100", self); err != nil {
 			t.Fatal(err)
 		}
-		w.reach("all-balanced")
-	})
-}
-
-// Promise 5, for processes that belong to no pod: the agent cannot evict them.
-func TestAProcessOfTheHostIsWaitedForBeforeTheFence(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.compute(string(w.snapshot()[0].UUID), 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
-		w.label("all-balanced")
-		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
-		w.spend(minutes)
-		if c := w.condition(); w.node().Spec.Unschedulable || !strings.Contains(c.Message, "pid 4711 python of session-3.scope") {
-			t.Errorf("the node is cordoned, or the process not named: %s", c.Message)
-		}
-		w.finish(4711)
 		w.reach("all-balanced")
 	})
 }
@@ -143,7 +124,7 @@ func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
 				if killed {
 					w.forget()
 				}
-				return w.converged("all-balanced")()
+				return w.done("all-balanced")()
 			})
 			w.givenBack()
 			if diff := cmp.Diff([]string{"stop nvidia-dcgm.service", "start nvidia-dcgm.service"}, w.units.did); diff != "" {
@@ -210,7 +191,7 @@ func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 		pid := 4711
 		w.compute(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
 		w.label("all-balanced")
-		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
+		w.says(config.ReasonGPUInUse)
 		said := map[string]bool{}
 		for range 120 {
 			w.finish(pid)
@@ -247,9 +228,7 @@ func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := monitored(t)
-				o, events := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
-				o.Events = events
-				w.agent = agent.New(o)
+				events := w.listens()
 				before := w.units.changed
 				w.units.changed = func(name string) {
 					if w.units.states[name] == "active" && row.atOnce != "active" {
@@ -265,15 +244,10 @@ func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
 				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, unit+" of this host was stopped for a change and does not run since") {
 					t.Errorf("the node says %s: %s", c.Status, c.Message)
 				}
-				starts, told := 0, 0
+				starts, told := 0, heard(events, string(config.ReasonUnitFailed), unit)
 				for _, d := range w.units.did {
 					if d == "start "+unit {
 						starts++
-					}
-				}
-				for len(events.Events) > 0 {
-					if e := <-events.Events; strings.Contains(e, string(config.ReasonUnitFailed)) && strings.Contains(e, unit) {
-						told++
 					}
 				}
 				if starts != row.starts || told != 1 {
@@ -326,7 +300,7 @@ func TestAClientOfTheLibraryThatHasAnInstanceIsEvicted(t *testing.T) {
 		w.converge("all-1g.10gb")
 		w.pod("monitor", w.gpus.MIGDevice(0, 0), func(p *corev1.Pod) { p.Labels = map[string]string{"app": "monitor"} })
 		w.label("all-3g.40gb")
-		w.passes("the end", w.converged("all-3g.40gb"))
+		w.passes("the end", w.done("all-3g.40gb"))
 		if w.runs("monitor") {
 			t.Error("the pod still runs, and its instance is gone")
 		}
@@ -340,7 +314,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
 		w.label("all-3g.40gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		w.breakTable()
 		<-time.After(time.Minute)
 		before := w.gpus.String()

@@ -73,18 +73,8 @@ func TestDevicePluginsThatComeAndGoMakeNoJournalTooLong(t *testing.T) {
 		w.restart()
 		w.pod("train", "0")
 		w.label("all-1g.10gb")
-		everything := corev1.Toleration{Operator: corev1.TolerationOpExists}
 		for range 300 {
-			pods, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, p := range pods.Items {
-				if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
-					t.Fatal(err)
-				}
-			}
-			w.startPlugin(everything)
+			w.replacePlugin()
 			w.turn()
 			if pause := w.agent.Pass(t.Context()); pause > 0 {
 				<-time.After(pause)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -28,7 +27,7 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
 				w.label(name)
 				w.spend(minutes)
 			}
-			w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = fence.PausedValue })
+			w.set(labelDCGM, fence.PausedValue)
 			if !w.turns(500, func() bool { return w.values()[labelDCGM] == "true" && !w.owed() }) {
 				t.Errorf("%s: label stays %s: %s", name, w.values()[labelDCGM], w.condition().Message)
 			}
@@ -59,12 +58,12 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.attribute()
 			w.begin("all-balanced")
 			w.annotate(config.AnnotationKeepCordoned, "for the night shift")
-			w.passes("the end", w.converged("all-balanced"))
+			w.passes("the end", w.done("all-balanced"))
 			w.spend(minutes)
 			if !w.node().Spec.Unschedulable || w.owed() {
 				t.Error("the node is uncordoned, or something is owed to it")
 			}
-			w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationKeepCordoned) })
+			w.unannotate(config.AnnotationKeepCordoned)
 			w.passes("the cordon's end", func() bool { return !w.node().Spec.Unschedulable && !w.owed() })
 		})
 	})
@@ -98,7 +97,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.operator(map[string]string{labelDCGM: "true"})
 			w.label("all-balanced")
 			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
-			w.unannotate()
+			w.unannotate(config.AnnotationJournal)
 			w.settings.Operands = slices.DeleteFunc(slices.Clone(w.settings.Operands), func(label string) bool { return label == labelDCGM })
 			w.restart()
 			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
@@ -107,7 +106,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Run("what NVIDIA's mig-manager has left, where that is wanted", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfigState, "pending") })
+			w.set(config.LabelMIGConfigState, "pending")
 			w.operator(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "paused-for-mig-change"})
 			w.spend(minutes)
 			if w.values()[labelDCGM] != "paused-for-mig-change" || w.owed() {

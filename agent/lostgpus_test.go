@@ -5,7 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -25,9 +24,7 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 		w.label("first-1g")
 		w.settle(config.ReasonHardwareFailure)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 	})
 }
 
@@ -63,9 +60,7 @@ func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
 		w.lose(1, false)
 		w.settle(config.ReasonHardwareFailure)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 	})
 }
 

@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -12,9 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -50,10 +47,7 @@ func newPressure(t *testing.T, models string) *pressure {
 // again starts the next agent process.
 func (p *pressure) again() {
 	p.t.Helper()
-	o := p.optionsFor(&p.host)
-	recorder := record.NewFakeRecorder(100)
-	o.Events, p.events = recorder, recorder.Events
-	p.agent = agent.New(o)
+	p.events = p.listens()
 }
 
 // look lets the agent look every 15 seconds for d, and once more.
@@ -85,6 +79,13 @@ func (p *pressure) takes(name, device string, mib int) {
 	if err := p.gpus.Use(u.pid, mib); err != nil {
 		p.t.Fatal(err)
 	}
+}
+
+// fill puts two pods on the GPU, which have 91 % of its memory.
+func (p *pressure) fill(gpu string) {
+	p.t.Helper()
+	p.takes("small", gpu+"::0", 4000)
+	p.takes("large", gpu+"::1", 10000)
 }
 
 func (p *pressure) leaves(name string) {
@@ -144,8 +145,7 @@ func TestASharedGPUThatFillsUpIsToldWithItsPods(t *testing.T) {
 		p.look(time.Minute)
 		p.sufficient()
 
-		p.takes("small", gpu+"::0", 4000)
-		p.takes("large", gpu+"::1", 10000) // 91 %
+		p.fill(gpu)
 		p.look(0)
 		p.sufficient() // the memory may be free again at once
 		p.look(30 * time.Second)
@@ -214,8 +214,7 @@ func TestAFullGPUWhoseMemoryChangesIsWrittenWithTheHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
-		p.takes("small", gpu+"::0", 4000)
-		p.takes("large", gpu+"::1", 10000)
+		p.fill(gpu)
 		p.look(time.Minute)
 		before, hours := len(p.client.Actions()), 2
 		for n := range hours * 240 {
@@ -248,8 +247,7 @@ func TestTheNextAgentKnowsWhatWasFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
-		p.takes("small", gpu+"::0", 4000)
-		p.takes("large", gpu+"::1", 10000)
+		p.fill(gpu)
 		p.takes("third", p.gpus.UUIDs()[1], 13000)
 		p.look(time.Minute)
 		p.takes("large", gpu+"::1", 9000) // between the limits
@@ -298,38 +296,27 @@ func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
-		looks := 0
-		p.through = func(d nvml.Driver) nvml.Driver { return counting{d, &looks} }
+		driver := &leaving{}
+		p.through = func(d nvml.Driver) nvml.Driver { driver.Driver = d; return driver }
 		p.again()
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 4000)
 		p.takes("large", gpu+"::1", 4000)
 		p.look(0)
 		p.agent.Rest(t.Context(), time.Minute)
-		if looks < 4 {
-			t.Errorf("%d looks in a minute", looks)
+		if driver.looks < 4 {
+			t.Errorf("%d looks in a minute", driver.looks)
 		}
 		p.edit(func(n *corev1.Node) {
 			n.Labels = map[string]string{config.LabelDevicePlugin: fence.PausedForDriverUpgrade}
 		})
 		p.agent.Pass(t.Context())
-		looks = 0
+		driver.looks = 0
 		p.agent.Rest(t.Context(), time.Minute)
-		if looks > 0 {
-			t.Errorf("%d looks at a driver that was let go of", looks)
+		if driver.looks > 0 {
+			t.Errorf("%d looks at a driver that was let go of", driver.looks)
 		}
 	})
-}
-
-// counting counts the looks at the GPUs.
-type counting struct {
-	nvml.Driver
-	looks *int
-}
-
-func (d counting) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
-	*d.looks++
-	return d.Driver.Snapshot(ctx)
 }
 
 // The server of MPS holds the memory of all clients' contexts, and is no client.
@@ -360,8 +347,7 @@ func TestPodsAreReportedWithoutTheProcessTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
-		p.takes("small", gpu+"::0", 4000)
-		p.takes("large", gpu+"::1", 10000)
+		p.fill(gpu)
 		p.ends(agentPID) // without the agent's own process, the table may be an empty folder
 		p.ends(users["small"].pid)
 		p.ends(users["large"].pid)
@@ -379,8 +365,7 @@ func TestMemoryIsNotWatchedIfTheSettingsTurnThatOff(t *testing.T) {
 		p.look(0)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched")
 		gpu := p.gpus.UUIDs()[0]
-		p.takes("small", gpu+"::0", 4000)
-		p.takes("large", gpu+"::1", 10000)
+		p.fill(gpu)
 		p.look(time.Hour)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched")
 		p.edit(func(n *corev1.Node) { n.Status.Conditions = nil })
@@ -420,20 +405,16 @@ func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
 		p.look(0)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull)
 
-		for name, end := range map[string]func(){
-			"the driver is gone": func() { p.fail("GetCount") },
-		} {
-			woke := make(chan struct{})
-			go func() {
-				defer close(woke)
-				p.agent.Rest(t.Context(), time.Hour)
-			}()
-			end()
-			began := time.Now()
-			<-woke
-			if took := time.Since(began); took > time.Minute {
-				t.Errorf("%s: it took %v to be found out", name, took)
-			}
+		woke = make(chan struct{})
+		go func() {
+			defer close(woke)
+			p.agent.Rest(t.Context(), time.Hour)
+		}()
+		p.fail("GetCount")
+		began = time.Now()
+		<-woke
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("it took %v to find out that the driver is gone", took)
 		}
 	})
 }
@@ -451,8 +432,7 @@ func TestAStepOfTheClockIsNoTimeUnderPressure(t *testing.T) {
 				p.again()
 				p.look(0)
 				gpu := p.gpus.UUIDs()[0]
-				p.takes("small", gpu+"::0", 4000)
-				p.takes("large", gpu+"::1", 10000) // 91 %
+				p.fill(gpu)
 				p.look(0)
 				c.ahead = by
 				p.look(15 * time.Second)

@@ -82,26 +82,20 @@ func TestMetricsTellHowAChangeGoes(t *testing.T) {
 		m := p.measured()
 		expectMetrics(t, m, "", "gpuslice_partition_ready", "gpuslice_converged", "gpuslice_steps_total")
 		p.look(0)
-		expectMetrics(t, m, `
+		const at = `
 # HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
 # TYPE gpuslice_converged gauge
-gpuslice_converged 0
+gpuslice_converged %d
 # HELP gpuslice_partition_ready 1 if the condition GPUPartitionReady is True.
 # TYPE gpuslice_partition_ready gauge
-gpuslice_partition_ready{reason="NotRequested"} 1
-`, "gpuslice_partition_ready", "gpuslice_converged")
+gpuslice_partition_ready{reason=%q} 1
+`
+		expectMetrics(t, m, fmt.Sprintf(at, 0, config.ReasonNotRequested), "gpuslice_partition_ready", "gpuslice_converged")
 
 		<-time.After(time.Minute)
 		p.converge("all-3g.20gb")
 		<-time.After(time.Hour)
-		expectMetrics(t, m, `
-# HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
-# TYPE gpuslice_converged gauge
-gpuslice_converged 1
-# HELP gpuslice_partition_ready 1 if the condition GPUPartitionReady is True.
-# TYPE gpuslice_partition_ready gauge
-gpuslice_partition_ready{reason="Converged"} 1
-`, "gpuslice_partition_ready", "gpuslice_converged")
+		expectMetrics(t, m, fmt.Sprintf(at, 1, config.ReasonConverged), "gpuslice_partition_ready", "gpuslice_converged")
 		got := counters(t, m)
 		for name, want := range map[string]float64{
 			"gpuslice_steps_total SetMode done": 1, "gpuslice_steps_total Create done": 2, "gpuslice_steps_total Release done": 1,
@@ -139,7 +133,7 @@ func TestStepsThatFailAreCounted(t *testing.T) {
 	})
 }
 
-// counters returns the counters of the agent, by name and the values of their labels.
+// counters returns the counters and gauges of the agent, by name and the values of their labels.
 func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 	t.Helper()
 	families, err := m.Gatherer().Gather()
@@ -153,8 +147,22 @@ func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 			for _, l := range s.GetLabel() {
 				name += " " + l.GetValue()
 			}
-			out[name] = s.GetCounter().GetValue()
+			out[name] = s.GetCounter().GetValue() + s.GetGauge().GetValue()
 		}
+	}
+	return out
+}
+
+// series counts the series of each metric.
+func series(t *testing.T, m *metrics.Set) map[string]int {
+	t.Helper()
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, f := range families {
+		out[f.GetName()] = len(f.GetMetric())
 	}
 	return out
 }
@@ -168,17 +176,17 @@ func TestMetricsTellWhatIsAskedForAndWhatThereIs(t *testing.T) {
 		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
 			t.Errorf("promlint: %v, %v", problems, err)
 		}
-		if got := gauges(t, m); got["gpuslice_wish_info"] != 0 {
-			t.Errorf("nobody asks for anything, and gpuslice_wish_info is told: %v", got)
+		if got := series(t, m)["gpuslice_wish_info"]; got != 0 {
+			t.Errorf("nobody asks for anything, and gpuslice_wish_info is told %d times", got)
 		}
 		p.converge("all-3g.20gb")
-		got := gauges(t, m)
-		for name, want := range map[string]float64{
+		got := series(t, m)
+		for name, want := range map[string]int{
 			"gpuslice_wish_info": 1, "gpuslice_instance_info": 2, "gpuslice_instances": 1, "gpuslice_phase_info": 1,
 			"gpuslice_capacity_expected": 1, "gpuslice_capacity_kubelet": 1, "gpuslice_capacity_allocatable": 1,
 		} {
 			if got[name] != want {
-				t.Errorf("%s has %v series, want %v", name, got[name], want)
+				t.Errorf("%s has %d series, want %d", name, got[name], want)
 			}
 		}
 		expectMetrics(t, m, `
@@ -192,7 +200,7 @@ gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
 		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
 			t.Errorf("promlint: %v, %v", problems, err)
 		}
-		if at := value(t, m, "gpuslice_last_successful_pass_timestamp_seconds"); at == 0 {
+		if counters(t, m)["gpuslice_last_successful_pass_timestamp_seconds"] == 0 {
 			t.Error("a change was done, and no pass counts as successful")
 		}
 	})
@@ -233,35 +241,6 @@ func TestMetricsCountWhatAnAgentTakesOver(t *testing.T) {
 	})
 }
 
-// gauges counts the series of each gauge.
-func gauges(t *testing.T, m *metrics.Set) map[string]float64 {
-	t.Helper()
-	families, err := m.Gatherer().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]float64{}
-	for _, f := range families {
-		out[f.GetName()] = float64(len(f.GetMetric()))
-	}
-	return out
-}
-
-// value returns the value of a gauge without labels.
-func value(t *testing.T, m *metrics.Set, name string) float64 {
-	t.Helper()
-	families, err := m.Gatherer().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()[0].GetGauge().GetValue()
-		}
-	}
-	return 0
-}
-
 func TestMetricsTellWhetherTheNodeIsKeptFromPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -269,7 +248,7 @@ func TestMetricsTellWhetherTheNodeIsKeptFromPods(t *testing.T) {
 		relent, m := p.stubborn(), p.measured()
 		fenced := func() string {
 			p.look(0)
-			return fmt.Sprint(gauges(t, m)["gpuslice_node_fenced"], " of ", value(t, m, "gpuslice_node_fenced"))
+			return fmt.Sprint(series(t, m)["gpuslice_node_fenced"], " of ", counters(t, m)["gpuslice_node_fenced"])
 		}
 		if got := fenced(); got != "1 of 0" {
 			t.Errorf("at rest gpuslice_node_fenced is %s", got)

@@ -40,20 +40,15 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 			n.ResourceVersion = version()
 			return true, n, nil
 		})
-		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
-			patch, ok := a.(k8stesting.PatchAction)
-			if !ok {
-				return false, nil, nil
+		w.patched(func(patch string) error {
+			if i := strings.Index(patch, `"resourceVersion":"`); i >= 0 && !strings.HasPrefix(patch[i+19:], version()+`"`) {
+				return apierrors.NewConflict(corev1.Resource("nodes"), nodeName, errors.New("the object has been modified"))
 			}
-			body := string(patch.GetPatch())
-			if i := strings.Index(body, `"resourceVersion":"`); i >= 0 && !strings.HasPrefix(body[i+19:], version()+`"`) {
-				return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), nodeName, errors.New("the object has been modified"))
-			}
-			return false, nil, nil
+			return nil
 		})
 		w.slowness = 30 * time.Millisecond
 		w.label("all-balanced")
-		if !w.turns(400, w.converged("all-balanced")) {
+		if !w.turns(400, w.done("all-balanced")) {
 			t.Errorf("after 400 passes: %s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})
@@ -72,17 +67,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 		if !refused {
 			return false, nil, nil
 		}
-		object, err := w.client.nodes.Get(nodeResource, "", nodeName)
-		if err != nil {
-			return true, nil, err
-		}
-		n, ok := object.(*corev1.Node)
-		if !ok {
-			return false, nil, nil
-		}
-		n = n.DeepCopy()
-		write(n)
-		if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
+		if err := w.between(write); err != nil {
 			return true, nil, err
 		}
 		return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)

@@ -6,9 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/client-go/tools/record"
-
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -41,10 +38,7 @@ func TestLookingChangesNothing(t *testing.T) {
 		w.t.Helper()
 		d := &leaving{Driver: w.gpus.Driver()}
 		w.through = func(nvml.Driver) nvml.Driver { return d }
-		o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
-		o.Events = recorder
-		w.agent = agent.New(o)
-		return d, recorder.Events
+		return d, w.listens()
 	}
 	t.Run("before each pass of a change, and while the driver is upgraded", func(t *testing.T) {
 		t.Parallel()
@@ -57,7 +51,7 @@ func TestLookingChangesNothing(t *testing.T) {
 				looks(w, d, events)
 				return w.reason() == config.ReasonConverged
 			})
-			w.upgrade("dcgm", true)
+			w.upgrade(true)
 			looks(w, d, events)
 			w.spend(time.Minute)
 			looks(w, d, events)

@@ -65,13 +65,6 @@ func (w *world) record(until func() bool) []string {
 	return changes
 }
 
-func (w *world) converged(name string) func() bool {
-	return func() bool {
-		c := w.condition()
-		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":")
-	}
-}
-
 // Promises 7 and 13.
 func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 	t.Parallel()
@@ -84,7 +77,7 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 		w.operator(before)
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.label("all-balanced")
-		got := w.record(w.converged("all-balanced"))
+		got := w.record(w.done("all-balanced"))
 		const paused = fence.PausedValue
 		want := []string{
 			"dcgm-exporter " + paused, "dcgm " + paused, "device-plugin " + paused,
@@ -111,7 +104,7 @@ func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testi
 		w.label("all-balanced")
 		w.passes("the end", func() bool {
 			n := w.node()
-			if w.converged("all-balanced")() {
+			if w.done("all-balanced")() {
 				return true
 			}
 			if away := w.values()[config.LabelDevicePlugin] != "true"; (away || w.gpus.String() != before) && !n.Spec.Unschedulable && w.owed() {
@@ -128,30 +121,12 @@ func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testi
 			w.label("all-balanced")
 			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
 			w.pod("late", string(w.snapshot()[1].UUID))
-			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+			w.fence()
 			w.reach("all-balanced")
 			if w.runs("late") {
 				t.Error("the pod was not evicted")
 			}
 		})
-	})
-}
-
-// Promise 8, for each label and each moment.
-func TestLabelsOfOperandsAreGivenBackByTheNextAgent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true", labelGFD: "false"}
-		w.operator(before)
-		w.label("all-balanced")
-		w.passes("the end", func() bool {
-			w.forget()
-			return w.converged("all-balanced")()
-		})
-		if diff := cmp.Diff(before, w.values()); diff != "" {
-			t.Errorf("labels (-before +after):\n%s", diff)
-		}
 	})
 }
 
@@ -183,7 +158,7 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 		w.restart()
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
 		w.label("all-balanced")
-		got := w.record(w.converged("all-balanced"))
+		got := w.record(w.done("all-balanced"))
 		if diff := cmp.Diff([]string{"device-plugin " + fence.PausedValue, "device-plugin true"}, got); diff != "" {
 			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
 		}
@@ -202,7 +177,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})
 		w.label("all-balanced")
-		got := w.record(w.converged("all-balanced"))
+		got := w.record(w.done("all-balanced"))
 		if want := "dcgm " + fence.PausedValue; !slices.Contains(got, want) {
 			t.Errorf("the operand was not paused: %v", got)
 		}
@@ -217,7 +192,7 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
 		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] == fence.PausedValue })
-		w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "paused-for-mig-change" })
+		w.set(labelDCGM, "paused-for-mig-change")
 		w.reach("all-balanced")
 		if got := w.values()[labelDCGM]; got != "paused-for-mig-change" {
 			t.Errorf("the label is %s", got)
@@ -284,40 +259,64 @@ func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
 	})
 }
 
-// turns counts passes until stop, or fails after n.
-func (w *world) turns(n int, stop func() bool) bool {
-	w.t.Helper()
-	for range n {
-		if stop() {
-			return true
-		}
-		w.turn()
-		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
-			<-time.After(pause)
-		}
-	}
-	return false
-}
-
-// Some tools keep the labels of nodes as a file says.
-func TestALabelThatAnotherToolSetsBackEndsTheChange(t *testing.T) {
+// Some tools keep the labels of nodes as a file says, a socket may start a unit again, and a user may uncordon a node that the agent cordons anew by
+// the settings: the agent does not do a step again and again.
+func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.operator(map[string]string{labelDCGM: "true"})
-		w.label("all-balanced")
-		writes := 0
-		if !w.turns(400, func() bool {
-			if w.values()[labelDCGM] == fence.PausedValue {
-				writes++
-				w.edit(func(n *corev1.Node) { n.Labels[labelDCGM] = "true" })
+	for name, row := range map[string]struct {
+		node func(t *testing.T) *world
+		undo func(w *world) bool // reports whether there was something to undo
+		says []config.Reason
+	}{
+		"an operand's pause": {func(t *testing.T) *world {
+			t.Helper()
+			w := newWorld(t, h100)
+			w.operator(map[string]string{labelDCGM: "true"})
+			return w
+		}, func(w *world) bool {
+			paused := w.values()[labelDCGM] == fence.PausedValue
+			if paused {
+				w.set(labelDCGM, "true")
 			}
-			return !w.owed() && w.condition().Reason == string(config.ReasonStepHadNoEffect)
-		}) {
-			t.Errorf("after 400 passes the agent still pauses it: %d times; %s", writes, w.condition().Message)
-		}
-		w.givenBack()
-	})
+			return paused
+		}, []config.Reason{config.ReasonStepHadNoEffect}},
+		"a cordon": {func(t *testing.T) *world {
+			t.Helper()
+			w := newWorld(t, h100)
+			w.settings.Drain.OnUncordon = config.UncordonRefence
+			w.restart()
+			return w
+		}, func(w *world) bool {
+			cordoned := w.node().Spec.Unschedulable
+			if cordoned {
+				w.cordon(false)
+			}
+			return cordoned
+		}, []config.Reason{config.ReasonStepHadNoEffect, config.ReasonConverged}},
+		"the stop of a unit": {func(t *testing.T) *world {
+			t.Helper()
+			w := monitored(t)
+			w.units.changed = func(name string) { w.units.states[name] = "active" }
+			return w
+		}, func(w *world) bool { return len(w.units.did) > 0 }, []config.Reason{config.ReasonStepHadNoEffect, config.ReasonUnitFailed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := row.node(t)
+				w.label("all-balanced")
+				undone := 0
+				if !w.turns(400, func() bool {
+					if row.undo(w) {
+						undone++
+					}
+					return !w.owed() && slices.Contains(row.says, w.reason())
+				}) || undone == 0 {
+					t.Errorf("it was undone %d times; %s: %s", undone, w.reason(), w.condition().Message)
+				}
+				w.givenBack()
+			})
+		})
+	}
 }
 
 // Promise 10. The change has begun, so the agent does not wait without a deadline any more.
@@ -351,7 +350,7 @@ func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.lingers, w.grace = 20*time.Second, 24*time.Hour
 		w.label("all-balanced")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+		w.fence()
 		w.blocks("trainer")
 		w.reach("all-balanced")
 	})

@@ -118,7 +118,7 @@ func TestAPodWithTheLabelOfAMIGManagerKeepsNoNodeFromItsChange(t *testing.T) {
 		})
 		w.label("all-1g.10gb")
 		w.spend(10 * time.Minute)
-		if !w.converged("all-1g.10gb")() {
+		if !w.done("all-1g.10gb")() {
 			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})

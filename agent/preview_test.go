@@ -28,15 +28,7 @@ func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
 	})
 	t.Run("in the middle of the change", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, passthrough)
-			w.label("all-balanced")
-			w.parked()
-			w.reboot()
-			w.reach("all-balanced")
-			w.settings.Reboot.Policy = config.RebootDelegate
-			w.restart()
-			w.label("all-disabled")
-			w.passes("the request", w.asked)
+			w := requested(t)
 			p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-disabled")
 			if err != nil {
 				t.Fatal(err)

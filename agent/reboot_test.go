@@ -57,7 +57,7 @@ func (w *world) needsReboot() corev1.NodeCondition {
 	w.t.Helper()
 	w.passes("an open node that needs a reboot", func() bool {
 		n := w.node()
-		return w.condition().Reason == string(config.ReasonNeedsReboot) && !n.Spec.Unschedulable
+		return w.reason() == config.ReasonNeedsReboot && !n.Spec.Unschedulable
 	})
 	return w.condition()
 }
@@ -74,9 +74,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 	for _, policy := range []config.RebootPolicy{config.RebootNever, config.RebootDelegate} {
 		t.Run(string(policy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, passthrough)
-				w.settings.Reboot.Policy = policy
-				w.restart()
+				w := virtual(t, policy)
 				w.label("all-balanced")
 				w.parked()
 				if got, want := w.modes(), "false/true false/true"; got != want {
@@ -104,18 +102,18 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 func TestMIGIsNotTurnedOffIfTheAgentMayNotReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, passthrough)
-		w.label("all-balanced")
-		w.parked()
-		w.reboot()
-		w.reach("all-balanced")
-		before := w.gpus.String()
+		w := virtual(t, config.RebootNever)
+		w.cutAfterReboot()
+		w.turn()
+		w.pod("innocent", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		before, destroyed := w.gpus.String(), w.gpus.Calls()[gpusim.GpuInstanceDestroy]
 		w.label("all-disabled")
 		w.settle(config.ReasonNeedsReboot)
 		w.givenBack()
 		w.spend(time.Hour) // from now on the agent knows that the driver does not reset GPUs here
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
+		w.are(before)
+		if n := w.gpus.Calls()[gpusim.GpuInstanceDestroy] - destroyed; n > 0 || !w.runs("innocent") {
+			t.Errorf("%d instances were destroyed; the pod runs: %t", n, w.runs("innocent"))
 		}
 	})
 }
@@ -123,18 +121,10 @@ func TestMIGIsNotTurnedOffIfTheAgentMayNotReboot(t *testing.T) {
 func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, passthrough)
-		w.settings.Reboot.Policy = config.RebootDelegate
-		w.restart()
-		w.label("all-1g.10gb")
-		w.parked()
-		w.reboot()
-		w.reach("all-1g.10gb")
-		w.label("all-disabled")
-		w.passes("the request", w.asked)
+		w := requested(t)
 		w.spend(w.settings.Timeouts.Reboot / 2)
-		if !w.node().Spec.Unschedulable || w.node().Labels[config.LabelMIGConfigState] != string(config.StateRebooting) {
-			t.Errorf("the node is not fenced, or its state is %s", w.node().Labels[config.LabelMIGConfigState])
+		if !w.node().Spec.Unschedulable || stateOf(w.node()) != config.StateRebooting {
+			t.Errorf("the node is not fenced, or its state is %s", stateOf(w.node()))
 		}
 		w.reboot()
 		w.reach("all-disabled")
@@ -146,9 +136,7 @@ func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
 func TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, passthrough)
-		w.settings.Reboot.Policy = config.RebootSelf
-		w.restart()
+		w := virtual(t, config.RebootSelf)
 		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
 		w.pod("daemon", "", func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
@@ -179,10 +167,8 @@ func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	for name, boots := range map[string]bool{"since it changes nothing": true, "since it does not come": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, passthrough)
+				w := virtual(t, config.RebootSelf)
 				before := w.gpus.String()
-				w.settings.Reboot.Policy = config.RebootSelf
-				w.restart()
 				w.label("all-balanced")
 				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
 				w.host.down = false
@@ -200,20 +186,20 @@ func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	}
 }
 
-// Promise 10.
+// Promise 10. The agent notices it before it evicts a pod for the reboot.
 func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, passthrough)
+		w := virtual(t, config.RebootSelf)
 		before := w.gpus.String()
-		w.settings.Reboot.Policy = config.RebootSelf
 		w.host.refuses = errors.New("this host has no logind")
-		w.restart()
+		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
 		w.label("all-balanced")
 		c := w.settle(config.ReasonNeedsReboot)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || w.host.reboots != 0 || !strings.Contains(c.Message, "no logind") {
-			t.Errorf("message %q, %d reboots; GPUs (-before +after):\n%s", c.Message, w.host.reboots, diff)
+		w.are(before)
+		if w.host.reboots != 0 || !w.runs("web") || !strings.Contains(c.Message, "no logind") {
+			t.Errorf("%d reboots; the pod runs: %t; message %q", w.host.reboots, w.runs("web"), c.Message)
 		}
 	})
 }
@@ -230,9 +216,7 @@ func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
 		if c := w.condition(); c.Reason != string(config.ReasonShuttingDown) {
 			t.Errorf("the node says %s: %s", c.Reason, c.Message)
 		}
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
-		}
+		w.are(before)
 		w.host.down = false
 		w.reach("all-1g.10gb")
 		if w.host.took < 16 || w.host.held != 0 {

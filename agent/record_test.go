@@ -15,8 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/config"
@@ -48,16 +46,13 @@ func (w *world) hostGivenBack() {
 	}
 }
 
-// middle lets turns pass until the unit is stopped.
-func (w *world) middle() {
-	w.t.Helper()
+// unitStopped begins a change of a world that owes, and lets turns pass until the unit is stopped.
+func unitStopped(t *testing.T) *world {
+	t.Helper()
+	w := owing(t)
+	w.label("all-balanced")
 	w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
-}
-
-// unannotate removes the journal, as any user may who can patch nodes.
-func (w *world) unannotate() {
-	w.t.Helper()
-	w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+	return w
 }
 
 // registerAnew deletes the node object, and kubelet registers it anew.
@@ -100,9 +95,7 @@ func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 					w.spend(time.Hour)
 					w.givenBack()
 					w.hostGivenBack()
-					if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-						t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
-					}
+					w.are(before)
 					if len(w.units.did) > 0 || w.host.reboots > 0 {
 						t.Errorf("units: %v; reboots: %d", w.units.did, w.host.reboots)
 					}
@@ -134,15 +127,13 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 // Promise 15: the agent reports a unit that is not in the settings any more, and leaves it alone, even if the journal is its own.
 func TestAUnitThatLeavesTheSettingsInTheMiddleIsToldAndLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
-		w.label("all-balanced")
-		w.middle()
+		w := unitStopped(t)
 		w.settings.Units = []string{"nvsm.service"}
 		w.restart()
 		told := false
 		w.passes("the end", func() bool {
 			told = told || strings.Contains(w.condition().Message, dcgm+" of this host was stopped for a change and is not started")
-			return w.converged("all-balanced")() && !w.owed()
+			return w.done("all-balanced")() && !w.owed()
 		})
 		if !told {
 			t.Error("the condition has never said so")
@@ -204,14 +195,12 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 // Promises 8 and 15: a journal that the agent itself wrote once, word by word.
 func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
-		w.label("all-balanced")
-		w.middle()
+		w := unitStopped(t)
 		old := w.node().Annotations[config.AnnotationJournal]
 		w.reach("all-balanced")
 		w.converge("all-1g.10gb")
 		w.maintain(frozen)
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) }) // the agent undoes a journal's change that no label asks for
+		w.unset(config.LabelMIGConfig) // the agent undoes a journal's change that no label asks for
 		w.settle(config.ReasonNotRequested)
 		before := w.gpus.String()
 		w.units.did = nil
@@ -250,9 +239,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w.label("all-balanced")
 			w.annotate(config.AnnotationStatus, proven)
 			w.spend(time.Hour)
-			if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-				t.Errorf("in a freeze the GPUs were touched (-before +after):\n%s", diff)
-			}
+			w.are(before)
 		})
 	})
 	t.Run("failures", func(t *testing.T) {
@@ -290,20 +277,18 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
 		"the node object is deleted": func(w *world) { w.registerAnew() },
 		"the journal is taken away, and the label": func(w *world) {
-			w.unannotate()
-			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+			w.unannotate(config.AnnotationJournal)
+			w.unset(config.LabelMIGConfig)
 		},
 		"the journal is replaced": func(w *world) {
 			w.annotate(config.AnnotationJournal, `{"version":1}`)
-			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+			w.unset(config.LabelMIGConfig)
 		},
 	} {
 		for _, killed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, killed %t", name, killed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := owing(t)
-					w.label("all-balanced")
-					w.middle()
+					w := unitStopped(t)
 					lose(w)
 					if killed {
 						w.restart()
@@ -323,9 +308,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 // Promise 8. A reboot starts units by itself, and the agent does not start those that the reboot has not.
 func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
-		w.label("all-balanced")
-		w.middle()
+		w := unitStopped(t)
 		w.registerAnew()
 		w.boot()
 		w.restart()
@@ -357,9 +340,7 @@ func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
-				w.label("all-balanced")
-				w.middle()
+				w := unitStopped(t)
 				w.registerAnew()
 				claim(w)
 				w.restart()
@@ -379,9 +360,7 @@ func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
-				w.label("all-balanced")
-				w.middle()
+				w := unitStopped(t)
 				w.registerAnew()
 				spoil(w)
 				w.settle(config.ReasonNotRequested)
@@ -406,7 +385,7 @@ func (w *world) hidesBoot() {
 func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
 		"the record is lost": func(w *world) { w.disk.text = nil },
-		"both are lost":      func(w *world) { w.disk.text = nil; w.unannotate() },
+		"both are lost":      func(w *world) { w.disk.text = nil; w.unannotate(config.AnnotationJournal) },
 		"it is of another host": func(w *world) {
 			r := *w.disk.record(w.t)
 			r.Node, r.UID, r.Host.Boot = "gpu-2", "other", "boot-of-gpu-2"
@@ -421,10 +400,10 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := owing(t)
 				w.label("all-balanced")
-				w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				w.fence()
 				lose(w)
 				w.restart()
-				w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+				w.unset(config.LabelMIGConfig)
 				w.settle(config.ReasonNotRequested)
 				w.givenBack()
 				w.hostGivenBack() // the change has taken nothing yet
@@ -491,10 +470,10 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 		end  config.Reason
 	}{
 		"and nothing else":              {nothing, config.ReasonConverged},
-		"and the journal is taken away": {(*world).unannotate, config.ReasonConverged},
+		"and the journal is taken away": {func(w *world) { w.unannotate(config.AnnotationJournal) }, config.ReasonConverged},
 		"and the wish goes with the journal": {func(w *world) {
-			w.unannotate()
-			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+			w.unannotate(config.AnnotationJournal)
+			w.unset(config.LabelMIGConfig)
 		}, config.ReasonNotRequested},
 		"and the node is registered anew": {(*world).registerAnew, config.ReasonNotRequested},
 	} {
@@ -551,7 +530,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 				}
 				w.disk.refuses = nil
 				if lost {
-					w.unannotate()
+					w.unannotate(config.AnnotationJournal)
 					w.restart()
 				}
 				w.reach("all-balanced")
@@ -574,10 +553,10 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 			return nil
 		}
 		w.label("all-balanced")
-		w.middle()
+		w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
 		w.disk.refuses = nil
-		w.unannotate()
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.unannotate(config.AnnotationJournal)
+		w.unset(config.LabelMIGConfig)
 		w.restart()
 		w.settle(config.ReasonNotRequested)
 		w.hostGivenBack()
@@ -603,7 +582,7 @@ func TestARecordThatCannotBeReadIsTold(t *testing.T) {
 				row.spoil(&w.disk)
 				before := w.gpus.String()
 				w.label("all-balanced")
-				w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHostRecordUnavailable) })
+				w.says(config.ReasonHostRecordUnavailable)
 				w.spend(10 * time.Minute)
 				c := w.condition()
 				if !strings.Contains(c.Message, row.says) || strings.Contains(c.Message, row.not) {
@@ -641,11 +620,9 @@ func TestAJournalOfOursThatCannotBeReadStopsEverything(t *testing.T) {
 		w.annotate(config.AnnotationJournal, journal)
 		w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\":99}"}`)
 		before := w.gpus.String()
-		w.passes("a word about the journal", func() bool { return w.condition().Reason == string(config.ReasonJournalUnreadable) })
+		w.says(config.ReasonJournalUnreadable)
 		w.spend(time.Minute)
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
-		}
+		w.are(before)
 		if got := w.node().Annotations[config.AnnotationJournal]; got != journal {
 			t.Errorf("the journal was changed to %s", got)
 		}
@@ -681,8 +658,8 @@ func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 		w := owing(t)
 		w.disk.refuses = func(hostrecord.Record) error { return errors.New("read-only file system") }
 		w.label("all-balanced")
-		w.passes("a word", func() bool { return w.condition().Reason == string(config.ReasonHostRecordUnavailable) })
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.says(config.ReasonHostRecordUnavailable)
+		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
 		w.givenBack()
 		if len(w.units.did) > 0 {
@@ -700,22 +677,13 @@ func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
 		w.converge("all-enabled")
 		w.settings.DevicePlugin.PodSelector = nil
 		w.restart()
-		dead := false
-		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
-			patch, ok := a.(k8stesting.PatchAction)
-			if !ok || dead {
-				return true, nil, errors.New("the agent is dead")
-			}
-			dead = strings.Contains(string(patch.GetPatch()), `"`+config.AnnotationJournal+`":null`)
-			return false, nil, nil
-		})
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
-		w.passes("a release", func() bool { return dead })
-		w.givenBack()
+		died, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, `"`+config.AnnotationJournal+`":null`) }, true)
+		w.passes("a release", died)
 		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
-		dead = false
-		w.restart()
+		revive()
+		w.givenBack()
 		w.settle(config.ReasonHardwareFailure)
 		w.spend(10 * time.Minute)
 		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {

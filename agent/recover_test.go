@@ -67,9 +67,9 @@ func TestAwaitRecoveredReturnsAtOnceIfNothingIsOwed(t *testing.T) {
 	}{
 		{"a node at rest", h100, func(*world) {}},
 		{"a change that is parked", passthrough, func(w *world) { w.label("all-balanced"); w.parked(); w.spend(time.Minute) }},
-		{"an administrator's cordon", h100, func(w *world) { w.named(); w.cordon(true) }},
+		{"an administrator's cordon", h100, func(w *world) { w.attribute(); w.cordon(true) }},
 		{"a cordon that people keep", h100, func(w *world) {
-			w.named()
+			w.attribute()
 			w.annotate(config.AnnotationKeepCordoned, "")
 			w.label("all-enabled")
 			w.settle(config.ReasonConverged)
@@ -111,11 +111,11 @@ func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 		value   string
 		err     string
 	}{
-		{"its label", func(w *world) { w.operand(operandDCGM, "paused-for-mig-change") }, []string{operandDCGM}, "true", ""},
-		{"nobody's pause", func(w *world) { w.operand(operandDCGM, "paused-by-hand") }, nil, "paused-by-hand", ""},
-		{"our own pause", func(w *world) { w.operand(operandDCGM, fence.PausedValue) }, nil, fence.PausedValue, ""},
+		{"its label", func(w *world) { w.set(labelDCGM, "paused-for-mig-change") }, []string{labelDCGM}, "true", ""},
+		{"nobody's pause", func(w *world) { w.set(labelDCGM, "paused-by-hand") }, nil, "paused-by-hand", ""},
+		{"our own pause", func(w *world) { w.set(labelDCGM, fence.PausedValue) }, nil, fence.PausedValue, ""},
 		{"its label while it runs", func(w *world) {
-			w.operand(operandDCGM, "paused-for-mig-change")
+			w.set(labelDCGM, "paused-for-mig-change")
 			w.pod("mig-manager", "", func(p *corev1.Pod) {
 				p.Labels, p.OwnerReferences = map[string]string{"app": "nvidia-mig-manager"}, ofDaemonSet("mig-manager")
 			})
@@ -132,7 +132,7 @@ func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 				if (err != nil) != (row.err != "") || err != nil && !strings.Contains(err.Error(), row.err) {
 					t.Errorf("got %v, want %q", err, row.err)
 				}
-				if value := w.node().Labels[operandDCGM]; value != row.value {
+				if value := w.node().Labels[labelDCGM]; value != row.value {
 					t.Errorf("the label is %q, want %q", value, row.value)
 				}
 			})

@@ -6,10 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -42,7 +40,7 @@ func TestAJournalThatIsRemovedByHandInTheMiddleDoesNotKeepTheNode(t *testing.T) 
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
-		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
+		w.unannotate(config.AnnotationJournal)
 		w.reach("all-1g.10gb")
 	})
 }
@@ -57,7 +55,7 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 	}{
 		{"while the GPUs change", func(w *world) bool { return len(w.snapshot()[0].Instances) == 1 }, "all-1g.10gb"},
 		{"while the capacity is awaited, before another wish", func(w *world) bool {
-			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.node().Spec.Taints) == 0
+			return w.reason() == config.ReasonAwaitingCapacity && len(w.node().Spec.Taints) == 0
 		}, "all-3g.40gb"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -78,12 +76,7 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.edit(func(n *corev1.Node) { // from here on the client fills managedFields, as API servers do
-			n.ManagedFields = []metav1.ManagedFieldsEntry{{
-				Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
-				FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}}}`),
-			}}
-		})
+		w.attribute()
 		w.begin("all-1g.10gb")
 		for _, want := range []struct {
 			who string
@@ -103,31 +96,29 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 	})
 }
 
+// replacePlugin starts another pod of the device plugin in place of the former, whatever taints there are.
+func (w *world) replacePlugin() {
+	w.t.Helper()
+	for _, p := range w.podsIn("kube-system") {
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.startPlugin(corev1.Toleration{Operator: corev1.TolerationOpExists})
+}
+
 // Promise 9. Such a plugin tolerates the fence, and has read the GPUs as they were.
 func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
-		if err := w.gpus.Hold(w.gpus.MIGDevice(0, 0), 4711, "python", 100); err != nil {
-			t.Fatal(err)
-		}
+		w.hold(w.gpus.MIGDevice(0, 0), 4711)
 		w.label("all-3g.40gb")
-		w.passes("a word about the process", func() bool { return w.condition().Reason == string(config.ReasonGPUInUse) })
-		plugins, err := w.client.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range plugins.Items {
-			if err := w.client.CoreV1().Pods(p.Namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w.startPlugin(corev1.Toleration{Operator: corev1.TolerationOpExists})
+		w.says(config.ReasonGPUInUse)
+		w.replacePlugin()
 		w.spend(10 * time.Second)
-		if err := w.gpus.Release(4711); err != nil {
-			t.Fatal(err)
-		}
+		w.letGo(4711)
 		w.reach("all-3g.40gb")
 	})
 }
@@ -141,15 +132,11 @@ func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
 		w.restart()
 		w.converge("all-1g.10gb")
 		w.grace = 30 * time.Second
-		if err := w.gpus.Hold(w.gpus.MIGDevice(1, 0), 4711, "python", 100); err != nil {
-			t.Fatal(err)
-		}
+		w.hold(w.gpus.MIGDevice(1, 0), 4711)
 		w.label("all-3g.40gb")
 		began := time.Now()
 		w.spend(w.settings.Timeouts.Drain - 10*time.Second)
-		if err := w.gpus.Release(4711); err != nil {
-			t.Fatal(err)
-		}
+		w.letGo(4711)
 		w.reach("all-3g.40gb")
 		if took := time.Since(began); took < w.settings.Timeouts.Drain {
 			t.Errorf("the change took %s and never met the deadline", took)
@@ -165,7 +152,7 @@ func TestALabelThatIsSetBackWhileCapacityIsAwaitedIsFollowed(t *testing.T) {
 		before := w.started
 		w.label("all-enabled") // destroys alone
 		w.passes("a new plugin that has nothing to offer", func() bool {
-			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && w.started > before && len(w.offered) == 0
+			return w.reason() == config.ReasonAwaitingCapacity && w.started > before && len(w.offered) == 0
 		})
 		w.converge("all-1g.10gb") // creates alone
 	})
@@ -180,7 +167,7 @@ func TestThePluginHasItsTimeInEachChange(t *testing.T) {
 			w.begin(name)
 			w.broken = true
 			w.passes("a plugin with nothing to offer", func() bool {
-				return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.offered) == 0
+				return w.reason() == config.ReasonAwaitingCapacity && len(w.offered) == 0
 			})
 			w.spend(w.settings.Timeouts.Capacity - time.Minute)
 			w.broken = false
@@ -199,7 +186,7 @@ func TestAPluginThatABudgetKeepsIsRestartedWhenThereIsRoom(t *testing.T) {
 		w.begin("all-1g.10gb")
 		w.broken = true
 		w.passes("a plugin with nothing to offer", func() bool {
-			return w.condition().Reason == string(config.ReasonAwaitingCapacity) && len(w.offered) == 0
+			return w.reason() == config.ReasonAwaitingCapacity && len(w.offered) == 0
 		})
 		full := true
 		w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -232,9 +219,7 @@ func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label is %q, want failed", state)
 		}
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
+		w.are(before)
 	})
 }
 
@@ -251,24 +236,7 @@ func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
 		})
 		w.settle(config.ReasonInvalidCatalog)
 		w.givenBack()
-		if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
-			t.Errorf("the GPUs are not as they were (-before +after):\n%s", diff)
-		}
-	})
-}
-
-// Other tools wait for the label to leave "pending".
-func TestAWithdrawnWishIsNotPendingForEver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.begin("all-balanced")
-		w.label("")
-		w.settle(config.ReasonNotRequested)
-		w.givenBack()
-		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
-			t.Errorf("state label is %q, want failed", state)
-		}
+		w.are(before)
 	})
 }
 
@@ -342,7 +310,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				row.fail(w)
-				for w.node().Labels[config.LabelMIGConfig] == "" && w.condition().Reason != string(config.ReasonNotRequested) {
+				for w.node().Labels[config.LabelMIGConfig] == "" && w.reason() != config.ReasonNotRequested {
 					w.turn()
 					<-time.After(min(w.agent.Pass(t.Context()), time.Second))
 				}

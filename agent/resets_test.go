@@ -57,13 +57,14 @@ func (w *world) watch() {
 	}
 }
 
-// newSickWorld is a world whose agent resets GPUs that are not well, by the settings. The caller ends its watch.
+// newSickWorld is a world whose agent resets GPUs that are not well, by the settings.
 func newSickWorld(t *testing.T, models string, reset config.HealthReset) *world {
 	t.Helper()
 	w := newWorld(t, models)
 	w.settings.Health.Reset = reset
 	w.health = &healthDisk{}
 	w.restart()
+	t.Cleanup(func() { w.watches() })
 	return w
 }
 
@@ -101,7 +102,6 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newSickWorld(t, cutH100, config.HealthResetCritical)
-				defer func() { w.watches() }()
 				w.converge("all-3g.40gb")
 				if row.wish == "" {
 					w.label("")
@@ -137,7 +137,6 @@ func TestAResetWaitsForItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
-		defer func() { w.watches() }()
 		w.maintain(twoHours)
 		w.converge("all-3g.40gb")
 		w.spend(65 * time.Minute)
@@ -174,7 +173,6 @@ func TestWhichGPUsAreResetIsASetting(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newSickWorld(t, "gpus: [{model: H200, count: 2}]", row.when)
-				defer func() { w.watches() }()
 				w.settle(config.ReasonNotRequested)
 				if err := w.gpus.SetHealth(0, row.health); err != nil {
 					t.Fatal(err)
@@ -194,7 +192,6 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
-		defer func() { w.watches() }()
 		w.converge("all-3g.40gb")
 		w.through = func(d nvml.Driver) nvml.Driver { return around{d, func() {}, func() { w.ail(0, 1) }} }
 		w.restart()
@@ -216,12 +213,11 @@ func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, "gpus: [{model: H100-80GB, mig: true, count: 2, passthrough: true}]", config.HealthResetCritical)
-		defer func() { w.watches() }()
 		w.converge("all-3g.40gb")
 		w.ail(0, 1)
 		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.owed() })
 		w.spend(2 * time.Hour)
-		if w.resets() != 1 || w.condition().Reason != string(config.ReasonConverged) || !strings.Contains(w.unhealthy().Message, "does so no more") {
+		if w.resets() != 1 || w.reason() != config.ReasonConverged || !strings.Contains(w.unhealthy().Message, "does so no more") {
 			t.Errorf("%d attempts; the node says %s: %s, and %s", w.resets(), w.condition().Reason, w.condition().Message, w.unhealthy().Message)
 		}
 		w.givenBack()
@@ -254,7 +250,6 @@ func TestAResetComesToItsEndWhereverTheAgentIsKilled(t *testing.T) {
 func resetKilledAtCall(t *testing.T, n int, after bool) (died bool) {
 	t.Helper()
 	w := newSickWorld(t, cutH100, config.HealthResetCritical)
-	defer func() { w.watches() }()
 	w.converge("all-3g.40gb")
 	w.ail(0, 1)
 	calls := -1
@@ -282,7 +277,6 @@ func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
 		t.Run(fmt.Sprintf("after pass %d", n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newSickWorld(t, cutH100, config.HealthResetCritical)
-				defer func() { w.watches() }()
 				w.converge("all-3g.40gb")
 				w.ail(0, 1)
 				w.passes("the beginning", w.owed)
@@ -306,7 +300,6 @@ func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetDegraded)
-		defer func() { w.watches() }()
 		w.edit(func(n *corev1.Node) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "SysLogsXIDError", Status: corev1.ConditionFalse})
 		})

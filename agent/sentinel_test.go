@@ -15,15 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
-// delegating returns a virtual machine with the policy delegate: another tool reboots it by the sentinel file.
-func delegating(t *testing.T) *world {
-	t.Helper()
-	w := newWorld(t, passthrough)
-	w.settings.Reboot.Policy = config.RebootDelegate
-	w.restart()
-	return w
-}
-
 // many is more looks than the agent takes in an hour.
 const many = 1000
 
@@ -49,7 +40,7 @@ func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := delegating(t)
+				w := virtual(t, config.RebootDelegate)
 				path := w.settings.Reboot.Sentinel
 				if err := put(path); err != nil {
 					t.Fatal(err)
@@ -70,7 +61,7 @@ func TestWhatStandsInTheSentinelsPlaceAsksForNoRebootAndIsNamed(t *testing.T) {
 func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := delegating(t)
+		w := virtual(t, config.RebootDelegate)
 		if err := os.Symlink("/proc/self/mem", w.settings.Reboot.Sentinel); err != nil { // a file of which the beginning cannot be read
 			t.Fatal(err)
 		}
@@ -91,7 +82,7 @@ func TestASentinelThatCannotBeReadIsOfOthersAndStays(t *testing.T) {
 func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := delegating(t)
+		w := virtual(t, config.RebootDelegate)
 		path := w.settings.Reboot.Sentinel
 		folder := filepath.Dir(path)
 		half := filepath.Join(folder, "."+filepath.Base(path)+"."+nodewrite.FieldManager)
@@ -147,7 +138,7 @@ func TestASentinelBehindAMountThatDoesNotAnswerEndsNoPassButItsOwnCall(t *testin
 func TestASentinelThatDoesNotAnswerIsNamedAndAnsweredWhenItDoes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := delegating(t)
+		w := virtual(t, config.RebootDelegate)
 		until := make(chan struct{})
 		if err := w.agent.HangSentinel(until); !aside.Hangs(err) {
 			t.Fatal(err)

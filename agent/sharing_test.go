@@ -17,9 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/record"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -50,7 +48,20 @@ profiles:
     sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}
   clients:
     sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
+  cut:
+    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}
 `
+
+// sharing returns a world of two GPUs that are shared as the profile says.
+func sharing(t *testing.T, profile string) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.shares()
+	w.profile(profile)
+	w.reach(profile)
+	return w
+}
 
 // shares gives the node a device plugin with a config file, and the cluster a catalog of profiles.
 func (w *world) shares() {
@@ -76,7 +87,7 @@ func (w *world) presents(s config.MIGStrategy) {
 // profile asks for a profile.
 func (w *world) profile(name string) {
 	w.t.Helper()
-	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, name) })
+	w.set(config.LabelProfile, name)
 }
 
 // startConfigured starts a new pod of a plugin that reads a config file when it starts, and on SIGHUP.
@@ -211,10 +222,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 			}
 			t.Run(from+" to "+to, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t, h100)
-					w.shares()
-					w.profile(from)
-					w.reach(from)
+					w := sharing(t, from)
 					w.profile(to)
 					w.reach(to)
 					if got := w.offers(); got != want {
@@ -226,27 +234,32 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 	}
 }
 
+// Promise 3. A change by which no replica goes needs no cordon either.
 func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ from, to, stays, goes string }{
-		{"two", "four", "::0 ::1", ""},
-		{"four", "two", "::0 ::1", "::2 ::3"},
-		{"alone", "two", "", "whole"},
-		{"four", "renamed", "", "::0 ::3"},
-		{"four", "alone", "", "::0 ::3"},
+	for _, c := range []struct{ from, to, stays, goes, says string }{
+		{"two", "four", "::0 ::1", "", "nvidia.com/gpu 8 = 2 x 4 time-slicing"},
+		{"four", "two", "::0 ::1", "::2 ::3", ""},
+		{"alone", "two", "", "whole", ""},
+		{"four", "renamed", "", "::0 ::3", ""},
+		{"four", "alone", "", "::0 ::3", ""},
+		{"alone", "cut", "", "whole", ""},
 	} {
 		t.Run(c.from+" to "+c.to, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.shares()
-				w.profile(c.from)
-				w.reach(c.from)
+				w := sharing(t, c.from)
 				gpu := string(w.snapshot()[0].UUID)
 				for _, replica := range strings.Fields(c.stays + " " + c.goes) {
 					w.pod(strings.TrimPrefix(replica, "::"), gpu+strings.TrimPrefix(replica, "whole"))
 				}
 				w.profile(c.to)
-				w.reach(c.to)
+				w.passes(c.to, func() bool {
+					if c.goes == "" && w.node().Spec.Unschedulable {
+						t.Fatal("the node is cordoned")
+					}
+					return w.done(c.to)()
+				})
+				w.givenBack()
 				for _, replica := range strings.Fields(c.stays) {
 					if !w.runs(strings.TrimPrefix(replica, "::")) {
 						t.Errorf("the pod on replica %s has left", replica)
@@ -257,38 +270,18 @@ func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
 						t.Errorf("the pod on replica %s is still there", replica)
 					}
 				}
+				if !strings.Contains(w.condition().Message, c.says) {
+					t.Errorf("the node says %q, want %q in it", w.condition().Message, c.says)
+				}
 			})
 		})
 	}
 }
 
-func TestMoreReplicasNeedNoCordon(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
-		w.profile("four")
-		w.passes("four replicas", func() bool {
-			if w.node().Spec.Unschedulable {
-				t.Fatal("the node is cordoned")
-			}
-			return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
-		})
-		if want := "nvidia.com/gpu 8 = 2 x 4 time-slicing"; !strings.Contains(w.condition().Message, want) {
-			t.Errorf("the node says %q, want %q in it", w.condition().Message, want)
-		}
-	})
-}
-
 func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
+		w := sharing(t, "two")
 		before, err := os.ReadFile(w.pluginFile)
 		if err != nil {
 			t.Fatal(err)
@@ -297,7 +290,7 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 		w.profile("four")
 		w.passes("a failure", func() bool {
 			w.recovers()
-			return w.condition().Reason == string(config.ReasonPluginFailed) && !w.owed()
+			return w.reason() == config.ReasonPluginFailed && !w.owed()
 		})
 		w.givenBack()
 		after, err := os.ReadFile(w.pluginFile)
@@ -372,7 +365,7 @@ func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
 		w.reach("two")
 		w.passes("a word at rest", func() bool {
 			w.serves(false)
-			return w.condition().Reason == string(config.ReasonCapacityMismatch)
+			return w.reason() == config.ReasonCapacityMismatch
 		})
 		w.profile("four")
 		w.passes("the change to be given up", func() bool {
@@ -389,10 +382,7 @@ func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
 func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
+		w := sharing(t, "two")
 		reads, cordons := w.reads, w.cordons()
 		w.profile("absent")
 		c := w.settle(config.ReasonImpossibleSharing)
@@ -416,7 +406,7 @@ func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
 		w.shares()
 		w.edit(func(n *corev1.Node) { n.Labels = map[string]string{"pool": "a"} })
 		w.profile("four")
-		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		w.says(config.ReasonConverged)
 		n := w.node()
 		if n.Labels["workload-type"] != "research" || !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.ToString() == "gpu=true:NoSchedule" }) {
 			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
@@ -461,7 +451,7 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 		set()
 		w.pod("train", "0")
 		w.profile("much")
-		w.within(50, nil, func() bool { return w.condition().Reason == string(config.ReasonInvalidCatalog) })
+		w.turns(50, func() bool { return w.reason() == config.ReasonInvalidCatalog })
 		if !w.runs("train") {
 			t.Fatalf("a pod had to leave for a profile that cannot be: %s", w.condition().Message)
 		}
@@ -482,7 +472,7 @@ func TestALabelOfAnotherProgramIsNotChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") })
+		w.set("workload-type", "training")
 		w.profile("two")
 		c := w.settle(config.ReasonNodeKeyConflict)
 		if want := `label workload-type is "training" on the node`; !strings.Contains(c.Message, want) {
@@ -491,7 +481,7 @@ func TestALabelOfAnotherProgramIsNotChanged(t *testing.T) {
 		if w.node().Labels["workload-type"] != "training" {
 			t.Errorf("labels %v", w.node().Labels)
 		}
-		w.edit(func(n *corev1.Node) { delete(n.Labels, "workload-type") })
+		w.unset("workload-type")
 		w.reach("two")
 	})
 }
@@ -499,10 +489,7 @@ func TestALabelOfAnotherProgramIsNotChanged(t *testing.T) {
 func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("four")
-		w.passes("four", func() bool { return w.condition().Reason == string(config.ReasonConverged) })
+		w := sharing(t, "four")
 		reads := w.reads
 		w.restart()
 		w.spend(10 * time.Minute)
@@ -535,16 +522,13 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.profile("two")
-		w.reach("two")
+		w := sharing(t, "two")
 		if err := w.gpus.Driver().SetComputeMode(t.Context(), w.snapshot()[0].UUID, nvml.ComputeExclusiveProcess); err != nil {
 			t.Fatal(err)
 		}
 		w.profile("four")
 		w.passes("four", func() bool {
-			return strings.HasPrefix(w.condition().Message, "four:") && !w.owed() && w.condition().Reason == string(config.ReasonConverged)
+			return strings.HasPrefix(w.condition().Message, "four:") && !w.owed() && w.reason() == config.ReasonConverged
 		})
 		if mode := w.snapshot()[0].ComputeMode; mode != nvml.ComputeDefault {
 			t.Errorf("the compute mode is %s", mode)
@@ -557,7 +541,7 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "1") })
+		w.set("nvidia.com/gpu.replicas", "1")
 		w.profile("two")
 		began := time.Now()
 		w.passes("a word about the labels", func() bool { return strings.Contains(w.condition().Message, "GPU feature discovery still says") })
@@ -571,7 +555,7 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 		w.profile("four")
 		w.passes("a wait for the labels", func() bool { return strings.Contains(w.condition().Message, "and not 4") })
 		began = time.Now()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "4") })
+		w.set("nvidia.com/gpu.replicas", "4")
 		w.reach("four")
 		if took := w.condition().LastTransitionTime.Sub(began); took > time.Minute {
 			t.Errorf("given back %s after the labels were right", took)
@@ -592,9 +576,7 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
 					t.Fatal(err)
 				}
-				o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
-				o.Events = recorder
-				w.agent = agent.New(o)
+				events := w.listens()
 				w.profile("four")
 				w.reach("four")
 				w.spend(2 * time.Minute)
@@ -602,13 +584,7 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				if there != (setting == config.StaleResourcesReport) {
 					t.Errorf("the resource of a former config is there: %t", there)
 				}
-				told := 0
-				for len(recorder.Events) > 0 {
-					if event := <-recorder.Events; strings.Contains(event, string(config.ReasonStaleResourcesRemoved)) {
-						told++
-					}
-				}
-				if told != map[bool]int{true: 0, false: 1}[there] {
+				if told := heard(events, string(config.ReasonStaleResourcesRemoved)); told != map[bool]int{true: 0, false: 1}[there] {
 					t.Errorf("it is there: %t, and the Events tell %d times that it was removed", there, told)
 				}
 				if told := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); told != there {
@@ -627,11 +603,11 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 		w.shares()
 		w.presents(config.MIGStrategyMixed)
 		w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"plain": "version: v1\n"})
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain") })
+		w.set(config.LabelDevicePluginConfig, "plain")
 		for _, name := range []string{"all-disabled", "all-1g.10gb", "all-balanced"} {
 			w.label(name)
 			w.passes(name, func() bool {
-				if strings.Contains(w.node().Annotations[config.AnnotationJournal], "given up") || w.condition().Reason == string(config.ReasonRollingBack) {
+				if strings.Contains(w.node().Annotations[config.AnnotationJournal], "given up") || w.reason() == config.ReasonRollingBack {
 					t.Fatalf("the change to %s is undone: %s", name, w.condition().Message)
 				}
 				w.forget()
@@ -639,7 +615,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+" + plain:") && !w.owed()
 			})
 		}
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.unset(config.LabelMIGConfig)
 		w.passes("the plugin's config alone", func() bool { return strings.HasPrefix(w.condition().Message, "plain:") })
 	})
 }
@@ -675,7 +651,7 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 			t.Errorf("a config that fits what stands: %+v", given)
 		}
 		w.withdraw()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, key, "two") })
+		w.set(key, "two")
 		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); given.Refused != "" || len(given.Steps) == 0 {
 			t.Errorf("the MIG config that the plugin's config fits: %+v", given)
 		}
@@ -702,11 +678,8 @@ func TestAContainerThatEndsForTheConfigManagerIsNoFailureOfThePlugin(t *testing.
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.shares()
-				w.profile("two")
-				w.reach("two")
-				w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "nvidia.com/gpu.replicas", "2") }) // GPU feature discovery takes long to change it
+				w := sharing(t, "two")
+				w.set("nvidia.com/gpu.replicas", "2") // GPU feature discovery takes long to change it
 				plugins := w.podsIn("kube-system")
 				if len(plugins) != 1 {
 					t.Fatalf("%d pods", len(plugins))
@@ -717,10 +690,10 @@ func TestAContainerThatEndsForTheConfigManagerIsNoFailureOfThePlugin(t *testing.
 				}
 				w.profile("four")
 				w.passes("four", func() bool {
-					if w.condition().Reason == string(config.ReasonPluginFailed) {
+					if w.reason() == config.ReasonPluginFailed {
 						t.Fatal(w.condition().Message)
 					}
-					return w.condition().Reason == string(config.ReasonConverged) && strings.HasPrefix(w.condition().Message, "four:")
+					return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "four:")
 				})
 			})
 		})
@@ -740,7 +713,7 @@ func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 			w.reach(name)
 		}
 		for _, ask := range []func(){func() { w.profile("all-1g.10gb") }, func() {
-			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelProfile) })
+			w.unset(config.LabelProfile)
 			w.label("all-1g.10gb")
 		}} {
 			ask()
@@ -756,36 +729,49 @@ func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 
 func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 	t.Parallel()
-	for name, row := range map[string]struct {
+	asks := map[string]struct {
 		ask  func(w *world)
-		want string
+		says string
 	}{
-		"a profile": {func(w *world) { w.profile("two") }, "label gpuslice.io/profile=two: pod kube-system/plugin-"},
-		"a config": {func(w *world) {
-			w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
-		}, "label nvidia.com/device-plugin.config=any: pod kube-system/plugin-"},
+		"a profile": {func(w *world) { w.profile("two") }, "label gpuslice.io/profile=two"},
+		"a config":  {func(w *world) { w.set(config.LabelDevicePluginConfig, "any") }, "label nvidia.com/device-plugin.config=any"},
 		"a config beside another label": {func(w *world) {
-			w.edit(func(n *corev1.Node) {
-				n.Labels = map[string]string{config.LabelMIGConfig: "all-disabled", config.LabelDevicePluginConfig: "any"}
-			})
-		}, "label nvidia.com/device-plugin.config=any: pod kube-system/plugin-"},
+			w.label("all-disabled")
+			w.set(config.LabelDevicePluginConfig, "any")
+		}, "label nvidia.com/device-plugin.config=any"},
 		"the settings' default": {func(w *world) {
 			w.settings.DevicePlugin.DefaultConfig = "any"
 			w.restart()
-		}, "devicePlugin.defaultConfig of the settings, any: pod kube-system/plugin-"},
+		}, "devicePlugin.defaultConfig of the settings, any"},
+	}
+	for why, row := range map[string]struct {
+		spoil func(w *world)
+		says  string
+	}{
+		"the plugin reads no file": {func(w *world) { w.pluginFile = "" }, ": pod kube-system/plugin-"},
+		"the former config is longer than the journal can hold": {func(w *world) {
+			w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
+			w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"any": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"})
+			text := "version: v1\n" + strings.Repeat("# "+strings.Repeat("x", 100)+"\n", 400)
+			if err := os.WriteFile(w.pluginFile, []byte(text), 0o600); err != nil {
+				w.t.Fatal(err)
+			}
+		}, ": noting the device plugin's config "},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.shares()
-				w.pluginFile = "" // nor does the plugin read one
-				w.restart()
-				row.ask(w)
-				if c := w.settle(config.ReasonNoHandover); !strings.HasPrefix(c.Message, row.want) {
-					t.Errorf("the node says %q, want %q", c.Message, row.want)
-				}
+		for what, asked := range asks {
+			t.Run(what+", and "+why, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, h100)
+					w.shares()
+					row.spoil(w)
+					w.restart()
+					asked.ask(w)
+					if c := w.settle(config.ReasonNoHandover); !strings.HasPrefix(c.Message, asked.says+row.says) {
+						t.Errorf("the node says %q, want %q", c.Message, asked.says+row.says)
+					}
+				})
 			})
-		})
+		}
 	}
 }
 
@@ -797,49 +783,13 @@ func TestAConfigMapThatIsNotThereIsNamedWithTheSettingThatNamesIt(t *testing.T) 
 		w.shares()
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.restart()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
+		w.set(config.LabelDevicePluginConfig, "any")
 		const want = "label nvidia.com/device-plugin.config=any: reading ConfigMap gpuslice/device-plugin-config: configmaps \"device-plugin-config\" not found: " +
 			"create it, or name yours in devicePlugin.configMap of the settings"
 		if c := w.settle(config.ReasonInvalidCatalog); c.Message != want {
 			t.Errorf("the node says %q, want %q", c.Message, want)
 		}
 	})
-}
-
-// The agent could not restore a config that the journal cannot hold.
-func TestAConfigThatIsTooLongToBringBackIsSaidWithTheLabelThatAsksForAnother(t *testing.T) {
-	t.Parallel()
-	for name, row := range map[string]struct {
-		ask  func(w *world)
-		want string
-	}{
-		"a profile": {func(w *world) { w.profile("two") }, "label gpuslice.io/profile=two: noting the device plugin's config "},
-		"a config": {func(w *world) {
-			w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "any") })
-		}, "label nvidia.com/device-plugin.config=any: noting the device plugin's config "},
-		"the settings' default": {func(w *world) {
-			w.settings.DevicePlugin.DefaultConfig = "any"
-			w.restart()
-		}, "devicePlugin.defaultConfig of the settings, any: noting the device plugin's config "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.shares()
-				w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
-				w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"any": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"})
-				text := "version: v1\n" + strings.Repeat("# "+strings.Repeat("x", 100)+"\n", 400)
-				if err := os.WriteFile(w.pluginFile, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				w.restart()
-				row.ask(w)
-				if c := w.settle(config.ReasonNoHandover); !strings.HasPrefix(c.Message, row.want) {
-					t.Errorf("the node says %q, want %q", c.Message, row.want)
-				}
-			})
-		})
-	}
 }
 
 // The DaemonSet of the control daemon selects nodes by a label. If the node lacks it, no selector of the settings is wrong.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,7 +26,7 @@ const onePool = "jitter: 0s\nestimate: 1m\npools: [{name: research, selector: po
 func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
 	w.t.Helper()
 	w.maintain(onePool)
-	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "pool", "research") })
+	w.set("pool", "research")
 	w.ready(nodeName)
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{"pool": "research"}}}
 	if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), other, metav1.CreateOptions{}); err != nil {
@@ -48,6 +49,32 @@ func (w *world) ready(name string) {
 	}
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// slots is what the pool's Lease says of them; empty if there is none.
+func (w *world) slots() string {
+	object, err := w.client.Tracker().Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), "gpuslice", config.LeasePrefix+"research")
+	if err != nil {
+		return ""
+	}
+	return object.(*coordinationv1.Lease).Annotations[config.AnnotationSlots] //nolint:errcheck // it is a Lease
+}
+
+// holdsSlot reports whether a node of the pool has a slot.
+func (w *world) holdsSlot() bool { return strings.Contains(w.slots(), `"holders"`) }
+
+// editLease writes the pool's Lease.
+func (w *world) editLease(change func(*coordinationv1.Lease)) {
+	w.t.Helper()
+	leases := w.client.CoordinationV1().Leases("gpuslice")
+	l, err := leases.Get(w.t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	change(l)
+	if _, err := leases.Update(w.t.Context(), l, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -99,23 +126,38 @@ func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
 	})
 }
 
+// The pool has to count a node in the middle of a change.
 func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		slots, pool, other := w.pool()
-		w.stubborn()
-		w.label("all-1g.10gb")
-		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
-		w.settings.Timeouts.Drain = 24 * time.Hour
-		w.restart() // another process has it as well
-		for range 10 {
-			w.spend(time.Minute)
-			if free(t, slots, pool, other) {
-				t.Fatal("another node gets a slot in the middle of the change")
+	for name, then := range map[string]func(w *world){
+		"by another process, too": (*world).restart,
+		"although a user has deleted the Lease": func(w *world) {
+			if err := w.client.CoordinationV1().Leases("gpuslice").Delete(w.t.Context(), config.LeasePrefix+"research", metav1.DeleteOptions{}); err != nil {
+				w.t.Fatal(err)
 			}
-		}
-	})
+		},
+		"while the driver is away": func(w *world) { w.upgrade(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, oneH100)
+				w.operator(map[string]string{config.LabelDevicePlugin: "true"})
+				w.lingers = 24 * time.Hour
+				slots, pool, other := w.pool()
+				w.settings.Timeouts.Drain = 24 * time.Hour
+				w.restart()
+				w.label("all-1g.10gb")
+				w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] != "true" })
+				then(w)
+				for range 10 {
+					w.spend(time.Minute)
+					if free(t, slots, pool, other) {
+						t.Fatal("another node gets a slot in the middle of the change")
+					}
+				}
+			})
+		})
+	}
 }
 
 // A node that waits for something else keeps no other node waiting.
@@ -168,14 +210,20 @@ func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.pool()
+		slots, pool, other := w.pool()
 		w.label("all-1g.10gb")
-		for range 200 {
-			w.turn()
+		_, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, config.TaintRepartitioning) }, false)
+		for range 3 {
 			w.agent.Pass(t.Context())
-			w.forget()
+		}
+		revive()
+		if !w.holdsSlot() || w.owed() {
+			t.Fatalf("the agent was not killed between slot and fence: %s", w.slots())
 		}
 		w.reach("all-1g.10gb")
+		if !free(t, slots, pool, other) {
+			t.Error("the slot was not given back")
+		}
 	})
 }
 
@@ -204,15 +252,7 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 		if !strings.Contains(c.Message, "gpu-1") || !strings.Contains(c.Message, config.AnnotationPaused) {
 			t.Errorf("the node does not say who failed and how to go on: %s", c.Message)
 		}
-		leases := w.client.CoordinationV1().Leases("gpuslice")
-		lease, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		delete(lease.Annotations, config.AnnotationPaused)
-		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.editLease(func(l *coordinationv1.Lease) { delete(l.Annotations, config.AnnotationPaused) })
 		w.reach("all-2g.20gb")
 	})
 }
@@ -225,15 +265,9 @@ func TestAPoolThatAUserHasPausedSaysHowToGoOn(t *testing.T) {
 		if err := slots.Take(t.Context(), pool, other); err != nil {
 			t.Fatal(err)
 		}
-		leases := w.client.CoordinationV1().Leases("gpuslice")
-		lease, err := leases.Get(t.Context(), config.LeasePrefix+"research", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, config.AnnotationPaused, "the auditors are here")
-		if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w.editLease(func(l *coordinationv1.Lease) {
+			metav1.SetMetaDataAnnotation(&l.ObjectMeta, config.AnnotationPaused, "the auditors are here")
+		})
 		w.label("all-1g.10gb")
 		c := w.says(config.ReasonPoolPaused)
 		for _, want := range []string{"the auditors are here", "kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-"} {
@@ -254,10 +288,10 @@ func TestAChangeThatAUserCancelsIsNoFailureOfThePool(t *testing.T) {
 		relent := w.stubborn()
 		for range 3 {
 			w.label("all-1g.10gb")
-			w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+			w.fence()
 			w.cordon(false)
 			w.settle(config.ReasonCancelled)
-			w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+			w.unset(config.LabelMIGConfig)
 			w.settle(config.ReasonNotRequested)
 		}
 		relent()

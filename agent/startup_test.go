@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -63,37 +62,6 @@ func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
 	})
 }
 
-// A new node that the agent cannot make ready keeps its startup taint: its GPUs are not as the label asks.
-func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
-	t.Parallel()
-	t.Run("since the wish is bad", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, h100)
-			w.register()
-			w.label("all-9g.999gb")
-			c := w.settle(config.ReasonUnknownConfig)
-			w.spend(time.Hour)
-			if !w.keepsPodsAway() || w.node().Spec.Unschedulable || !strings.Contains(c.Message, config.TaintNotReady) {
-				t.Errorf("taints are %v, the message %q", w.node().Spec.Taints, c.Message)
-			}
-		})
-	})
-	t.Run("since the change fails", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, h100)
-			w.register()
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
-			w.label("all-balanced")
-			w.settle(config.ReasonHardwareFailure)
-			w.spend(time.Hour)
-			n := w.node()
-			if len(n.Spec.Taints) != 1 || n.Spec.Taints[0].Key != config.TaintNotReady || n.Spec.Unschedulable {
-				t.Errorf("unschedulable is %t, taints are %v; want the startup taint alone", n.Spec.Unschedulable, n.Spec.Taints)
-			}
-		})
-	})
-}
-
 // secondStartup is a startup taint that the settings may name.
 const secondStartup = "startup-taint.cluster-autoscaler.kubernetes.io/gpuslice"
 
@@ -132,6 +100,44 @@ func (w *world) has(taints ...corev1.Taint) {
 	}
 }
 
+// A new node that the agent cannot make ready keeps its startup taints: its GPUs are not as the label asks. The node and the diagnosis say which taints
+// those are.
+func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
+	t.Parallel()
+	taints := append(slices.Clone(registered), corev1.Taint{Key: "team", Effect: corev1.TaintEffectNoSchedule})
+	for name, row := range map[string]struct {
+		ask  func(w *world)
+		says config.Reason
+	}{
+		"since the wish is bad": {func(w *world) { w.label("all-9g.999gb") }, config.ReasonUnknownConfig},
+		"since the change fails": {func(w *world) {
+			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.label("all-balanced")
+		}, config.ReasonHardwareFailure},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := registerWith(t, true, taints...)
+				row.ask(w)
+				w.settle(row.says)
+				w.spend(time.Hour)
+				w.has(taints...)
+				want := "; the node keeps the taints " + config.TaintNotReady + ", " + secondStartup + " until this is mended"
+				if c := w.condition(); row.says == config.ReasonUnknownConfig && !strings.HasSuffix(c.Message, want) {
+					t.Errorf("the message is %q, want one that ends with %q", c.Message, want)
+				}
+				got := map[string]bool{}
+				for _, seen := range w.diagnose(true).Taints {
+					got[seen.Key] = seen.Startup
+				}
+				if diff := cmp.Diff(map[string]bool{config.TaintNotReady: true, secondStartup: true}, got); diff != "" {
+					t.Errorf("startup taints of the diagnosis (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 // Promises 8 and 9: all startup taints go together, once the capacity is proven, and exactly those come back if it is not. Wherever the agent is
 // killed, the next one ends the same.
 func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
@@ -153,7 +159,7 @@ func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
 							reason := config.Reason(w.condition().Reason)
 							return !w.owed() && (reason == config.ReasonConverged || reason == config.ReasonHardwareFailure)
 						})
-						if w.condition().Reason == string(config.ReasonHardwareFailure) {
+						if w.reason() == config.ReasonHardwareFailure {
 							w.has(taints...)
 						} else { // also after a failure that the agent was killed before it could note
 							w.has()
@@ -198,47 +204,14 @@ func TestNoStartupTaintIsLostWhenTheSettingsChangeInTheMiddleOfAChange(t *testin
 	}
 }
 
-// A node that nobody makes ready says by which taints it is kept.
-func TestTheTaintsOfANodeThatCannotBeMadeReadyAreNamed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := registerWith(t, true, registered...)
-		w.label("all-9g.999gb")
-		c := w.settle(config.ReasonUnknownConfig)
-		if want := "; the node keeps the taints " + config.TaintNotReady + ", " + secondStartup + " until this is mended"; !strings.HasSuffix(c.Message, want) {
-			t.Errorf("the message is %q, want one that ends with %q", c.Message, want)
-		}
-		w.has(registered...)
-	})
-}
-
-// A pod of another node, and a person, learn by the diagnosis which taints are startup taints.
-func TestTheDiagnosisKnowsTheStartupTaintsOfTheSettings(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := registerWith(t, true, append(registered[:2:2], corev1.Taint{Key: "team", Effect: corev1.TaintEffectNoSchedule})...)
-		w.label("all-9g.999gb")
-		w.settle(config.ReasonUnknownConfig)
-		got := map[string]bool{}
-		for _, seen := range w.diagnose(true).Taints {
-			got[seen.Key] = seen.Startup
-		}
-		if diff := cmp.Diff(map[string]bool{config.TaintNotReady: true, secondStartup: true}, got); diff != "" {
-			t.Errorf("startup taints of the diagnosis (-want +got):\n%s", diff)
-		}
-	})
-}
-
 // The agent would put the taint there and take it away, for ever.
 func TestAProfileWithTheStartupTaintOfTheSettingsIsRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.StartupTaint = "example.com/fresh"
-		w.setFile("profiles", onePart+"    taints: [{key: example.com/fresh, effect: NoSchedule}]\n")
-		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}
-		w.restart()
-		w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelProfile, "seven") })
+		w.profiles(onePart + "    taints: [{key: example.com/fresh, effect: NoSchedule}]\n")
+		w.profile("seven")
 		c := w.settle(config.ReasonInvalidCatalog)
 		if want := `profile seven: taints[0].key: "example.com/fresh" is startupTaint of the settings`; !strings.Contains(c.Message, want) {
 			t.Errorf("the message is %q, want %q in it", c.Message, want)

@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -9,8 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -47,29 +44,18 @@ func TestASuccessIsNotWrittenBesideALaterWish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		asked := false
-		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
-			patch, ok := a.(k8stesting.PatchAction)
-			if !ok || asked || !strings.Contains(string(patch.GetPatch()), `"`+config.LabelMIGConfigState+`":"success"`) {
-				return false, nil, nil
+		w.patched(func(patch string) error {
+			if asked || !strings.Contains(patch, `"`+config.LabelMIGConfigState+`":"success"`) {
+				return nil
 			}
 			asked = true
-			object, err := w.client.nodes.Get(nodeResource, "", nodeName)
-			if err != nil {
-				return true, nil, err
+			if err := w.between(func(n *corev1.Node) { asksAnew(n, "all-1g.10gb") }); err != nil {
+				return err
 			}
-			read, ok := object.(*corev1.Node)
-			if !ok {
-				return true, nil, fmt.Errorf("the node is a %T", object)
+			if strings.Contains(patch, "resourceVersion") { // as the API server does
+				return apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
 			}
-			n := read.DeepCopy()
-			asksAnew(n, "all-1g.10gb")
-			if err := w.client.nodes.Update(nodeResource, n, ""); err != nil {
-				return true, nil, err
-			}
-			if strings.Contains(string(patch.GetPatch()), "resourceVersion") { // as the API server does
-				return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
-			}
-			return false, nil, nil
+			return nil
 		})
 		w.label("all-balanced")
 		w.passes("the other wish", func() bool { return asked })

@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/show"
@@ -43,9 +42,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 				w := newWorld(t, h100)
 				w.under = row.under
 				if row.label != "" {
-					w.edit(func(n *corev1.Node) {
-						metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(row.label))
-					})
+					w.set(config.LabelMIGStrategy, string(row.label))
 				}
 				w.presents(row.settings)
 				w.settle(config.ReasonNotRequested)
@@ -59,7 +56,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 					}
 				}
 				w.label("all-1g.10gb")
-				w.passes("the wait for capacity", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+				w.says(config.ReasonAwaitingCapacity)
 				w.spend(time.Minute)
 				if c := w.condition(); c.Reason != string(config.ReasonAwaitingCapacity) {
 					t.Errorf("after a minute it says %s: %s", c.Reason, c.Message)
@@ -85,7 +82,7 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 		w.settle(config.ReasonNotRequested)
 		former := w.offered
 		w.label("all-1g.10gb")
-		w.passes("the wait for capacity", func() bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) })
+		w.says(config.ReasonAwaitingCapacity)
 		w.offered = former
 		for range 3 {
 			w.agent.Pass(t.Context())
@@ -98,74 +95,58 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 	})
 }
 
-// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: with a config manager, the plugin has no other source of a strategy than its config.
+// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: a plugin has no other source of a strategy than its config, its file and its pod. Where no
+// config is mounted, it has the strategy none.
 func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
+	const file = "device-plugin-config"
+	managed := func(w *world) {
 		w.managed()
-		cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "plugin-configs", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		cm.Data["default"] = "version: v1\n"
-		if _, err := w.client.CoreV1().ConfigMaps("kube-system").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		w.manage()
-		w.pod("train", w.devices()["nvidia.com/gpu"][0])
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "default")
-		})
-		if !w.within(300, w.manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
-			t.Fatal("nothing is said:", w.condition())
-		}
-		c := w.condition()
-		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
-			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
-		}
-		if !strings.Contains(c.Message, "flags.migStrategy") {
-			t.Errorf("it does not say what to do: %s", c.Message)
-		}
-		// GPU feature discovery publishes the plugin's strategy.
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGStrategy, string(config.MIGStrategyMixed))
-		})
-		if !w.within(300, w.manage, w.owed) {
-			t.Errorf("with a label that says so: %s: %s", w.condition().Reason, w.condition().Message)
-		}
-	})
-}
-
-// What the plugin reads is its present config where no label names another, and where none is mounted the plugin has the strategy none.
-func TestPromise1APluginThatIsToldNoStrategyIsNotGuessedForALabelOfMIGAlone(t *testing.T) {
-	t.Parallel()
-	for name, manages := range map[string]bool{"by a config manager": true, "by no config": false} {
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
+	}
+	for name, row := range map[string]struct {
+		has  func(w *world)
+		says string
+		mend func(w *world)
+	}{
+		"by the config of a config manager that a label names": {func(w *world) {
+			managed(w)
+			w.set(config.LabelDevicePluginConfig, "default")
+		}, "flags.migStrategy", func(w *world) {
+			w.set(config.LabelMIGStrategy, string(config.MIGStrategyMixed)) // GPU feature discovery publishes the plugin's strategy
+		}},
+		"by the default of a config manager": {managed, "flags.migStrategy: mixed", nil},
+		"by no config": {func(w *world) {
+			w.withoutConfig = true
+			if err := w.client.CoreV1().Pods("kube-system").DeleteCollection(w.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+		}, "flags.migStrategy: mixed", nil},
+		"by the plugin's file": {func(w *world) {
+			w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: file}
+			w.shares()
+			w.setPluginConfigs("gpuslice", file, map[string]string{"plain": "version: v1\n"})
+			w.set(config.LabelDevicePluginConfig, "plain")
+		}, "flags.migStrategy", func(w *world) {
+			w.setPluginConfigs("gpuslice", file, map[string]string{"plain": "version: v1\nflags: {migStrategy: mixed}\n"})
+		}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				manage := func() {}
-				if manages {
-					w.managed()
-					w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
-					manage = w.manage
-				} else {
-					w.withoutConfig = true
-					if err := w.client.CoreV1().Pods("kube-system").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-						t.Fatal(err)
-					}
-					w.startPlugin()
-				}
-				manage()
+				row.has(w)
+				w.turn()
 				w.pod("train", w.devices()["nvidia.com/gpu"][0])
 				w.label("all-1g.10gb")
-				if !w.within(300, manage, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
-					t.Fatal("nothing is said:", w.condition())
-				}
+				w.passes("a refusal", func() bool { return w.reason() == config.ReasonWrongMIGStrategy || w.owed() })
 				c := w.condition()
-				if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, "flags.migStrategy: mixed") {
+				if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, row.says) {
 					t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
+				}
+				if row.mend != nil {
+					row.mend(w)
+					w.passes("the change", w.owed)
+					w.settle(config.ReasonConverged)
 				}
 			})
 		})
@@ -179,41 +160,11 @@ func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
 		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
-		w.manage()
 		w.profile("slices")
-		if !w.within(400, w.manage, w.done("slices")) {
-			t.Fatal("never converges")
-		}
+		w.reach("slices")
 		key := w.node().Labels[config.LabelDevicePluginConfig]
 		if text := w.pluginConfigs()[key]; !strings.Contains(text, "migStrategy: mixed") {
 			t.Errorf("key %q says:\n%s", key, text)
 		}
-	})
-}
-
-// TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed: the plugin has no other source of a strategy than its file and its pod.
-func TestPromise1APluginOfAFileThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
-		w.shares()
-		const name = "device-plugin-config"
-		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\n"})
-		w.turn()
-		w.pod("train", w.devices()["nvidia.com/gpu"][0])
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-1g.10gb")
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelDevicePluginConfig, "plain")
-		})
-		if !w.within(300, nil, func() bool { return w.condition().Reason == string(config.ReasonWrongMIGStrategy) || w.owed() }) {
-			t.Fatal("nothing is said:", w.condition())
-		}
-		c := w.condition()
-		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, "flags.migStrategy") {
-			t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
-		}
-		w.setPluginConfigs("gpuslice", name, map[string]string{"plain": "version: v1\nflags: {migStrategy: mixed}\n"})
-		w.passes("the config that the label names", func() bool { return w.condition().Reason == string(config.ReasonConverged) && !w.owed() })
 	})
 }

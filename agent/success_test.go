@@ -40,10 +40,7 @@ func TestWhenTheStateLabelSaysSuccessTheConditionIsTrue(t *testing.T) {
 			}
 		})
 		for _, asked := range []string{"all-balanced", "all-1g.10gb"} {
-			w.edit(func(n *corev1.Node) { // as README's command does
-				metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, asked)
-				delete(n.Labels, config.LabelMIGConfigState)
-			})
+			w.edit(func(n *corev1.Node) { asksAnew(n, asked) })
 			w.reach(asked)
 		}
 		watch.Stop()

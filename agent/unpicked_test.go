@@ -74,10 +74,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				test.begin(w)
-				if w.pluginFile == "" {
-					w.manage()
-				}
-				w.within(5, nil, func() bool { return len(w.offered) > 0 })
+				w.turns(5, func() bool { return len(w.offered) > 0 })
 				c := w.settle(config.ReasonNotRequested)
 				said := show.Diagnosis(w.agent.Diagnose(t.Context(), true))
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
@@ -115,8 +112,8 @@ func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		starts := func() { w.manage(); w.offered = nil }
-		w.within(20, starts, func() bool { return w.condition().Reason == string(config.ReasonCapacityMismatch) })
+		w.broken = true
+		w.says(config.ReasonCapacityMismatch)
 		want := "; pod kube-system/managed-1 does not start: its container config-manager-init waits (CrashLoopBackOff); " +
 			"NVIDIA's config manager needs ConfigMap kube-system/plugin-configs, with one key at least"
 		if c := w.condition(); !strings.HasSuffix(c.Message, want) || strings.Contains(c.Message, "log on this node") {

@@ -14,15 +14,13 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-func (w *world) upgrade(operand string, on bool) {
+func (w *world) upgrade(on bool) {
 	w.t.Helper()
-	w.edit(func(n *corev1.Node) {
-		if on {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+operand, fence.PausedForDriverUpgrade)
-		} else {
-			delete(n.Labels, config.LabelOperandPrefix+operand)
-		}
-	})
+	if on {
+		w.set(labelDCGM, fence.PausedForDriverUpgrade)
+	} else {
+		w.unset(labelDCGM)
+	}
 }
 
 func (w *world) schedulable() bool {
@@ -49,7 +47,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 	}{
 		{"before a GPU is touched", func(w *world) bool { return w.node().Spec.Unschedulable }, 1},
 		{"while the GPUs are cut", func(w *world) bool { return len(w.snapshot()[0].Instances) == 3 }, 4},
-		{"while the capacity is awaited", func(w *world) bool { return w.condition().Reason == string(config.ReasonAwaitingCapacity) }, 8},
+		{"while the capacity is awaited", func(w *world) bool { return w.reason() == config.ReasonAwaitingCapacity }, 8},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -57,7 +55,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 				w := newWorld(t, h100)
 				w.label("all-1g.10gb")
 				w.passes("the middle", func() bool { return row.until(w) })
-				w.upgrade("dcgm", true)
+				w.upgrade(true)
 				w.opens()
 				if n := len(w.snapshot()[0].Instances); n >= row.less {
 					t.Errorf("the GPUs were changed meanwhile: %d instances", n)
@@ -66,7 +64,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 				if !w.schedulable() {
 					t.Error("the node did not stay open")
 				}
-				w.upgrade("dcgm", false)
+				w.upgrade(false)
 				w.reach("all-1g.10gb")
 			})
 		})
@@ -83,9 +81,9 @@ func TestAnUndoGoesOnAfterTheUpgradeOfTheDriver(t *testing.T) {
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
 		w.passes("the way back", func() bool { return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`) })
-		w.upgrade("dcgm", true)
+		w.upgrade(true)
 		w.opens()
-		w.upgrade("dcgm", false)
+		w.upgrade(false)
 		w.settle(config.ReasonHardwareFailure)
 		w.givenBack()
 		if after := w.snapshot()[0].Geometry().String(); after != before {
@@ -113,7 +111,7 @@ func TestAnUpgradeOfTheDriverLeavesACordonThatIsNotOurs(t *testing.T) {
 				if also != nil {
 					w.edit(also)
 				}
-				w.upgrade("dcgm", true)
+				w.upgrade(true)
 				w.spend(time.Hour)
 				if !w.node().Spec.Unschedulable {
 					t.Error("the cordon was lifted")
@@ -129,14 +127,14 @@ func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T)
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.begin("all-1g.10gb")
-		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) })
-		w.upgrade("dcgm", true)
+		w.unannotate(config.AnnotationJournal)
+		w.upgrade(true)
 		w.spend(time.Minute)
 		if fenced := len(w.node().Spec.Taints) > 0; fenced {
 			who, _, _ := fence.Cordoner(w.node())
 			t.Errorf("our taint is left; cordoned by %q", who)
 		}
-		w.upgrade("dcgm", false)
+		w.upgrade(false)
 		w.reach("all-1g.10gb")
 	})
 }
@@ -149,16 +147,12 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 		w.settings.Timeouts.DriverUpgrade = 45 * time.Minute
 		w.restart()
 		w.converge("all-1g.10gb")
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"anything", fence.PausedForDriverUpgrade)
-		})
+		w.set(config.LabelOperandPrefix+"anything", fence.PausedForDriverUpgrade)
 		w.spend(10 * time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
 			t.Errorf("by a label of no operand, %s: %s", c.Reason, c.Message)
 		}
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelOperandPrefix+"dcgm", fence.PausedForDriverUpgrade)
-		})
+		w.set(labelDCGM, fence.PausedForDriverUpgrade)
 		c := w.settle(config.ReasonDriverNotLoaded)
 		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+fence.PausedForDriverUpgrade) {
 			t.Errorf("people are sent there at once, or the label is not named: %s", c.Message)
@@ -171,7 +165,7 @@ func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
 		if c := w.condition(); !strings.Contains(c.Message, "kubectl label node gpu-1 "+config.LabelOperandPrefix+"dcgm=true --overwrite") {
 			t.Errorf("it does not say who has to act: %s", c.Message)
 		}
-		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelOperandPrefix+"dcgm") })
+		w.unset(labelDCGM)
 		w.reach("all-1g.10gb")
 	})
 }

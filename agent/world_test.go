@@ -83,6 +83,7 @@ type world struct {
 	fileError error // why it cannot be read
 
 	withoutConfig bool // the device plugin reads no config
+	manager       bool // the device plugin has NVIDIA's config manager
 }
 
 const (
@@ -134,7 +135,7 @@ func (w *world) restart() {
 // forget restarts the agent, unless it is proving the capacity, which takes two looks of one process.
 func (w *world) forget() {
 	w.t.Helper()
-	if w.condition().Reason != string(config.ReasonAwaitingCapacity) {
+	if w.reason() != config.ReasonAwaitingCapacity {
 		w.restart()
 	}
 }
@@ -152,6 +153,26 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 		o.Health = health.Sources{Driver: w.gpus.Health(), Store: w.health}
 	}
 	return o
+}
+
+// listens starts the agent anew, and returns the Events that it sends.
+func (w *world) listens() chan string {
+	o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
+	o.Events = recorder
+	w.agent = agent.New(o)
+	return recorder.Events
+}
+
+// heard counts the Events so far with these words in them.
+func heard(events <-chan string, words ...string) int {
+	n := 0
+	for len(events) > 0 {
+		e := <-events
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e, word) }) {
+			n++
+		}
+	}
+	return n
 }
 
 // podsOf lists the pods of the test's node.
@@ -530,6 +551,9 @@ func (w *world) turn() {
 	w.t.Helper()
 	ctx := w.t.Context()
 	w.bury()
+	if w.manager {
+		w.manage()
+	}
 	n := w.node()
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
@@ -753,15 +777,77 @@ func (w *world) edit(change func(n *corev1.Node)) {
 	}
 }
 
+// set sets a label of the node.
+func (w *world) set(label, value string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, label, value) })
+}
+
+// unset removes a label of the node.
+func (w *world) unset(label string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { delete(n.Labels, label) })
+}
+
 func (w *world) label(value string) {
 	w.t.Helper()
-	w.edit(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, value) })
+	w.set(config.LabelMIGConfig, value)
 }
 
 // annotate sets an annotation of the node.
 func (w *world) annotate(key, value string) {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, value) })
+}
+
+// unannotate removes an annotation of the node, as any user may who can patch nodes.
+func (w *world) unannotate(key string) {
+	w.t.Helper()
+	w.edit(func(n *corev1.Node) { delete(n.Annotations, key) })
+}
+
+// between lets another program write the node between the agent's look and a write of the agent.
+func (w *world) between(change func(*corev1.Node)) error {
+	object, err := w.client.nodes.Get(nodeResource, "", nodeName)
+	if err != nil {
+		return err
+	}
+	n, ok := object.(*corev1.Node)
+	if !ok {
+		return fmt.Errorf("the node is a %T", object)
+	}
+	n = n.DeepCopy()
+	change(n)
+	return w.client.nodes.Update(nodeResource, n, "")
+}
+
+// patched calls the function with each patch of the node before it is made. Its error is the API server's answer.
+func (w *world) patched(answer func(patch string) error) {
+	w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		err := answer(string(action.(k8stesting.PatchAction).GetPatch())) //nolint:errcheck // it is a patch
+		return err != nil, nil, err
+	})
+}
+
+// killedBy has the agent die at its first patch of the node that is such a one: before the API server has it, or right after. No request reaches the
+// API server from then on, until revive starts the next agent.
+func (w *world) killedBy(such func(patch string) bool, after bool) (died func() bool, revive func()) {
+	w.t.Helper()
+	dead := false
+	w.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		patch, ok := action.(k8stesting.PatchAction)
+		now := !dead && ok && such(string(patch.GetPatch()))
+		dead = dead || now
+		return dead && !(now && after), nil, errors.New("the agent is dead")
+	})
+	return func() bool { return dead }, func() {
+		w.t.Helper()
+		if !dead {
+			w.t.Fatal("the agent has not died")
+		}
+		w.client.ReactionChain = w.client.ReactionChain[1:]
+		w.restart()
+	}
 }
 
 // cordon cordons or uncordons the node, as an administrator does with kubectl.
@@ -785,6 +871,24 @@ func (w *world) condition() corev1.NodeCondition {
 		}
 	}
 	return corev1.NodeCondition{}
+}
+
+func (w *world) reason() config.Reason { w.t.Helper(); return config.Reason(w.condition().Reason) }
+
+// hold puts a process that is in no table of processes on a device.
+func (w *world) hold(device string, pid int) {
+	w.t.Helper()
+	if err := w.gpus.Hold(device, pid, "python", 100); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// letGo ends such a process.
+func (w *world) letGo(pid int) {
+	w.t.Helper()
+	if err := w.gpus.Release(pid); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // passes lets the agent and the cluster take turns until stop returns true, in the bubble's time. It fails after a day.
@@ -817,6 +921,44 @@ func (w *world) begin(name string) {
 	w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
 }
 
+// says lets turns pass until the condition has the reason.
+func (w *world) says(reason config.Reason) corev1.NodeCondition {
+	w.t.Helper()
+	w.passes(string(reason), func() bool { return w.reason() == reason })
+	return w.condition()
+}
+
+// fence lets turns pass until the node is cordoned.
+func (w *world) fence() {
+	w.t.Helper()
+	w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+}
+
+// turns runs at most n passes until stop returns true, and reports whether it did. Before each, the cluster has its turn.
+func (w *world) turns(n int, stop func() bool) bool {
+	w.t.Helper()
+	for range n {
+		if stop() {
+			return true
+		}
+		w.turn()
+		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
+			<-time.After(pause)
+		}
+	}
+	c := w.condition()
+	w.t.Logf("after %d passes the node says %s: %s", n, c.Reason, c.Message)
+	return false
+}
+
+// done reports whether the node is as the config asks, without a journal.
+func (w *world) done(name string) func() bool {
+	return func() bool {
+		c := w.condition()
+		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
+	}
+}
+
 // settle lets turns pass until the condition has one of the reasons, and there is no journal.
 func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 	w.t.Helper()
@@ -836,10 +978,7 @@ func (w *world) converge(name string) {
 // reach lets turns pass until the node has the config and is given back.
 func (w *world) reach(name string) {
 	w.t.Helper()
-	w.passes(name, func() bool {
-		c := w.condition()
-		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":")
-	})
+	w.passes(name, w.done(name))
 	w.givenBack()
 }
 
