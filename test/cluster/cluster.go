@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -178,11 +179,6 @@ func (c *Cluster) ready(ctx context.Context, name string, check func(context.Con
 	return nil
 }
 
-// Wait returns nil when the context is done, or the reason why a component ended before, with the end of its log.
-func (c *Cluster) Wait(ctx context.Context) error {
-	return c.supervisor.wait(ctx)
-}
-
 // Stop ends the processes at once and removes a temporary directory. It reports a component that had ended by itself.
 // Calls after the first return the same.
 func (c *Cluster) Stop() error {
@@ -228,11 +224,36 @@ func (c *Cluster) Kubectl() string {
 func (c *Cluster) kubectl() string { return filepath.Join(c.binaries, "kubectl") }
 
 // RunKubectl runs kubectl as the administrator and returns what it prints. The arguments may name no file: the Go command does not see which files
-// kubectl reads, and would take a test's result from its cache after such a file has changed. Kubectl is for those.
+// kubectl reads, and would take a test's result from its cache after such a file has changed. Apply and Kubectl are for those.
 func (c *Cluster) RunKubectl(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, c.kubectl(), append([]string{"--kubeconfig", c.AdminKubeconfig()}, args...)...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, c.kubectl(), append([]string{"--kubeconfig", c.AdminKubeconfig()}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("kubectl %q: %w\n%s", args, err, out)
 	}
 	return string(out), nil
+}
+
+// Apply has kubectl apply files, and after them the folders that have a kustomization.
+func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
+	binaries.KeepOutOfTestCache()
+	// One kubectl for all files: each kubectl reads the whole schema of the API server, which costs both of them a second.
+	files, calls := []string{"apply"}, [][]string(nil)
+	for _, path := range paths {
+		if filepath.Ext(path) == "" {
+			calls = append(calls, []string{"apply", "-k", path})
+		} else {
+			files = append(files, "-f", path)
+		}
+	}
+	if len(files) > 1 {
+		calls = slices.Insert(calls, 0, files)
+	}
+	for _, args := range calls {
+		if _, err := c.RunKubectl(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }

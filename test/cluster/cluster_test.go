@@ -3,8 +3,6 @@ package cluster_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,14 +11,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -41,24 +35,6 @@ func clientFor(t *testing.T, config *rest.Config, err error) kubernetes.Interfac
 		t.Fatal(err)
 	}
 	return client
-}
-
-// eventually fails the test when the condition does not come true within five minutes.
-func eventually(t *testing.T, what string, condition func(context.Context) (bool, error)) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 5*time.Minute, true, condition); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
-	}
-}
-
-func TestItIsTheVersionThatItsModuleNames(t *testing.T) {
-	version, err := clustertest.Client(t).Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if version.GitVersion != "v1.37.1" {
-		t.Errorf("the API server is %s, want v1.37.1", version.GitVersion)
-	}
 }
 
 func TestAUserWithoutABindingIsForbidden(t *testing.T) {
@@ -92,49 +68,6 @@ func TestANodeWritesItselfAndNoOther(t *testing.T) {
 	}
 }
 
-func TestAnEvictionIsRefusedUntilTheBudgetAllowsIt(t *testing.T) {
-	client, namespace := clustertest.Client(t), clustertest.Namespace(t)
-	readyNode(t, client, "worker")
-	deploy(t, client, namespace, "web", 2)
-	budget(t, client, namespace, "web", 2)
-	pods := runPods(t, client, namespace, 2)
-	eventually(t, "the budget counts two healthy pods", func(ctx context.Context) (bool, error) {
-		b, err := client.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "web", metav1.GetOptions{})
-		return err == nil && b.Status.CurrentHealthy == 2 && b.Status.ObservedGeneration == b.Generation, err
-	})
-
-	err := evict(t.Context(), client, namespace, pods[0])
-	if !apierrors.IsTooManyRequests(err) || !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) {
-		t.Fatalf("evicting with a budget of 2 of 2: %v, want 429 for the disruption budget", err)
-	}
-
-	patch := []byte(`{"spec":{"minAvailable":1}}`)
-	if _, err := client.PolicyV1().PodDisruptionBudgets(namespace).Patch(t.Context(), "web", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the budget allows a disruption", func(ctx context.Context) (bool, error) {
-		b, err := client.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "web", metav1.GetOptions{})
-		return err == nil && b.Status.DisruptionsAllowed == 1, err
-	})
-	if err := evict(t.Context(), client, namespace, pods[0]); err != nil {
-		t.Errorf("evicting with a budget of 1 of 2: %v", err)
-	}
-
-	events, err := clustertest.Start(t).Requests(func(e cluster.AuditEvent) bool {
-		return e.Resource == "pods/eviction" && e.Namespace == namespace
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var codes []int
-	for _, e := range events {
-		codes = append(codes, e.Code)
-	}
-	if diff := cmp.Diff([]int{http.StatusTooManyRequests, http.StatusCreated}, codes); diff != "" {
-		t.Errorf("answers to evictions in the audit log (-want +got):\n%s", diff)
-	}
-}
-
 func TestTheAuditLogCountsTheWritesOfAUser(t *testing.T) {
 	c, namespace := clustertest.Start(t), clustertest.Namespace(t)
 	user := "auditor-of-" + namespace
@@ -165,13 +98,6 @@ func TestTheAuditLogCountsTheWritesOfAUser(t *testing.T) {
 	want := []string{"create configmaps NS/a: 201", "patch configmaps NS/a: 200", "delete configmaps NS/b: 404"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("writes in the audit log (-want +got):\n%s", diff)
-	}
-}
-
-func TestKubectlWorksWithTheKubeconfig(t *testing.T) {
-	out, err := clustertest.Start(t).RunKubectl(t.Context(), "get", "namespace", "default", "-oname")
-	if got := strings.TrimSpace(out); err != nil || got != "namespace/default" {
-		t.Errorf("kubectl get namespace default: %q, %v", got, err)
 	}
 }
 
@@ -251,85 +177,4 @@ func processesIn(t *testing.T, dir string) []string {
 
 func node(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-// readyNode makes a node on which the scheduler places pods; no kubelet stands behind it.
-func readyNode(t *testing.T, client kubernetes.Interface, name string) {
-	t.Helper()
-	if _, err := client.CoreV1().Nodes().Create(t.Context(), node(name), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := client.CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	patch := []byte(`{"status":{"allocatable":{"cpu":"4","pods":"10"},"conditions":[{"type":"Ready","status":"True"}]}}`)
-	if _, err := client.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func deploy(t *testing.T, client kubernetes.Interface, namespace, name string, replicas int32) {
-	t.Helper()
-	labels := map[string]string{"app": name}
-	_, err := client.AppsV1().Deployments(namespace).Create(t.Context(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "none"}}},
-			},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func budget(t *testing.T, client kubernetes.Interface, namespace, name string, available int) {
-	t.Helper()
-	minimum := intstr.FromInt(available)
-	_, err := client.PolicyV1().PodDisruptionBudgets(namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: &minimum,
-			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// runPods waits until so many pods are scheduled, and reports them running and ready as a kubelet would.
-func runPods(t *testing.T, client kubernetes.Interface, namespace string, count int) []string {
-	t.Helper()
-	var names []string
-	eventually(t, fmt.Sprintf("%d pods are scheduled", count), func(ctx context.Context) (bool, error) {
-		pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, err
-		}
-		names = nil
-		for _, pod := range pods.Items {
-			if pod.Spec.NodeName != "" {
-				names = append(names, pod.Name)
-			}
-		}
-		return len(names) == count, nil
-	})
-	patch := []byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
-	for _, name := range names {
-		if _, err := client.CoreV1().Pods(namespace).Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return names
-}
-
-func evict(ctx context.Context, client kubernetes.Interface, namespace, pod string) error {
-	return client.PolicyV1().Evictions(namespace).Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod, Namespace: namespace}})
 }

@@ -26,58 +26,30 @@ func (t *deviceTable) allocate(ctx context.Context, pod *corev1.Pod) error {
 }
 
 func (t *deviceTable) allocateAll(ctx context.Context, pod *corev1.Pod) error {
-	reusable := map[string]sets.Set[string]{} // what init containers had, who end before the others begin
 	for _, c := range pod.Spec.InitContainers {
-		ids, err := t.allocateContainer(ctx, pod, &c, reusable)
-		if err != nil {
-			return err
-		}
-		for name, of := range ids {
-			if restartable(&c) {
-				reusable[name] = reusable[name].Difference(of)
-			} else {
-				reusable[name] = of.Union(reusable[name])
-			}
+		if c.RestartPolicy != nil || slices.ContainsFunc(resourceNames(c.Resources.Limits), t.isManaged) {
+			return fmt.Errorf("init container %s: this kubelet knows those that end, and that have no devices", c.Name)
 		}
 	}
 	for _, c := range pod.Spec.Containers {
-		ids, err := t.allocateContainer(ctx, pod, &c, reusable)
-		if err != nil {
-			return err
-		}
-		for name, of := range ids {
-			reusable[name] = reusable[name].Difference(of)
+		for _, name := range resourceNames(c.Resources.Limits) {
+			needed := int(c.Resources.Limits.Name(corev1.ResourceName(name), "").Value())
+			if needed == 0 || !t.isManaged(name) {
+				continue
+			}
+			ids, by, err := t.choose(ctx, pod.UID, c.Name, name, needed)
+			if err != nil {
+				return err
+			}
+			if by == nil {
+				continue // it has them already
+			}
+			if err := t.take(ctx, pod, c.Name, by, ids); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
-}
-
-// restartable reports whether an init container is a sidecar, which runs beside the others.
-func restartable(c *corev1.Container) bool {
-	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-}
-
-func (t *deviceTable) allocateContainer(ctx context.Context, pod *corev1.Pod, c *corev1.Container, reusable map[string]sets.Set[string],
-) (map[string]sets.Set[string], error) {
-	given := map[string]sets.Set[string]{}
-	for _, name := range resourceNames(c.Resources.Limits) {
-		needed := int(c.Resources.Limits.Name(corev1.ResourceName(name), "").Value())
-		if needed == 0 || !t.isManaged(name) {
-			continue
-		}
-		ids, by, err := t.choose(ctx, pod.UID, c.Name, name, needed, reusable[name])
-		if err != nil {
-			return nil, err
-		}
-		if by == nil {
-			continue // it has them already
-		}
-		if err := t.take(ctx, pod, c.Name, by, ids); err != nil {
-			return nil, err
-		}
-		given[name] = sets.New(ids...)
-	}
-	return given, nil
 }
 
 func resourceNames(list corev1.ResourceList) []string {
@@ -114,8 +86,7 @@ func (t *deviceTable) startable(c *corev1.Container) error {
 }
 
 // choose picks the devices for a container and the plugin that allocates them; no plugin if the container has them already.
-func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name string, needed int, reusable sets.Set[string],
-) ([]string, *plugin, error) {
+func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name string, needed int) ([]string, *plugin, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.resources[name]
@@ -135,20 +106,17 @@ func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name
 		return nil, nil, fmt.Errorf("unknown Device Plugin %s", name)
 	}
 	by := r.plugins[len(r.plugins)-1]
-	chosen := sets.List(reusable)
-	if len(chosen) >= needed {
-		return chosen[:needed], by, nil
-	}
-	free := r.healthy.Difference(t.inUse(name)).Difference(reusable)
-	if missing := needed - len(chosen); free.Len() < missing {
-		return nil, nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, missing, free.Len())
+	free := r.healthy.Difference(t.inUse(name))
+	if free.Len() < needed {
+		return nil, nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", name, needed, free.Len())
 	}
 	t.mu.Unlock() // the plugin may take its time; t.admission keeps others from these devices
-	preferred, err := by.prefer(ctx, sets.List(free.Union(reusable)), chosen, needed)
+	preferred, err := by.prefer(ctx, sets.List(free), needed)
 	t.mu.Lock()
 	if err != nil {
 		return nil, nil, err
 	}
+	var chosen []string
 	for _, id := range append(preferred, sets.List(free)...) {
 		if len(chosen) == needed {
 			break
@@ -162,13 +130,13 @@ func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name
 }
 
 // prefer asks the plugin which devices it would take, if it offers to say.
-func (p *plugin) prefer(ctx context.Context, available, mustInclude []string, size int) ([]string, error) {
+func (p *plugin) prefer(ctx context.Context, available []string, size int) ([]string, error) {
 	if !p.options.GetGetPreferredAllocationAvailable() {
 		return nil, nil
 	}
 	answer, err := p.client.GetPreferredAllocation(ctx, &v1beta1.PreferredAllocationRequest{
 		ContainerRequests: []*v1beta1.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: available, MustIncludeDeviceIDs: mustInclude, AllocationSize: int32(size),
+			AvailableDeviceIDs: available, AllocationSize: int32(size),
 		}},
 	})
 	if err != nil {
@@ -190,11 +158,6 @@ func (t *deviceTable) take(ctx context.Context, pod *corev1.Pod, container strin
 	}
 	if len(answer.ContainerResponses) == 0 {
 		return errors.New("no containers return in allocation response")
-	}
-	if by.options.GetPreStartRequired() {
-		if _, err := by.client.PreStartContainer(ctx, &v1beta1.PreStartContainerRequest{DevicesIds: ids}); err != nil {
-			return fmt.Errorf("device plugin PreStartContainer rpc failed with err: %w", err)
-		}
 	}
 	given := &containerIDs{IDs: ids, NUMA: map[string][]int64{}, Envs: answer.ContainerResponses[0].Envs}
 	for _, m := range answer.ContainerResponses[0].Mounts {

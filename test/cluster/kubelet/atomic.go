@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,15 +14,9 @@ import (
 // dataLink is the link that kubelet turns from one state of a volume to the next.
 const dataLink = "..data"
 
-// file is one file of a volume.
-type file struct {
-	text string
-	mode os.FileMode
-}
-
 // writeAtomically makes the files appear in dir all at once, laid out as kubelet does: each state is a directory of its
 // own, "..data" links to the one that holds, and each file is a link through it. Unchanged files are not touched.
-func writeAtomically(dir string, files map[string]file) error {
+func writeAtomically(dir string, files map[string]string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -41,8 +34,8 @@ func writeAtomically(dir string, files map[string]file) error {
 	if err := os.Chmod(state, 0o755); err != nil {
 		return err
 	}
-	for name, f := range files {
-		if err := writeFile(state, name, f); err != nil {
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(state, name), []byte(text), 0o644); err != nil {
 			return err
 		}
 	}
@@ -58,24 +51,10 @@ func writeAtomically(dir string, files map[string]file) error {
 	return os.RemoveAll(filepath.Join(dir, before))
 }
 
-func writeFile(dir, name string, f file) error {
-	path := filepath.Join(dir, filepath.Join("/", name))
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(path, []byte(f.text), f.mode); err != nil {
-		return err
-	}
-	return os.Chmod(path, f.mode) // whatever the umask
-}
-
-// linkFiles gives each top-level name its link, and takes away those of files that are gone.
-func linkFiles(dir string, files map[string]file) error {
-	wanted := map[string]bool{}
+// linkFiles gives each name its link, and takes away those of files that are gone.
+func linkFiles(dir string, files map[string]string) error {
 	for name := range files {
-		top, _, _ := strings.Cut(strings.TrimPrefix(filepath.Join("/", name), "/"), "/")
-		wanted[top] = true
-		err := os.Symlink(filepath.Join(dataLink, top), filepath.Join(dir, top))
+		err := os.Symlink(filepath.Join(dataLink, name), filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -85,7 +64,7 @@ func linkFiles(dir string, files map[string]file) error {
 		return err
 	}
 	for _, e := range entries {
-		if !wanted[e.Name()] && !strings.HasPrefix(e.Name(), "..") {
+		if _, stays := files[e.Name()]; !stays && !strings.HasPrefix(e.Name(), "..") {
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
@@ -95,23 +74,15 @@ func linkFiles(dir string, files map[string]file) error {
 }
 
 // holds reports whether the directory has exactly these files.
-func holds(dir string, files map[string]file) bool {
-	found := map[string]file{}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
+func holds(dir string, files map[string]string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(files) {
+		return false
+	}
+	for name, text := range files {
+		if found, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(found) != text {
+			return false
 		}
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
-		found[name] = file{string(text), info.Mode().Perm()}
-		return err
-	})
-	return err == nil && maps.Equal(found, files)
+	}
+	return true
 }

@@ -73,7 +73,7 @@ func (t *deviceTable) restore() error {
 	var c checkpoint
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		t.existed = false
+		t.rebooted = true
 		return t.save()
 	case err != nil:
 		return fmt.Errorf("reading the record of devices: %w", err)
@@ -81,7 +81,6 @@ func (t *deviceTable) restore() error {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return fmt.Errorf("reading the record of devices %s (remove it to forget which pod has which device): %w", path, err)
 	}
-	t.existed = true
 	t.rebooted = c.BootID != t.bootID
 	t.resources, t.pods = map[string]*pluginResource{}, c.Pods
 	if t.pods == nil {

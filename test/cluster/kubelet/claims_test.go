@@ -82,11 +82,15 @@ func (j *joined) allocate(t *testing.T, name, driver string, pod *corev1.Pod) {
 // hasClaims compares what PodResources tells of the pod's claims.
 func (j *joined) hasClaims(t *testing.T, pod string, want []*podresourcesv1.DynamicResource) {
 	t.Helper()
-	answer, err := j.podResources(t).Get(t.Context(), &podresourcesv1.GetPodResourcesRequest{PodName: pod, PodNamespace: j.namespace})
+	answer, err := j.podResources(t).List(t.Context(), &podresourcesv1.ListPodResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := answer.PodResources.Containers[0].DynamicResources
+	i := slices.IndexFunc(answer.PodResources, func(p *podresourcesv1.PodResources) bool { return p.Name == pod })
+	if i < 0 {
+		t.Fatalf("pod %s is not listed", pod)
+	}
+	got := answer.PodResources[i].Containers[0].DynamicResources
 	if !slices.EqualFunc(got, want, func(a, b *podresourcesv1.DynamicResource) bool { return a.String() == b.String() }) {
 		t.Errorf("pod %s has %v, want %v", pod, got, want)
 	}

@@ -23,7 +23,6 @@ type container struct {
 	spec    corev1.Container
 	image   *Image // nil: it is only said to run
 	init    bool   // one of the pod's init containers
-	sidecar bool   // an init container that runs beside the others
 	adopted bool   // it runs already, as far as anybody can tell
 
 	status corev1.ContainerStatus // guarded by the worker's mu
@@ -33,8 +32,7 @@ type container struct {
 func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*container {
 	var all []*container
 	add := func(spec corev1.Container, init bool, before []corev1.ContainerStatus) {
-		c := &container{spec: spec, init: init, sidecar: init && restartable(&spec)}
-		c.image = imageOf(images, spec)
+		c := &container{spec: spec, init: init, image: imageOf(images, spec)}
 		c.status = corev1.ContainerStatus{
 			Name: spec.Name, Image: spec.Image, ImageID: "standin://" + spec.Image,
 			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}},
@@ -67,8 +65,7 @@ func imageOf(images map[string]Image, spec corev1.Container) *Image {
 
 // remember keeps the status of a container that survived, and counts a restart for one that did not.
 func (c *container) remember(old corev1.ContainerStatus, survived bool) {
-	ends := c.init && !c.sidecar
-	if survived && (c.image == nil || (ends && old.State.Terminated != nil)) {
+	if survived && (c.image == nil || c.init && old.State.Terminated != nil) {
 		c.status, c.adopted = *old.DeepCopy(), true
 		return
 	}
@@ -104,24 +101,18 @@ func (w *worker) runContainers(kill context.Context) {
 	if !w.mountVolumes(until) {
 		return
 	}
-	var mains, beside sync.WaitGroup
-	stopBeside := make(chan struct{})
-	defer beside.Wait()
-	defer close(stopBeside)
+	var mains sync.WaitGroup
+	defer mains.Wait()
 	for _, c := range w.containers {
-		switch {
-		case c.sidecar:
-			beside.Go(func() { w.runContainer(kill, stopBeside, c) })
-		case c.init:
-			w.runContainer(kill, w.stopping, c)
-			if !w.succeeded(c) {
-				return
-			}
-		default:
-			mains.Go(func() { w.runContainer(kill, w.stopping, c) })
+		if !c.init {
+			mains.Go(func() { w.runContainer(kill, c) })
+			continue
+		}
+		w.runContainer(kill, c)
+		if !w.succeeded(c) {
+			return
 		}
 	}
-	mains.Wait()
 }
 
 func (w *worker) mountVolumes(until context.Context) bool {
@@ -146,9 +137,9 @@ func (w *worker) succeeded(c *container) bool {
 }
 
 // runContainer runs one container until it has ended for good.
-func (w *worker) runContainer(kill context.Context, stop <-chan struct{}, c *container) {
+func (w *worker) runContainer(kill context.Context, c *container) {
 	if c.image == nil {
-		w.pretend(kill, stop, c)
+		w.pretend(kill, c)
 		return
 	}
 	if c.adopted {
@@ -156,8 +147,8 @@ func (w *worker) runContainer(kill context.Context, stop <-chan struct{}, c *con
 	}
 	delay := w.k.RestartDelay
 	for {
-		code, ran := w.runProcess(kill, stop, c)
-		if isClosed(stop) || kill.Err() != nil || (ran && !w.restarts(c, code)) {
+		code, ran := w.runProcess(kill, c)
+		if isClosed(w.stopping) || kill.Err() != nil || (ran && !w.restarts(c, code)) {
 			return
 		}
 		w.set(c, func(s *corev1.ContainerStatus) {
@@ -169,7 +160,7 @@ func (w *worker) runContainer(kill context.Context, stop <-chan struct{}, c *con
 		timer := w.k.Clock.NewTimer(delay)
 		select {
 		case <-timer.C():
-		case <-stop:
+		case <-w.stopping:
 		case <-kill.Done():
 		}
 		timer.Stop()
@@ -180,29 +171,26 @@ func (w *worker) runContainer(kill context.Context, stop <-chan struct{}, c *con
 // restarts reports whether a container that ended with the code is to run again.
 func (w *worker) restarts(c *container, code int32) bool {
 	policy := w.latest().Spec.RestartPolicy
-	switch {
-	case c.sidecar:
-		return true
-	case c.init:
+	if c.init {
 		return code != 0 && policy != corev1.RestartPolicyNever
 	}
 	return policy == corev1.RestartPolicyAlways || policy == "" || (policy == corev1.RestartPolicyOnFailure && code != 0)
 }
 
 // pretend says of a container without a process that it runs, until it is stopped. An init container ends at once.
-func (w *worker) pretend(kill context.Context, stop <-chan struct{}, c *container) {
+func (w *worker) pretend(kill context.Context, c *container) {
 	if !c.adopted {
 		w.set(c, func(s *corev1.ContainerStatus) {
 			w.started(s)
-			s.Ready = !c.init || c.sidecar
+			s.Ready = !c.init
 		})
 	}
-	if c.init && !c.sidecar {
+	if c.init {
 		w.set(c, func(s *corev1.ContainerStatus) { w.terminated(s, 0) })
 		return
 	}
 	select {
-	case <-stop:
+	case <-w.stopping:
 	case <-kill.Done():
 	}
 	delay := w.k.TerminationDelay

@@ -44,8 +44,7 @@ type deviceTable struct {
 	resources map[string]*pluginResource
 	forgotten sets.Set[string] // resources that left the table and are to be reported as 0
 	pods      map[types.UID]*podDevices
-	rebooted  bool   // the checkpoint is of another boot
-	existed   bool   // there was a checkpoint
+	rebooted  bool   // the checkpoint is of another boot, or there was none
 	saved     []byte // the checkpoint as it was written last
 
 	server *grpc.Server
@@ -298,18 +297,11 @@ func (t *deviceTable) reportedForgotten(names []string) {
 	t.forgotten.Delete(names...)
 }
 
-// recreated reports whether this directory has never held a checkpoint: to kubelet, a sign that the node is new.
-func (t *deviceTable) recreated() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return !t.existed
-}
-
 // isNew reports whether no container can have run under the last kubelet of this directory.
 func (t *deviceTable) isNew() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.existed || t.rebooted
+	return t.rebooted
 }
 
 func isExtendedResource(name string) bool {

@@ -29,22 +29,22 @@ import (
 // bounded by the pod's grace period. Without it, Options.TerminationDelay holds.
 const TerminationDelayAnnotation = "kubelet.gpuslice.io/termination-delay"
 
+// volumeDelay is from the change of a ConfigMap to that of its files.
+const volumeDelay = time.Second
+
+// nodeAddress is the InternalIP of the node, and of its pods with processes.
+const nodeAddress = "127.0.0.1"
+
 // maxSocketPath is the longest path of a Unix socket that Linux takes: sun_path without its terminating zero.
 const maxSocketPath = 107
 
-// Options say which node the kubelet stands for. Node, Dir and one of Config and Client are required.
+// Options say which node the kubelet stands for. Node, Dir and Config are required.
 type Options struct {
-	Node   string               // name of the Node object
-	Dir    string               // what /var/lib/kubelet is on a real node; it outlives a kubelet. Short: sockets are in it
-	Config *rest.Config         // the API server; credentials of system:node:<name> suffice
-	Client kubernetes.Interface // instead of Config, where no process needs the address of the API server
-
-	Labels    map[string]string   // of the Node when it is made; an existing Node keeps its own, as with a real kubelet
-	Taints    []corev1.Taint      // likewise
-	Capacity  corev1.ResourceList // what is given is added to or replaces 64 cpu, 512Gi memory, 110 pods
-	Address   string              // InternalIP of the node and of pods with processes; 127.0.0.1 if empty
-	BootID    string              // a change of it from one Start to the next is a reboot: no container survived
-	MachineID string
+	Node   string            // name of the Node object
+	Dir    string            // what /var/lib/kubelet is on a real node; it outlives a kubelet. Short: sockets are in it
+	Config *rest.Config      // the API server; credentials of system:node:<name> suffice
+	Labels map[string]string // of the Node when it is made; an existing Node keeps its own, as with a real kubelet
+	BootID string            // a change of it from one Start to the next is a reboot: no container survived
 
 	// Images are the containers that run as processes, by the image that pods name. An image with several programs has an
 	// entry for each beside its own: "image command[0]", or with more of the command. The longest that fits counts.
@@ -56,7 +56,6 @@ type Options struct {
 	StatusPeriod     time.Duration    // between looks at the node's status; 10 s if 0
 	ReportAtOnce     bool             // devices that come and go are reported now, not with the next period
 	TerminationDelay time.Duration    // how long a pod without processes takes to end; 100 ms if 0
-	VolumeDelay      time.Duration    // from the change of a ConfigMap or Secret to the change of its files; 1 s if 0
 	ListDelay        time.Duration    // from a start of kubelet until PodResources lists its pods: about a second with a real one
 	RestartDelay     time.Duration    // before the first restart of an ended container; doubles up to 30 times; 1 s if 0
 	Log              *zap.Logger      // silent if nil
@@ -106,14 +105,11 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	client := o.Client
-	if client == nil {
-		config := rest.CopyConfig(o.Config)
-		config.QPS, config.Burst = 50, 100 // a kubelet's own
-		var err error
-		if client, err = kubernetes.NewForConfig(config); err != nil {
-			return nil, fmt.Errorf("connecting node %s to the API server: %w", o.Node, err)
-		}
+	config := rest.CopyConfig(o.Config)
+	config.QPS, config.Burst = 50, 100 // a kubelet's own
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("connecting node %s to the API server: %w", o.Node, err)
 	}
 	run, stop := context.WithCancel(ctx)
 	k := &Kubelet{Options: o, client: client, stop: stop, stopped: make(chan struct{})}
@@ -168,11 +164,6 @@ func (k *Kubelet) PodResourcesSocket() string {
 // DevicePluginDir is the directory of the device plugins' sockets and of the Registration service's, kubelet.sock.
 func (k *Kubelet) DevicePluginDir() string { return k.devices.dir }
 
-// WaitResource returns when the node's status, as last written, has these numbers of the resource.
-func (k *Kubelet) WaitResource(ctx context.Context, name string, capacity, allocatable int64) error {
-	return k.node.await(ctx, name, capacity, allocatable)
-}
-
 func (k *Kubelet) startServices(ctx context.Context) error {
 	k.services.Lock()
 	defer k.services.Unlock()
@@ -208,19 +199,16 @@ func (o *Options) complete() error {
 	switch {
 	case o.Node == "":
 		return errors.New("starting a kubelet: Options.Node is empty: name the node")
-	case o.Config == nil && o.Client == nil:
+	case o.Config == nil:
 		return fmt.Errorf("starting the kubelet of %s: Options.Config is nil: say where the API server is", o.Node)
 	case !filepath.IsAbs(o.Dir):
 		return fmt.Errorf("starting the kubelet of %s: Options.Dir %q is not an absolute path", o.Node, o.Dir)
 	case len(o.Images) > 0 && o.SandboxBinary == "":
 		return fmt.Errorf("starting the kubelet of %s: Options.SandboxBinary is empty, yet Images are to be run", o.Node)
 	}
-	o.Address = cmp.Or(o.Address, "127.0.0.1")
-	o.MachineID = cmp.Or(o.MachineID, "machine-of-"+o.Node)
 	o.BootID = cmp.Or(o.BootID, "first-boot-of-"+o.Node)
 	o.StatusPeriod = cmp.Or(o.StatusPeriod, 10*time.Second)
 	o.TerminationDelay = cmp.Or(o.TerminationDelay, 100*time.Millisecond)
-	o.VolumeDelay = cmp.Or(o.VolumeDelay, time.Second)
 	o.RestartDelay = cmp.Or(o.RestartDelay, time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}

@@ -6,10 +6,4 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-func TestMain(m *testing.M) {
-	if runsAsProgram() {
-		program()
-		return
-	}
-	clustertest.Main(m)
-}
+func TestMain(m *testing.M) { clustertest.Main(m) }

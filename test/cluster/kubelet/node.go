@@ -37,13 +37,12 @@ type nodeReporter struct {
 	log *zap.Logger
 
 	mu       sync.Mutex
-	written  *corev1.Node  // the node as the last write left it
-	reported time.Time     // when that was; zero makes the next look write
-	changed  chan struct{} // closed and replaced with each write
+	written  *corev1.Node // the node as the last write left it
+	reported time.Time    // when that was; zero makes the next look write
 }
 
 func newNodeReporter(k *Kubelet) *nodeReporter {
-	return &nodeReporter{k: k, log: k.Log.Named("node"), changed: make(chan struct{})}
+	return &nodeReporter{k: k, log: k.Log.Named("node")}
 }
 
 // register makes the Node if there is none, and writes its status at once, as a kubelet does that starts.
@@ -55,7 +54,7 @@ func (n *nodeReporter) register(ctx context.Context) error {
 	n.mu.Lock()
 	n.reported = time.Time{}
 	n.mu.Unlock()
-	if err := n.report(ctx, n.k.devices.recreated()); err != nil {
+	if err := n.report(ctx); err != nil {
 		return err
 	}
 	return n.renewLease(ctx)
@@ -78,7 +77,7 @@ func (n *nodeReporter) run(ctx context.Context, status, lease <-chan time.Time) 
 	var devices <-chan struct{}
 	if n.k.ReportAtOnce {
 		devices = n.k.devices.watch()
-		n.logged(ctx, n.report(ctx, false)) // what changed since the registration
+		n.logged(ctx, n.report(ctx)) // what changed since the registration
 	}
 	for {
 		select {
@@ -86,9 +85,9 @@ func (n *nodeReporter) run(ctx context.Context, status, lease <-chan time.Time) 
 			return
 		case <-devices:
 			devices = n.k.devices.watch() // before the report, so that no change falls between the two
-			n.logged(ctx, n.report(ctx, false))
+			n.logged(ctx, n.report(ctx))
 		case <-status:
-			n.logged(ctx, n.report(ctx, false))
+			n.logged(ctx, n.report(ctx))
 		case <-lease:
 			n.logged(ctx, n.renewLease(ctx))
 		}
@@ -101,34 +100,16 @@ func (n *nodeReporter) logged(ctx context.Context, err error) {
 	}
 }
 
-// await returns when the status as last written has these numbers of the resource.
-func (n *nodeReporter) await(ctx context.Context, name string, capacity, allocatable int64) error {
-	for {
-		n.mu.Lock()
-		status, changed := n.written.Status, n.changed
-		n.mu.Unlock()
-		c, a := status.Capacity[corev1.ResourceName(name)], status.Allocatable[corev1.ResourceName(name)]
-		if c.Value() == capacity && a.Value() == allocatable {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s of node %s to be %d/%d, which is %d/%d: %w", name, n.k.Node, capacity, allocatable, c.Value(), a.Value(), ctx.Err())
-		case <-changed:
-		}
-	}
-}
-
 // report computes the status and writes what differs from the API server's by a patch, so that conditions and resources
-// of others stay as they are. With zero, every extended resource is set to 0 first: the node is new under an old name.
-func (n *nodeReporter) report(ctx context.Context, zero bool) error {
+// of others stay as they are.
+func (n *nodeReporter) report(ctx context.Context) error {
 	nodes := n.k.client.CoreV1().Nodes()
 	before, err := nodes.Get(ctx, n.k.Node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("reading node %s: %w", n.k.Node, err)
 	}
 	after := before.DeepCopy()
-	forgotten := n.fill(&after.Status, zero)
+	forgotten := n.fill(&after.Status)
 	n.mu.Lock()
 	due := n.reported.IsZero() || n.k.Clock.Since(n.reported) >= reportPeriod
 	n.mu.Unlock()
@@ -162,26 +143,17 @@ func (n *nodeReporter) remember(node *corev1.Node, written bool) {
 	if written {
 		n.reported = n.k.Clock.Now()
 	}
-	close(n.changed)
-	n.changed = make(chan struct{})
 }
 
 // fill sets what this kubelet knows and leaves the rest of the status alone. It returns the resources set to 0 for good.
-func (n *nodeReporter) fill(s *corev1.NodeStatus, zero bool) (forgotten []string) {
+func (n *nodeReporter) fill(s *corev1.NodeStatus) (forgotten []string) {
 	if s.Capacity == nil {
 		s.Capacity = corev1.ResourceList{}
 	}
 	if s.Allocatable == nil {
 		s.Allocatable = corev1.ResourceList{}
 	}
-	if zero {
-		for name := range s.Capacity {
-			if isExtendedResource(string(name)) {
-				s.Capacity[name] = resource.Quantity{Format: resource.DecimalSI}
-			}
-		}
-	}
-	maps.Copy(s.Capacity, n.capacity())
+	maps.Copy(s.Capacity, capacity())
 	known, forgotten := n.k.devices.amounts()
 	for name, a := range known {
 		s.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(a.capacity, resource.DecimalSI)
@@ -199,11 +171,11 @@ func (n *nodeReporter) fill(s *corev1.NodeStatus, zero bool) (forgotten []string
 		s.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(a.allocatable, resource.DecimalSI)
 	}
 	s.Addresses = []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: n.k.Address},
+		{Type: corev1.NodeInternalIP, Address: nodeAddress},
 		{Type: corev1.NodeHostName, Address: n.k.Node},
 	}
 	s.NodeInfo = corev1.NodeSystemInfo{
-		MachineID: n.k.MachineID, SystemUUID: n.k.MachineID, BootID: n.k.BootID,
+		MachineID: "machine-of-" + n.k.Node, SystemUUID: "machine-of-" + n.k.Node, BootID: n.k.BootID,
 		KernelVersion: "simulated", OSImage: "simulated", ContainerRuntimeVersion: "standin://1.0.0",
 		KubeletVersion: version, OperatingSystem: "linux", Architecture: runtime.GOARCH,
 	}
@@ -241,15 +213,13 @@ func (n *nodeReporter) setCondition(s *corev1.NodeStatus, c corev1.NodeCondition
 	s.Conditions = append(s.Conditions, c)
 }
 
-func (n *nodeReporter) capacity() corev1.ResourceList {
-	list := corev1.ResourceList{
+func capacity() corev1.ResourceList {
+	return corev1.ResourceList{
 		corev1.ResourceCPU:              resource.MustParse("64"),
 		corev1.ResourceMemory:           resource.MustParse("512Gi"),
 		corev1.ResourceEphemeralStorage: resource.MustParse("1Ti"),
 		corev1.ResourcePods:             resource.MustParse("110"),
 	}
-	maps.Copy(list, n.k.Capacity)
-	return list
 }
 
 func (n *nodeReporter) initial() *corev1.Node {
@@ -257,8 +227,8 @@ func (n *nodeReporter) initial() *corev1.Node {
 		corev1.LabelHostname: n.k.Node, corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH,
 	}
 	maps.Copy(labels, n.k.Labels)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.k.Node, Labels: labels}, Spec: corev1.NodeSpec{Taints: n.k.Taints}}
-	n.fill(&node.Status, false)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.k.Node, Labels: labels}}
+	n.fill(&node.Status)
 	return node
 }
 

@@ -60,16 +60,6 @@ func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 	return answer, nil
 }
 
-// Get tells which devices one pod has.
-func (p *podResources) Get(_ context.Context, q *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
-	for _, pod := range p.pods.active() {
-		if pod.Namespace == q.PodNamespace && pod.Name == q.PodName {
-			return &podresourcesv1.GetPodResourcesResponse{PodResources: p.of(pod)}, nil
-		}
-	}
-	return nil, fmt.Errorf("pod %s in namespace %s not found", q.PodName, q.PodNamespace)
-}
-
 // GetAllocatableResources tells the healthy devices, whether or not a pod has them.
 func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest,
 ) (*podresourcesv1.AllocatableResourcesResponse, error) {
@@ -89,7 +79,7 @@ func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.
 
 func (p *podResources) of(pod *corev1.Pod) *podresourcesv1.PodResources {
 	answer := &podresourcesv1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
-	for _, c := range append(sidecars(pod), pod.Spec.Containers...) {
+	for _, c := range pod.Spec.Containers {
 		of := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: dynamic(pod, &c, p.pods.claimsOf(pod.UID))}
 		given := p.devices.given(pod.UID, c.Name)
 		for _, name := range sets.List(sets.KeySet(given)) {
@@ -114,17 +104,6 @@ func entries(name, id string, numa []int64, known bool) []*podresourcesv1.Contai
 			ResourceName: name, DeviceIds: []string{id},
 			Topology: &podresourcesv1.TopologyInfo{Nodes: []*podresourcesv1.NUMANode{{ID: n}}},
 		})
-	}
-	return all
-}
-
-// sidecars are the init containers that run beside the others.
-func sidecars(pod *corev1.Pod) []corev1.Container {
-	var all []corev1.Container
-	for _, c := range pod.Spec.InitContainers {
-		if restartable(&c) {
-			all = append(all, c)
-		}
 	}
 	return all
 }

@@ -158,7 +158,7 @@ func (p *podWatch) freed(pod *corev1.Pod) {
 // address is the pod's IP: the node's own where processes run, since they listen on the machine itself.
 func (p *podWatch) address(pod *corev1.Pod, processes bool) string {
 	if pod.Spec.HostNetwork || processes {
-		return p.k.Address
+		return nodeAddress
 	}
 	if pod.Status.PodIP != "" {
 		return pod.Status.PodIP
@@ -169,32 +169,4 @@ func (p *podWatch) address(pod *corev1.Pod, processes bool) string {
 	subnet := fnv.New32a()
 	_, _ = subnet.Write([]byte(p.k.Node)) // a hash takes everything
 	return fmt.Sprintf("10.%d.%d.%d", 128+subnet.Sum32()%128, p.ips/250%256, p.ips%250+1)
-}
-
-// WaitPod returns the pod of the node as soon as it is as wanted. It sees what the kubelet sees of it.
-func (k *Kubelet) WaitPod(ctx context.Context, namespace, name string, wanted func(*corev1.Pod) bool) (*corev1.Pod, error) {
-	found := make(chan *corev1.Pod, 1)
-	watch, cancel := context.WithCancel(ctx)
-	defer cancel()
-	informer := informers.NewFilteredPodInformer(k.client, namespace, 0, nil, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", k.Node).String()
-	})
-	look := func(object any) {
-		if pod, isPod := object.(*corev1.Pod); isPod && pod.Name == name && pod.Spec.NodeName == k.Node && wanted(pod) {
-			select {
-			case found <- pod:
-			default:
-			}
-		}
-	}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, o any) { look(o) }}); err != nil {
-		return nil, fmt.Errorf("waiting for pod %s/%s: %w", namespace, name, err)
-	}
-	go informer.RunWithContext(watch)
-	select {
-	case pod := <-found:
-		return pod, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for pod %s/%s on node %s: %w", namespace, name, k.Node, ctx.Err())
-	}
 }

@@ -32,7 +32,7 @@ func (w *worker) fillStatus(pod *corev1.Pod) {
 	if isTerminal(pod) || w.address == "" {
 		return // it ended before this kubelet, or never began
 	}
-	s.HostIP, s.HostIPs = w.k.Address, []corev1.HostIP{{IP: w.k.Address}}
+	s.HostIP, s.HostIPs = nodeAddress, []corev1.HostIP{{IP: nodeAddress}}
 	s.PodIP, s.PodIPs = w.address, []corev1.PodIP{{IP: w.address}}
 	s.InitContainerStatuses, s.ContainerStatuses = nil, nil
 	for _, c := range w.containers {
@@ -57,13 +57,12 @@ func (w *worker) fillStatus(pod *corev1.Pod) {
 	}
 }
 
-// phase sums up the containers. Sidecars do not count: a pod ends with its containers, whatever became of them. The
-// caller holds w.mu.
+// phase sums up the containers. The caller holds w.mu.
 func (w *worker) phase() corev1.PodPhase {
 	begun, failed, over := false, false, true
 	for _, c := range w.containers {
 		ended := c.status.State.Terminated
-		failed = failed || (!c.sidecar && ended != nil && ended.ExitCode != 0)
+		failed = failed || (ended != nil && ended.ExitCode != 0)
 		if !c.init {
 			begun = begun || ended != nil || c.status.State.Running != nil || c.status.RestartCount > 0
 			over = over && ended != nil
@@ -82,10 +81,7 @@ func (w *worker) phase() corev1.PodPhase {
 
 func initDone(containers []*container) bool {
 	for _, c := range containers {
-		switch t := c.status.State.Terminated; {
-		case c.init && !c.sidecar && (t == nil || t.ExitCode != 0):
-			return false
-		case c.sidecar && c.status.Started != nil && !*c.status.Started:
+		if t := c.status.State.Terminated; c.init && (t == nil || t.ExitCode != 0) {
 			return false
 		}
 	}
@@ -94,7 +90,7 @@ func initDone(containers []*container) bool {
 
 func allReady(containers []*container) bool {
 	for _, c := range containers {
-		if (!c.init || c.sidecar) && !c.status.Ready {
+		if !c.init && !c.status.Ready {
 			return false
 		}
 	}

@@ -3,22 +3,15 @@ package kubelet
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// probe follows the container's probes until ctx ends: those of httpGet, and those of exec whose program its image has. The channel tells
-// of a liveness or startup probe that has failed too often. A container without a readiness probe is ready at once; other probes count as
-// passed.
+// probe follows the container's probes until ctx ends: those of exec whose program its image has. The channel receives a failure when a
+// liveness or startup probe has failed too often. A container without a readiness probe is ready at once; other probes count as passed.
 func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 	unhealthy := make(chan error, 2)
 	ready := func(is bool) {
@@ -55,13 +48,9 @@ func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 	return unhealthy
 }
 
+// canBeAsked reports whether the probe runs a program that the image has.
 func (c *container) canBeAsked(p *corev1.Probe) bool {
-	return p != nil && (p.HTTPGet != nil || p.Exec != nil && c.probed(p.Exec.Command))
-}
-
-// probed reports whether the image has the program that an exec probe names.
-func (c *container) probed(command []string) bool {
-	return len(command) > 0 && c.image != nil && c.image.Exec[command[0]].Path != ""
+	return p != nil && p.Exec != nil && len(p.Exec.Command) > 0 && c.image.Exec[p.Exec.Command[0]].Path != ""
 }
 
 // untilPassed returns nil when the probe has passed, or ctx ended, and an error when it failed too often.
@@ -109,20 +98,13 @@ func (w *worker) follow(ctx context.Context, c *container, p *corev1.Probe, chan
 	}
 }
 
-// ask asks the probe's question once.
+// ask runs the probe's program in the container once: it passes if that ends with 0.
 func (w *worker) ask(ctx context.Context, c *container, p *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(p.TimeoutSeconds, 1))*time.Second)
 	defer cancel()
-	if p.Exec != nil {
-		return w.askProgram(ctx, c, p.Exec.Command)
-	}
-	return w.askPage(ctx, c, p)
-}
-
-// askProgram runs a program in the container: it passes if that ends with 0.
-func (w *worker) askProgram(ctx context.Context, c *container, command []string) error {
+	command := p.Exec.Command
 	program := c.image.Exec[command[0]]
-	cmd, err := w.command(ctx, c, command[0], program.Path, func(environment) []string { return append(afterFirst(command), program.Args...) })
+	cmd, err := w.command(ctx, c, command[0], program.Path, append(afterFirst(command), program.Args...))
 	if err != nil {
 		return fmt.Errorf("probing by %v: %w", command, err)
 	}
@@ -136,50 +118,4 @@ func (w *worker) askProgram(ctx context.Context, c *container, command []string)
 		return fmt.Errorf("probing by %v: %w: %s", command, err, says.String())
 	}
 	return nil
-}
-
-// askPage sends the probe's request.
-func (w *worker) askPage(ctx context.Context, c *container, p *corev1.Probe) error {
-	port, err := portOf(c, p.HTTPGet.Port)
-	if err != nil {
-		return err
-	}
-	scheme, host := "http", cmp.Or(p.HTTPGet.Host, w.k.Address)
-	if p.HTTPGet.Scheme == corev1.URISchemeHTTPS {
-		scheme = "https"
-	}
-	url := scheme + "://" + net.JoinHostPort(host, strconv.Itoa(port)) + p.HTTPGet.Path
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return fmt.Errorf("probing %s: %w", url, err)
-	}
-	for _, h := range p.HTTPGet.HTTPHeaders {
-		request.Header.Add(h.Name, h.Value)
-	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-	}}
-	answer, err := client.Do(request)
-	if err != nil {
-		return fmt.Errorf("probing %s: %w", url, err)
-	}
-	if err := answer.Body.Close(); err != nil {
-		return fmt.Errorf("probing %s: %w", url, err)
-	}
-	if answer.StatusCode < 200 || answer.StatusCode >= 400 {
-		return fmt.Errorf("probing %s: status %s", url, answer.Status)
-	}
-	return nil
-}
-
-func portOf(c *container, port intstr.IntOrString) (int, error) {
-	if port.Type == intstr.Int {
-		return port.IntValue(), nil
-	}
-	for _, p := range c.spec.Ports {
-		if p.Name == port.StrVal {
-			return int(p.ContainerPort), nil
-		}
-	}
-	return 0, errors.New("probing port " + port.StrVal + ": the container names no such port")
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 
 // runProcess runs the container's process once and returns its exit code, or false if it could not start: why not is
 // reported as the container's state.
-func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *container) (code int32, ran bool) {
-	if isClosed(stop) {
+func (w *worker) runProcess(kill context.Context, c *container) (code int32, ran bool) {
+	if isClosed(w.stopping) {
 		return 0, false
 	}
 	// Its own context: a liveness probe may kill this run of the container and no other.
@@ -57,7 +58,7 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 	if w.k.OnStart != nil {
 		w.k.OnStart(w.latest(), &c.spec, cmd.Process.Pid)
 	}
-	code = w.await(life, end, stop, c, cmd, ended)
+	code = w.await(life, end, c, cmd, ended)
 	w.processes.remove(cmd.Process.Pid)
 	if w.k.OnEnd != nil {
 		w.k.OnEnd(cmd.Process.Pid)
@@ -67,10 +68,10 @@ func (w *worker) runProcess(kill context.Context, stop <-chan struct{}, c *conta
 }
 
 // await watches over a running process until it has ended.
-func (w *worker) await(life context.Context, end func(), stop <-chan struct{}, c *container, cmd *exec.Cmd, ended <-chan error) int32 {
+func (w *worker) await(life context.Context, end func(), c *container, cmd *exec.Cmd, ended <-chan error) int32 {
 	probing, stopProbing := context.WithCancel(life)
 	defer stopProbing()
-	unhealthy := w.probe(probing, c)
+	stop, unhealthy := (<-chan struct{})(w.stopping), w.probe(probing, c)
 	var grace <-chan time.Time
 	for {
 		select {
@@ -101,14 +102,12 @@ func (w *worker) entrypoint(ctx context.Context, c *container) (*exec.Cmd, error
 	if len(c.spec.Command) > 0 {
 		argv0 = c.spec.Command[0]
 	}
-	return w.command(ctx, c, argv0, c.image.Path, func(env environment) []string {
-		return append(expandAll(append(afterFirst(c.spec.Command), c.spec.Args...), env), c.image.Args...)
-	})
+	return w.command(ctx, c, argv0, c.image.Path, slices.Concat(afterFirst(c.spec.Command), c.spec.Args, c.image.Args))
 }
 
 // command is a process in the container, not yet started. It is killed with its children when ctx ends, or this process does.
-func (w *worker) command(ctx context.Context, c *container, argv0, path string, args func(environment) []string) (*exec.Cmd, error) {
-	env, err := w.environment(ctx, c)
+func (w *worker) command(ctx context.Context, c *container, argv0, path string, args []string) (*exec.Cmd, error) {
+	env, err := w.environment(c)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +115,7 @@ func (w *worker) command(ctx context.Context, c *container, argv0, path string, 
 	if err != nil {
 		return nil, err
 	}
-	cmd := sandbox.Command(ctx, w.k.SandboxBinary, sandbox.Options{Mounts: mounts, Argv0: argv0}, path, args(env)...)
+	cmd := sandbox.Command(ctx, w.k.SandboxBinary, sandbox.Options{Mounts: mounts, Argv0: argv0}, path, args...)
 	cmd.Env = env.list() // nothing of the environment that the kubelet runs in
 	cmd.Dir = "/"
 	cmd.SysProcAttr.Setpgid = true

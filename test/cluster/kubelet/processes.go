@@ -29,7 +29,7 @@ type sharedProcesses struct {
 }
 
 func newSharedProcesses(w *worker) *sharedProcesses {
-	if !isSet(w.pod.Spec.ShareProcessNamespace) {
+	if share := w.pod.Spec.ShareProcessNamespace; share == nil || !*share {
 		return nil
 	}
 	return &sharedProcesses{dir: filepath.Join(w.k.Dir, "pods", string(w.uid), "proc"), log: w.log}

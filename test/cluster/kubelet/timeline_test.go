@@ -13,12 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
-	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 	"github.com/gpuslice/gpuslice/test/cluster/timeline"
 )
@@ -36,20 +34,24 @@ func (c *laterClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 func TestAContainerWhoseResourceIsForgottenCannotStartAgain(t *testing.T) {
 	t.Parallel()
 	var later laterClock
-	j := joinWithProgram(t, kubelet.Options{Clock: &later, StatusPeriod: 50 * time.Millisecond})
-	p := servePlugin(t, j.DevicePluginDir(), "gpu.sock", gpu, "a")
-	j.expect(t, gpu, 1, 1)
-	j.pod(t, "holder", func(pod *corev1.Pod) {
-		running(pod)
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{gpu: resource.MustParse("1")}
+	running := &podProcesses{ids: map[types.UID]int{}}
+	o := withPause(t, running)
+	o.Clock, o.StatusPeriod = &later, 50*time.Millisecond
+	j := join(t, o)
+	p := j.serve(t, "gpu.sock", "a")
+	holder := j.pod(t, "holder", func(pod *corev1.Pod) {
+		oneGPU(pod)
+		pod.Spec.Containers[0].Image = pauseImage
 	})
-	_ = j.ask(t, "holder", "/pid") // it runs
-	p.stop()
-	j.expect(t, gpu, 1, 0)
+	j.until(t, "holder", isReady)
+	p.Stop()
+	j.expect(t, 1, 0)
 	later.by.Store(int64(5*time.Minute + time.Second))
-	j.expect(t, gpu, 0, 0)
+	j.expect(t, 0, 0)
 
-	j.ask(t, "holder", "/exit?code=1")
+	if err := running.kill(t.Context(), holder); err != nil {
+		t.Fatal(err)
+	}
 	pod := j.until(t, "holder", func(p *corev1.Pod) bool {
 		w := p.Status.ContainerStatuses[0].State.Waiting
 		return w != nil && w.Reason == "CreateContainerConfigError"
@@ -58,8 +60,40 @@ func TestAContainerWhoseResourceIsForgottenCannotStartAgain(t *testing.T) {
 	if got := pod.Status.ContainerStatuses[0].State.Waiting.Message; got != want {
 		t.Errorf("the container waits because %q, want %q", got, want)
 	}
-	servePlugin(t, j.DevicePluginDir(), "again.sock", gpu, "a")
+	j.serve(t, "again.sock", "a")
 	j.until(t, "holder", isReady)
+}
+
+func TestAPodThatAsksForAGhostIsRejected(t *testing.T) {
+	t.Parallel()
+	var later laterClock
+	j := join(t, kubelet.Options{Clock: &later, StatusPeriod: 50 * time.Millisecond})
+	j.serve(t, "gpu.sock", "a").Stop()
+	j.expect(t, 1, 0)
+	later.by.Store(int64(5*time.Minute + time.Second))
+	j.expect(t, 0, 0)
+	j.pod(t, "late", oneGPU)
+	if late := j.until(t, "late", hasFailed); late.Status.Reason != "OutOf"+gpu {
+		t.Errorf("rejected for %s: %s", late.Status.Reason, late.Status.Message)
+	}
+}
+
+// pauseImage is that of a container that runs until it is told to end.
+const pauseImage = "pause"
+
+// withPause are the options by which that image has a process.
+func withPause(t *testing.T, processes *podProcesses) kubelet.Options {
+	t.Helper()
+	b := binaries.Builder{Log: os.Stderr}
+	pause, err := b.Tool(t.Context(), "./test/cluster/realkubelet/cmd/pause")
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := b.Tool(t.Context(), "./test/sandbox/cmd/sandbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kubelet.Options{SandboxBinary: box, Images: map[string]kubelet.Image{pauseImage: {Path: pause}}, OnStart: processes.started}
 }
 
 // podProcesses are the processes of pods, by their UIDs.
@@ -86,44 +120,22 @@ func (p *podProcesses) kill(_ context.Context, pod *corev1.Pod) error {
 // The real kubelet has written the time line: see test/e2e.
 func TestTheTimeLineOfDevicePluginsIsThatOfARealKubelet(t *testing.T) {
 	t.Parallel()
-	c := clustertest.Start(t)
-	b := binaries.Builder{Log: os.Stderr}
-	pause, err := b.Tool(t.Context(), "./test/cluster/realkubelet/cmd/pause")
-	if err != nil {
-		t.Fatal(err)
-	}
-	box, err := b.Tool(t.Context(), "./test/sandbox/cmd/sandbox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const name = "timeline"
-	credentials, err := c.ConfigFor("system:node:"+name, "system:nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
 	running, boots := &podProcesses{ids: map[types.UID]int{}}, 0
-	o := kubelet.Options{
-		Node: name, Dir: shortDir(t), Config: credentials, SandboxBinary: box, ReportAtOnce: true, ListDelay: time.Second,
-		Images: map[string]kubelet.Image{"pause": {Path: pause}}, OnStart: running.started,
-		RestartDelay: 100 * time.Millisecond,
-	}
-	k, err := kubelet.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { k.Stop() })
+	o := withPause(t, running)
+	o.ListDelay = time.Second
+	j := join(t, o)
 	got, err := timeline.Run(t.Context(), timeline.Subject{
 		View: timeline.View{
-			Client: clustertest.Client(t), Node: name, Namespace: clustertest.Namespace(t), PodResources: k.PodResourcesSocket(), Domain: "nvidia.com",
+			Client: j.admin, Node: j.options.Node, Namespace: j.namespace, PodResources: j.PodResourcesSocket(), Domain: "nvidia.com",
 		},
-		PluginDir: k.DevicePluginDir(), Image: "pause", Kill: running.kill,
-		Restart: func(ctx context.Context) error { return k.Restart(ctx) },
-		Reboot: func(ctx context.Context) error {
-			k.Stop()
+		PluginDir: j.DevicePluginDir(), Image: pauseImage, Kill: running.kill,
+		Restart: func(ctx context.Context) error { return j.Restart(ctx) },
+		Reboot: func(context.Context) error {
+			j.Stop()
 			boots++
-			o.BootID = "boot " + strconv.Itoa(boots)
-			k, err = kubelet.Start(ctx, o)
-			return err
+			j.options.BootID = "boot " + strconv.Itoa(boots)
+			j.start(t)
+			return nil
 		},
 	})
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// plugin is a device plugin that offers what the script says. Of what is free it prefers what comes first.
-type plugin struct {
+// Plugin is a device plugin that offers what the script says. Of what is free it prefers what comes first.
+type Plugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 	dir, endpoint, resource string
 
@@ -30,9 +30,9 @@ type plugin struct {
 	changed chan struct{}
 }
 
-// servePlugin listens in kubelet's directory, and registers.
-func servePlugin(ctx context.Context, dir, endpoint, resource string, ids ...string) (*plugin, error) {
-	p := &plugin{dir: dir, endpoint: endpoint, resource: resource, changed: make(chan struct{})}
+// ServePlugin listens in kubelet's directory, and registers.
+func ServePlugin(ctx context.Context, dir, endpoint, resource string, ids ...string) (*Plugin, error) {
+	p := &Plugin{dir: dir, endpoint: endpoint, resource: resource, changed: make(chan struct{})}
 	p.devices = healthy(ids...)
 	return p, p.serve(ctx)
 }
@@ -46,7 +46,7 @@ func healthy(ids ...string) []*v1beta1.Device {
 }
 
 // serve begins to listen, and registers. A kubelet that starts has removed the socket of before.
-func (p *plugin) serve(ctx context.Context) error {
+func (p *Plugin) serve(ctx context.Context) error {
 	socket := filepath.Join(p.dir, p.endpoint)
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -58,7 +58,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	server := grpc.NewServer()
 	p.server = server
 	v1beta1.RegisterDevicePluginServer(server, p)
-	p.serving.Go(func() { _ = server.Serve(listener) }) // its only end is stop
+	p.serving.Go(func() { _ = server.Serve(listener) }) // its only end is Stop
 	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("registering a device plugin: %w", err)
@@ -74,14 +74,14 @@ func (p *plugin) serve(ctx context.Context) error {
 	return nil
 }
 
-// stop ends the server, and with it the streams: to kubelet, the plugin has died.
-func (p *plugin) stop() {
+// Stop ends the server, and with it the streams: to kubelet, the plugin has died.
+func (p *Plugin) Stop() {
 	p.server.Stop()
 	p.serving.Wait()
 }
 
 // report changes the devices.
-func (p *plugin) report(devices []*v1beta1.Device) {
+func (p *Plugin) report(devices []*v1beta1.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.devices = devices
@@ -90,12 +90,12 @@ func (p *plugin) report(devices []*v1beta1.Device) {
 }
 
 // GetDevicePluginOptions offers to say which devices it would take.
-func (p *plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+func (p *Plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
 // ListAndWatch tells the devices, and again whenever they change.
-func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+func (p *Plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	for {
 		p.mu.Lock()
 		devices, changed := p.devices, p.changed
@@ -112,7 +112,7 @@ func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 }
 
 // GetPreferredAllocation takes what comes first.
-func (p *plugin) GetPreferredAllocation(_ context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+func (p *Plugin) GetPreferredAllocation(_ context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
 	for _, c := range q.ContainerRequests {
 		ids := slices.Sorted(slices.Values(c.AvailableDeviceIDs))
@@ -124,7 +124,7 @@ func (p *plugin) GetPreferredAllocation(_ context.Context, q *v1beta1.PreferredA
 }
 
 // Allocate gives whatever is asked for.
-func (p *plugin) Allocate(_ context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+func (p *Plugin) Allocate(_ context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	answer := &v1beta1.AllocateResponse{}
 	for range q.ContainerRequests {
 		answer.ContainerResponses = append(answer.ContainerResponses, &v1beta1.ContainerAllocateResponse{})

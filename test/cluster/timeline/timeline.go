@@ -48,8 +48,8 @@ func ticks() <-chan time.Time { return time.After(lookEvery) }
 // script is a run of the script.
 type script struct {
 	Subject
-	plugin *plugin
-	second *plugin
+	plugin *Plugin
+	second *Plugin
 	out    strings.Builder
 }
 
@@ -64,9 +64,9 @@ type step struct {
 func Run(ctx context.Context, on Subject) (string, error) {
 	s := &script{Subject: on}
 	defer func() {
-		for _, p := range []*plugin{s.plugin, s.second} {
+		for _, p := range []*Plugin{s.plugin, s.second} {
 			if p != nil {
-				p.stop()
+				p.Stop()
 			}
 		}
 	}()
@@ -134,27 +134,27 @@ func shares(gpus, replicas int) []string {
 func serve(name string, ids ...string) func(*script, context.Context) error {
 	return func(s *script, ctx context.Context) (err error) {
 		if s.plugin != nil {
-			s.plugin.stop()
+			s.plugin.Stop()
 			waiting, cancel := context.WithTimeout(ctx, stepTime)
 			defer cancel()
 			if err := s.awaitLost(waiting, s.plugin.resource); err != nil {
 				return err
 			}
 		}
-		s.plugin, err = servePlugin(ctx, s.PluginDir, strings.ReplaceAll(name, "/", "-")+".sock", name, ids...)
+		s.plugin, err = ServePlugin(ctx, s.PluginDir, strings.ReplaceAll(name, "/", "-")+".sock", name, ids...)
 		return err
 	}
 }
 
 func serveSecond(ids ...string) func(*script, context.Context) error {
 	return func(s *script, ctx context.Context) (err error) {
-		s.second, err = servePlugin(ctx, s.PluginDir, "second.sock", whole, ids...)
+		s.second, err = ServePlugin(ctx, s.PluginDir, "second.sock", whole, ids...)
 		return err
 	}
 }
 
-func (s *script) die(context.Context) error       { s.plugin.stop(); s.plugin = nil; return nil }
-func (s *script) dieSecond(context.Context) error { s.second.stop(); s.second = nil; return nil }
+func (s *script) die(context.Context) error       { s.plugin.Stop(); s.plugin = nil; return nil }
+func (s *script) dieSecond(context.Context) error { s.second.Stop(); s.second = nil; return nil }
 
 func (s *script) restartKubelet(ctx context.Context) error { return s.Restart(ctx) }
 
