@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	_ "embed" // the workload's manifest
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -46,9 +43,6 @@ gpus:
   count: %d
 `
 
-//go:embed workload.yaml
-var workload string
-
 // scene is everything that runs for the demo.
 type scene struct {
 	options
@@ -79,10 +73,7 @@ func (s *scene) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.kubectl(ctx, "", "apply", "-f", "test/node/manifests/device-plugin.yaml"); err != nil {
-		return err
-	}
-	if err := s.kubectl(ctx, "", "apply", "-k", manifests); err != nil {
+	if err := s.cluster.Apply(ctx, "test/node/manifests/device-plugin.yaml", manifests); err != nil {
 		return err
 	}
 	for name, count := range gpus {
@@ -93,7 +84,7 @@ func (s *scene) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.kubectl(ctx, workload, "apply", "-f", "-"); err != nil {
+	if err := s.cluster.Apply(ctx, "test/demo/workload.yaml"); err != nil {
 		return err
 	}
 	if err := s.until(ctx, "five running pods and an agent", s.settled); err != nil {
@@ -148,7 +139,7 @@ func (s *scene) change(ctx context.Context) error {
 	}
 	s.out.section(fmt.Sprintf("kubectl label node %s nvidia.com/mig.config=%s", mainNode, s.config))
 	s.out.startClock()
-	if err := s.kubectl(ctx, "", "label", "node", mainNode, "nvidia.com/mig.config="+s.config); err != nil {
+	if _, err := s.cluster.RunKubectl(ctx, "label", "node", mainNode, "nvidia.com/mig.config="+s.config); err != nil {
 		return err
 	}
 	if err := s.follow(ctx); err != nil {
@@ -213,7 +204,9 @@ func (s *scene) unharmed(before, after []corev1.Pod) error {
 // stay keeps everything up until ctx ends.
 func (s *scene) stay(ctx context.Context) {
 	s.out.section("Still up: Ctrl-C ends it")
-	s.out.line("%s --kubeconfig %s get nodes", s.cluster.Kubectl(), s.cluster.AdminKubeconfig())
+	s.out.line("export KUBECONFIG=%s", s.cluster.AdminKubeconfig())
+	s.out.line("alias kubectl=%s", s.cluster.Kubectl())
+	s.out.line("export GPUSIM_NODE=%s", s.nodes[s.index(mainNode)].GPUs.Dir())
 	<-ctx.Done()
 }
 
@@ -226,17 +219,6 @@ func (s *scene) end() error {
 		return nil
 	}
 	return s.cluster.Stop()
-}
-
-// kubectl does what the README tells people to do.
-func (s *scene) kubectl(ctx context.Context, stdin string, args ...string) error {
-	cmd := exec.CommandContext(ctx, s.cluster.Kubectl(), append([]string{"--kubeconfig", s.cluster.AdminKubeconfig()}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
-	cmd.Stdin = strings.NewReader(stdin)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return nil
 }
 
 // until waits for something, and says what for when it does not come.
