@@ -213,12 +213,12 @@ func TestCapacityIsWhatThePluginOffers(t *testing.T) {
 func TestTheTableShowsMediansAndEveryOutcome(t *testing.T) {
 	reset := func(n int) map[string]int { return map[string]int{gpusim.Reset: n, gpusim.SetMigMode: 10 * n} }
 	rows := []row{
-		{scenario{name: "first"}, program{name: "tool"}, []result{
+		{scenario{name: "first"}, measured{name: "tool"}, []result{
 			{calls: reset(3), bound: 3 * time.Second, said: 9 * time.Second, noNode: true, outcome: "as asked"},
 			{calls: reset(1), bound: 200 * time.Millisecond, said: 1 * time.Second, noNode: true, outcome: "as asked"},
 			{calls: reset(2), bound: 700 * time.Millisecond, said: 2 * time.Second, noNode: true, outcome: "failed"},
 		}},
-		{scenario{name: "first"}, program{name: "agent"}, []result{
+		{scenario{name: "first"}, measured{name: "agent"}, []result{
 			{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked", cost: cost{memory: 2049, cpu: 10 * time.Millisecond}},
 			{ready: 500 * time.Millisecond, evicted: 4, outcome: "as asked", cost: cost{memory: 7, cpu: 1230 * time.Millisecond}},
 		}},
@@ -308,7 +308,7 @@ func TestTheTimeOfAChangeIsDividedWithoutRest(t *testing.T) {
 		t.Errorf("a change of the sharing is divided into %+v", got)
 	}
 	r.spent = got
-	table := tabulateSpent([]row{{scenario{name: "first"}, program{name: "gpuslice"}, []result{r}}, {scenario{name: "none"}, program{name: "other"}, []result{{}}}}, true)
+	table := tabulateSpent([]row{{scenario{name: "first"}, measured{name: "gpuslice"}, []result{r}}, {scenario{name: "none"}, measured{name: "other"}, []result{{}}}}, true)
 	if line := "| first | 0.40 s | 1.30 s | 1.10 s | 1.70 s | 2.50 s | 7.00 s |"; !strings.Contains(table, line) || strings.Contains(table, "none") {
 		t.Errorf("the table has no line %q, or others:\n%s", line, table)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -148,10 +147,7 @@ over, whole  from the cure until the condition is False, and until the node offe
 
 // tabulateFaults renders the second table, for a terminal or as Markdown.
 func tabulateFaults(rows []faultRow, markdown bool) string {
-	w := table.NewWriter()
-	w.SetStyle(table.StyleLight)
-	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"fault", "by", "condition", "allocatable", "over", "whole"})
+	w := newTable("fault", "by", "condition", "allocatable", "over", "whole")
 	last := ""
 	for _, r := range rows {
 		name := r.fault.name
@@ -161,11 +157,7 @@ func tabulateFaults(rows []faultRow, markdown bool) string {
 		last = r.fault.name
 		w.AppendRow(append(table.Row{name, r.by}, r.figures()...))
 	}
-	if markdown {
-		return w.RenderMarkdown() + "\n\n```text\n" + faultNotes + "\n```"
-	}
-	w.SetColumnConfigs([]table.ColumnConfig{{Name: "fault", WidthMax: 40, WidthMaxEnforcer: text.WrapSoft}})
-	return w.Render() + "\n" + faultNotes
+	return rendered(w, faultNotes, markdown)
 }
 
 func (r faultRow) figures() table.Row {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -42,7 +41,7 @@ const (
 
 // idleRow is one program on the idle node.
 type idleRow struct {
-	program program
+	program measured
 	runs    []kept
 }
 
@@ -240,20 +239,14 @@ first pass  from the start of the process until the node has its condition; noth
 
 // tabulateIdle renders the third table, for a terminal or as Markdown.
 func tabulateIdle(rows []idleRow, markdown bool) string {
-	w := table.NewWriter()
-	w.SetStyle(table.StyleLight)
-	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"by", "idle", "churn", "after", "first pass"})
+	w := newTable("by", "idle", "churn", "after", "first pass")
 	for _, r := range rows {
 		w.AppendRow(table.Row{
 			r.program.name, mebibytes(r.median(func(k kept) int { return k.idle })), mebibytes(r.median(func(k kept) int { return k.churn })),
 			mebibytes(r.median(func(k kept) int { return k.after })), r.firstPass(),
 		})
 	}
-	if markdown {
-		return w.RenderMarkdown() + "\n\n```text\n" + idleNotes + "\n```"
-	}
-	return w.Render() + "\n" + idleNotes
+	return rendered(w, idleNotes, markdown)
 }
 
 func (r idleRow) median(of func(kept) int) int {

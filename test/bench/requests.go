@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
@@ -63,10 +62,7 @@ writes  all others: Events, evictions and their tries (dryRun), questions what t
 
 // tabulateRequests renders what programs have asked of the API server; it is empty if nothing is known of any.
 func tabulateRequests(rows []row, markdown bool) string {
-	w := table.NewWriter()
-	w.SetStyle(table.StyleLight)
-	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"scenario", "by", "reads", "writes"})
+	w := newTable("scenario", "by", "reads", "writes")
 	last := ""
 	for _, r := range rows {
 		if !r.runs[0].requests.known {
@@ -82,12 +78,5 @@ func tabulateRequests(rows []row, markdown bool) string {
 			median(r.runs, func(one result) int { return one.requests.writes }),
 		})
 	}
-	switch {
-	case w.Length() == 0:
-		return ""
-	case markdown:
-		return w.RenderMarkdown() + "\n\n```text\n" + requestNotes + "\n```"
-	}
-	w.SetColumnConfigs([]table.ColumnConfig{{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft}})
-	return w.Render() + "\n" + requestNotes
+	return rendered(w, requestNotes, markdown)
 }

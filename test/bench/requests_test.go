@@ -44,16 +44,16 @@ func TestRequestsAreThoseOfTheProgramOnItsNodeForTheChange(t *testing.T) {
 func TestTheTableOfRequestsHasMediansOfThoseThatAreKnown(t *testing.T) {
 	of := func(reads, writes int) result { return result{requests: requests{true, reads, writes}} }
 	got := tabulateRequests([]row{
-		{scenario{name: "first"}, program{name: "tool"}, []result{{}}},
-		{scenario{name: "first"}, program{name: "manager"}, []result{of(5, 3), of(9, 1), of(7, 2)}},
-		{scenario{name: "first"}, program{name: "agent"}, []result{of(0, 0)}},
-		{scenario{name: "second"}, program{name: "agent"}, []result{of(1, 1)}},
+		{scenario{name: "first"}, measured{name: "tool"}, []result{{}}},
+		{scenario{name: "first"}, measured{name: "manager"}, []result{of(5, 3), of(9, 1), of(7, 2)}},
+		{scenario{name: "first"}, measured{name: "agent"}, []result{of(0, 0)}},
+		{scenario{name: "second"}, measured{name: "agent"}, []result{of(1, 1)}},
 	}, true)
 	want := "| first | manager | 7 | 2 |\n|  | agent | 0 | 0 |\n| second | agent | 1 | 1 |\n"
 	if !strings.Contains(got, want) || strings.Contains(got, "tool") {
 		t.Errorf("the table has not\n%s\nor has others:\n%s", want, got)
 	}
-	if got := tabulateRequests([]row{{scenario{name: "first"}, program{name: "tool"}, []result{{}}}}, false); got != "" {
+	if got := tabulateRequests([]row{{scenario{name: "first"}, measured{name: "tool"}, []result{{}}}}, false); got != "" {
 		t.Errorf("where nothing is known the table is\n%s", got)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -62,15 +61,12 @@ func setUp(ctx context.Context, dir string, parts node.Parts) (*stage, error) {
 }
 
 func (st *stage) deploy(ctx context.Context) error {
-	for _, file := range []string{
+	if err := st.cluster.Apply(ctx,
 		"test/bench/manifests/incumbent.yaml", "test/node/manifests/config-manager.yaml",
 		"deploy/base/namespace.yaml", "deploy/base/serviceaccount.yaml", "deploy/base/rbac.yaml",
 		"deploy/overlays/device-plugin/device-plugin.yaml", "deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
-	} {
-		cmd := exec.CommandContext(ctx, st.cluster.Kubectl(), "--kubeconfig", st.cluster.AdminKubeconfig(), "apply", "-f", file)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("applying %s: %w\n%s", file, err, out)
-		}
+	); err != nil {
+		return err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: usersNamespace}}
 	if _, err := st.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {

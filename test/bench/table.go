@@ -13,7 +13,7 @@ import (
 // row is one program in one scenario.
 type row struct {
 	scenario scenario
-	program  program
+	program  measured
 	runs     []result
 }
 
@@ -51,12 +51,33 @@ restarts  of the device plugin
 taken     by a program that watches the label: the most memory that it had resident since it was started, without what other
           programs had that it ran, and the processor time from the label on, with theirs`
 
-// tabulate renders all rows, for a terminal or as Markdown.
-func tabulate(rows []row, markdown bool) string {
+// newTable begins a table.
+func newTable(header ...any) table.Writer {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"scenario", "by", "calls", "resets", "bound", "done", "above", "capacity", "evicted", "ended", "restarts", "outcome"})
+	w.AppendHeader(header)
+	return w
+}
+
+// rendered is a table with its notes, for a terminal or as Markdown; empty if it has no row.
+func rendered(w table.Writer, notes string, markdown bool) string {
+	switch {
+	case w.Length() == 0:
+		return ""
+	case markdown:
+		return w.RenderMarkdown() + "\n\n```text\n" + notes + "\n```"
+	}
+	w.SetColumnConfigs([]table.ColumnConfig{
+		{Number: 1, WidthMax: 34, WidthMaxEnforcer: text.WrapSoft},
+		{Name: "outcome", WidthMax: 44, WidthMaxEnforcer: text.WrapSoft},
+	})
+	return w.Render() + "\n" + notes
+}
+
+// tabulate renders all rows, for a terminal or as Markdown.
+func tabulate(rows []row, markdown bool) string {
+	w := newTable("scenario", "by", "calls", "resets", "bound", "done", "above", "capacity", "evicted", "ended", "restarts", "outcome")
 	last := ""
 	for _, r := range rows {
 		name := r.scenario.name
@@ -68,14 +89,7 @@ func tabulate(rows []row, markdown bool) string {
 		last = r.scenario.name
 		w.AppendRow(append(table.Row{name, r.program.name}, r.figures()...))
 	}
-	if markdown {
-		return w.RenderMarkdown() + "\n\n```text\n" + taken(rows) + notes + "\n```"
-	}
-	w.SetColumnConfigs([]table.ColumnConfig{
-		{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft},
-		{Name: "outcome", WidthMax: 44, WidthMaxEnforcer: text.WrapSoft},
-	})
-	return w.Render() + "\n" + taken(rows) + notes
+	return rendered(w, taken(rows)+notes, markdown)
 }
 
 // spentNotes say how the second table is to be read.
@@ -89,10 +103,7 @@ proof              until gpuslice says that it is done: two looks that agree, tw
 
 // tabulateSpent renders where the time of gpuslice's changes went; it is empty if there were none.
 func tabulateSpent(rows []row, markdown bool) string {
-	w := table.NewWriter()
-	w.SetStyle(table.StyleLight)
-	w.Style().Format.Header = text.FormatDefault
-	w.AppendHeader(table.Row{"scenario", "fence and drain", "hardware", "passes", "plugin and kubelet", "proof", "done"})
+	w := newTable("scenario", "fence and drain", "hardware", "passes", "plugin and kubelet", "proof", "done")
 	for _, r := range rows {
 		if r.runs[0].spent == (spent{}) {
 			continue
@@ -107,14 +118,7 @@ func tabulateSpent(rows []row, markdown bool) string {
 			of(func(one result) time.Duration { return one.spent.proof }), of(func(one result) time.Duration { return one.said }),
 		})
 	}
-	switch {
-	case w.Length() == 0:
-		return ""
-	case markdown:
-		return w.RenderMarkdown() + "\n\n```text\n" + spentNotes + "\n```"
-	}
-	w.SetColumnConfigs([]table.ColumnConfig{{Name: "scenario", WidthMax: 34, WidthMaxEnforcer: text.WrapSoft}})
-	return w.Render() + "\n" + spentNotes
+	return rendered(w, spentNotes, markdown)
 }
 
 // taken says what each program that watches the label took at most in any of the runs.

@@ -44,9 +44,7 @@ func (o options) machine(programs, dir string) (*machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking for this program: %w", err)
 	}
-	logs := zap.NewDevelopmentConfig()
-	logs.OutputPaths = []string{filepath.Join(dir, "agent.log")}
-	log, err := logs.Build()
+	log, err := logTo(filepath.Join(dir, "agent.log"))
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +59,12 @@ func (o options) machine(programs, dir string) (*machine, error) {
 	}
 	m.driver = &guard{reader: lib.Open(lib.Options{DriverRoot: m.driverRoot, Logger: log})}
 	return m, nil
+}
+
+func logTo(file string) (*zap.Logger, error) {
+	logs := zap.NewDevelopmentConfig()
+	logs.OutputPaths = []string{file}
+	return logs.Build()
 }
 
 // passedOn are variables of this process by which programs find NVIDIA's libraries.

@@ -10,13 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/program"
 )
 
 // patience bounds a run once everything is built. It takes half a minute on two cores.
@@ -25,23 +24,7 @@ const patience = 15 * time.Minute
 // errFailed is the end of a run whose table says what was not as it should be.
 var errFailed = errors.New("not all is as it should be: see the table")
 
-func main() {
-	ctx, stop := untilEnded(context.Background())
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
-}
-
-// untilEnded ends with a signal, so that what was written is removed first.
-func untilEnded(ctx context.Context) (context.Context, context.CancelFunc) {
-	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as it is under nohup
-		ends = append(ends, syscall.SIGHUP)
-	}
-	return signal.NotifyContext(ctx, ends...)
-}
+func main() { program.Main(command()) }
 
 // options are the flags of a run.
 type options struct {
@@ -53,14 +36,9 @@ type options struct {
 
 func command() *cobra.Command {
 	var o options
-	c := &cobra.Command{
-		Use:           "hardware",
-		Short:         "Try gpuslice on the GPUs of this machine, and change nothing of them",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
-	}
+	c := program.New("hardware", "Try gpuslice on the GPUs of this machine, and change nothing of them", func(ctx context.Context) error {
+		return program.InDir("gpuslice-hw", o.keep, os.Stderr, func(dir string) error { return o.run(ctx, dir) })
+	})
 	c.Flags().StringVar(&o.bundle, "bundle", "", "directory with all programs; without it they are built from the checkout")
 	c.Flags().BoolVar(&o.simulated, "simulated", false, "try it on simulated GPUs")
 	c.Flags().StringVar(&o.gpus, "gpus", "gpus: [{model: H200, passthrough: true}]", "with --simulated: the GPUs, as test/gpusim describes them")
@@ -69,21 +47,8 @@ func command() *cobra.Command {
 	return c
 }
 
-// run does everything, and prints the table.
-func (o options) run(ctx context.Context) (err error) {
-	// Unix sockets are in it, whose paths must be short.
-	dir, err := os.MkdirTemp("", "gpuslice-hw-")
-	if err != nil {
-		return fmt.Errorf("making a directory for the run: %w", err)
-	}
-	defer func() {
-		switch {
-		case err != nil || o.keep:
-			fmt.Fprintln(os.Stderr, "the logs are in", dir)
-		default:
-			err = os.RemoveAll(dir)
-		}
-	}()
+// run does everything in a directory of its own, and prints the table.
+func (o options) run(ctx context.Context, dir string) error {
 	programs, err := o.programs(ctx, dir)
 	if err != nil {
 		return err

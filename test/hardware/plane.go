@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -75,9 +73,7 @@ func (p *plane) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	logs := zap.NewDevelopmentConfig()
-	logs.OutputPaths = []string{filepath.Join(p.dir, "kubelet.log")}
-	log, err := logs.Build()
+	log, err := logTo(filepath.Join(p.dir, "kubelet.log"))
 	if err != nil {
 		return err
 	}
@@ -141,18 +137,6 @@ func (p *plane) ended(pid int) {
 	if err := p.table.Remove(pid); err != nil {
 		p.log.Warn("process not taken out of the table", zap.Int("pid", pid), zap.Error(err))
 	}
-}
-
-// apply applies what people apply.
-func (p *plane) apply(ctx context.Context) error {
-	for _, file := range manifests {
-		c := exec.CommandContext(ctx, p.cluster.Kubectl(), "--kubeconfig", p.cluster.AdminKubeconfig(), "apply", "-f", p.programs.manifest(file))
-		c.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
-		if out, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("applying %s: %w\n%s", file, err, out)
-		}
-	}
-	return nil
 }
 
 // stop ends everything that was started. All processes on the GPUs are gone then.

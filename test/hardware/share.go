@@ -106,7 +106,11 @@ func (t *trial) share(ctx context.Context) {
 // begin has the plugin offer the GPUs and the agent say that nothing is asked.
 func (p *plane) begin(ctx context.Context) (string, error) {
 	began := time.Now()
-	if err := p.apply(ctx); err != nil {
+	var files []string
+	for _, file := range manifests {
+		files = append(files, p.programs.manifest(file))
+	}
+	if err := p.cluster.Apply(ctx, files...); err != nil {
 		return "", err
 	}
 	data := map[string]string{}

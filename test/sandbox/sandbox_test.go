@@ -1,7 +1,6 @@
 package sandbox_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -242,77 +241,5 @@ func TestARebuiltDirectoryKeepsWhatItHeld(t *testing.T) {
 	kept, err := os.ReadFile(filepath.Join(dir, "real/file"))
 	if err != nil || string(kept) != "changed\n" {
 		t.Errorf("the file behind the rebuilt directory holds %q, %v; want what the program wrote to it", kept, err)
-	}
-}
-
-func TestTheProgramIsTheProcessThatWasStarted(t *testing.T) {
-	requireSandbox(t)
-	cmd := sandbox.Command(t.Context(), sandboxBinary, sandbox.Options{Env: []string{"COLOUR=green"}}, "sh", "-c", "echo $COLOUR; kill -USR1 $$")
-	out, err := cmd.Output()
-	if string(out) != "green\n" {
-		t.Errorf("the program printed %q, want the variable set for it", out)
-	}
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		t.Fatalf("the program ended with %v, want a signal", err)
-	}
-	if status, ok := exit.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGUSR1 {
-		t.Errorf("the program ended with %v, want SIGUSR1", err)
-	}
-}
-
-// Programs are found in /proc by the name that they were started by, not by their file.
-func TestTheProgramGoesByTheNameItIsGiven(t *testing.T) {
-	requireSandbox(t)
-	o := sandbox.Options{Argv0: "another-name"}
-	out, err := sandbox.Command(t.Context(), sandboxBinary, o, "cat", "/proc/self/cmdline").Output()
-	if want := "another-name\x00/proc/self/cmdline\x00"; err != nil || string(out) != want {
-		t.Errorf("the program goes by %q, %v; want %q", out, err, want)
-	}
-}
-
-func TestImpossibleWishesAreRefusedWithTheirPath(t *testing.T) {
-	requireSandbox(t)
-	dir := host(t, map[string]string{"file": "x"})
-	file := filepath.Join(dir, "file")
-	tests := []struct {
-		name string
-		o    sandbox.Options
-		want string
-	}{
-		{
-			name: "a source that does not exist",
-			o:    sandbox.Options{Mounts: []sandbox.Mount{{Source: file + "x", Target: "/run/x"}}},
-			want: "taking " + file + "x to show it at /run/x: no such file or directory",
-		},
-		{
-			name: "a file over a directory",
-			o:    sandbox.Options{Mounts: []sandbox.Mount{{Source: file, Target: dir}}},
-			want: "mounting on " + dir + ": one is a directory and the other is not",
-		},
-		{
-			name: "a relative target",
-			o:    sandbox.Options{Mounts: []sandbox.Mount{{Source: file, Target: "proc/modules"}}},
-			want: `target "proc/modules" of a sandbox is not an absolute path`,
-		},
-		{
-			name: "an equals sign",
-			o:    sandbox.Options{Tmpfs: []string{"/run/a=b"}},
-			want: `tmpfs "/run/a=b" of a sandbox contains =`,
-		},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			var stderr bytes.Buffer
-			cmd := sandbox.Command(t.Context(), sandboxBinary, test.o, "true")
-			cmd.Stderr = &stderr
-			err := cmd.Run()
-			if err == nil {
-				t.Fatal("the program ran")
-			}
-			if got := stderr.String() + err.Error(); !strings.Contains(got, test.want) {
-				t.Errorf("refused with %q, want %q in it", got, test.want)
-			}
-		})
 	}
 }

@@ -9,34 +9,22 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
-
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/program"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	var o options
-	command := &cobra.Command{
-		Use:   "skew",
-		Short: "Take the core scenarios through earlier versions of Kubernetes and of NVIDIA's device plugin",
-		Args:  cobra.NoArgs, SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
-	}
+	command := program.New("skew", "Take the core scenarios through earlier versions of Kubernetes and of NVIDIA's device plugin",
+		func(ctx context.Context) error { return o.run(ctx) })
 	command.Flags().StringSliceVar(&o.only, "only", nil, `versions to run, as "kubernetes v1.30.14" or "plugin v0.17.4"; all if none is named`)
 	command.Flags().BoolVar(&o.build, "build", false, "only build what is missing")
 	command.Flags().IntVar(&o.parallel, "parallel", 8, "tests that run at a time")
-	if command.ExecuteContext(ctx) != nil {
-		stop()
-		os.Exit(1)
-	}
+	program.Main(command)
 }
 
 type options struct {
@@ -54,10 +42,7 @@ type version struct {
 var errFailed = errors.New("not all has passed")
 
 func (o options) run(ctx context.Context) error {
-	b := binaries.Builder{Log: os.Stderr}
-	if term.IsTerminal(int(os.Stderr.Fd())) {
-		b.Terminal = os.Stderr
-	}
+	b := program.Builder(os.Stderr, os.Stderr)
 	versions, err := o.versions(b)
 	if err != nil {
 		return err

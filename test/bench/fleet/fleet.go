@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
 
@@ -87,7 +87,7 @@ func start(ctx context.Context, o options, n int) (f *fleet, err error) {
 
 // apply applies the manifests, and the maintenance file with the pool.
 func (f *fleet) apply(ctx context.Context) error {
-	root, err := checkout()
+	root, err := binaries.Builder{}.Checkout()
 	if err != nil {
 		return err
 	}
@@ -95,16 +95,12 @@ func (f *fleet) apply(ctx context.Context) error {
 	if f.share {
 		files = append(slices.Clone(files), "deploy/components/flow-control/flow-control.yaml")
 	}
+	var paths []string
 	for _, file := range files {
-		how := "-f"
-		if filepath.Ext(file) == "" {
-			how = "-k"
-		}
-		c := exec.CommandContext(ctx, f.cluster.Kubectl(), "--kubeconfig", f.cluster.AdminKubeconfig(), "apply", how, filepath.Join(root, file))
-		c.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
-		if out, err := c.CombinedOutput(); err != nil {
-			return fmt.Errorf("applying %s: %w\n%s", file, err, out)
-		}
+		paths = append(paths, filepath.Join(root, file))
+	}
+	if err := f.cluster.Apply(ctx, paths...); err != nil {
+		return err
 	}
 	for name, data := range map[string]map[string]string{
 		maintenance: {maintenanceKey: f.maintenance(f.limit)}, unrelated: {"key": "value"},
@@ -128,24 +124,6 @@ const (
 func (*fleet) maintenance(limit string) string {
 	return "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1s\njitter: 0s\npools:\n" +
 		"- {name: " + pool + ", selector: " + labelPool + "=" + pool + ", maxUnavailable: " + limit + "}\n"
-}
-
-var errNoCheckout = errors.New("run it from within a checkout")
-
-// checkout finds the root of the checkout above the working directory.
-func checkout() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", errNoCheckout
-		}
-	}
 }
 
 // atOnce is how many nodes are seen to at a time where all are.

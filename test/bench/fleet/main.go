@@ -8,23 +8,15 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/program"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main(command()) }
 
 // options say how much is measured.
 type options struct {
@@ -41,31 +33,7 @@ type options struct {
 
 func command() *cobra.Command {
 	o := options{log: os.Stderr}
-	c := &cobra.Command{
-		Use:           "fleet",
-		Short:         "Measure what fleets of agents cost the API server",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			if o.lasts > 0 {
-				return o.storms(cmd.Context())
-			}
-			var results []result
-			for _, n := range o.nodes {
-				r, err := o.run(cmd.Context(), n)
-				if err != nil {
-					return fmt.Errorf("measuring %d nodes: %w", n, err)
-				}
-				results = append(results, r)
-			}
-			_, err := fmt.Fprint(os.Stdout, table(results))
-			return err
-		},
-	}
+	c := program.New("fleet", "Measure what fleets of agents cost the API server", func(ctx context.Context) error { return o.all(ctx) })
 	c.Flags().IntSliceVar(&o.nodes, "nodes", []int{30, 100}, "sizes of the fleets, one after the other")
 	c.Flags().DurationVar(&o.idle, "idle", time.Minute, "how long nothing happens")
 	c.Flags().IntVar(&o.updates, "updates", 100, "updates of a pod on each node")
@@ -74,6 +42,26 @@ func command() *cobra.Command {
 	c.Flags().StringSliceVar(&o.flags, "api-server", nil, "flags of the API server")
 	c.Flags().DurationVar(&o.lasts, "storm", 0, "instead, measure how long others wait for the API server for so long after all agents have restarted and all nodes are changed")
 	return c
+}
+
+// all measures all sizes, and prints a table.
+func (o options) all(ctx context.Context) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.lasts > 0 {
+		return o.storms(ctx)
+	}
+	var results []result
+	for _, n := range o.nodes {
+		r, err := o.run(ctx, n)
+		if err != nil {
+			return fmt.Errorf("measuring %d nodes: %w", n, err)
+		}
+		results = append(results, r)
+	}
+	_, err := fmt.Fprint(os.Stdout, table(results))
+	return err
 }
 
 // check refuses what cannot be measured, before anything starts.

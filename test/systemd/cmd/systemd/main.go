@@ -6,23 +6,15 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuslice/gpuslice/test/program"
 	"github.com/gpuslice/gpuslice/test/systemd"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if command().ExecuteContext(ctx) != nil {
-		stop()
-		os.Exit(1)
-	}
-}
+func main() { program.Main(command()) }
 
 func command() *cobra.Command {
 	var o systemd.Options
@@ -33,8 +25,9 @@ func command() *cobra.Command {
 		Long: `Run a system bus with a simulated logind and systemd until Ctrl-C, and show the calls they receive.
 
 The first line on stdout is the variable that programs find the bus by.`,
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.Units, err = parse(units); err != nil {
 				return err
