@@ -745,6 +745,8 @@ func TestVerdicts(t *testing.T) {
 			cancel 0
 			reset 0
 			cancel 0
+			reset 0
+			reset 0
 			toreset critical: 0`},
 		{"a GPU that may be well again is not reset", `
 			read 0 row-pending
