@@ -17,16 +17,18 @@ import (
 func resources(text string) capacity.Resources {
 	out := capacity.Resources{}
 	for part := range strings.SplitSeq(text, "; ") {
-		if name, ids, ok := strings.Cut(part, ": "); ok {
+		if name, ids, ok := strings.Cut(part, ":"); ok {
 			out["nvidia.com/"+name] = strings.Fields(ids)
 		}
 	}
 	return out
 }
 
-func allocatable(counts map[string]string) corev1.ResourceList {
+// allocatable reads "gpu=1 mig-1g.10gb=2".
+func allocatable(text string) corev1.ResourceList {
 	out := corev1.ResourceList{}
-	for name, n := range counts {
+	for _, word := range strings.Fields(text) {
+		name, n, _ := strings.Cut(word, "=")
 		out[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
 	}
 	return out
@@ -45,16 +47,16 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 		gpus     []nvml.GPU
 		strategy config.MIGStrategy
 		kubelet  string // "resource: id id; resource: id"
-		node     map[string]string
+		node     string // as allocatable reads it
 		want     string // empty: all agree
 	}{
-		{"whole GPUs", []nvml.GPU{lost, whole}, config.MIGStrategyMixed, "gpu: GPU-a", map[string]string{"gpu": "1"}, ""},
+		{"whole GPUs", []nvml.GPU{lost, whole}, config.MIGStrategyMixed, "gpu: GPU-a", "gpu=1", ""},
 		{
 			"slices under their own names",
 			[]nvml.GPU{whole, cut},
 			config.MIGStrategyMixed,
 			"gpu: GPU-a; mig-1g.10gb: MIG-1; mig-1g.10gb.me: MIG-2",
-			map[string]string{"gpu": "1", "mig-1g.10gb": "1", "mig-1g.10gb.me": "1"},
+			"gpu=1 mig-1g.10gb=1 mig-1g.10gb.me=1",
 			"",
 		},
 		{
@@ -62,16 +64,16 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 			[]nvml.GPU{cut},
 			config.MIGStrategyMixed,
 			"mig-1g.10gb: MIG-1 MIG-2",
-			map[string]string{"mig-1g.10gb": "2"},
+			"mig-1g.10gb=2",
 			"",
 		},
-		{"slices as GPUs", []nvml.GPU{cut}, config.MIGStrategySingle, "gpu: MIG-1 MIG-2", map[string]string{"gpu": "2"}, ""},
-		{"strategy none", []nvml.GPU{cut}, config.MIGStrategyNone, "gpu: GPU-b", map[string]string{"gpu": "1"}, ""},
+		{"slices as GPUs", []nvml.GPU{cut}, config.MIGStrategySingle, "gpu: MIG-1 MIG-2", "gpu=2", ""},
+		{"strategy none", []nvml.GPU{cut}, config.MIGStrategyNone, "gpu: GPU-b", "gpu=1", ""},
 		{
 			"shared GPUs",
 			[]nvml.GPU{whole},
 			config.MIGStrategyMixed, "gpu: GPU-a::0 GPU-a::1",
-			map[string]string{"gpu": "2"},
+			"gpu=2",
 			"",
 		},
 		{
@@ -79,41 +81,41 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 			[]nvml.GPU{whole},
 			config.MIGStrategyMixed,
 			"gpu.shared: GPU-a::0 GPU-a::1",
-			map[string]string{"gpu.shared": "2", "gpu": "0"},
+			"gpu.shared=2 gpu=0",
 			"",
 		},
 		{
 			"equal counts of old devices",
 			[]nvml.GPU{whole},
 			config.MIGStrategyMixed, "gpu: GPU-old",
-			map[string]string{"gpu": "1"},
+			"gpu=1",
 			"nvidia.com/gpu: kubelet still has devices that no longer exist",
 		},
 		{
 			"a node object that lags behind",
 			[]nvml.GPU{whole},
-			config.MIGStrategyMixed, "gpu: GPU-a", nil,
+			config.MIGStrategyMixed, "gpu: GPU-a", "",
 			"nvidia.com/gpu: kubelet has 1, the node object 0",
 		},
 		{
 			"a resource of a former plugin",
 			[]nvml.GPU{whole},
 			config.MIGStrategyMixed, "gpu: GPU-a",
-			map[string]string{"gpu": "1", "mig-3g.40gb": "2"},
+			"gpu=1 mig-3g.40gb=2",
 			"nvidia.com/mig-3g.40gb: the GPUs have none, the node object 2",
 		},
 		{
 			"a plugin that is away",
 			[]nvml.GPU{cut},
 			config.MIGStrategySingle, "",
-			map[string]string{"gpu": "0"},
+			"gpu=0",
 			"nvidia.com/gpu: the GPUs have 2, kubelet 0",
 		},
 		{
 			"resources of other devices",
 			[]nvml.GPU{whole},
 			config.MIGStrategyMixed, "gpu: GPU-a; hostdev: pci-1",
-			map[string]string{"gpu": "1", "hostdev": "4"},
+			"gpu=1 hostdev=4",
 			"",
 		},
 	} {
@@ -146,6 +148,10 @@ func TestWhatGPUFeatureDiscoveryStillSaysOfAFormerSharingIsNamed(t *testing.T) {
 		if got := strings.Join(capacity.StaleFeatures(gpus, shared, row.labels), "; "); got != row.want {
 			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
+	}
+	former := map[string]string{"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig-1g.10gb.replicas": "1"}
+	if got := capacity.StaleFeatures(gpus, config.Sharing{Strategy: config.SharingNone}, former); len(got) != 2 {
+		t.Errorf("where nothing is shared any more, stale are %v, want both labels of nvidia.com/gpu", got)
 	}
 }
 

@@ -5,34 +5,10 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
-
-// resources reads "gpu: GPU-a GPU-b; mig-1g.10gb: MIG-1".
-func resources(text string) capacity.Resources {
-	out := capacity.Resources{}
-	for part := range strings.SplitSeq(text, "; ") {
-		if name, ids, ok := strings.Cut(part, ":"); ok {
-			out["nvidia.com/"+name] = strings.Fields(ids)
-		}
-	}
-	return out
-}
-
-// allocatable reads "gpu=1 mig-1g.10gb=2".
-func allocatable(text string) corev1.ResourceList {
-	out := corev1.ResourceList{}
-	for _, word := range strings.Fields(text) {
-		name, n, _ := strings.Cut(word, "=")
-		out[corev1.ResourceName("nvidia.com/"+name)] = resource.MustParse(n)
-	}
-	return out
-}
 
 var (
 	twoShared = config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 2}}
@@ -120,20 +96,6 @@ func TestTheStrategyThatThePluginRunsUnder(t *testing.T) {
 	}
 }
 
-func TestLabelsOfGPUFeatureDiscoveryThatAreStale(t *testing.T) {
-	fresh := map[string]string{"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig-1g.10gb.replicas": "1"}
-	of := resources("gpu: a; mig-1g.10gb: m")
-	if got := capacity.StaleFeatures(of, twoShared, fresh); len(got) != 0 {
-		t.Errorf("stale are %v", got)
-	}
-	if got := capacity.StaleFeatures(of, config.Sharing{Strategy: config.SharingNone}, fresh); len(got) != 2 {
-		t.Errorf("stale are %v, want both labels of nvidia.com/gpu", got)
-	}
-	if got := capacity.StaleFeatures(of, twoShared, map[string]string{"nvidia.com/mig-1g.10gb.sharing-strategy": "time-slicing"}); len(got) != 1 {
-		t.Errorf("stale are %v, want that of the resource that is not shared", got)
-	}
-}
-
 // Two looks count as two if an interval lies between them. One in which something else was not there yet can only be the first.
 func TestLooksThatCount(t *testing.T) {
 	at := time.Unix(1000, 0)
@@ -162,14 +124,5 @@ func TestLooksThatCount(t *testing.T) {
 	p.Count(true, at)
 	if left := p.Left(at.Add(time.Second)); left != capacity.ProofInterval-time.Second {
 		t.Errorf("%s are left", left)
-	}
-}
-
-func TestAGPUThatIsWithheld(t *testing.T) {
-	gpu := nvml.GPU{UUID: "g", Enabled: true, Instances: []nvml.Instance{{Devices: []nvml.Device{{UUID: "m", Profile: "1g.10gb"}, {UUID: "n", Profile: "1g.10gb"}}}}}
-	for kubelet, want := range map[string]bool{"mig-1g.10gb: m::0 m::1 n": false, "mig-1g.10gb: m": true, "hostdev: m n": true} {
-		if got := capacity.Withheld(gpu, config.MIGStrategyMixed, resources(kubelet)); got != want {
-			t.Errorf("where kubelet gives out %s, the GPU is withheld: %t", kubelet, got)
-		}
 	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -53,7 +55,7 @@ func TestAnArchiveThatIsNotWholeLeavesTheFormerOneAndNothingElse(t *testing.T) {
 			if err := os.WriteFile(to, []byte("former"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			ctx, stop := untilEnded(t.Context())
+			ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM) // as program.Main has it
 			defer stop()
 			_, _, err := archiver{[]string{"sh", "-c", c.by}, c.most}.write(ctx, oneProgram(t), to)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
