@@ -32,7 +32,8 @@ func TestOneFactDecides(t *testing.T) {
 		{"new and proven", off + "startup agreed=2", off, []string{resume}, "fence"},
 		{
 			"new, its keys and its slot", off + "keys\nslot has\nstartup agreed=2", off,
-			[]string{"publish the profile's labels and taints", resume, "give the slot"}, "fence",
+			[]string{"publish the profile's labels and taints", resume, "give the slot"},
+			"fence",
 		},
 		{"new, and its capacity is not there", off + "startup", off, []string{fence, resume, verify}, ""},
 		{"new, and nothing is asked of it", off + "startup", "", []string{resume, verify}, "fence"},
@@ -42,7 +43,8 @@ func TestOneFactDecides(t *testing.T) {
 		{"new, its plugin can be asked for a config only later", off + "startup agreed=2", off + "later", []string{fence, resume}, ""},
 		{
 			"new, a mode waits for a reboot", "gpu 0 off pending-on\nreboots no-reset-0 delegate\nstartup agreed=2", balance,
-			[]string{fence, resume, "park", "ask for a reboot"}, "",
+			[]string{fence, resume, "park", "ask for a reboot"},
+			"",
 		},
 		{"new, a plugin withholds a GPU", off + "plugin kube-system/p withholds\nstartup agreed=2", off, []string{fence, resume}, ""},
 		{"new, a CDI spec is stale", off + "cdi /var/run/cdi/nvidia.yaml\nstartup agreed=2", off, []string{fence, "regenerate CDI spec", resume}, ""},
@@ -54,23 +56,29 @@ func TestOneFactDecides(t *testing.T) {
 		{"the first GPU is not named", "gpu 0 on 1g.10gb@0\ngpu 1 on", "gpu 1 on 1g.10gb=1", []string{"GPU 1: create 1g.10gb@"}, "GPU 0"},
 		{
 			"a GPU that only gets instances keeps its pods", "gpu 0 on 1g.10gb@0\ngpu 1 on\npod web/a on 0/1g.10gb@0\npod web/b on 1",
-			"gpu 0 on\ngpu 1 on 1g.10gb=1", []string{"evict web/a", destroy}, "web/b",
+			"gpu 0 on\ngpu 1 on 1g.10gb=1",
+			[]string{"evict web/a", destroy},
+			"web/b",
 		},
 		{
 			"an undo waits for a reboot again", "gpu 0 on pending-off\nreboots no-reset-0 in-vain self\njournal fenced undo", "gpu 0 exactly off",
-			[]string{"reboot the node"}, "",
+			[]string{"reboot the node"},
+			"",
 		},
 		{
 			"an undo waits for a reboot that the settings do not allow", "gpu 0 on\nreboots no-reset-0 never\njournal fenced undo", "gpu 0 exactly off",
-			[]string{"GPU 0: turn MIG off", "reboot the node"}, "",
+			[]string{"GPU 0: turn MIG off", "reboot the node"},
+			"",
 		},
 		{
 			"no pod is in the way of a reboot", "gpu 0 off\nreboots no-reset-0 self", balance,
-			[]string{"GPU 0: turn MIG on", "reboot the node", "GPU 0: create"}, "evict",
+			[]string{"GPU 0: turn MIG on", "reboot the node", "GPU 0: create"},
+			"evict",
 		},
 		{
 			"pods are in the way of a reboot of others", "gpu 0 on\nreboots no-reset-0 delegate others=web/a", off,
-			[]string{"ask for a reboot", "reboot the node"}, "evict",
+			[]string{"ask for a reboot", "reboot the node"},
+			"evict",
 		},
 
 		// What is noted before, and given back after.
@@ -78,23 +86,29 @@ func TestOneFactDecides(t *testing.T) {
 		{"a spared slot, and a reset", off + "sick 0\nslot needed spared", off, []string{slot, fence, "GPU 0: reset"}, ""},
 		{
 			"as many steps before a reboot as after, and a GPU that the journal lacks",
-			"gpu 0 off\nreboots no-reset-0 self\njournal fenced without-GPU-0", balance, []string{journal, "GPU 0: turn MIG on", "reboot", "GPU 0: create"}, "",
+			"gpu 0 off\nreboots no-reset-0 self\njournal fenced without-GPU-0", balance,
+			[]string{journal, "GPU 0: turn MIG on", "reboot", "GPU 0: create"},
+			"",
 		},
 		{
 			"an operand that need not be paused, and is not in the journal", "gpu 0 on\noperand dcgm pods=gpu-operator/dcgm-1\njournal fenced", balance,
-			[]string{"GPU 0: create"}, journal,
+			[]string{"GPU 0: create"},
+			journal,
 		},
 		{
 			"one plugin leaves with the fence, and another tolerates it", "gpu 0 on\nplugin kube-system/a\nplugin kube-system/b returns", off,
-			[]string{"pause device plugin kube-system/a", "restart device plugin kube-system/b"}, "",
+			[]string{"pause device plugin kube-system/a", "restart device plugin kube-system/b"},
+			"",
 		},
 		{
 			"a unit of the change that is about to stop", off + "unit nvsm.service active ending\njournal fenced stopped=nvsm.service", off,
-			[]string{"start unit nvsm.service"}, "",
+			[]string{"start unit nvsm.service"},
+			"",
 		},
 		{
 			"a unit of the change that starts", off + "unit nvsm.service active starting\njournal fenced stopped=nvsm.service", off,
-			[]string{"start unit nvsm.service"}, "",
+			[]string{"start unit nvsm.service"},
+			"",
 		},
 		{"a unit of the change that runs", off + "unit nvsm.service active\njournal fenced stopped=nvsm.service", off, []string{resume}, "unit"},
 		{"another tool has lifted the cordon", "gpu 0 on 1g.10gb@0\njournal fenced breached", "gpu 0 on", []string{fence, destroy}, ""},
@@ -102,19 +116,24 @@ func TestOneFactDecides(t *testing.T) {
 		// Sharing.
 		{
 			"pods of one name in two namespaces", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::3\npod api/a on 0 as nvidia.com/gpu::0\nconfig nvidia.com/gpu=4 told",
-			"sharing nvidia.com/gpu=2", []string{"evict web/a"}, "api/a",
+			"sharing nvidia.com/gpu=2",
+			[]string{"evict web/a"},
+			"api/a",
 		},
 		{
 			"the first replica that goes", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::2\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
-			[]string{"evict web/a"}, "",
+			[]string{"evict web/a"},
+			"",
 		},
 		{
 			"the last replica that stays", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::1\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
-			[]string{fence}, "evict",
+			[]string{fence},
+			"evict",
 		},
 		{
 			"what is not shared keeps its name", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu\nconfig told", "sharing nvidia.com/mig-1g.10gb=2 rename",
-			[]string{fence, write}, "evict",
+			[]string{fence, write},
+			"evict",
 		},
 		{"another config with the same sharing", "gpu 0 off\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=4", []string{journal, write}, "fence"},
 		{"another MIG strategy renames instances", "gpu 0 on 1g.10gb@0\nconfig mig=single told", "sharing mig=mixed", []string{fence, write}, ""},
@@ -127,7 +146,8 @@ func TestOneFactDecides(t *testing.T) {
 		{"MPS stays, and so does its compute mode", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps set told\nagreed=2", "sharing nvidia.com/gpu=2 mps", nil, "GPU 0"},
 		{
 			"MPS ends before a GPU is cut whose compute mode is the default", "gpu 0 on 1g.10gb@0\nconfig nvidia.com/gpu=2 mps told", "gpu 0 on\nsharing none",
-			[]string{write, destroy}, "",
+			[]string{write, destroy},
+			"",
 		},
 		{"MPS of which the journal knows nothing ends", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps told", "sharing none", []string{write, compute}, ""},
 	} {

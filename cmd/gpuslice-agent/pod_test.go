@@ -22,14 +22,7 @@ func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	container := set.Spec.Template.Spec.Containers[0]
-	commands := map[string][]string{"args": container.Args}
-	for name, probe := range map[string]*corev1.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
-		if probe == nil || probe.Exec == nil || len(probe.Exec.Command) < 2 || probe.Exec.Command[1] != "health" {
-			t.Fatalf("the %s probe does not ask the agent whether it works: %v", name, probe)
-		}
-		commands[name+" probe"] = probe.Exec.Command[1:]
-	}
-	for name, args := range commands {
+	for name, args := range commandsOf(t, container) {
 		sub, rest, err := command().Find(args)
 		if err == nil {
 			err = sub.ParseFlags(rest)
@@ -47,4 +40,17 @@ func TestTheAgentTakesTheArgumentsOfItsPod(t *testing.T) {
 			t.Errorf("the agent does not say that it reads %s from its environment:\n%s", env.Name, run.UsageString())
 		}
 	}
+}
+
+// commandsOf are the arguments by which the container starts the agent, and by which its probes do.
+func commandsOf(t *testing.T, container corev1.Container) map[string][]string {
+	t.Helper()
+	commands := map[string][]string{"args": container.Args}
+	for name, probe := range map[string]*corev1.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
+		if probe == nil || probe.Exec == nil || len(probe.Exec.Command) < 2 || probe.Exec.Command[1] != "health" {
+			t.Fatalf("the %s probe does not ask the agent whether it works: %v", name, probe)
+		}
+		commands[name+" probe"] = probe.Exec.Command[1:]
+	}
+	return commands
 }

@@ -389,7 +389,13 @@ func agrees(t *testing.T, s window.Schedule, o window.Opening) {
 	if edge, ok := s.Edge(before); !ok || !edge.Equal(o.Start) {
 		t.Errorf("next edge after %s is %s, %v; want %s", before, edge, ok, o.Start)
 	}
-	earlier, had := s.Prev(before)
+	within(t, s, o, last)
+}
+
+// within checks that everything says the same at the start of an opening, and at its last instant.
+func within(t *testing.T, s window.Schedule, o window.Opening, last time.Time) {
+	t.Helper()
+	earlier, had := s.Prev(o.Start.Add(-time.Nanosecond))
 	for _, at := range []time.Time{o.Start, last} {
 		if prev, ok := s.Prev(at); ok != had || !same(prev, earlier) {
 			t.Errorf("before %s, within %v, was %v, %v; want %v, %v", at, o, prev, ok, earlier, had)

@@ -68,9 +68,6 @@ var sharingConfigs = map[string]string{
 		"{name: nvidia.com/mig-1g.10gb, replicas: 2}, {name: nvidia.com/mig-3g.40gb, replicas: 3}]}}\n",
 }
 
-// asked is the name under which the agent has the wish.
-func (m mode) asked() string { return m.mig + " + " + m.plugin }
-
 // offers are the ids that kubelet has to give out for GPUs that are cut as the mode has them.
 func (m mode) offers(gpus []nvml.GPU) map[string][]string {
 	devices := map[string][]string{}

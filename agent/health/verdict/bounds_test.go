@@ -189,6 +189,14 @@ func TestKeysOfARecord(t *testing.T) {
 	if got := n.Record("boot", "").Key(); got == key {
 		t.Error("another Xid leaves the key as it was")
 	}
+}
+
+// That no GPU is critical is known of a node that is well, and not of a driver that does not answer.
+func TestWhatIsKnownIsInTheKeyOfAVerdict(t *testing.T) {
+	n := verdict.New(config.Health{})
+	rows := well(0)
+	n.ObserveGPUs(began, []nvml.Health{rows}, true)
+	n.ObserveEvent(began, xid(0, 62, 1))
 	n.Acknowledge(began.Add(time.Hour))
 	for i := range 2 {
 		n.ObserveGPUs(began.Add(time.Hour+time.Duration(i)*time.Minute), []nvml.Health{rows}, true)
@@ -230,6 +238,14 @@ func TestNamesOfGPUs(t *testing.T) {
 	if got := n.Xids(n.GPUs()[4]); len(got) != 1 || got[0].Count != 1 {
 		t.Errorf("the Xids are %v", got)
 	}
+}
+
+func TestGPUsThatAreNamedByTheirPlaces(t *testing.T) {
+	n := verdict.New(config.Health{})
+	placeless := well(1)
+	placeless.PCI = ""
+	n.ObserveGPUs(began, []nvml.Health{well(0), placeless}, true)
+	n.ObserveEvent(began, xid(9, 62, 1))
 	n.ObserveBus([]nvml.BusGPU{{PCI: well(0).PCI}}, true)
 	n.ObserveGPUs(began.Add(time.Minute), []nvml.Health{well(0)}, true)
 	if got := n.GPUs()[len(n.GPUs())-1].Name(); got != "a GPU (GPU-9)" {
@@ -388,6 +404,12 @@ func TestWhatAGPUSaysOfItself(t *testing.T) {
 			t.Errorf("%s after the last trouble it has recovered: %t", after, is)
 		}
 	}
+}
+
+func TestResetsThatAreTooManyOrInVain(t *testing.T) {
+	n, now := verdict.New(config.Health{}), began
+	n.ObserveGPUs(now, []nvml.Health{well(0)}, true)
+	g := n.GPUs()[0]
 	if g.RowPending() || g.RowFailed() || g.ResetTooOften(now) {
 		t.Error("a well GPU says otherwise")
 	}

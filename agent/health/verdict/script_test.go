@@ -91,31 +91,37 @@ func (p *script) line(line string) {
 		p.restart(words[1])
 	case "ack":
 		p.n.Acknowledge(p.now)
+	case "toreset", "recovered", "xids", "relevant":
+		check(p.answer(verb, words[1]))
+	case "xid", "logged", "confirm", "event":
+		p.event(verb, words[1:])
+	default:
+		p.gpu(verb, words[1:])
+	}
+}
+
+// answer is what the node says of a GPU, or of all of them for a setting.
+func (p *script) answer(verb, of string) string {
+	var out []string
+	switch g := p.n.GPU(nvml.UUID("GPU-" + of)); verb {
 	case "toreset":
-		var out []string
-		for uuid := range p.n.ToReset(p.now, config.HealthReset(words[1])) {
+		for uuid := range p.n.ToReset(p.now, config.HealthReset(of)) {
 			out = append(out, strings.TrimPrefix(string(uuid), "GPU-"))
 		}
 		slices.Sort(out)
-		check(strings.Join(out, " "))
 	case "recovered":
-		_, is := p.n.GPU(nvml.UUID("GPU-" + words[1])).RecoveredFrom(p.now)
-		check(strconv.FormatBool(is))
-	case "xids", "relevant":
-		g := p.n.GPU(nvml.UUID("GPU-" + words[1]))
-		all, out := p.n.Xids(g), []string(nil)
+		_, is := g.RecoveredFrom(p.now)
+		out = append(out, strconv.FormatBool(is))
+	default:
+		all := p.n.Xids(g)
 		if verb == "relevant" {
 			all = p.n.RelevantXids(g)
 		}
 		for _, r := range all {
 			out = append(out, fmt.Sprintf("%dx%d", r.Xid.Number, r.Count))
 		}
-		check(strings.Join(out, " "))
-	case "xid", "logged", "confirm", "event":
-		p.event(verb, words[1:])
-	default:
-		p.gpu(verb, words[1:])
 	}
+	return strings.Join(out, " ")
 }
 
 func (p *script) event(verb string, words []string) {

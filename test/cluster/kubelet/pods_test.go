@@ -27,9 +27,6 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// patience is how long anything may take: a machine may have much else to do.
-const patience = 5 * time.Minute
-
 // joined is a kubelet that joined the package's control plane with a node's own rights.
 type joined struct {
 	*kubelet.Kubelet
@@ -91,14 +88,14 @@ func join(t *testing.T, o kubelet.Options) *joined {
 	o.OnAllocate, o.OnFree = j.usage.allocated, j.usage.freed
 	o.RestartDelay = 10 * time.Millisecond
 	j.options = o
-	j.start(t)
+	j.start(t.Context(), t)
 	t.Cleanup(func() { j.Stop() })
 	return j
 }
 
-func (j *joined) start(t *testing.T) {
+func (j *joined) start(ctx context.Context, t *testing.T) {
 	t.Helper()
-	k, err := kubelet.Start(context.WithoutCancel(t.Context()), j.options)
+	k, err := kubelet.Start(context.WithoutCancel(ctx), j.options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +259,7 @@ func TestRunningPodsKeepTheirDevicesOverARestart(t *testing.T) {
 	}
 
 	j.Stop() // and a kubelet that was away for longer
-	j.start(t)
+	j.start(t.Context(), t)
 	j.serve(t, "gpu.sock", "GPU-a", "GPU-b")
 	if diff := cmp.Diff(want, j.assigned(t)); diff != "" {
 		t.Errorf("devices after Start (-want +got):\n%s", diff)
@@ -288,7 +285,7 @@ func TestDevicesOfAPodThatWentWhileTheKubeletWasAwayAreFreed(t *testing.T) {
 	j.Stop()
 	now := int64(0)
 	j.remove(t, "user", metav1.DeleteOptions{GracePeriodSeconds: &now})
-	j.start(t)
+	j.start(t.Context(), t)
 	if diff := cmp.Diff([]string{"allocate user GPU-a", "free user GPU-a"}, j.usage.lines()); diff != "" {
 		t.Errorf("what the hooks were told (-want +got):\n%s", diff)
 	}

@@ -130,11 +130,11 @@ func TestTheTimeLineOfDevicePluginsIsThatOfARealKubelet(t *testing.T) {
 		},
 		PluginDir: j.DevicePluginDir(), Image: pauseImage, Kill: running.kill,
 		Restart: func(ctx context.Context) error { return j.Restart(ctx) },
-		Reboot: func(context.Context) error {
+		Reboot: func(ctx context.Context) error {
 			j.Stop()
 			boots++
 			j.options.BootID = "boot " + strconv.Itoa(boots)
-			j.start(t)
+			j.start(ctx, t)
 			return nil
 		},
 	})
