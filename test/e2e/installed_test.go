@@ -436,8 +436,9 @@ func (i *installed) awaitOverlay() (restarted bool) {
 	return restarted
 }
 
-// uninstall takes the agent away by the commands of deploy/README.
+// uninstall takes the agent away by the commands of deploy/README, and the label, which is the user's.
 func (i *installed) uninstall() {
+	i.kubectl(i.t.Context(), "label", "node", i.View.Node, config.LabelMIGConfig+"-")
 	i.kubectl(i.t.Context(), "-n", "gpuslice", "patch", "daemonset", "gpuslice-agent", "--type=json", `-p=[
 	  {"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["cleanup", "--stay"]},
 	  {"op": "replace", "path": "/spec/updateStrategy/rollingUpdate/maxUnavailable", "value": "100%"},

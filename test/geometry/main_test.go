@@ -39,7 +39,11 @@ const perHost = 8
 // newHost makes a machine of so many GPUs of the model in dir, with MIG mode on.
 func newHost(t *testing.T, dir, model string, gpus int) *incumbent.Host {
 	t.Helper()
-	programs, err := incumbent.Build(t.Context(), binaries.Builder{})
+	build := incumbent.Build
+	if testing.Short() {
+		build = incumbent.BuildSimulated
+	}
+	programs, err := build(t.Context(), binaries.Builder{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,12 +28,20 @@ type Programs struct {
 
 // Build builds what is missing.
 func Build(ctx context.Context, b binaries.Builder) (Programs, error) {
+	p, err := BuildSimulated(ctx, b)
+	if err == nil {
+		p.MIGParted, err = b.MigParted(ctx)
+	}
+	return p, err
+}
+
+// BuildSimulated builds all but NVIDIA's programs, which take minutes to compile. A host without them has its GPUs and nvidia-smi.
+func BuildSimulated(ctx context.Context, b binaries.Builder) (Programs, error) {
 	var p Programs
 	for _, program := range []struct {
 		into  *string
 		build func(context.Context) (string, error)
 	}{
-		{&p.MIGParted, b.MigParted},
 		{&p.LibNVML, b.LibNVML},
 		{&p.GPUSim, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/gpusim/cmd/gpusim") }},
 		{&p.Sandbox, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/sandbox/cmd/sandbox") }},

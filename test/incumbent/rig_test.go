@@ -14,6 +14,9 @@ import (
 // build builds NVIDIA's programs, or finds them.
 func build(t *testing.T) incumbent.Programs {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("to compile NVIDIA's mig-parted takes minutes")
+	}
 	p, err := incumbent.Build(t.Context(), binaries.Builder{})
 	if err != nil {
 		t.Fatal(err)
