@@ -193,7 +193,8 @@ func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 				w := busy(t)
 				w.settings.NodeHeartbeat = time.Hour
 				w.maintain(row.file)
-				w.spend(row.asked)
+				<-time.After(row.asked) // to the second: the agent looks once an hour
+				cordons := w.cordons()
 				w.label("all-1g.10gb")
 				if row.begins.IsZero() {
 					if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes, 10m0s") {
@@ -201,9 +202,15 @@ func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 					}
 					w.spend(16 * time.Hour)
 					w.givenBack()
+					if len(*cordons) > 0 {
+						t.Errorf("the node was cordoned %d times", len(*cordons))
+					}
 					return
 				}
 				w.fence()
+				if len(*cordons) != 1 { // a change that began too late is put off in the same pass
+					t.Errorf("the node was cordoned %d times, want once", len(*cordons))
+				}
 				if d := time.Since(row.begins); d < 0 || d > time.Second {
 					t.Errorf("the change began at %v, want %v", time.Now(), row.begins)
 				}
@@ -225,9 +232,10 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 		relent, calls := w.stubborn(), w.count(nil)
 		w.label("all-1g.10gb")
 		w.fence()
-		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable })
-		if now, late := time.Now(), time.Date(2000, 1, 1, 0, 50, 0, 0, time.UTC); now.Before(late) || now.Sub(late) > time.Minute {
-			t.Errorf("the node was given back at %v", now) // the change takes ten minutes more
+		late := time.Date(2000, 1, 1, 0, 50, 0, 0, time.UTC) // the change takes ten minutes more
+		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable || time.Since(late) > time.Minute })
+		if now := time.Now(); now.Before(late) || now.Sub(late) > time.Minute {
+			t.Fatalf("the node is not given back, or was at another time than %v: at %v", late, now)
 		}
 		c := w.settle(config.ReasonAwaitingWindow)
 		w.givenBack()

@@ -255,9 +255,12 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 }
 
 // Promises 13 and 15: by such a note a kubelet, which may not change its own node's taints, could have them changed.
+// The keys are those of a profile, since the agent takes no others for its own.
 func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
+		w.profiles("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {team: {mig: [{gpus: {all: true}, enabled: false}], " +
+			"labels: {team: a}, taints: [{key: team, value: a, effect: NoSchedule}]}}\n")
 		w.converge("all-balanced")
 		taint := corev1.Taint{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}
 		w.edit(func(n *corev1.Node) {

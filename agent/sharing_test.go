@@ -39,6 +39,8 @@ profiles:
     sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
     labels: {workload-type: research}
     taints: [{key: gpu, value: "true", effect: NoSchedule}]
+  apiece:
+    sharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}
   renamed:
     sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}
   slices:
@@ -231,6 +233,32 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Promise 9. Under the new config kubelet has the same devices as under the former one, so that looks from before it would agree.
+func TestLooksFromBeforeTheConfigProveNothing(t *testing.T) {
+	t.Parallel()
+	for name, gives := range map[string]func(*world){"by the file": (*world).shares, "by the config manager": (*world).managed} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				gives(w)
+				w.profile("two")
+				w.reach("two")
+				w.spend(time.Minute)
+				w.profile("apiece")
+				waited := false
+				w.passes("apiece", func() bool {
+					waited = waited || w.reason() == config.ReasonAwaitingCapacity
+					return w.done("apiece")()
+				})
+				if !waited {
+					t.Error("the node was given back without another look")
+				}
+				w.givenBack()
+			})
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -21,6 +22,30 @@ func cutUp(gpus int) []api.StatusGPU {
 		out = append(out, g)
 	}
 	return out
+}
+
+// Promise 16. A condition has room for the desired config, and for what becomes of the node, beside the cause; the status has room for its failure.
+func TestADecisionLeavesRoomForWhatIsSaidBesideIt(t *testing.T) {
+	long := strings.Repeat("no answer from the driver ", 100)
+	for name, c := range map[string]struct {
+		text string
+		most int
+	}{
+		"a short text stays": {"no answer", len("no answer")},
+		"a long one is cut":  {long, 768},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := report.Decision{Message: c.text, Failure: &api.Failure{Message: c.text}}.Bounded()
+			for of, got := range map[string]string{"message": d.Message, "failure": d.Failure.Message} {
+				if n := utf8.RuneCountInString(got); n > c.most || n < c.most/2 || !strings.HasPrefix(got, "no answer") {
+					t.Errorf("%d characters of the %s are left, want at most %d: %s", n, of, c.most, got)
+				}
+			}
+			if d = (report.Decision{Message: c.text}).Bounded(); d.Failure != nil {
+				t.Errorf("a decision without a failure has %v", d.Failure)
+			}
+		})
+	}
 }
 
 func TestAStatusLosesTheNumbersOfInstancesBeforeItsGeometry(t *testing.T) {
