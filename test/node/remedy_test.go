@@ -48,8 +48,8 @@ func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
 	r.run()
 	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	r.awaitMetric("gpuslice_health_events_watched 1")
-	r.play(0, "contained-ecc")
-	c, _ := r.awaitHealth(corev1.ConditionTrue, config.ReasonXidCritical)
+	r.play(0, "contained-ecc-drain") // which lasts: of an error for which the driver recommends nothing, nothing is left after half a minute
+	c, _ := r.awaitHealth(corev1.ConditionTrue)
 	n := r.await("the taint", hasUnhealthyTaint)
 	if !strings.Contains(c.Message, config.TaintGPUUnhealthy) || n.Spec.Unschedulable {
 		t.Errorf("cordoned: %v; the message does not name the taint: %s", n.Spec.Unschedulable, c.Message)
@@ -62,7 +62,7 @@ func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
 		}
 		return unhealthy(n).LastHeartbeatTime.After(c.LastHeartbeatTime.Time)
 	})
-	if err := r.GPUs.Cure(t.Context(), 0, "contained-ecc"); err != nil {
+	if err := r.GPUs.Cure(t.Context(), 0, "contained-ecc-drain"); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
