@@ -31,10 +31,12 @@ GOTESTSUM := go tool -modfile=test/tools/go.mod gotestsum
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT    := $(if $(CI),-count=1)
 PACKAGES  = ./test/node ./agent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy ./...
-# $(call gotest,FLAGS) runs the tests of PACKAGES, and prints the slowest in the end, whether they passed or not.
+# $(call gotest,FLAGS) runs the tests of PACKAGES, and prints the slowest in the end, whether they passed or not. A run in which no test ran, as by a
+# name that is gone, has failed.
 gotest    = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; echo 2000000 >/proc/self/timerslack_ns || true; \
 	GOGC=400 $(CORES) $(GOTESTSUM) --format pkgname --format-hide-empty-pkg --hide-summary skipped --jsonfile "$$events" --packages "$(PACKAGES)" -- \
 		-ldflags='-s -w' -vet=off $(COUNT) -p 3 -parallel 14 -timeout 60m $(1) || failed=$$?; \
+	grep -q '"Test":' "$$events" || { echo "no test has run" >&2; failed=1; }; \
 	echo slowest:; $(GOTESTSUM) tool slowest --num 10 --jsonfile "$$events"; exit $${failed:-0}
 # Some sixty programs share the cores. An agent that runs on one takes a quarter less processor time, since it wakes no threads on the others.
 # With the race detector, the goroutines of a program run beside each other.
@@ -53,6 +55,7 @@ build: ## the programs, into bin/ (needs a C compiler)
 test: test-nocgo test-binaries ## what shows a broken change: unit tests, and the agent against a real control plane
 	@$(call gotest,-short)
 
+.NOTPARALLEL: test-all # each takes all cores
 .PHONY: test-all
 test-all: test-long test-race e2e ## everything: tests at full length, the race detector, and e2e (as root)
 
@@ -65,7 +68,7 @@ test-long: test-nocgo ## make test at full length, and what it leaves out
 # The agent runs as a process there: it is built with the race detector too, and its log is read for what that finds.
 .PHONY: test-race
 test-race: PACKAGES = ./agent/... ./cmd/... ./config/... ./drain/... ./nvml/... ./test/cluster/... ./test/gpusim/...
-test-race: test-binaries ## make test with the race detector, and the agent built with it
+test-race: test-binaries ## make test with the race detector, but for packages of test/ whose tests start programs; and the agent built with it
 	@$(call gotest,-race -short)
 	@$(MAKE) --no-print-directory test-race-agent
 

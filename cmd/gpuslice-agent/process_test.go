@@ -10,9 +10,11 @@ import (
 	"runtime/pprof"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gofrs/flock"
+	"go.uber.org/zap"
 
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -59,6 +61,36 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 	defer next.Close()
 	if free, err := next.TryLock(); err != nil || free {
 		t.Errorf("the next agent may act: %t, %v", free, err)
+	}
+}
+
+// Two agents of one machine do not act at once: the second waits for as long as the first has the lock, and then has it.
+func TestASecondAgentWaitsForTheLock(t *testing.T) {
+	o := options{lockFile: filepath.Join(t.TempDir(), "agent.lock")}
+	first := flock.New(o.lockFile)
+	if locked, err := first.TryLock(); err != nil || !locked {
+		t.Fatal(locked, err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 1)
+		go func() { ended <- o.lock(t.Context(), zap.NewNop()) }()
+		select {
+		case err := <-ended:
+			t.Fatalf("the second agent goes on beside the first: %v", err)
+		case <-time.After(time.Hour):
+		}
+		if err := first.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	if free, err := first.TryLock(); err != nil || free {
+		t.Errorf("the second agent goes on without the lock: %t, %v", free, err)
+	}
+	if err := processLock.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
