@@ -17,7 +17,7 @@ import (
 const lockRetry = time.Second
 
 // processLock is the lock of this process. It is never unlocked. The variable keeps it from the garbage collector, which would close its file.
-var processLock *flock.Flock //nolint:unused // that it is kept is its use
+var processLock *flock.Flock
 
 // lock waits until this is the only agent of the machine: two, during an update of the DaemonSet or beside one that a user
 // has started by hand, would undo each other's work. The kernel frees the lock when the process ends, and not before: a
