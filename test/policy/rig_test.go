@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,9 +169,12 @@ func (s *scene) put(manifests string) {
 		if mapping.Scope.Name() == meta.RESTScopeNameRoot { // kustomize gives a policy a namespace all the same
 			objects = client.Resource(mapping.Resource).Namespace("")
 		}
-		_, err = objects.Create(s.t.Context(), object, metav1.CreateOptions{FieldManager: applies, FieldValidation: metav1.FieldValidationStrict})
+		stored, err := objects.Create(s.t.Context(), object, metav1.CreateOptions{FieldManager: applies, FieldValidation: metav1.FieldValidationStrict})
 		if apierrors.IsAlreadyExists(err) {
 			err = s.patch(objects, object)
+		} else if err == nil && kind.Group == "admissionregistration.k8s.io" && !equality.Semantic.DeepEqual(stored.Object["spec"], object.Object["spec"]) {
+			// A default that the API server adds to a list is a difference for kubectl apply and for GitOps tools, each time.
+			err = fmt.Errorf("the API server adds to the spec: %s", cmp.Diff(object.Object["spec"], stored.Object["spec"]))
 		}
 		if err != nil {
 			s.t.Fatalf("applying %s %s: %v", object.GetKind(), object.GetName(), err)
