@@ -103,7 +103,7 @@ func foreignDomain(key string) string {
 func (c *checks) nodeValue(field string, raw json.RawMessage) string {
 	var value string
 	if !absent(raw) && json.Unmarshal(raw, &value) != nil {
-		c.refuse(field, string(raw), "must be text: put it in quotes")
+		c.refuse(field, string(raw), "must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text")
 		return ""
 	}
 	c.refuseEach(field, value, validation.IsValidLabelValue(value))

@@ -157,7 +157,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 			"{labels: {-a: b, c: true, d: e f}}",
 			[]string{
 				`labels: "-a" name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`,
-				`labels.c: "true" must be text: put it in quotes`,
+				`labels.c: "true" must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text`,
 				`labels.d: "e f" a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')`,
 			},
 		},
@@ -173,7 +173,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 			"{taints: [{key: gpu, value: true, effect: NoSchedule}, {key: gpu, effect: NoExecute}, {value: a, effect: Always}, {key: gpu, effect: NoSchedule}," +
 				" {key: nvidia.com/gpu, effect: NoSchedule}, {name: a}]}",
 			[]string{
-				`taints[0].value: "true" must be text: put it in quotes`,
+				`taints[0].value: "true" must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text`,
 				`taints[1].effect: "NoExecute" deletes pods whatever their disruption budget says: write NoSchedule`,
 				`taints[2].key: "" name part must be non-empty`,
 				`taints[2].key: "" name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`,

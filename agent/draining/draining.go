@@ -269,7 +269,7 @@ func (d *Draining) Drainable(ctx context.Context, seen state.Observed, want stat
 				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
 				Message: "nothing is disturbed before these pods may be evicted: " + legible.Listed(blocked),
 				Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-				Advice:  "the node stays schedulable meanwhile, and is looked at again when they change; to call the change off, remove the label",
+				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(want),
 			}
 		}
 	}

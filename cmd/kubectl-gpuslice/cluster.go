@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -45,9 +47,23 @@ func (o *options) client() (kube.Interface, error) {
 	}
 	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("finding the API server: %w", err)
+		return nil, fmt.Errorf("finding the API server: %w", cmp.Or(missingFiles(o.loading), err)) // a missing file is why the loader knows no cluster
 	}
 	return cli.Client(c, fieldManager, version)
+}
+
+// missingFiles names the files of the environment's KUBECONFIG, if none of them is there: the loader passes over them, and then knows no cluster.
+func missingFiles(rules *clientcmd.ClientConfigLoadingRules) error {
+	list := os.Getenv(clientcmd.RecommendedConfigPathEnvVar)
+	if rules.ExplicitPath != "" || list == "" {
+		return nil
+	}
+	for _, file := range filepath.SplitList(list) {
+		if _, err := os.Stat(file); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s names %s, which is not there", clientcmd.RecommendedConfigPathEnvVar, list)
 }
 
 // selection selects nodes: by their names, or by a selector.

@@ -1,0 +1,19 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestAKubeconfigThatIsNotThereIsNamed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config")
+	t.Setenv("KUBECONFIG", file)
+	var o options
+	o.bind(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if _, err := o.client(); err == nil || !strings.Contains(err.Error(), "KUBECONFIG names "+file+", which is not there") {
+		t.Errorf("error is %v", err)
+	}
+}
