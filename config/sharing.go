@@ -215,7 +215,7 @@ func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStr
 	case possible && raw[0] == '"':
 		c.refuse(field, asWritten(raw), "is text: write "+asWritten(raw)+" without quotes")
 	case err == nil && n == 1 && ofPlugin:
-		c.refuse(field, asWritten(raw), "is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is")
+		c.refuse(field, asWritten(raw), "shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
 	case err == nil && n > maxMPSClients && strategy == SharingMPS:
 		c.refuse(field, asWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
 	case !possible:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 func (o *options) validate() *cobra.Command {
@@ -108,6 +110,9 @@ var formats = []format{
 	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs") }, func(map[string]any) bool { return true }, counted(migparted.Parse, "MIG config")},
 	{pluginFormat, isPluginConfig, isOnlyPluginConfig, func(text []byte, _ time.Time) (string, error) {
 		read, err := deviceplugin.Parse(text)
+		if err == nil {
+			err = hiddenSlices(read)
+		}
 		return describeSharing(read.Sharing), err
 	}},
 }
@@ -188,6 +193,22 @@ func counted[T any](parse func([]byte) (map[string]T, error), noun string) func(
 		}
 		return fmt.Sprintf("%d %ss", len(all), noun), err
 	}
+}
+
+// hiddenSlices refuses sharing of MIG devices by names that the plugin gives out under the strategy mixed alone: it passes over them without a word.
+func hiddenSlices(read config.PluginConfig) error {
+	if read.MIGStrategy == "" || read.MIGStrategy == config.MIGStrategyMixed {
+		return nil // without a strategy here the plugin's environment has it
+	}
+	for _, name := range read.Sharing.Resources() {
+		if strings.HasPrefix(name, nvml.ResourceMIGPrefix) {
+			return &config.InvalidError{
+				Field: "flags.migStrategy", Value: string(read.MIGStrategy),
+				Want: "does not go with sharing of " + name + ", which the device plugin offers by the strategy mixed alone; by single share " + nvml.ResourceGPU,
+			}
+		}
+	}
+	return nil
 }
 
 func describeSharing(s config.Sharing) string {
@@ -282,16 +303,19 @@ func (v *validation) file(name string, text []byte) {
 	v.printed, v.mistakes = map[string]int{}, 0
 	anything := false
 	var policies clusterPolicies
+	var queues queuedFlavors
 	r := reader{foreign: v.foreign, found: func(p piece) {
 		anything = anything || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
 		v.piece(p)
 		policies.note(p)
+		queues.note(p)
 	}}
 	r.read(name, text)
 	if !anything {
 		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
 	policies.check(v)
+	queues.check(v)
 	for _, result := range []string{passedOver, isRight, isWrong} {
 		if more := v.printed[result] - maxPieces; more > 0 {
 			v.out.Printf("%s: and %d more, %s\n", name, more, result)
@@ -343,6 +367,7 @@ func addPlacesOf(text func() *document.Text, p piece, err error) error {
 		for _, one := range joined.Unwrap() {
 			all = append(all, addPlacesOf(text, p, one))
 		}
+		slices.SortStableFunc(all, byPlace)
 		return errors.Join(all...)
 	}
 	invalid, ok := errors.AsType[*config.InvalidError](err)
@@ -367,10 +392,33 @@ func addPlacesOf(text func() *document.Text, p piece, err error) error {
 	case at == (document.Place{}), !o.known && p.key == "":
 		return err
 	case !o.known:
-		return fmt.Errorf("line %d, column %d of %s: %w", at.Line, at.Column, p.key, err)
+		return &placed{at, " of " + p.key, err}
 	default:
-		return fmt.Errorf("line %d, column %d: %w", o.lines+at.Line, o.indent+at.Column, err)
+		return &placed{document.Place{Line: o.lines + at.Line, Column: o.indent + at.Column}, "", err}
 	}
+}
+
+// placed is a mistake with its place in the file, or of a key of a ConfigMap.
+type placed struct {
+	at  document.Place
+	of  string
+	err error
+}
+
+func (p *placed) Error() string { return fmt.Sprintf("line %d, column %d%s: %v", p.at.Line, p.at.Column, p.of, p.err) }
+
+func (p *placed) Unwrap() error { return p.err }
+
+// byPlace sorts mistakes as they stand in the file, those without a place last.
+func byPlace(a, b error) int {
+	x, y := document.Place{Line: math.MaxInt}, document.Place{Line: math.MaxInt}
+	if at, ok := errors.AsType[*placed](a); ok {
+		x = at.at
+	}
+	if at, ok := errors.AsType[*placed](b); ok {
+		y = at.at
+	}
+	return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column))
 }
 
 // clusterPolicies checks that a file with ConfigMaps of the device plugin has the ConfigMap, and the key, that its ClusterPolicy names:
@@ -414,6 +462,53 @@ func (c *clusterPolicies) check(v *validation) {
 		case of.key != "" && !slices.Contains(here, of.key):
 			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
 				of.name, of.key, joinFirst(here)))
+		}
+	}
+}
+
+// queuedFlavors checks that the ResourceFlavors of a file are those that its ClusterQueues name: Kueue keeps a queue inactive that names one which is
+// not there. A file without any flavor may go with another that has them.
+type queuedFlavors struct {
+	there []string
+	named []queuedFlavor
+}
+
+// queuedFlavor is a flavor that a ClusterQueue names.
+type queuedFlavor struct{ at, queue, flavor string }
+
+// maxFlavors bounds the flavors that are noted of a file.
+const maxFlavors = 1000
+
+func (q *queuedFlavors) note(p piece) {
+	if len(q.there)+len(q.named) >= maxFlavors {
+		return
+	}
+	switch kind, _ := p.top["kind"].(string); kind {
+	case "ResourceFlavor":
+		if meta, _ := p.top["metadata"].(map[string]any); meta != nil {
+			name, _ := meta["name"].(string)
+			q.there = append(q.there, legible.Cut(name, longestName))
+		}
+	case "ClusterQueue":
+		var queue kinds.ClusterQueue
+		if document.ManifestInto(p.text, &queue) != nil {
+			return // what is wrong with it has been printed
+		}
+		for _, group := range queue.Spec.ResourceGroups {
+			for _, f := range group.Flavors {
+				q.named = append(q.named, queuedFlavor{p.at, legible.Cut(queue.Name, longestName), legible.Cut(f.Name, longestName)})
+			}
+		}
+	}
+}
+
+func (q *queuedFlavors) check(v *validation) {
+	if len(q.there) == 0 {
+		return
+	}
+	for _, n := range q.named {
+		if !slices.Contains(q.there, n.flavor) {
+			v.report(n.at+", ClusterQueue "+n.queue, "", fmt.Errorf("spec.resourceGroups: no ResourceFlavor %q is here; there is %s", n.flavor, joinFirst(q.there)))
 		}
 	}
 }

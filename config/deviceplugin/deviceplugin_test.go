@@ -132,7 +132,7 @@ var refused = map[string]struct {
 	},
 	"for one replica": {
 		slices("[{name: nvidia.com/gpu, replicas: 1}]"),
-		[]string{`sharing.timeSlicing.resources[0].replicas: "1" is refused by NVIDIA's device plugin: leave the resource out, and it is offered as it is`},
+		[]string{`sharing.timeSlicing.resources[0].replicas: "1" shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry`},
 	},
 	"for replicas that are none": {
 		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
@@ -231,7 +231,7 @@ var refused = map[string]struct {
 	},
 	"for names of one's own": {
 		"resources: {gpus: [{pattern: '*', name: gpu}]}",
-		[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
+		[]string{"resources: is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names"},
 	},
 	"of another version": {
 		"version: v2", []string{`version: "v2" must be v1, the only one there is`},
@@ -377,7 +377,7 @@ func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
 		want    string
 	}{
 		"a strategy that shares nothing": {"", config.Sharing{Strategy: config.SharingTimeSlicing}, "sharing.timeSlicing.resources: must be a list"},
-		"one replica":                    {"", gpus(1), `"1" is refused by NVIDIA's device plugin`},
+		"one replica":                    {"", gpus(1), `"1" shares nothing`},
 		"no strategy":                    {"", config.Sharing{}, "is no field here"},
 		"a base that is no mapping":      {"- a", gpus(2), "reading the device plugin config to change"},
 		"a base of another version":      {"version: v2", gpus(2), "its version is v2"},

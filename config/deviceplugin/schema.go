@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -28,42 +29,44 @@ type check func(c *checks, field string, value json.RawMessage)
 func (c *checks) file(doc json.RawMessage) {
 	mapping(map[string]check{
 		"version":   (*checks).version,
-		"flags":     mapping(flags),
+		"flags":     mapping(flags()),
 		"resources": (*checks).resources,
 		"sharing":   func(*checks, string, json.RawMessage) {},
 		"imex":      mapping(map[string]check{"channelIDs": (*checks).channels, "required": (*checks).boolean}),
 	})(c, "", doc)
 }
 
-// flags are the file's fields for the plugin's command line.
-var flags = map[string]check{
-	"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
+// flags gives the checks of the file's fields for the plugin's command line.
+func flags() map[string]check {
+	return map[string]check{
+		"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
 
-	"failOnInitError":         (*checks).boolean,
-	"mpsRoot":                 (*checks).text,
-	"nvidiaDriverRoot":        (*checks).text,
-	"nvidiaDevRoot":           (*checks).text,
-	"gdrcopyEnabled":          (*checks).boolean,
-	"gdsEnabled":              (*checks).boolean,
-	"mofedEnabled":            (*checks).boolean,
-	"useNodeFeatureAPI":       (*checks).boolean,
-	"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
-	"plugin": mapping(map[string]check{
-		"passDeviceSpecs":               (*checks).boolean,
-		"deviceListStrategy":            (*checks).listStrategies,
-		"deviceIDStrategy":              oneOf("uuid", "index"),
-		"cdiAnnotationPrefix":           (*checks).text,
-		"nvidiaCTKPath":                 (*checks).text,
-		"containerDriverRoot":           (*checks).text,
-		"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
-	}),
-	"gfd": mapping(map[string]check{
-		"oneshot":         (*checks).boolean,
-		"noTimestamp":     (*checks).boolean,
-		"sleepInterval":   (*checks).interval,
-		"outputFile":      (*checks).text,
-		"machineTypeFile": (*checks).text,
-	}),
+		"failOnInitError":         (*checks).boolean,
+		"mpsRoot":                 (*checks).text,
+		"nvidiaDriverRoot":        (*checks).text,
+		"nvidiaDevRoot":           (*checks).text,
+		"gdrcopyEnabled":          (*checks).boolean,
+		"gdsEnabled":              (*checks).boolean,
+		"mofedEnabled":            (*checks).boolean,
+		"useNodeFeatureAPI":       (*checks).boolean,
+		"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
+		"plugin": mapping(map[string]check{
+			"passDeviceSpecs":               (*checks).boolean,
+			"deviceListStrategy":            (*checks).listStrategies,
+			"deviceIDStrategy":              oneOf("uuid", "index"),
+			"cdiAnnotationPrefix":           (*checks).text,
+			"nvidiaCTKPath":                 (*checks).text,
+			"containerDriverRoot":           (*checks).text,
+			"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
+		}),
+		"gfd": mapping(map[string]check{
+			"oneshot":         (*checks).boolean,
+			"noTimestamp":     (*checks).boolean,
+			"sleepInterval":   (*checks).interval,
+			"outputFile":      (*checks).text,
+			"machineTypeFile": (*checks).text,
+		}),
+	}
 }
 
 // mapping checks a mapping that may have these fields, in the order of their names.
@@ -82,12 +85,28 @@ func mapping(fields map[string]check) check {
 			look, ok := fields[name]
 			switch {
 			case !ok:
-				c.refuse(field+name, nil, "is no field here: they are "+known)
+				c.refuse(field+name, nil, "is no field here: "+cmp.Or(place(name), "they are "+known))
 			case string(written[name]) != "null":
 				look(c, field+name, written[name])
 			}
 		}
 	}
+}
+
+// place says where a field belongs that is at another place, as when the indentation is lost; empty for a field that no place has.
+func place(name string) string {
+	const strategies = "sharing.timeSlicing or sharing.mps"
+	below := map[string]string{
+		"timeSlicing": "sharing", "mps": "sharing", "renameByDefault": strategies, "failRequestsGreaterThanOne": strategies,
+		"replicas": "an entry of the resources of " + strategies,
+	}[name]
+	if _, flag := flags()[name]; flag {
+		below = "flags"
+	}
+	if below == "" {
+		return ""
+	}
+	return "it belongs below " + below
 }
 
 func oneOf(allowed ...string) check {
@@ -147,7 +166,7 @@ func (c *checks) channels(field string, value json.RawMessage) {
 
 // resources refuses the field by which a user would rename the plugin's resources: the plugin ignores it.
 func (c *checks) resources(field string, value json.RawMessage) {
-	c.refuse(field, nil, "is passed over by the device plugin, which gives its resources no other names: leave it out")
+	c.refuse(field, nil, "is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names")
 }
 
 // fieldsOf gives the fields of a mapping; nil if the value is no mapping.
