@@ -102,7 +102,8 @@ func (c *sharingCheck) refuseMissingResources(offered []string) {
 		if len(offered) > 0 {
 			has = strings.Join(slices.Sorted(slices.Values(offered)), ", ")
 		}
-		c.refuse(ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s", c.strategy, has)
+		c.refuse(ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s: "+
+			"share that, or ask by label for a key without sharing, or by a profile for both", c.strategy, has)
 	}
 }
 

@@ -10,6 +10,9 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
+// wayOut ends a refusal of a resource that the node will not have.
+const wayOut = ": share that, or ask by label for a key without sharing, or by a profile for both"
+
 func TestCheckSharing(t *testing.T) {
 	const gpu, small = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 	whole := func(major, minor int) nvml.GPU {
@@ -100,17 +103,17 @@ func TestCheckSharing(t *testing.T) {
 		"a resource that the node will not have": {
 			gpus: node(mig), strategy: config.MIGStrategyMixed, sharing: slicing(2, "nvidia.com/mig-1g.5gb", small), offered: []string{"nvidia.com/mig-3g.40gb", small},
 			want: "nvidia.com/mig-1g.5gb is to be shared, and the node will not have it: under the MIG strategy mixed it will have " +
-				"nvidia.com/mig-1g.10gb, nvidia.com/mig-3g.40gb",
+				"nvidia.com/mig-1g.10gb, nvidia.com/mig-3g.40gb" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"a MIG resource under the strategy single": {
 			gpus: node(mig), strategy: config.MIGStrategySingle, sharing: slicing(2, small), offered: []string{gpu},
-			want:   small + " is to be shared, and the node will not have it: under the MIG strategy single it will have nvidia.com/gpu",
+			want:   small + " is to be shared, and the node will not have it: under the MIG strategy single it will have nvidia.com/gpu" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"on a node without a GPU": {
 			strategy: config.MIGStrategySingle, sharing: slicing(2, gpu),
-			want:   "nvidia.com/gpu is to be shared, and the node will not have it: under the MIG strategy single it will have no GPU resource",
+			want:   "nvidia.com/gpu is to be shared, and the node will not have it: under the MIG strategy single it will have no GPU resource" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"a lost GPU is not asked": {

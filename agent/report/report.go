@@ -223,7 +223,7 @@ func converged(seen state.Observed, want state.Desired) string {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
 	if old := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
-		text += fmt.Sprintf(" (kubelet keeps showing %s at 0, which is harmless)", strings.Join(old, ", "))
+		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler keeps off the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
 	}
 	return text
 }

@@ -107,7 +107,7 @@ var formats = []format{
 		_, err := config.Parse(text)
 		return "settings", err
 	}},
-	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs") }, func(map[string]any) bool { return true }, counted(migparted.Parse, "MIG config")},
+	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs", "mig_configs", "migConfigs") }, func(map[string]any) bool { return true }, counted(migparted.Parse, "MIG config")},
 	{pluginFormat, isPluginConfig, isOnlyPluginConfig, func(text []byte, _ time.Time) (string, error) {
 		read, err := deviceplugin.Parse(text)
 		if err == nil {
@@ -134,7 +134,7 @@ const (
 // isPluginConfig recognises such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
 func isPluginConfig(top map[string]any) bool {
 	switch {
-	case has(top, "apiVersion", "kind", "systemd-services", "hooks"):
+	case has(top, "apiVersion", "kind", "systemd-services", "hooks", "mig_configs", "migConfigs"):
 		return false
 	case has(top, "sharing", "flags", "imex"):
 		return true

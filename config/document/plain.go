@@ -24,6 +24,8 @@ func withoutPrefixes(err error) error {
 	for _, prefix := range []string{"error converting YAML to JSON: ", "error unmarshaling JSON: ", "while decoding JSON: ", "yaml: ", "unmarshal errors:\n  "} {
 		text = strings.TrimPrefix(text, prefix)
 	}
+	text = strings.ReplaceAll(text, "found character that cannot start any token",
+		"a tab, or another sign that begins no value: indent by spaces, and put values that begin with @, % or ` in quotes")
 	lines := strings.Split(strings.ReplaceAll(text, "\n  ", "\n"), "\n")
 	if more := len(lines) - maxLines; more > 0 {
 		lines = append(lines[:maxLines], fmt.Sprintf("and %d more", more))
