@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +63,9 @@ func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
 		w.settle(config.ReasonRetrying) // the agent does not know what the label means
 		w.spend(time.Minute)
 		lost = map[string]bool{}
-		w.settle(config.ReasonUnknownConfig)
+		c := w.settle(config.ReasonUnknownConfig)
+		if want := "ConfigMap gpuslice/profiles, key profiles.yaml, which the settings name, is not there"; !strings.Contains(c.Message, want) {
+			t.Errorf("the condition says %q, without %q", c.Message, want)
+		}
 	})
 }

@@ -138,7 +138,7 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 		return nil, &NoCapableGPUError{Config: name, Models: models(gpus)}
 	}
 	if !ok {
-		known := c.Names()
+		known := ownFirst(c.Names())
 		return nil, &UnknownConfigError{
 			Name: name, Close: Closest(name, known), Known: known,
 			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
@@ -162,8 +162,15 @@ func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml
 	if _, ok := c.configs[name]; ok {
 		return c.Wishes(name, gpus)
 	}
-	known := c.ProfileNames()
+	known := ownFirst(c.ProfileNames())
 	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
+}
+
+// ownFirst puts the administrator's names before those that the agent generates for the hardware, since a message has room for some of them.
+func ownFirst(names []string) []string {
+	generated := func(name string) bool { return strings.HasPrefix(name, GeneratedPrefix) }
+	own := slices.DeleteFunc(slices.Clone(names), generated)
+	return append(own, slices.DeleteFunc(names, func(name string) bool { return !generated(name) })...)
 }
 
 // wishBuilder turns a config or a profile into wishes for the GPUs of one node.

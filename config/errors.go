@@ -89,7 +89,7 @@ func (*InvalidError) Reason() Reason { return ReasonInvalidCatalog }
 type UnknownConfigError struct {
 	Name  string   // the label's value
 	Close []string // known names that are spelt like it, the nearest first
-	Known []string // every name that the label may have, sorted
+	Known []string // every name that the label may have, the administrator's own first
 
 	// Profile says that the label is LabelProfile, which may name profiles and MIG configs.
 	Profile bool

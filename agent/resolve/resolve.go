@@ -165,13 +165,25 @@ func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
 	}
 	if wishes, err = state.WishesOf(catalog, label, name, seen.GPUs); err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", label, name, err)}
+		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
 	}
 	profile, isProfile := catalog.Profile(name)
 	if label != config.LabelProfile || !isProfile {
 		beyond = catalog.MissingPositions(name, seen.GPUs)
 	}
 	return profile, wishes, beyond, nil
+}
+
+// missingFile says that the file is not there which would have the name that err does not know.
+func missingFile(seen state.Observed, label string, err error) string {
+	file := seen.Files.Configs
+	if label == config.LabelProfile {
+		file = seen.Files.Profiles
+	}
+	if _, unknown := errors.AsType[*config.UnknownConfigError](err); !unknown || file == nil || !file.Absent {
+		return ""
+	}
+	return "; " + file.Name + ", which the settings name, is not there"
 }
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error

@@ -405,7 +405,9 @@ type placed struct {
 	err error
 }
 
-func (p *placed) Error() string { return fmt.Sprintf("line %d, column %d%s: %v", p.at.Line, p.at.Column, p.of, p.err) }
+func (p *placed) Error() string {
+	return fmt.Sprintf("line %d, column %d%s: %v", p.at.Line, p.at.Column, p.of, p.err)
+}
 
 func (p *placed) Unwrap() error { return p.err }
 
