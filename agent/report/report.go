@@ -5,6 +5,8 @@ package report
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -115,7 +117,7 @@ func idleReport(seen state.Observed, want state.Desired) Report {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
 			Message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
-				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
+				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + misspelt(seen.Node) + cordonOfOthers(seen),
 		}
 		if seen.DevicePlugin.Unpicked != "" {
 			r.Message += "; " + seen.DevicePlugin.Unpicked
@@ -226,6 +228,20 @@ func converged(seen state.Observed, want state.Desired) string {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler keeps off the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
 	}
 	return text
+}
+
+// misspelt names a label of the node that is spelt nearly as one by which users ask for a config. Such a label asks for nothing.
+func misspelt(node *corev1.Node) string {
+	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
+		domain, name, _ := strings.Cut(key, "/")
+		for _, ours := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+			asked, of, _ := strings.Cut(ours, "/")
+			if domain == asked && name != of && len(config.Closest(name, []string{of})) > 0 {
+				return fmt.Sprintf("; did you mean %s by the label %s?", ours, key)
+			}
+		}
+	}
+	return ""
 }
 
 // cordonOfOthers says which user or tool has cordoned a node to which the agent owes nothing.

@@ -1,0 +1,31 @@
+package report
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/state"
+)
+
+func TestAMisspeltLabelIsNamed(t *testing.T) {
+	for label, want := range map[string]string{
+		"gpuslice.io/profle":                "; did you mean gpuslice.io/profile by the label gpuslice.io/profle?",
+		"nvidia.com/mig-config":             "; did you mean nvidia.com/mig.config by the label nvidia.com/mig-config?",
+		"nvidia.com/device-plugin.configs":  "; did you mean nvidia.com/device-plugin.config by the label nvidia.com/device-plugin.configs?",
+		"nvidia.com/mig.config.state":       "",
+		"nvidia.com/mig.capable":            "",
+		"nvidia.com/mig.strategy":           "",
+		"nvidia.com/gpu.count":              "",
+		"nvidia.com/gpu.deploy.mig-manager": "",
+		"example.com/profle":                "",
+		"profle":                            "",
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "x"}}}
+		if got := idleReport(state.Observed{Node: node}, state.Desired{}).Message; !strings.HasSuffix(got, "are left as they are"+want) {
+			t.Errorf("label %s: the condition says %q, want it to end with %q", label, got, want)
+		}
+	}
+}
