@@ -7,21 +7,18 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/labels"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// The label may have no effect, beside a plugin that no selector finds.
+// The label may have no effect, beside a plugin that does not select by it.
 func TestThereIsAFenceWhereTheLabelDeploysNoPlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		none, _ := labels.Parse("name=nobody")
-		w.settings.DevicePlugin.PodSelector = []labels.Selector{none}
-		w.restart()
-		w.startPlugin()
+		w.startPlugin(corev1.Toleration{Operator: corev1.TolerationOpExists})
 		w.set(config.LabelDevicePlugin, "true")
 		w.label("all-balanced")
 		w.passes("the last instance", func() bool {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/show"
@@ -57,4 +58,94 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A device plugin that the agent does not know it cannot restart, so no change could be proven: the pods would be gone for nothing.
+func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	other := func(change func(s *config.Settings)) func(w *world) {
+		return func(w *world) {
+			w.withoutConfig = true
+			change(&w.settings)
+			w.restart()
+		}
+	}
+	names := func(s *config.Settings) {
+		s.DevicePlugin.PodSelector = []labels.Selector{labels.SelectorFromSet(labels.Set{"name": "other"})}
+	}
+	for name, row := range map[string]struct {
+		has  func(w *world)
+		says []string
+	}{
+		"under another label": {other(names), []string{
+			`NoDevicePlugin: all-1g.10gb: add "name=nvidia-device-plugin-ds" to devicePlugin.podSelector of the settings, if pod kube-system/plugin-1 is the node's device plugin, as its container nvidia-device-plugin-ctr suggests`,
+		}},
+		"under another label and in another namespace": {
+			other(func(s *config.Settings) {
+				names(s)
+				s.DevicePlugin.Namespaces = []string{"gpu-operator"}
+			}),
+			[]string{`add "name=nvidia-device-plugin-ds" to devicePlugin.podSelector and "kube-system" to devicePlugin.namespaces of the settings`},
+		},
+		"in another namespace": {
+			other(func(s *config.Settings) { s.DevicePlugin.Namespaces = []string{"gpu-operator"} }),
+			[]string{`NoDevicePlugin: all-1g.10gb: add "kube-system" to devicePlugin.namespaces of the settings`},
+		},
+		"with another container": {
+			other(func(s *config.Settings) { s.DevicePlugin.Containers = []string{"gpus"} }),
+			[]string{`NoDevicePlugin: all-1g.10gb: add "nvidia-device-plugin-ctr" to devicePlugin.containers of the settings`},
+		},
+		"as a unit of the host": {
+			func(w *world) {
+				w.turn()
+				if err := w.client.Tracker().Delete(podResource, "kube-system", "plugin-1"); err != nil {
+					w.t.Fatal(err)
+				}
+				w.hosted = true
+			},
+			[]string{"NoDevicePlugin: all-1g.10gb: run the node's device plugin as a DaemonSet"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				row.has(w)
+				w.turn()
+				w.pod("train", w.devices()["nvidia.com/gpu"][0])
+				before := w.gpus.String()
+				w.label("all-1g.10gb")
+				w.spend(time.Hour)
+				c := w.condition()
+				text := c.Reason + ": " + c.Message
+				for _, want := range append(row.says, "until then nothing is disturbed", "no pod that devicePlugin of the settings matches") {
+					if !strings.Contains(text, want) {
+						t.Errorf("the node says\n%q, want\n%q in it", text, want)
+					}
+				}
+				if said := strings.Join(strings.Fields(show.Diagnosis(w.agent.Diagnose(t.Context(), true))), " "); strings.Contains(said, "see the log") || strings.Contains(said, "MIG_STRATEGY") {
+					t.Errorf("the diagnosis says %q", said)
+				}
+				if w.owed() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {
+					t.Errorf("a change has begun: %q", text)
+				}
+			})
+		})
+	}
+}
+
+// A change that only creates instances disturbs no pod, and could not be proven either.
+func TestPromise1APluginThatTheAgentDoesNotKnowIsNamedBeforeInstancesAreMade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-enabled")
+		before := w.gpus.String()
+		w.settings.DevicePlugin.Namespaces = []string{"gpu-operator"}
+		w.restart()
+		w.label("all-1g.10gb")
+		w.offered = map[string][]string{"nvidia.com/gpu": {"GPU-of-before"}}
+		if c := w.says(config.ReasonNoDevicePlugin); w.owed() || w.gpus.String() != before || !strings.Contains(c.Message, `add "kube-system" to devicePlugin.namespaces`) {
+			t.Errorf("a change has begun: %s", c.Message)
+		}
+	})
 }

@@ -55,6 +55,7 @@ type world struct {
 	started       int                 // plugin pods so far
 	broken        bool                // the plugin registers nothing
 	unplugged     bool                // there is no plugin
+	hosted        bool                // the plugin is a unit of the host, and not a pod
 	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	deaf          bool                // kubelet does not answer
 	grace         time.Duration       // how long an evicted pod takes to end
@@ -562,6 +563,7 @@ func (w *world) turn() {
 	plugins := w.podsIn("kube-system")
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {
+	case w.hosted:
 	case len(plugins) == 0 && (fenced || w.unplugged || byLabel && value != "true"):
 		w.offered = map[string][]string{}
 	case len(plugins) == 0:

@@ -271,10 +271,10 @@ const (
 	//
 	// You can: see whether kubelet runs, and whether the agent has its pod-resources socket.
 	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
-	// ReasonNoDevicePlugin is given when nothing offers the node's GPUs to kubelet, so that no change could be proven. The message says
-	// why a device plugin may not be here.
+	// ReasonNoDevicePlugin is given when no pod that the settings match offers the node's GPUs to kubelet, so that no change could be proven. The
+	// message says why a device plugin may not be here, or which pod looks like one.
 	//
-	// You can: see why no pod of the device plugin is on the node, as the message tells.
+	// You can: see why no pod of the device plugin is on the node, or name it in devicePlugin of the settings, as the message tells.
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
 	// ReasonGPUInUse is given when a process that belongs to no evicted pod holds what will change. The message names its pid,
 	// its command, and its pod, unit or container.

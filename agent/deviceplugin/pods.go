@@ -3,9 +3,14 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
+	"maps"
+	"path"
 	"slices"
+	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
@@ -15,8 +20,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Advice says what a user can do about a node without a device plugin.
+// Advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
 func (dp *Plugin) Advice(seen state.Observed) string {
+	if seen.OffersGPUs() {
+		return dp.cure(seen.Pods)
+	}
 	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"
 	var taints []string
 	for _, t := range seen.Node.Spec.Taints {
@@ -78,6 +86,91 @@ func (dp *Plugin) whyNotPluginPod(pod *corev1.Pod) string {
 	default:
 		return ""
 	}
+}
+
+// longestOfPod bounds each text of a pod in a message: whoever may create a pod writes them.
+const longestOfPod = 100
+
+// cure says by which settings the agent would know the device plugin among the pods.
+func (dp *Plugin) cure(pods []corev1.Pod) string {
+	const asDaemonSet = "run the node's device plugin as a DaemonSet, which devicePlugin of the settings matches"
+	pod, sign := likelyPlugin(pods)
+	if pod == nil {
+		return asDaemonSet + ": none of the node's pods looks like one, so it may be a unit of the host, which the agent does not start anew"
+	}
+	who := fmt.Sprintf("pod %s/%s is the node's device plugin, as its %s suggests", pod.Namespace, pod.Name, legible.Cut(sign, longestOfPod))
+	if _, of := holders.DaemonSetOf(pod); !of {
+		return asDaemonSet + ", if " + who + ": it is of no DaemonSet that exists"
+	}
+	var lacks []string
+	if !state.Selected(pod, dp.Settings.DevicePlugin.PodSelector) {
+		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.podSelector", legible.Cut(selectorOf(pod), longestOfPod)))
+	}
+	if !slices.Contains(dp.Settings.DevicePlugin.Namespaces, pod.Namespace) {
+		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.namespaces", pod.Namespace))
+	}
+	if len(pod.Spec.Containers) > 0 && len(state.Picked([]corev1.Pod{*pod}, []labels.Selector{labels.Everything()}, dp.Settings.DevicePlugin.Containers)) == 0 {
+		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.containers", pod.Spec.Containers[0].Name))
+	}
+	return fmt.Sprintf("add %s of the settings, if %s", strings.Join(lacks, " and "), who)
+}
+
+// likelyPlugin returns the pod that looks most like NVIDIA's device plugin, and by what; nil if none does.
+func likelyPlugin(pods []corev1.Pod) (likely *corev1.Pod, by string) {
+	best := 0
+	for i := range pods {
+		pod := &pods[i]
+		rank, sign := likeness(pod)
+		if rank == 0 || state.Ended(pod) {
+			continue
+		}
+		if _, of := holders.DaemonSetOf(pod); of {
+			rank += 3 // as almost all of them are
+		}
+		if rank > best {
+			likely, by, best = pod, sign, rank
+		}
+	}
+	return likely, by
+}
+
+// besidePlugin are programs of the image of NVIDIA's device plugin that offer nothing.
+var besidePlugin = []string{"gpu-feature-discovery", "mps-control-daemon", state.ManagerCommand}
+
+// likeness says by what the pod looks like NVIDIA's device plugin, and how much; 0 if it does not. The folder of kubelet's sockets is a weak sign,
+// since plugins of other devices have it too.
+func likeness(pod *corev1.Pod) (rank int, sign string) {
+	for _, v := range pod.Spec.Volumes {
+		if v.HostPath != nil && path.Base(v.HostPath.Path) == "device-plugins" {
+			rank, sign = 1, "volume "+v.HostPath.Path
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		told := strings.Join(slices.Concat([]string{c.Name}, c.Command, c.Args), " ")
+		if slices.ContainsFunc(besidePlugin, func(program string) bool { return strings.Contains(told, program) }) {
+			continue
+		}
+		for _, of := range []struct{ what, text string }{{"image", c.Image}, {"container", c.Name}, {"command", strings.Join(c.Command, " ")}} {
+			if strings.Contains(of.text, "device-plugin") && (strings.Contains(of.text, "nvidia") || strings.Contains(of.text, "gpu")) {
+				return rank + 2, of.what + " " + of.text
+			}
+		}
+	}
+	return rank, sign
+}
+
+// selectorOf returns a label by which a selector finds the pod: one of those by which people name programs, if it has any.
+func selectorOf(pod *corev1.Pod) string {
+	names := []string{"app", "app.kubernetes.io/name", "k8s-app", "name", "component"}
+	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(pod.Labels)), func(key string) bool {
+		return key == appsv1.ControllerRevisionHashLabelKey || key == appsv1.DeprecatedTemplateGeneration
+	})
+	for _, key := range append(names, keys...) {
+		if value, has := pod.Labels[key]; has {
+			return key + "=" + value
+		}
+	}
+	return "a label of its own"
 }
 
 // mislabelledPods names, for a message, a pod that has the device plugin's labels and does not count: it may be the device plugin, in a

@@ -370,7 +370,7 @@ func (e Evidence) capacityMissing() []api.Finding {
 	}
 	switch {
 	case e.PluginAdvice != "":
-		f.Evidence, f.You = state.NoPluginOffers+": "+f.Evidence, e.PluginAdvice
+		f.Evidence, f.You = e.WhyNoPlugin()+": "+f.Evidence, e.PluginAdvice
 	case e.StrategyAdvice != "":
 		f.You = e.StrategyAdvice
 	}

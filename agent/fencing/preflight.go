@@ -12,10 +12,11 @@ import (
 )
 
 // Preflight checks, before a step that leads to the first disturbance, whether the change can come to its end: no other tool works on the node,
-// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity. It writes
-// nothing.
+// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity, without
+// which it makes no instance either. It writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
-	if !startsDisruption(seen, want, steps) {
+	makes := steps[0].Traits().Opens && !want.Undo && seen.Journal == nil && plan.Has(steps, plan.Create)
+	if !startsDisruption(seen, want, steps) && !(makes && seen.LacksDevicePlugin()) {
 		return nil
 	}
 	const before = "nothing is disturbed before "
@@ -32,7 +33,7 @@ func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.Holders.Err.Error()
 	case seen.LacksDevicePlugin():
-		wait.Reason, wait.Message, wait.Advice = config.ReasonNoDevicePlugin, before+"a device plugin runs here: "+state.NoPluginOffers, f.DevicePlugin.Advice(seen)
+		wait.Reason, wait.Message = config.ReasonNoDevicePlugin, f.DevicePlugin.Advice(seen)+"; until then nothing is disturbed: "+seen.WhyNoPlugin()
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + legible.Listed(unowned)

@@ -27,7 +27,7 @@ func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string
 		return config.ReasonCapacityMismatch, seen.Blockers() + "; where the log of its pod says that it is already connected, restart kubelet on this node", true
 	}
 	if seen.LacksDevicePlugin() {
-		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s; %s (%s)", state.NoPluginOffers, p.DevicePlugin.Advice(seen), seen.Blockers()), true
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s: %s (%s)", p.DevicePlugin.Advice(seen), seen.WhyNoPlugin(), seen.Blockers()), true
 	}
 	if under := seen.RunsUnder(); under != "" {
 		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers()), true

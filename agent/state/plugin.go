@@ -261,11 +261,15 @@ func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
 	return capacity.StaleFeatures(capacity.Expected(s.GPUs, s.Capacity.Strategy), want.Sharing, s.Node.Labels)
 }
 
-// LacksDevicePlugin reports whether the node has no device plugin, although the agent keeps none away.
+// LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away.
 func (s Observed) LacksDevicePlugin() bool {
-	noneOffers := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0 && len(capacity.Offered(s.Kubelet.Offered)) == 0
-	return noneOffers && !s.Marks.Fenced && len(s.Marks.Startup) == 0 && !s.paused()
+	noPod := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
+	return noPod && !s.Marks.Fenced && !s.paused() && (s.OffersGPUs() || len(s.Marks.Startup) == 0)
 }
+
+// OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the
+// agent cannot start anew, and which would not read what a change has made.
+func (s Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }
 
 // RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent
 // assumes.
@@ -276,8 +280,13 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 	return capacity.RunsUnder(s.GPUs, s.Kubelet.Offered, s.Capacity.Strategy)
 }
 
-// NoPluginOffers is the message about a node that LacksDevicePlugin.
-const NoPluginOffers = "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+// WhyNoPlugin is the message about a node that LacksDevicePlugin.
+func (s Observed) WhyNoPlugin() string {
+	if s.OffersGPUs() {
+		return "what offers " + legible.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot start it anew"
+	}
+	return "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
+}
 
 // WithTargets returns the GPUs as they will be, with what the device plugin reads of them.
 func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {

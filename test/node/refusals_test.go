@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/node"
 )
 
 // wrongWish is one that NVIDIA's device plugin would refuse by ending, or pass over in silence.
@@ -125,4 +126,25 @@ func (u undisturbed) check() {
 	if diff := cmp.Diff(u.gpus, u.GPUs.String()); diff != "" {
 		u.t.Errorf("the GPUs were touched (-before +after):\n%s", diff)
 	}
+}
+
+// Promise 1: a device plugin that the agent cannot start anew would never offer what a change makes, so nobody leaves for it.
+func TestAPluginUnderANameThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, twoH100, "devicePlugin: {podSelector: [app=other]}\n", configFile)
+	r.awaitOffered("nvidia.com/gpu", 2)
+	u := r.undisturbedBy(clustertest.Namespace(t))
+	r.run()
+	r.label(config.LabelMIGConfig, "all-3g.40gb")
+	n := r.awaitReason(config.ReasonNoDevicePlugin)
+	for _, say := range []string{
+		`all-3g.40gb: add "app.kubernetes.io/name=nvidia-device-plugin" to devicePlugin.podSelector of the settings`,
+		"pod gpuslice/" + u.plugin.Name + " is the node's device plugin", "as its image " + node.DevicePluginImage + " suggests",
+	} {
+		if !strings.Contains(condition(n).Message, say) {
+			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
+		}
+	}
+	r.givenBack(n)
+	u.check()
 }
