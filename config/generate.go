@@ -60,7 +60,7 @@ func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 }
 
 // kindsOf lists the node's kinds of GPU by device filter: those that can do MIG with the profiles that every one of the
-// kind offers, and, sorted, those that cannot.
+// kind offers, as many as it holds, and, sorted, those that cannot.
 func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, incapable []string) {
 	capable = map[string][]nvml.Profile{}
 	for _, g := range gpus {
@@ -70,6 +70,9 @@ func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, incapable []st
 		offered, seen := capable[FilterOf(g)]
 		if !seen {
 			offered = slices.Clone(g.Profiles)
+			for i := range offered {
+				offered[i].Max = g.Holds(offered[i])
+			}
 		}
 		capable[FilterOf(g)] = slices.DeleteFunc(offered, func(p nvml.Profile) bool {
 			_, ok := g.Profile(p.Name)
@@ -89,7 +92,7 @@ func profileNames(kinds map[string][]nvml.Profile) []string {
 	var names []string
 	for _, profiles := range kinds {
 		for _, p := range profiles {
-			if fitting(p) > 0 {
+			if p.Max > 0 {
 				names = append(names, p.Name)
 			}
 		}
@@ -103,8 +106,8 @@ func fillingRules(kinds map[string][]nvml.Profile, profile string) []MIGRule {
 	filters := map[int][]string{}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		for _, p := range kinds[kind] {
-			if p.Name == profile && fitting(p) > 0 {
-				filters[fitting(p)] = append(filters[fitting(p)], kind)
+			if p.Name == profile && p.Max > 0 {
+				filters[p.Max] = append(filters[p.Max], kind)
 			}
 		}
 	}
@@ -137,7 +140,7 @@ func balancedDevices(profiles []nvml.Profile) map[string]int {
 			continue
 		}
 		total = max(total, p.Slices)
-		if have, ok := best[p.Slices]; !ok || fitting(p) > fitting(have) {
+		if have, ok := best[p.Slices]; !ok || p.Max > have.Max {
 			best[p.Slices] = p
 		}
 	}
@@ -153,20 +156,4 @@ func balancedDevices(profiles []nvml.Profile) map[string]int {
 		return nil
 	}
 	return devices
-}
-
-// fitting counts the instances of the profile that an empty GPU holds: as many as the hardware says, and no more than
-// there are places, since NVIDIA's library counts wrongly on the A30 (mig-parted v0.14.4 has a table for it). Where the library counts
-// too few, all-<profile> asks for fewer than would fit.
-func fitting(p nvml.Profile) int {
-	if len(p.Placements) == 0 {
-		return p.Max
-	}
-	places, end := 0, 0
-	for _, at := range p.Placements {
-		if at.Start >= end {
-			places, end = places+1, at.End()
-		}
-	}
-	return min(p.Max, places)
 }

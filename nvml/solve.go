@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 )
@@ -148,18 +149,67 @@ type budget struct {
 
 // budgetOf derives the budget from the profiles. The library does not tell the engines of the whole GPU. The GPU has at least
 // those of as many instances of a profile as it holds; on some GPUs the library gives the largest profile fewer than its
-// parts have together.
+// parts have together. Of an engine that no smaller plain profile has, though, the GPU has no more than the largest: some profiles with
+// an attribute take it, and the library may count too many of these.
 func budgetOf(g GPU) budget {
 	b := budget{memory: g.MemorySlices()}
+	var largest Profile
 	for _, p := range g.Profiles {
-		all := p.Engines.times(p.Max)
+		all := p.Engines.times(min(p.Max, places(p)))
 		b.compute = max(b.compute, p.Slices)
-		b.engines = Engines{
-			Copy: max(b.engines.Copy, all.Copy), Decoder: max(b.engines.Decoder, all.Decoder),
-			Encoder: max(b.engines.Encoder, all.Encoder), JPEG: max(b.engines.JPEG, all.JPEG), OFA: max(b.engines.OFA, all.OFA),
+		b.engines = b.engines.each(all, func(a, b int) int { return max(a, b) })
+		if p.plain() && p.Slices > largest.Slices {
+			largest = p
 		}
 	}
+	var smaller Engines
+	for _, p := range g.Profiles {
+		if p.plain() && p.Slices < largest.Slices {
+			smaller = smaller.each(p.Engines, func(a, b int) int { return max(a, b) })
+		}
+	}
+	alone := largest.Engines.each(smaller, func(of, parts int) int {
+		if parts > 0 || of == 0 {
+			return math.MaxInt
+		}
+		return of
+	})
+	b.engines = b.engines.each(alone, func(a, b int) int { return min(a, b) })
 	return b
+}
+
+// plain reports whether the profile has no attribute, as "+me" is one.
+func (p Profile) plain() bool { return !strings.ContainsAny(p.Name, "+-") }
+
+// places counts the instances of a profile that have a place beside each other.
+func places(p Profile) int {
+	if len(p.Placements) == 0 {
+		return p.Max // the driver tells no places
+	}
+	n, end := 0, 0
+	for _, at := range slices.SortedFunc(slices.Values(p.Placements), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {
+		if at.Start >= end {
+			n, end = n+1, at.End()
+		}
+	}
+	return n
+}
+
+// Holds returns how many instances of the profile an empty GPU holds: as many as the library says, and no more than there are places, slices and
+// engines for, since the library counts wrongly on some GPUs (NVIDIA's mig-parted has a table of its own for the A30).
+func (g GPU) Holds(p Profile) int {
+	b := budgetOf(g)
+	n := min(p.Max, places(p), share(b.compute, p.Slices), share(b.memory, memorySize(p)))
+	e := b.engines.each(p.Engines, share)
+	return min(n, e.Copy, e.Decoder, e.Encoder, e.JPEG, e.OFA)
+}
+
+// share is how often the part is in all of it.
+func share(all, part int) int {
+	if part <= 0 {
+		return math.MaxInt
+	}
+	return all / part
 }
 
 // covers reports whether the budget has enough of each resource for the instances, and the GPU holds so many of each profile.
@@ -184,6 +234,13 @@ func (b budget) covers(kinds []kind) bool {
 		b.engines.OFA -= takes.OFA
 	}
 	return min(b.memory, b.compute, b.engines.Copy, b.engines.Decoder, b.engines.Encoder, b.engines.JPEG, b.engines.OFA) >= 0
+}
+
+// each combines the numbers of each kind of engine.
+func (e Engines) each(with Engines, of func(a, b int) int) Engines {
+	return Engines{
+		Copy: of(e.Copy, with.Copy), Decoder: of(e.Decoder, with.Decoder), Encoder: of(e.Encoder, with.Encoder), JPEG: of(e.JPEG, with.JPEG), OFA: of(e.OFA, with.OFA),
+	}
 }
 
 func (e Engines) times(n int) Engines {

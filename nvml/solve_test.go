@@ -388,6 +388,38 @@ func onlyApart() nvml.GPU {
 	}}
 }
 
+// NVIDIA's library counts wrongly on the A30. Whatever it says, there is one set of the engines of "+me", and two places for half of the GPU.
+func TestTheLibrarysCountsAreBoundedByWhatTheGPUHas(t *testing.T) {
+	counting := func(n int) nvml.GPU {
+		g := a30()
+		for i := range g.Profiles {
+			g.Profiles[i].Max = n
+		}
+		return g
+	}
+	for name, want := range map[string]int{"1g.6gb": 4, "1g.6gb+me": 1, "2g.12gb": 2, "2g.12gb+me": 1, "4g.24gb": 1} {
+		for _, told := range []int{2, 4, 7, 100} {
+			g := counting(told)
+			p, _ := g.Profile(name)
+			want := min(want, told)
+			if got := g.Holds(p); got != want {
+				t.Errorf("of %s, which the library says that %d fit, the GPU holds %d, want %d", name, told, got, want)
+			}
+			if _, err := nvml.Solve(g, map[string]int{name: want}); err != nil {
+				t.Errorf("%dx %s: %v", want, name, err)
+			}
+			fits := fmt.Sprintf("at most %dx %s fit", want, name)
+			offer := fmt.Sprintf("possible: %dx %s", want, name)
+			if _, err := nvml.Solve(g, map[string]int{name: want + 3}); err == nil || !strings.Contains(err.Error(), fits) || !strings.Contains(err.Error(), offer) {
+				t.Errorf("%dx %s: %v; want %q and %q", want+3, name, err, fits, offer)
+			}
+		}
+	}
+	if s, err := nvml.Solve(counting(4), map[string]int{"2g.12gb+me": 1, "1g.6gb+me": 1}); err == nil {
+		t.Errorf("two with all media engines fit: %v", s)
+	}
+}
+
 func TestRestoreKeepsOnlyWhatStandsAtItsPlace(t *testing.T) {
 	g := stand(h100(), "1g.10gb@0", "1g.10gb@1?", "3g.40gb@4!")
 	target := nvml.Geometry{parsePlaced(g, "3g.40gb@4"), parsePlaced(g, "1g.10gb@1"), parsePlaced(g, "1g.10gb@2")}
@@ -857,7 +889,12 @@ func TestWhatIsOfferedInsteadIsPossible(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	offered := 0
 	for range 400 {
-		g := []nvml.GPU{a100(), h100(), a30()}[r.IntN(3)]
+		g := []nvml.GPU{a100(), h100(), a30(), a30()}[r.IntN(4)]
+		for i := range g.Profiles {
+			if g.Model == a30().Model { // where the library counts wrongly
+				g.Profiles[i].Max = 1 + r.IntN(5)
+			}
+		}
 		_, err := nvml.Solve(g, randomWish(r, g))
 		impossible := new(nvml.Impossible)
 		if !errors.As(err, &impossible) {

@@ -77,6 +77,7 @@ func (w wanted) computeSlices() int {
 func readDevice(g GPU, name string) (wanted, *Impossible) {
 	for _, p := range g.Profiles {
 		if sameName(p.Name, name) {
+			p.Max = g.Holds(p)
 			return wanted{profile: p}, nil
 		}
 	}
@@ -85,6 +86,7 @@ func readDevice(g GPU, name string) (wanted, *Impossible) {
 		if !found || !sameName(p.Name, rest) {
 			continue
 		}
+		p.Max = g.Holds(p)
 		for _, c := range p.Compute {
 			switch {
 			case c.Name != compute:

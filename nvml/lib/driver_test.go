@@ -668,3 +668,31 @@ func TestASingleNoToWhatTheGPUHasIsNotBelieved(t *testing.T) {
 		t.Errorf("GPU (-want +got):\n%s", diff)
 	}
 }
+
+// NVIDIA's library counts wrongly on the A30: too many are bounded by what stands beside each other, and an empty GPU in MIG mode says how many
+// it holds, also where the profiles say fewer.
+func TestAnEmptyGPUSaysHowManyInstancesItHolds(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: A30, mig: true, counts: {2g.12gb: 1, 2g.12gb+me: 2, 1g.6gb: 3}}]")
+	d := openDriver(t)
+	fail(t, n, gpusim.GetGpuInstanceRemainingCapacity, gpusim.Fault{Return: gpusim.Unknown, Times: 100})
+	most := func() map[string]int {
+		out := map[string]int{}
+		for _, p := range snapshot(t, d)[0].Profiles {
+			out[p.Name] = p.Max
+		}
+		return out
+	}
+	told := map[string]int{"1g.6gb": 3, "1g.6gb+me": 1, "2g.12gb": 1, "2g.12gb+me": 2, "4g.24gb": 1}
+	if diff := cmp.Diff(told, most()); diff != "" {
+		t.Errorf("while the GPU does not answer (-want +got):\n%s", diff)
+	}
+	fail(t, n, gpusim.GetGpuInstanceRemainingCapacity, gpusim.Fault{})
+	holds := map[string]int{"1g.6gb": 4, "1g.6gb+me": 1, "2g.12gb": 2, "2g.12gb+me": 1, "4g.24gb": 1}
+	if diff := cmp.Diff(holds, most()); diff != "" {
+		t.Errorf("an empty GPU (-want +got):\n%s", diff)
+	}
+	create(t, d, snapshot(t, d)[0], "2g.12gb@0")
+	if diff := cmp.Diff(holds, most()); diff != "" {
+		t.Errorf("a GPU with an instance (-want +got):\n%s", diff)
+	}
+}

@@ -23,6 +23,7 @@ type model struct {
 	name      string
 	memory    uint64 // bytes
 	profiles  []profile
+	counted   bool // the GPU itself has said how many instances of each profile it holds
 
 	capability     nvml.ComputeCapability
 	virtualization nvml.Virtualization

@@ -74,6 +74,9 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 		if standing, err = s.instances(d, m); err != nil {
 			return nvml.GPU{}, err
 		}
+		if len(standing) == 0 {
+			s.count(d, m)
+		}
 	}
 	rest, err := s.attribute(d, standing)
 	if err != nil {
@@ -98,6 +101,24 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 		g.Instances = append(g.Instances, i.Instance)
 	}
 	return g, nil
+}
+
+// count asks an empty GPU, once, how many instances of each profile it holds. What the profiles say of that is wrong on some GPUs.
+func (s *session) count(d device, m *model) {
+	if m.counted || !s.has("nvmlDeviceGetGpuInstanceRemainingCapacity") {
+		return
+	}
+	m.counted = true
+	for n := range m.profiles {
+		p := &m.profiles[n]
+		free, ret := askTwice(func() (int, nv.Return) { return d.GetGpuInstanceRemainingCapacity(&p.info) })
+		switch {
+		case ret == nv.SUCCESS && free > 0:
+			p.Max = free
+		case ret != nv.SUCCESS && !isNotProvided(ret):
+			m.counted = false // the next look asks again
+		}
+	}
 }
 
 // gpu gives the known properties of a GPU without a call.

@@ -28,7 +28,7 @@ func (l *Library) GPUInstanceProfile(d Device, kind int) (out GPUInstanceProfile
 		if p == nil || !g.hasMIG() {
 			return NotSupported
 		}
-		out = p.describe()
+		out = g.about(p)
 		return Success
 	})
 	return out, r
@@ -36,16 +36,20 @@ func (l *Library) GPUInstanceProfile(d Device, kind int) (out GPUInstanceProfile
 
 // GPUInstanceProfileByID describes the profile with an id.
 func (l *Library) GPUInstanceProfileByID(d Device, id int) (out GPUInstanceProfile, r Return) {
-	r = l.onProfile(GetGpuInstanceProfileInfo, d, id, func(_ *gpu, p *profile) Return {
-		out = p.describe()
+	r = l.onProfile(GetGpuInstanceProfileInfo, d, id, func(g *gpu, p *profile) Return {
+		out = g.about(p)
 		return Success
 	})
 	return out, r
 }
 
-func (p *profile) describe() GPUInstanceProfile {
+func (g *gpu) about(p *profile) GPUInstanceProfile {
+	count, wrong := g.Counts[p.Name]
+	if !wrong {
+		count = p.Count
+	}
 	return GPUInstanceProfile{
-		ID: p.ID, Name: p.Name, Slices: p.Slices, Count: p.Count, SMs: p.SMs, MemoryMB: p.MemoryMB, Engines: p.Engines,
+		ID: p.ID, Name: p.Name, Slices: p.Slices, Count: count, SMs: p.SMs, MemoryMB: p.MemoryMB, Engines: p.Engines,
 		Graphics: p.Kind == kind1Graphics || p.Kind == kind2Graphics || p.Kind == kind4Graphics,
 	}
 }

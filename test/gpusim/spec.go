@@ -32,6 +32,9 @@ type GPUSpec struct {
 	Persistence bool   `json:"persistence,omitempty"` // in persistence mode from each start of the driver, as its daemon has it
 	Passthrough bool   `json:"passthrough,omitempty"` // handed to a virtual machine: it cannot be reset from here
 	Virtual     string `json:"virtual,omitempty"`     // "vgpu": the node is a virtual machine with a vGPU; "host-vgpu", "host-vsga": it is the host of some
+
+	// Counts are what the library says of how many instances fit, by profile, where that is wrong, as on an A30.
+	Counts map[string]int `json:"counts,omitempty"`
 }
 
 // virtualGPU is what a GPU is to a virtual machine that has a share of it, which the host has cut.

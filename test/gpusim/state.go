@@ -36,17 +36,18 @@ type state struct {
 const stateFormat = 1
 
 type gpu struct {
-	Model       string `json:"model"`
-	UUID        string `json:"uuid"`
-	Serial      string `json:"serial"`
-	Bus         int    `json:"bus"`            // PCI bus number; domain and function are 0
-	Slot        int    `json:"slot,omitempty"` // PCI device number
-	NUMA        int    `json:"numa"`
-	Passthrough bool   `json:"passthrough,omitempty"`
-	Virtual     string `json:"virtual,omitempty"` // as GPUSpec.Virtual
-	Persistence bool   `json:"persistence,omitempty"`
-	Daemon      bool   `json:"daemon,omitempty"` // the persistence daemon turns it on whenever the driver starts
-	ComputeMode uint32 `json:"computeMode,omitempty"`
+	Model       string         `json:"model"`
+	UUID        string         `json:"uuid"`
+	Serial      string         `json:"serial"`
+	Bus         int            `json:"bus"`            // PCI bus number; domain and function are 0
+	Slot        int            `json:"slot,omitempty"` // PCI device number
+	NUMA        int            `json:"numa"`
+	Passthrough bool           `json:"passthrough,omitempty"`
+	Virtual     string         `json:"virtual,omitempty"` // as GPUSpec.Virtual
+	Counts      map[string]int `json:"counts,omitempty"`  // as GPUSpec.Counts
+	Persistence bool           `json:"persistence,omitempty"`
+	Daemon      bool           `json:"daemon,omitempty"` // the persistence daemon turns it on whenever the driver starts
+	ComputeMode uint32         `json:"computeMode,omitempty"`
 
 	Current   bool        `json:"current,omitempty"` // MIG mode
 	Pending   bool        `json:"pending,omitempty"` // MIG mode after the next reset
@@ -245,6 +246,7 @@ func newState(spec Spec) *state {
 				Slot:        slot,
 				Passthrough: gs.Passthrough,
 				Virtual:     gs.Virtual,
+				Counts:      gs.Counts,
 				Persistence: gs.Persistence,
 				Daemon:      gs.Persistence,
 				Current:     gs.MIG,
