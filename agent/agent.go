@@ -310,7 +310,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 		seen.Specs = nil
 	}
 	steps, err = a.observeTakenAndPlan(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
-	return want, steps, err
+	return want, a.budget.OthersFirst(steps), err
 }
 
 // planCleanUp plans to restore what an earlier agent has left, although the agent refuses what the labels ask for.

@@ -54,6 +54,7 @@ type world struct {
 	offered       map[string][]string // what the plugin read when it started
 	started       int                 // plugin pods so far
 	broken        bool                // the plugin registers nothing
+	renamed       map[string]string   // what the driver that is loaded calls profiles of the former one
 	unplugged     bool                // there is no plugin
 	hosted        bool                // the plugin is a unit of the host, and not a pod
 	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
@@ -737,7 +738,7 @@ func (w *world) devices() map[string][]string {
 				if w.under == config.MIGStrategyNone {
 					continue
 				}
-				name := "nvidia.com/mig-" + strings.ReplaceAll(d.Profile, "+", ".")
+				name := "nvidia.com/mig-" + strings.ReplaceAll(cmp.Or(w.renamed[d.Profile], d.Profile), "+", ".")
 				if w.under == config.MIGStrategySingle {
 					name = "nvidia.com/gpu"
 				}

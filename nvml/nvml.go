@@ -300,6 +300,31 @@ func (g GPU) Profile(name string) (Profile, bool) {
 	return Profile{}, false
 }
 
+// Named returns the instance under the name that this GPU's driver has for one of its compute slices, its attribute and its place: a driver may call
+// a profile otherwise than the one before. It returns p as it is where the driver knows the name, or has no such profile.
+func (g GPU) Named(p Placed) Placed {
+	if _, known := g.Profile(p.Profile); known {
+		return p
+	}
+	size, attribute := kindOf(p.Profile)
+	for _, other := range g.Profiles {
+		if s, a := kindOf(other.Name); s == size && a == attribute && slices.Contains(other.Placements, p.Span) {
+			p.Profile = other.Name
+			return p
+		}
+	}
+	return p
+}
+
+// kindOf returns what is in a profile's name beside its memory: "1g" and "+me" of "1g.10gb+me".
+func kindOf(profile string) (size, attribute string) {
+	size, memory, _ := strings.Cut(profile, ".")
+	if at := strings.IndexAny(memory, "+-"); at >= 0 {
+		attribute = memory[at:]
+	}
+	return size, attribute
+}
+
 // Wish is the wanted state of one GPU, in the form of config files: by count, without places.
 type Wish struct {
 	MIG     bool           // MIG mode on

@@ -4,6 +4,7 @@ package budget
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Budget is how often the agent has tried steps, and since when it waits for them.
@@ -57,6 +59,30 @@ func (b *Budget) TooEarly(step plan.Step) error {
 	default:
 		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: wait, For: tried.LastDecision.Waits}
 	}
+}
+
+// OthersFirst returns the steps of an undo so that what is left to be done to other GPUs comes before that of a GPU of which a step was given up.
+func (b *Budget) OthersFirst(steps []plan.Step) []plan.Step {
+	n := 0
+	for n < len(steps) && steps[n].Traits().TouchesGPU && steps[n].GPU != "" {
+		n++
+	}
+	ofGPUs := slices.Clone(steps[:n])
+	last := map[nvml.UUID]bool{}
+	for _, s := range ofGPUs {
+		last[s.GPU] = last[s.GPU] || b.Attempts[s.String()].LastDecision.Stalled
+	}
+	slices.SortStableFunc(ofGPUs, func(x, y plan.Step) int {
+		switch {
+		case last[x.GPU] == last[y.GPU]:
+			return 0
+		case last[x.GPU]:
+			return 1
+		default:
+			return -1
+		}
+	})
+	return slices.Concat(ofGPUs, steps[n:])
 }
 
 // WaitOf returns the key of the wait for a step in Waits: all operands share one, every other step has its own.

@@ -173,7 +173,11 @@ func (j *Journal) Cut() map[nvml.UUID]bool {
 func (c GPULayout) Matches(gpu nvml.GPU) bool {
 	now := Journal{}
 	now.RecordLayout(gpu)
-	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(c.Instances))
+	was := slices.Clone(c.Instances)
+	for i, p := range was {
+		was[i].Profile = gpu.Named(nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}}).Profile
+	}
+	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(was))
 }
 
 func sortedPieces(pieces []InstanceRecord) []InstanceRecord {

@@ -190,7 +190,11 @@ func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
 
 func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 	if target.Undo {
-		return nvml.Restore(gpu, target.Exact), nil
+		exact := slices.Clone(target.Exact)
+		for i := range exact {
+			exact[i] = gpu.Named(exact[i])
+		}
+		return nvml.Restore(gpu, exact), nil
 	}
 	if !target.MIG {
 		return nvml.Restore(gpu, nil), nil
