@@ -100,13 +100,21 @@ func (m *migration) piece(p piece) error {
 		return fmt.Errorf("%s: %w", p.at, p.err)
 	}
 	switch {
-	case isClusterPolicy(p), p.foreign == "Node" && p.top["apiVersion"] == "v1":
+	case isClusterPolicy(p), p.foreign == "Node" && p.top["apiVersion"] == "v1", p.foreign == "Pod" && p.top["apiVersion"] == "v1":
 		text, err := json.Marshal(p.top)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.at, err)
 		}
 		if p.foreign == "ClusterPolicy" {
 			return m.policy(text)
+		}
+		if p.foreign == "Pod" {
+			var pod corev1.Pod
+			if err := json.Unmarshal(text, &pod); err != nil {
+				return fmt.Errorf("%s: reading a Pod: %w", p.at, err)
+			}
+			m.Pods = append(m.Pods, pod)
+			return nil
 		}
 		var n corev1.Node
 		if err := json.Unmarshal(text, &n); err != nil {
@@ -275,7 +283,7 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 // node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
 	if migrate.Concerns(n) {
-		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}, Spec: corev1.NodeSpec{Taints: n.Spec.Taints}})
+		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}, Spec: corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable}})
 	}
 }
 

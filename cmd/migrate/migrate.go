@@ -27,6 +27,7 @@ type Sources struct {
 	Catalogs []Catalog
 	Clients  []Clients
 	Nodes    []corev1.Node
+	Pods     []corev1.Pod              // as far as they were given
 	Profiles map[string]config.Profile // gpuslice's own, as far as there are any yet
 
 	ConfigMaps map[string][]string // keys of those that were found, by name
@@ -156,7 +157,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	for _, c := range s.Clients {
 		j.clients(c)
 	}
-	j.nodes(s.Nodes, len(s.Catalogs) > 0)
+	j.nodes(s.Nodes, s.Pods, len(s.Catalogs) > 0)
 	j.pluginLabels()
 	for _, err := range s.Unread {
 		j.say("Rights", Unread, "", "%v", err)
@@ -316,11 +317,12 @@ func (j *judge) clients(c Clients) {
 }
 
 // nodes judges nodes together, since many have the same labels.
-func (j *judge) nodes(nodes []corev1.Node, files bool) {
+func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 	at := rows{}
 	for _, n := range nodes {
 		note := func(v Verdict, format string, args ...any) { at.note(v, n.Name, format, args...) }
 		j.wish(n, files, note)
+		j.goes(n, podsOf(n.Name, pods), note)
 		switch state := n.Labels[config.LabelMIGConfigState]; state {
 		case "", string(config.StateSuccess):
 		default:

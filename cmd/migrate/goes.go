@@ -1,0 +1,163 @@
+package migrate
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// goes compares what a node's label asks for with what the node offers. The agent's first pass does what the label says, at once: mig-manager may
+// have been off when the label was set, or a user may have divided the GPUs by hand.
+func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string, ...any)) {
+	name := n.Labels[config.LabelMIGConfig]
+	if name == "" || n.Labels[config.LabelProfile] != "" {
+		return
+	}
+	asked, m, known := j.askedOf(n, name)
+	if !known {
+		return
+	}
+	if cannot := unshown(asked, n.Labels[config.LabelMIGStrategy]); cannot != "" {
+		note(Change, "give the device plugin another MIG strategy, or change the label: %s=%s asks for %s, and %s", config.LabelMIGConfig, name, describe(asked, m), cannot)
+	}
+	lost := loses(asked, m, offeredBy(n))
+	if len(lost) == 0 {
+		return
+	}
+	var texts, holding []string
+	for _, resource := range slices.Sorted(maps.Keys(lost)) {
+		texts = append(texts, fmt.Sprintf("%s %d", resource, lost[resource]))
+	}
+	for i := range pods {
+		if holds(&pods[i], lost) {
+			holding = append(holding, pods[i].Namespace+"/"+pods[i].Name)
+		}
+	}
+	who := "the pods on them (kubectl get pods -A --field-selector spec.nodeName=" + n.Name + ")"
+	if len(holding) > 0 {
+		who = "pods " + legible.Listed(holding)
+	}
+	note(Change, "set %s to what the GPUs are, or remove it, before gpuslice is installed: %s asks for %s, and the node offers %s. As soon as the agent starts, %s go, and %s leave",
+		config.LabelMIGConfig, name, describe(asked, m), cmp.Or(offeredText(offeredBy(n)), "nothing"), legible.Listed(texts), who)
+}
+
+// askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not tell.
+func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Wish, m machine, known bool) {
+	rules, there := j.configs[name]
+	m = machineOf(n.Labels, append(devicesOf(rules), deviceOf(name)))
+	if there {
+		rules = withoutFilters(m.rules(rules))
+	} else if rules, there = m.made(name); !there {
+		return nil, m, false
+	}
+	asked, err := m.asks(name, rules)
+	return asked, m, err == nil && len(asked) == len(m.gpus) // GPUs that the config leaves as they are may have any of what is offered
+}
+
+// unshown says why a device plugin of the MIG strategy does not offer what is asked for; empty if it does, or if the strategy is not known.
+func unshown(asked map[nvml.UUID]nvml.Wish, strategy string) string {
+	sizes, whole := map[string]bool{}, false
+	for _, w := range asked {
+		whole = whole || !w.MIG
+		for device := range w.Devices {
+			sizes[device] = true
+		}
+	}
+	switch {
+	case len(sizes) == 0:
+		return ""
+	case strategy == string(config.MIGStrategyNone):
+		return "by the MIG strategy none, which the node's label says, it offers no MIG device"
+	case strategy == string(config.MIGStrategySingle) && (whole || len(sizes) > 1):
+		return "by the MIG strategy single, which the node's label says, it offers devices of one size alone"
+	default:
+		return ""
+	}
+}
+
+// offeredBy counts the GPUs and MIG devices that the node offers, by the resources of the MIG strategy mixed, and each once however often it is shared.
+func offeredBy(n corev1.Node) map[string]int {
+	out := map[string]int{}
+	for name, quantity := range n.Status.Allocatable {
+		resource := string(name)
+		if !holders.GPUResource(resource) {
+			continue
+		}
+		count := int(quantity.Value())
+		whole := strings.TrimSuffix(resource, nvml.SharedSuffix)
+		if replicas, err := strconv.Atoi(n.Labels[whole+".replicas"]); err == nil && replicas > 1 {
+			count /= replicas
+		}
+		if _, device, all := strings.Cut(n.Labels["nvidia.com/gpu.product"], "-MIG-"); all && whole == nvml.ResourceGPU { // strategy single
+			whole = nvml.ResourceMIGPrefix + strings.TrimSuffix(device, "-SHARED")
+		}
+		if count > 0 {
+			out[whole] += count
+		}
+	}
+	return out
+}
+
+func offeredText(offered map[string]int) string {
+	var out []string
+	for _, resource := range slices.Sorted(maps.Keys(offered)) {
+		out = append(out, fmt.Sprintf("%s %d", resource, offered[resource]))
+	}
+	return legible.Listed(out)
+}
+
+// loses counts what is offered and not asked for. Where the labels do not tell how many GPUs there are, it counts only what is not asked for at all.
+func loses(asked map[nvml.UUID]nvml.Wish, m machine, offered map[string]int) map[string]int {
+	stays := map[string]int{}
+	for _, w := range asked {
+		if !w.MIG {
+			stays[nvml.ResourceGPU]++
+		}
+		for device, n := range w.Devices {
+			stays[nvml.ResourceMIGPrefix+strings.ReplaceAll(device, "+", ".")] += n
+		}
+	}
+	out := map[string]int{}
+	for resource, n := range offered {
+		if stays[resource] > 0 && !m.counted {
+			continue
+		}
+		if n > stays[resource] {
+			out[resource] = n - stays[resource]
+		}
+	}
+	return out
+}
+
+// podsOf are the pods of a node that have not ended.
+func podsOf(node string, pods []corev1.Pod) []corev1.Pod {
+	var out []corev1.Pod
+	for _, p := range pods {
+		if p.Spec.NodeName == node && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// holds reports whether a pod asks for any of the resources, under its own name or that of a shared one.
+func holds(pod *corev1.Pod, resources map[string]int) bool {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for name := range c.Resources.Limits {
+			if resources[strings.TrimSuffix(string(name), nvml.SharedSuffix)] > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}

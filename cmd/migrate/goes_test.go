@@ -1,0 +1,102 @@
+package migrate
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Where a label and the GPUs disagree, the agent's first pass does what the label says: whoever installs it has to know before.
+func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
+	a100 := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "40960", "nvidia.com/mig.config.state": "success"}
+	pod := func(name, node, limit string, phase corev1.PodPhase) corev1.Pod {
+		return corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, Status: corev1.PodStatus{Phase: phase},
+			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{corev1.ResourceName(limit): resource.MustParse("1")},
+			}}}},
+		}
+	}
+	custom := map[string]config.MIGConfig{"custom": {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}}}
+	for name, row := range map[string]struct {
+		labels map[string]string
+		offers map[string]string
+		pods   []corev1.Pod
+		want   []string // in one finding; none for no finding of the kind
+	}{
+		"slices made by hand under all-enabled": {
+			map[string]string{"nvidia.com/mig.config": "all-enabled"}, map[string]string{"nvidia.com/mig-3g.20gb": "2", "nvidia.com/gpu": "0"},
+			[]corev1.Pod{
+				pod("train", "n", "nvidia.com/mig-3g.20gb", ""), pod("else", "m", "nvidia.com/mig-3g.20gb", ""), pod("done", "n", "nvidia.com/mig-3g.20gb", corev1.PodSucceeded),
+				pod("web", "n", "cpu", ""),
+			},
+			[]string{
+				"set nvidia.com/mig.config to what the GPUs are, or remove it, before gpuslice is installed: all-enabled asks for MIG mode without instances on each GPU",
+				"the node offers nvidia.com/mig-3g.20gb 2. As soon as the agent starts, nvidia.com/mig-3g.20gb 2 go, and pods team/train leave",
+			},
+		},
+		"whole GPUs under a label of slices": {
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, map[string]string{"nvidia.com/gpu": "1"}, nil,
+			[]string{"all-1g.5gb asks for 7x 1g.5gb on each GPU", "nvidia.com/gpu 1 go, and the pods on them (kubectl get pods -A --field-selector spec.nodeName=n) leave"},
+		},
+		"shared GPUs under a label of slices": {
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/gpu.replicas": "4"}, map[string]string{"nvidia.com/gpu.shared": "4"},
+			[]corev1.Pod{pod("shares", "n", "nvidia.com/gpu.shared", "")}, []string{"nvidia.com/gpu 1 go, and pods team/shares leave"},
+		},
+		"slices under all-disabled": {
+			map[string]string{"nvidia.com/mig.config": "all-disabled"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, []string{"nvidia.com/mig-1g.5gb 7 go"},
+		},
+		"more slices than a config asks for": {
+			map[string]string{"nvidia.com/mig.config": "custom"}, map[string]string{"nvidia.com/mig-1g.5gb": "4", "nvidia.com/mig-3g.20gb": "1"}, nil,
+			[]string{"custom asks for 1x 1g.5gb + 1x 3g.20gb on each GPU", "starts, nvidia.com/mig-1g.5gb 3 go"},
+		},
+		"slices of the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, map[string]string{"nvidia.com/gpu": "7"}, nil,
+			[]string{"nvidia.com/mig-1g.5gb 7 go"},
+		},
+		"as asked":              {map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, nil},
+		"fewer than asked":      {map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, map[string]string{"nvidia.com/mig-1g.5gb": "2"}, nil, nil},
+		"nothing is offered":    {map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, nil, nil, nil},
+		"no label":              {nil, map[string]string{"nvidia.com/gpu": "1"}, nil, nil},
+		"a profile that counts": {map[string]string{"nvidia.com/mig.config": "all-disabled", "gpuslice.io/profile": "x"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, nil},
+		"several sizes by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "custom", "nvidia.com/mig.strategy": "single"}, nil, nil,
+			[]string{"give the device plugin another MIG strategy, or change the label: nvidia.com/mig.config=custom asks for", "by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
+		},
+		"slices by the strategy none": {
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.strategy": "none"}, nil, nil, []string{"by the MIG strategy none, which the node's label says, it offers no MIG device"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}}}
+			for _, labels := range []map[string]string{a100, row.labels} {
+				for key, value := range labels {
+					n.Labels[key] = value
+				}
+			}
+			n.Status.Allocatable = corev1.ResourceList{}
+			for key, value := range row.offers {
+				n.Status.Allocatable[corev1.ResourceName(key)] = resource.MustParse(value)
+			}
+			var said []string
+			for _, f := range Judge(Sources{Nodes: []corev1.Node{n}, Pods: row.pods, Catalogs: []Catalog{{Where: "file", Configs: custom}}}, config.Default()) {
+				if f.Verdict == Change && (strings.HasPrefix(f.Text, "set "+config.LabelMIGConfig) || strings.HasPrefix(f.Text, "give the device plugin")) {
+					said = append(said, f.Text)
+				}
+			}
+			if len(row.want) == 0 && len(said) > 0 || len(row.want) > 0 && len(said) != 1 {
+				t.Fatalf("it says %q, want %q", said, row.want)
+			}
+			for _, want := range row.want {
+				if !strings.Contains(said[0], want) {
+					t.Errorf("it says\n%q, want\n%q", said[0], want)
+				}
+			}
+		})
+	}
+}
