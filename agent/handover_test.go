@@ -148,7 +148,7 @@ func (w *world) manage() {
 	there = there || n.Labels[config.LabelDevicePluginConfig] == "" // then it takes an empty one, where it may
 	w.offered = map[string][]string{}
 	c, err := deviceplugin.Parse([]byte(text))
-	if !there || err != nil || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
+	if !there || err != nil && !config.PassedOver(err) || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
 		return
 	}
 	w.offer(c.Sharing)
@@ -492,6 +492,30 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 			if !strings.Contains(c.Message, want) {
 				t.Errorf("the message is %q, want %q in it", c.Message, want)
 			}
+		}
+	})
+}
+
+// The device plugin passes over what it does not know in its config, and runs by the rest: so does the node.
+func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
+	t.Parallel()
+	const passed = "version: v1\nflags: {renameByDefault: true}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1200}]}}\n"
+	const warning = "the device plugin passes over a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: belongs under sharing.timeSlicing or sharing.mps"
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"any": passed})
+		w.set(config.LabelDevicePluginConfig, "any")
+		if c := w.settle(config.ReasonConverged); !strings.Contains(c.Message, warning) || w.node().Labels[config.LabelMIGConfigState] == string(config.StateFailed) {
+			t.Errorf("the node says %s: %s; want %q", c.Reason, c.Message, warning)
+		}
+		if n := len(w.offered["nvidia.com/gpu"]); n != 2400 {
+			t.Errorf("%d replicas are offered", n)
+		}
+		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"any": strings.Replace(passed, "flags: {", "flags: {migStrategy: mixed, ", 1)})
+		w.label("all-1g.10gb")
+		if c := w.says(config.ReasonImpossibleSharing); !strings.Contains(c.Message, "nvidia.com/gpu is to be shared, and the node will not have it") {
+			t.Errorf("a MIG config beside it: %s: %s", c.Reason, c.Message)
 		}
 	})
 }

@@ -15,6 +15,18 @@ type InvalidError struct {
 	Field   string // as it is written in the file: "devices", "timeouts.drain"
 	Value   string // as it is written in the file; empty if there is none
 	Want    string // the predicate of the message, which says what is allowed: "is not a GPU of this node: they are 0 to 7"
+
+	PassedOver bool // by NVIDIA's device plugin, which runs by the rest of its config
+}
+
+// PassedOver reports whether NVIDIA's device plugin passes over all that an error of its config names: the plugin runs by what was read.
+func PassedOver(err error) bool {
+	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // it walks the tree by itself
+		all := several.Unwrap()
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !PassedOver(err) })
+	}
+	invalid, ok := errors.AsType[*InvalidError](err)
+	return ok && invalid.PassedOver
 }
 
 // maxMistakes bounds the mistakes that an error lists. A user who has mended a hundred checks the file again.

@@ -403,7 +403,9 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 		wrong := &InvalidError{Field: field, Want: u.Error()}
 		if at, ok := errors.AsType[strict.FieldError](u); ok {
 			wrong.Field = within(field, at.FieldPath())
-			wrong.Want = "is no field here: they are " + strings.Join(fieldsOf(into), ", ")
+			known := fieldsOf(into)
+			wrong.Want = "is no field here: they are " + strings.Join(known, ", ")
+			wrong.PassedOver = !slices.ContainsFunc(known, func(name string) bool { return strings.EqualFold(name, at.FieldPath()) }) // the plugin reads names in any case
 		}
 		c.add(wrong)
 	}

@@ -137,9 +137,9 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"with replicas that are none": {
 			"{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}, {name: mig-1g.10gb+me, replicas: two}, gpu]}}}",
 			[]string{
-				`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 1 to 1000`,
+				`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 1 to 60000`,
 				`sharing.timeSlicing.resources[1].name: "mig-1g.10gb+me" cannot have a "+": write "mig-1g.10gb.me"`,
-				`sharing.timeSlicing.resources[1].replicas: "two" must be a whole number from 1 to 1000`,
+				`sharing.timeSlicing.resources[1].replicas: "two" must be a whole number from 1 to 60000`,
 				`sharing.timeSlicing.resources[2]: must be a mapping, not text`,
 			},
 		},

@@ -63,19 +63,24 @@ type PluginConfig struct {
 	MPSRoot     string      // flags.mpsRoot; empty if the file does not say
 }
 
-// maxReplicas is more than useful, and few enough for kubelet: the plugin sends it the ids of all replicas of a resource in one message,
-// which gRPC bounds at 4 MiB.
-const maxReplicas = 1000
+// maxReplicas is how many replicas of a resource kubelet can take from the plugin: the plugin sends it the ids of all of them in one message, of
+// which gRPC takes 4 MiB, and a replica takes up to 68 bytes.
+const (
+	maxReplicas = 60_000
+	tooManyIDs  = "kubelet takes the ids of all replicas of a resource in one message of 4 MiB, which has room for 60000"
+)
 
 // ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one
-// *InvalidError for each value that is not allowed. The plugin itself ignores some of these.
+// *InvalidError for each value that is not allowed. The plugin itself ignores some of these: if it ignores all of them, see PassedOver, the
+// sharing is that by which it runs.
 func ParseSharing(text []byte) (Sharing, error) {
 	var c checks
 	s := c.sharing(text, true)
-	if len(c) > 0 {
-		return Sharing{}, errors.Join(c...)
+	err := errors.Join(c...)
+	if err != nil && !PassedOver(err) {
+		return Sharing{}, err
 	}
-	return s, nil
+	return s, err
 }
 
 // profileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
@@ -128,7 +133,7 @@ func (c *checks) sharing(raw json.RawMessage, ofPlugin bool) Sharing {
 	switch {
 	case in.TimeSlicing != nil && in.MPS != nil:
 		c.add(&InvalidError{
-			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word",
+			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word", PassedOver: true,
 		})
 		c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
 		return c.replicated(field+".mps", in.MPS, SharingMPS, ofPlugin)
@@ -174,10 +179,10 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, ofPlugin boo
 	name := c.resourceName(at+".name", in.Name)
 	replicas := c.replicas(at+".replicas", in.Replicas, s.Strategy, ofPlugin)
 	if in.Rename != nil && !(ofPlugin && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
-		c.refuse(at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+		c.passed(at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices != nil && !(ofPlugin && string(in.Devices) == `"all"`) {
-		c.refuse(at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+		c.passed(at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
@@ -198,10 +203,18 @@ func (c *checks) resourceName(field string, raw json.RawMessage) string {
 		return ""
 	}
 	name, err := ResourceName(written)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNotResource):
+		c.passed(field, written, err.Error())
+	case err != nil:
 		c.refuse(field, written, err.Error())
 	}
 	return name
+}
+
+// passed is like refuse, for what NVIDIA's device plugin passes over.
+func (c *checks) passed(field, value, want string) {
+	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want, PassedOver: true})
 }
 
 func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
@@ -218,6 +231,8 @@ func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStr
 		c.refuse(field, asWritten(raw), "shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
 	case err == nil && n > maxMPSClients && strategy == SharingMPS:
 		c.refuse(field, asWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
+	case err == nil && n > maxReplicas:
+		c.refuse(field, asWritten(raw), fmt.Sprintf("must be a whole number from %d to %d: %s", least, maxReplicas, tooManyIDs))
 	case !possible:
 		c.refuse(field, asWritten(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
 	}

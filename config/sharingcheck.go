@@ -31,6 +31,7 @@ func CheckSharing(gpus []nvml.GPU, strategy MIGStrategy, s Sharing, offered []st
 	}
 	c.refuseCutGPUsAsWhole()
 	c.refuseMissingResources(offered)
+	c.refuseTooManyReplicas()
 	return errors.Join(c.errs...)
 }
 
@@ -105,6 +106,38 @@ func (c *sharingCheck) refuseMissingResources(offered []string) {
 		c.refuse(ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s: "+
 			"share that, or ask by label for a key without sharing, or by a profile for both", c.strategy, has)
 	}
+}
+
+// refuseTooManyReplicas refuses more replicas of a resource than kubelet can take.
+func (c *sharingCheck) refuseTooManyReplicas() {
+	for _, name := range c.Resources() {
+		devices := 0
+		for _, g := range c.gpus {
+			devices += devicesOf(g, name, c.strategy)
+		}
+		if n := c.Replicas[name]; n*devices > maxReplicas {
+			c.refuse(ReasonImpossibleSharing, name, "cannot have %d replicas of each of %d devices: %s; use %d or fewer", n, devices, tooManyIDs, maxReplicas/devices)
+		}
+	}
+}
+
+// devicesOf counts the devices of the GPU that the plugin offers by the name.
+func devicesOf(g nvml.GPU, name string, strategy MIGStrategy) int {
+	if !g.Enabled || strategy == MIGStrategyNone {
+		if name == nvml.ResourceGPU {
+			return 1
+		}
+		return 0
+	}
+	n := 0
+	for _, i := range g.Instances {
+		for _, d := range i.Devices {
+			if strategy == MIGStrategySingle && name == nvml.ResourceGPU || name == nvml.ResourceMIGPrefix+strings.ReplaceAll(d.Profile, "+", ".") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // SharingError is one reason why the device plugin cannot share a node's resources so.

@@ -116,6 +116,12 @@ func TestCheckSharing(t *testing.T) {
 			want:   "nvidia.com/gpu is to be shared, and the node will not have it: under the MIG strategy single it will have no GPU resource" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
+		"more replicas than kubelet takes in one message": {
+			gpus: node(whole(9, 0), whole(9, 0)), strategy: config.MIGStrategyNone, sharing: slicing(40000, gpu), offered: []string{gpu},
+			want: "nvidia.com/gpu cannot have 40000 replicas of each of 2 devices: kubelet takes the ids of all replicas of a resource in one message of 4 MiB, " +
+				"which has room for 60000; use 30000 or fewer",
+			reason: config.ReasonImpossibleSharing,
+		},
 		"a lost GPU is not asked": {
 			gpus:     node(with(is(nvml.VirtualGPU), func(g *nvml.GPU) { g.Lost, g.Enabled = true, true }), whole(9, 0)),
 			strategy: config.MIGStrategyNone, sharing: mps(48, gpu), offered: []string{gpu},

@@ -213,13 +213,24 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 		return
 	}
 	p.Text, p.Exists, p.Written = found.Text, true, found.Written
-	parsed, err := dp.Configs.Parse([]byte(found.Text))
-	if err != nil {
-		p.ParseErr = fmt.Errorf("reading the device plugin's config %s: %w", dp.Settings.DevicePlugin.ConfigFile, err)
-		return
-	}
-	p.Current = &parsed
+	dp.parse(p, found.Text, dp.Settings.DevicePlugin.ConfigFile)
 }
+
+// parse reads the config that the plugin runs by. What the plugin passes over is no reason against it, nor against anything that is not about it.
+func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
+	parsed, err := dp.Configs.Parse([]byte(text))
+	switch {
+	case err == nil:
+		p.Current = &parsed
+	case config.PassedOver(err):
+		p.Current, p.PassedOver = &parsed, fmt.Sprintf("%s: %s", where, legible.Message(err.Error(), longestPassed))
+	default:
+		p.ParseErr = fmt.Errorf("reading the device plugin's config %s: %w", where, err)
+	}
+}
+
+// longestPassed leaves room in the condition for what else it says.
+const longestPassed = 300
 
 // noteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
 // beside the file, a restarted agent signals them again.
@@ -250,12 +261,7 @@ func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 		p.ParseErr = err
 		return
 	}
-	parsed, err := dp.Configs.Parse([]byte(text))
-	if err != nil {
-		p.ParseErr = fmt.Errorf("reading %s: %w", m.KeyName(p.Text), err)
-		return
-	}
-	p.Current = &parsed
+	dp.parse(p, text, m.KeyName(p.Text))
 }
 
 // configMap reads all keys of a ConfigMap.

@@ -220,6 +220,9 @@ func converged(seen state.Observed, want state.Desired) string {
 		}
 		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", legible.Listed(positions))
 	}
+	if seen.Plugin.PassedOver != "" {
+		text += fmt.Sprintf(" (the device plugin passes over a part of its config: %s)", seen.Plugin.PassedOver)
+	}
 	text += cordonOfOthers(seen)
 	if stale := seen.StaleFeatures(want.Plugin); len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"

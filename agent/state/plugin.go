@@ -29,6 +29,8 @@ type PluginConfig struct {
 	Exists   bool            // there is such a file, or label
 	Current  *config.PluginConfig
 	ParseErr error // why Current is not known
+	// PassedOver is what the plugin passes over in the config that it runs by, with where that is; empty if there is nothing.
+	PassedOver string
 
 	Written      time.Time            // when the file was written
 	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, and a hash of the file then

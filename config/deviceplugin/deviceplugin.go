@@ -28,7 +28,8 @@ const version = "v1"
 // names of one's own, a resource that is there twice. The rules are those of k8s-device-plugin v0.19.3, with the one field
 // that v0.20.0 adds.
 //
-// The error joins one *config.InvalidError for each mistake.
+// The error joins one *config.InvalidError for each mistake. If the plugin passes over all of them, see config.PassedOver, the config is that by
+// which it runs.
 func Parse(text []byte) (config.PluginConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -46,10 +47,11 @@ func Parse(text []byte) (config.PluginConfig, error) {
 	if read.Sharing.Strategy == config.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
 		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin ends at once on both")
 	}
-	if len(c) > 0 {
-		return config.PluginConfig{}, errors.Join(c...)
+	wrong := errors.Join(c...)
+	if wrong != nil && !config.PassedOver(wrong) {
+		return config.PluginConfig{}, wrong
 	}
-	return read, nil
+	return read, wrong
 }
 
 // replicated is one strategy as a file has it. The plugin's own types would write an empty timeSlicing beside mps, and

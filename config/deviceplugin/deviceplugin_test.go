@@ -128,19 +128,19 @@ var refused = map[string]struct {
 }{
 	// The table of what the plugin refuses, and of what it passes over.
 	"for replicas that are not there": {
-		slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 1000`},
+		slices("[{name: nvidia.com/gpu}]"), []string{`sharing.timeSlicing.resources[0].replicas: "" must be a whole number from 2 to 60000`},
 	},
 	"for one replica": {
 		slices("[{name: nvidia.com/gpu, replicas: 1}]"),
 		[]string{`sharing.timeSlicing.resources[0].replicas: "1" shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry`},
 	},
 	"for replicas that are none": {
-		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 1001}, {name: mig-3g.20gb, replicas: 2.5}]`),
+		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 60001}, {name: mig-3g.20gb, replicas: 2.5}]`),
 		[]string{
-			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 1000`,
+			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 60000`,
 			`sharing.timeSlicing.resources[1].replicas: "4" is text: write 4 without quotes`,
-			`sharing.timeSlicing.resources[2].replicas: "1001" must be a whole number from 2 to 1000`,
-			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 1000`,
+			`sharing.timeSlicing.resources[2].replicas: "60001" must be a whole number from 2 to 60000: kubelet takes the ids of all replicas of a resource in one message of 4 MiB, which has room for 60000`,
+			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 60000`,
 		},
 	},
 	"for a strategy without fields": {
@@ -231,7 +231,7 @@ var refused = map[string]struct {
 	},
 	"for names of one's own": {
 		"resources: {gpus: [{pattern: '*', name: gpu}]}",
-		[]string{"resources: is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names"},
+		[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
 	},
 	"of another version": {
 		"version: v2", []string{`version: "v2" must be v1, the only one there is`},
@@ -504,4 +504,41 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("error %v, config (-read +rendered and read):\n%s\n%s", err, diff, rendered)
 		}
 	})
+}
+
+// The plugin runs by the rest of a config of which it passes over a part, and so does a node: it is read as the plugin reads it. Anything else is an error,
+// and so is a field in another case, which the plugin obeys.
+func TestWhatThePluginPassesOverLeavesTheRest(t *testing.T) {
+	shared := func(n int) config.PluginConfig {
+		return config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": n}}, MIGStrategy: config.MIGStrategyNone}
+	}
+	const flags = "flags: {migStrategy: none}\n"
+	for name, row := range map[string]struct {
+		file   string
+		want   config.PluginConfig
+		passed string // none if the file is refused
+	}{
+		"a field of another place": {
+			"version: v1\nflags: {migStrategy: none, renameByDefault: true, failRequestsGreaterThanOne: false}\n" + slices("[{name: nvidia.com/gpu, replicas: 16384}]"), shared(16384),
+			"flags.renameByDefault: belongs under sharing.timeSlicing or sharing.mps: here the device plugin passes it over",
+		},
+		"lost indentation": {
+			"version: v1\nsharing:\nmps:\nresources:\n- name: nvidia.com/gpu\nreplicas: 2\n", config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}},
+			"mps: belongs under sharing: here the device plugin passes it over\nreplicas: belongs under resources of sharing.timeSlicing or sharing.mps: " +
+				"here the device plugin passes it over\nresources: belongs under sharing.timeSlicing or sharing.mps: here the device plugin passes it over",
+		},
+		"a name that nothing has":    {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 4}]"), shared(4), `resources[0].name: "amd.com/gpu" is no resource`},
+		"names of one's own":         {flags + slices("[{name: gpu, replicas: 4, rename: nvidia.com/fast}]"), shared(4), `resources[0].rename: "nvidia.com/fast" is passed over`},
+		"a field in another case":    {"Flags: {}\n" + slices("[{name: gpu, replicas: 4}]"), config.PluginConfig{}, ""},
+		"replicas that are none":     {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 1}]"), config.PluginConfig{}, ""},
+		"a strategy that is none":    {"flags: {migStrategy: some, x: 1}", config.PluginConfig{}, ""},
+		"more than kubelet can have": {flags + slices("[{name: gpu, replicas: 60001}]"), config.PluginConfig{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := deviceplugin.Parse([]byte(row.file))
+			if diff := cmp.Diff(row.want, got); err == nil || config.PassedOver(err) != (row.passed != "") || !strings.Contains(err.Error(), row.passed) || diff != "" {
+				t.Errorf("it says %v, config (-want +got):\n%s", err, diff)
+			}
+		})
+	}
 }

@@ -121,7 +121,7 @@ type TimeSliced struct {
 	// Of the device plugin: nvidia.com/gpu, or nvidia.com/mig-1g.10gb and its like.
 	Name Resource `json:"name"`
 	// How often each of its devices is offered. 1 is not shared.
-	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=1000"`
+	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=60000"`
 }
 
 // MPS is the strategy of NVIDIA's Multi-Process Service.

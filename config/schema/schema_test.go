@@ -108,7 +108,7 @@ func TestFilesThatAreRightPass(t *testing.T) {
 			"all selectors": profilesHead + "profiles: {a: {mig: [{gpus: {uuid: [GPU-8DCD427F-483b-b48f-d7e5-75fb19a52b76], pci: ['17:00.0', '00000000:af:00.0']," +
 				" index: 0, model: 'A*', deviceFilter: [0x233010DE, '0x20b210de', 0x233010DE:0x16C110DE]}, enabled: true, instances: {1c.3g.40gb: 1, 1g.10gb+me: 1, 1g.24gb-me: 2}}]}}",
 			"sharing of MIG devices": profilesHead + "profiles: {a: {sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true," +
-				" resources: [{name: gpu, replicas: 1}, {name: nvidia.com/mig-1g.10gb.me, replicas: 1000}]}}}}",
+				" resources: [{name: gpu, replicas: 1}, {name: nvidia.com/mig-1g.10gb.me, replicas: 60000}]}}}}",
 			"MPS":                           profilesHead + "profiles: {a: {mig: [{gpus: {all: true}, enabled: false}], sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}}}",
 			"one replica by MPS beside MIG": profilesHead + "profiles: {a: {mig: [{gpus: {all: true}, enabled: true, instances: {}}], sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}}}",
 			"all of drain": profilesHead + "profiles: {a: {labels: {a: '', b/c: d}, taints: [{key: a, effect: PreferNoSchedule}], drain: {deadline: 1h30m, afterDeadline: undo, deleteGrace: 1.5s," +
@@ -179,7 +179,7 @@ func TestFilesThatAreWrongDoNotPass(t *testing.T) {
 			profile("{sharing: {timeSlicing: {}}}"), profile("{sharing: {timeSlicing: {renameByDefault: 'true', resources: [{name: gpu, replicas: 2}]}}}"),
 			profile("{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}}"),
 			resources(""), resources("{name: gpu}"), resources("{replicas: 2}"), resources("{name: gpu, replicas: 0}"), resources("{name: gpu, replicas: '2'}"),
-			resources("{name: gpu, replicas: 1001}"), resources("{name: mig-1g.10gb+me, replicas: 2}"), resources("{name: amd.com/gpu, replicas: 2}"),
+			resources("{name: gpu, replicas: 60001}"), resources("{name: mig-1g.10gb+me, replicas: 2}"), resources("{name: amd.com/gpu, replicas: 2}"),
 			resources("{name: gpu, replicas: 2, devices: all}"), resources("{name: nvidia.com/gpu.shared, replicas: 2}"),
 			profile("{sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}}"), profile("{sharing: {mps: {resources: [{name: mig-1g.10gb, replicas: 2}]}}}"),
 			profile("{mig: [{gpus: {all: true}, enabled: true, instances: {}}], sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}}"),
