@@ -97,7 +97,7 @@ func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.DevicePlugin.Unconnected)
 	}
 	seen.Capacity.Proof = p.proof
-	p.withheld.addTo(seen)
+	p.withheld.addTo(seen, p.Clock.Now())
 	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first look counts without them
 		seen.Capacity.Missing = stale
 		seen.Capacity.Proof.CountFirst(p.Clock.Now())

@@ -119,6 +119,49 @@ func TestAPluginIsNotRestartedForWhatIsNotItsFault(t *testing.T) {
 	}
 }
 
+// A program may make errors as often as it likes that NVIDIA's device plugin takes for a fault of the GPU.
+func TestErrorsOfAProgramRestartThePluginEverMoreSeldom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(config.MIGStrategyNone)
+	const every, calm = 12 * time.Second, 5 * time.Second
+	restartsWithin := func(d time.Duration) (restarts int) {
+		var trouble time.Time
+		for began := w.clock.Now(); w.clock.Since(began) < d; w.clock.Step(time.Second) {
+			if w.clock.Since(trouble) >= every {
+				trouble = w.clock.Now()
+			}
+			due := w.look(func(s *state.Observed) {
+				s.Recovered["GPU-b"] = trouble
+				if w.clock.Since(trouble) < calm {
+					delete(s.Recovered, "GPU-b")
+				}
+				if w.began.After(trouble) { // it has seen none since it began
+					s.Kubelet.Offered, s.Node.Status.Allocatable = capacity.Resources{nvml.ResourceGPU: {"GPU-a", "GPU-b"}}, s.Node.Status.Capacity
+				}
+			})
+			if due {
+				restarts++
+				w.clock.Step(time.Second)
+				w.began = w.clock.Now()
+			}
+		}
+		return restarts
+	}
+	for _, c := range []struct {
+		within time.Duration
+		want   int
+	}{
+		{156 * time.Second, 2}, // at once, and a minute later
+		{10 * time.Minute, 1},
+		{58 * time.Minute, 0}, // an hour after the third
+		{4 * time.Hour, 4},
+	} {
+		if got := restartsWithin(c.within); got != c.want {
+			t.Errorf("within the next %s it is restarted %d times, want %d", c.within, got, c.want)
+		}
+	}
+}
+
 // What was seen by a clock that was set does not count.
 func TestAClockThatWasSetRestartsNoPlugin(t *testing.T) {
 	t.Parallel()
