@@ -211,7 +211,10 @@ func (f *File) sweep() error {
 	}
 	left, err := filepath.Glob(filepath.Join(f.dir, "."+f.name+"*"))
 	for _, path := range left {
-		err = errors.Join(err, os.Remove(path))
+		// A process of the agent leaves files. A folder is of others, and no reason not to write.
+		if stat, failed := os.Lstat(path); failed == nil && stat.Mode().IsRegular() {
+			err = errors.Join(err, os.Remove(path))
+		}
 	}
 	f.swept = err == nil
 	return err

@@ -88,6 +88,21 @@ func TestWhatAKilledProcessHasLeftOfAWriteIsRemoved(t *testing.T) {
 	}
 }
 
+// A folder is of others, and no reason to lose what the agent has to remember.
+func TestAFolderWithTheNameOfATemporaryFileStopsNoWrite(t *testing.T) {
+	dir := t.TempDir()
+	inside := filepath.Join(dir, ".record.json-kept", "something")
+	if err := errors.Join(os.Mkdir(filepath.Dir(inside), 0o700), os.WriteFile(inside, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostrecord.In(dir).Write(t.Context(), full()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(inside); err != nil {
+		t.Errorf("what is not the agent's is gone: %v", err)
+	}
+}
+
 // Promise 15: the agent does not believe a record that another user could have written.
 func TestARecordThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 	for what, spoil := range map[string]func(t *testing.T, path string) error{
