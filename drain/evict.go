@@ -112,7 +112,7 @@ func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, 
 	for t := range tiers {
 		left := r.earlierTierLeft
 		for i, pod := range pods {
-			if tierOf(pod) == t {
+			if policy.tierOf(pod) == t {
 				out[i] = r.verdict(ctx, pod)
 				left = left || out[i].State != Gone
 			}
@@ -306,7 +306,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	case r.now.Before(t.until):
 		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t))}, true
 	case r.earlierTierLeft:
-		return Verdict{State: Queued, Message: queued[tierOf(pod)]}, true
+		return Verdict{State: Queued, Message: queued[r.policy.tierOf(pod)]}, true
 	case r.noAnswer != nil:
 		// One request without an answer costs requestTimeout. The others would fare no better.
 		return Verdict{State: Failed, Message: r.noAnswer.Error()}, true

@@ -488,7 +488,7 @@ func TestClusterBringsThePodOfADaemonSetBackIfItToleratesTheFence(t *testing.T) 
 				return err == nil, nil
 			})
 
-			policy := drain.Policy{Fence: fenceTaint}
+			policy := drain.Policy{Fence: fenceTaint, Daemons: []string{w.namespace}}
 			if tolerations == nil {
 				got := evictor(t).Evict(t.Context(), pods, policy, noon)
 				if diff := cmp.Diff([]string{"Requested"}, outcome(got)); diff != "" {

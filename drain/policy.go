@@ -26,9 +26,12 @@ type Policy struct {
 	Delete      bool          // delete pods that are there after the deadline
 	DeleteGrace time.Duration // longest grace of such a deletion
 
-	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, so Evict refuses to evict that pod.
-	// Without a key it does not refuse: for pods that shall be replaced, and not leave.
+	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, so Evict refuses to evict that pod, where no rule
+	// names it. Without a key it does not refuse: for pods that shall be replaced, and not leave.
 	Fence corev1.Taint
+	// Daemons are the namespaces whose DaemonSets serve the node. Pods of others are ordinary ones: whoever may create a DaemonSet in a namespace
+	// of their own could forbid each change otherwise.
+	Daemons []string
 
 	// KubeletSilent is why kubelet cannot be expected to end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while
 	// it works.
@@ -76,15 +79,20 @@ const (
 	tiers         // the number of tiers
 )
 
-func tierOf(pod holders.Pod) tier {
+func (p Policy) tierOf(pod holders.Pod) tier {
 	switch {
-	case pod.Daemon:
+	case p.daemon(pod):
 		return daemons
 	case pod.Critical:
 		return critical
 	default:
 		return ordinary
 	}
+}
+
+// daemon reports whether the pod is of a DaemonSet that serves the node.
+func (p Policy) daemon(pod holders.Pod) bool {
+	return pod.Daemon && slices.Contains(p.Daemons, pod.Namespace)
 }
 
 // deletionSlack is the time beyond a pod's grace that kubelet gets to end it and to unmount its volumes.
@@ -113,7 +121,7 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	if p.Deadline == 0 {
 		return t
 	}
-	mine := tierOf(pod)
+	mine := p.tierOf(pod)
 	wait := t.wait
 	if mine != ordinary {
 		// Its turn comes when the ordinary pods have left, which rules may let stay for hours.
@@ -138,13 +146,13 @@ func (p Policy) longestWait() time.Duration {
 
 // ruling finds the rule or the choice that applies to a pod.
 func (p Policy) ruling(pod holders.Pod) terms {
+	if i := slices.IndexFunc(p.Rules, func(r Rule) bool { return r.fits(pod) }); i >= 0 {
+		return p.Rules[i].ruling()
+	}
 	if p.comesBack(pod) {
 		kind, name, _ := strings.Cut(pod.Controller, "/")
 		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would bring it back at once: remove that toleration, "+
 			"or, where a label of the node deploys it, add that label to the operands", kind, name, p.Fence.Key)}
-	}
-	if i := slices.IndexFunc(p.Rules, func(r Rule) bool { return r.fits(pod) }); i >= 0 {
-		return p.Rules[i].ruling()
 	}
 	const refuses = "%s, and %s says to refuse that: delete it yourself, or let it go by a rule"
 	switch {
@@ -153,7 +161,7 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	case p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0:
 		lost := "its files on emptyDir " + strings.Join(pod.EmptyDirs, ", ") + " would be lost"
 		return terms{by: p.EmptyDir.Field, refusal: fmt.Sprintf(refuses, lost, p.EmptyDir.Field)}
-	case p.EndFor > 0 && tierOf(pod) == ordinary:
+	case p.EndFor > 0 && p.tierOf(pod) == ordinary:
 		return terms{by: p.EndField, wait: p.EndFor}
 	}
 	return terms{}
@@ -181,5 +189,5 @@ func (r Rule) ruling() terms {
 // comesBack reports whether the pod would be evicted for ever: its DaemonSet makes a new one as long as the node's taints
 // allow it, and tolerates the cordon always.
 func (p Policy) comesBack(pod holders.Pod) bool {
-	return pod.Daemon && p.Fence.Key != "" && holders.Tolerates(pod.Tolerations, p.Fence)
+	return p.daemon(pod) && p.Fence.Key != "" && holders.Tolerates(pod.Tolerations, p.Fence)
 }

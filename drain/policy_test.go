@@ -86,19 +86,23 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 		},
 		"a DaemonSet that would bring it back": {
 			of("a", "DaemonSet", toleratesAll),
-			drain.Policy{Fence: fenceTaint, Rules: []drain.Rule{rule(drain.Evict, api)}},
+			drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}, Rules: []drain.Rule{rule(drain.Evict, db)}},
 			"",
 			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would bring it back at once: remove that toleration, " +
 				"or, where a label of the node deploys it, add that label to the operands",
 		},
+		"a DaemonSet that would bring it back, and that a rule names": {
+			of("a", "DaemonSet", toleratesAll), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}, Rules: []drain.Rule{rule(drain.Evict, api)}}, "", "",
+		},
+		"a tenant's DaemonSet that tolerates all":   {of("a", "DaemonSet", toleratesAll), drain.Policy{Fence: fenceTaint, Daemons: []string{"kube-system"}}, "", ""},
 		"a DaemonSet that may bring it back":        {of("a", "DaemonSet", toleratesAll), drain.Policy{}, "", ""},
-		"a DaemonSet that tolerates something else": {of("a", "DaemonSet", tolerating("other", "Exists", "", "")), drain.Policy{Fence: fenceTaint}, "", ""},
-		"a DaemonSet that tolerates another effect": {of("a", "DaemonSet", tolerating(fenceTaint.Key, "Exists", "", "NoExecute")), drain.Policy{Fence: fenceTaint}, "", ""},
-		"a DaemonSet that tolerates another value":  {of("a", "DaemonSet", tolerating(fenceTaint.Key, "", "x", "")), drain.Policy{Fence: fenceTaint}, "", ""},
-		"others that tolerate the fence":            {of("a", "ReplicaSet", toleratesAll), drain.Policy{Fence: fenceTaint}, "", ""},
+		"a DaemonSet that tolerates something else": {of("a", "DaemonSet", tolerating("other", "Exists", "", "")), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}}, "", ""},
+		"a DaemonSet that tolerates another effect": {of("a", "DaemonSet", tolerating(fenceTaint.Key, "Exists", "", "NoExecute")), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}}, "", ""},
+		"a DaemonSet that tolerates another value":  {of("a", "DaemonSet", tolerating(fenceTaint.Key, "", "x", "")), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}}, "", ""},
+		"others that tolerate the fence":            {of("a", "ReplicaSet", toleratesAll), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}}, "", ""},
 		"a DaemonSet that tolerates exactly the key": {
 			of("a", "DaemonSet", tolerating(fenceTaint.Key, "", "", "NoSchedule")),
-			drain.Policy{Fence: fenceTaint},
+			drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}},
 			"",
 			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would bring it back at once: remove that toleration, " +
 				"or, where a label of the node deploys it, add that label to the operands",
@@ -204,6 +208,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 	train := drain.Rule{Field: "drain.rules[1]", Namespaces: []string{"train"}, Selector: labels.Everything(), Action: drain.Wait, For: time.Hour}
 	policy := drain.Policy{
 		Rules: []drain.Rule{web, train}, EndFor: 8 * time.Hour, EndField: "drain.mode", Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods"),
+		Daemons: []string{"team"},
 	}
 	in := func(namespace string) func(*holders.Pod) { return func(p *holders.Pod) { p.Namespace = namespace } }
 	any1, any2, dns, monitor := of("a", "Job"), of("b", "ReplicaSet", hasEmptyDir), of("dns", "ReplicaSet", isCritical), of("monitor", "DaemonSet")
@@ -287,7 +292,7 @@ func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 	} {
 		clock.SetTime(clock.Now().Add(time.Minute))
 		s.answer = step.answer
-		if diff := cmp.Diff(step.want, outcome(e.Evict(t.Context(), step.pods, drain.Policy{}, noon))); diff != "" {
+		if diff := cmp.Diff(step.want, outcome(e.Evict(t.Context(), step.pods, drain.Policy{Daemons: []string{"team"}}, noon))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.name, diff)
 		}
 		if diff := cmp.Diff(step.asked, s.asked()); diff != "" {
@@ -297,10 +302,10 @@ func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 
 	s.answer = apierrors.NewNotFound(podResource, "web")
 	clock.SetTime(clock.Now().Add(time.Minute))
-	if diff := cmp.Diff([]string{"Gone", "Gone"}, outcome(e.Evict(t.Context(), []holders.Pod{web, dns}, drain.Policy{}, noon))); diff != "" {
+	if diff := cmp.Diff([]string{"Gone", "Gone"}, outcome(e.Evict(t.Context(), []holders.Pod{web, dns}, drain.Policy{Daemons: []string{"team"}}, noon))); diff != "" {
 		t.Errorf("when the ordinary pod turns out to be gone (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"Requested", "Requested"}, outcome(newServerEvictor().DryRun(t.Context(), []holders.Pod{dns, web}, drain.Policy{}))); diff != "" {
+	if diff := cmp.Diff([]string{"Requested", "Requested"}, outcome(newServerEvictor().DryRun(t.Context(), []holders.Pod{dns, web}, drain.Policy{Daemons: []string{"team"}}))); diff != "" {
 		t.Errorf("a dry run asks about all at once (-want +got):\n%s", diff)
 	}
 }
@@ -313,7 +318,7 @@ func newServerEvictor() *drain.Evictor {
 // A rule that waits holds back pods of later tiers as well, and these still have their time after it.
 func TestTheTurnOfLaterTiersComesAfterTheLongestWait(t *testing.T) {
 	rule := drain.Rule{Field: "drain.rules[0]", Selector: selecting(t, "app=train"), Action: drain.Wait, For: 8 * time.Hour}
-	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour}
+	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour, Daemons: []string{"team"}}
 	e := newServerEvictor()
 	for _, c := range []struct {
 		pod  holders.Pod
@@ -441,7 +446,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	t.Run("not when it terminates, is refused, static or unknown", func(t *testing.T) {
 		rule := drain.Rule{Field: "drain.rules[0]", Selector: selecting(t, "app=spare"), Action: drain.Refuse}
 		policy := policy
-		policy.Rules, policy.Fence = []drain.Rule{rule}, fenceTaint
+		policy.Rules, policy.Fence, policy.Daemons = []drain.Rule{rule}, fenceTaint, []string{"team"}
 		s := newServer()
 		s.answer = refusal(needsTwo, 0)
 		e, clock := s.evictor()
@@ -527,7 +532,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 
 // Each tier is deleted when the one before is gone, so a later one has more time.
 func TestEachTierHasTimeToBeDeleted(t *testing.T) {
-	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second}
+	policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second, Daemons: []string{"team"}}
 	for _, c := range []struct {
 		pod holders.Pod
 		end time.Duration
