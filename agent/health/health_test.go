@@ -262,6 +262,20 @@ func TestProgramsErrorsAreToldOnTheirPodsAlone(t *testing.T) {
 		if heard = w.heard("2 more since"); len(heard) != 1 {
 			t.Errorf("the next Event does not count those before: %q", heard)
 		}
+		const withholds = "NVIDIA's device plugin withholds the GPU"
+		if heard = w.heard(withholds); len(heard) != 0 {
+			t.Errorf("the plugin takes no Xid 31 for a fault of the GPU: %q", heard)
+		}
+		for range 3 {
+			must(t, w.gpus.Xid(0, 69))
+			w.passes(12 * time.Second)
+		}
+		w.passes(4 * time.Minute)
+		must(t, w.gpus.Xid(0, 69))
+		w.passes(time.Second)
+		if heard = w.heard(withholds); len(heard) != 2 || !strings.HasPrefix(heard[1], "ml/train-0 Warning ApplicationXid: Xid 69 (") || !strings.Contains(heard[1], "; 2 more since") {
+			t.Errorf("Events on the pod whose errors take a GPU away are %q, want two, the last with the count", heard)
+		}
 		// Those of three pods are more than their own mistakes.
 		for _, pod := range []string{"b", "c"} {
 			w.stays(time.Second, corev1.ConditionFalse)

@@ -154,7 +154,7 @@ func (m *Monitor) tellXid(now time.Time, r report) {
 			did = "was hit by it on"
 		}
 		m.tellPods(pods, config.ReasonApplicationXid, func(whose string) string {
-			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s", r.x.Number, r.x.Meaning, whose, did, where, again)
+			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s%s", r.x.Number, r.x.Meaning, whose, did, where, again, withheldBy(r.x))
 		})
 	default:
 		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
@@ -162,6 +162,17 @@ func (m *Monitor) tellXid(now time.Time, r report) {
 			return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		})
 	}
+}
+
+// ignoredByPlugin are the Xids that NVIDIA's device plugin takes for no fault of the GPU.
+var ignoredByPlugin = []uint64{13, 31, 43, 45, 68, 109}
+
+// withheldBy says what NVIDIA's device plugin makes of a program's error, since other pods wait for the GPU then.
+func withheldBy(x verdict.Xid) string {
+	if slices.Contains(ignoredByPlugin, x.Number) {
+		return ""
+	}
+	return "; NVIDIA's device plugin withholds the GPU from new pods then, until the agent restarts it: at once the first time, then after pauses of up to an hour"
 }
 
 // containedError is the Xid of an error of memory that has hit one program, which is not its own fault.
