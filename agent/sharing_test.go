@@ -163,6 +163,9 @@ func (w *world) crash() {
 	}
 	for _, p := range pods.Items {
 		for i := range p.Status.ContainerStatuses {
+			if at := p.Status.ContainerStatuses[i].LastTerminationState.Terminated; at != nil { // not the first time
+				p.Status.ContainerStatuses[i].RestartCount++
+			}
 			p.Status.ContainerStatuses[i].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
 			p.Status.ContainerStatuses[i].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, FinishedAt: metav1.Now()}
 		}
@@ -304,6 +307,38 @@ func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A config manager replaces the file, so that a plugin which starts at that instant finds none, and ends once.
+func TestAPluginThatEndsOnceIsNoFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := sharing(t, "two")
+		w.refusesConfig = "replicas: 4"
+		w.profile("four")
+		var ended time.Time
+		w.passes("four", func() bool {
+			if w.reason() == config.ReasonPluginFailed {
+				t.Fatal(w.condition().Message)
+			}
+			if w.crashed() && ended.IsZero() {
+				ended, w.refusesConfig = time.Now(), ""
+			} else if w.crashed() && time.Since(ended) >= 10*time.Second { // kubelet's first pause
+				w.recovers()
+			}
+			return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "four:")
+		})
+		if ended.IsZero() {
+			t.Error("the plugin has not ended, so the test shows nothing")
+		}
+	})
+}
+
+// crashed reports whether a device plugin waits to be started again.
+func (w *world) crashed() bool {
+	return slices.ContainsFunc(w.podsIn("kube-system"), func(p corev1.Pod) bool {
+		return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil })
+	})
 }
 
 func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {

@@ -52,6 +52,7 @@ type Plugin struct {
 	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
 	connectedAt time.Time            // when a look last saw nothing wrong between kubelet and the plugin
 	early       early                // a plugin that has read of MPS too early
+	ending      ending               // a plugin that ends by its new config
 	unpicked    unpicked             // configs that no label or setting names
 
 	labelWrites labelWrites // of the config manager's label
@@ -59,7 +60,7 @@ type Plugin struct {
 
 // Forget drops what depends on times that the clock gave.
 func (dp *Plugin) Forget(time.Time) {
-	dp.unpicked, dp.early, dp.toldFirst, dp.connectedAt = unpicked{}, early{}, time.Time{}, time.Time{}
+	dp.unpicked, dp.early, dp.ending, dp.toldFirst, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}, time.Time{}
 }
 
 // Configs reads and writes config files of NVIDIA's device plugin.

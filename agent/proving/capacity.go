@@ -93,7 +93,7 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	}
 	fresh := isFresh(seen, want)
 	until := p.until()
-	if fails := p.failing(seen, want); fails != "" {
+	if fails, forGood := p.failing(seen, want); forGood || fails != "" && !fresh && !now.Before(until) {
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	if !fresh && p.late == nil && now.After(p.half()) {
@@ -132,10 +132,11 @@ func isFresh(seen state.Observed, want state.Desired) bool {
 	return len(seen.Journal.Startup()) > 0 && !want.Undo
 }
 
-// failing returns why the device plugin does not run by the config that the change has given it; empty if it does, or there is none.
-func (p *Prover) failing(seen state.Observed, want state.Desired) string {
+// failing returns why the device plugin does not run by the config that the change has given it, and whether that is for good; empty if it does, or
+// there is none.
+func (p *Prover) failing(seen state.Observed, want state.Desired) (why string, forGood bool) {
 	if want.Undo || !seen.Journal.ChangesPlugin() {
-		return ""
+		return "", false
 	}
 	return p.DevicePlugin.Fails(seen)
 }
@@ -156,7 +157,10 @@ func (p *Prover) Operands(seen state.Observed, want state.Desired) (pauses []pla
 // isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
 // wait's end it is not late any more, so that the end comes although a budget keeps the pod.
 func (p *Prover) isLate(seen state.Observed, want state.Desired, pod string) bool {
-	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) || p.failing(seen, want) != "" {
+	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
+		return false
+	}
+	if fails, _ := p.failing(seen, want); fails != "" {
 		return false
 	}
 	now := p.Clock.Now()
