@@ -102,7 +102,7 @@ func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err er
 		r.State = config.StateRebooting
 	}
 	if len(steps) > 0 {
-		_, r.Phase = Progress(steps[0].Kind, want)
+		r.Phase = waitingPhase(seen, steps[0].Kind, want)
 		r.Message = targetName(seen, want) + ": " + d.Message
 	}
 	if want.Name == "" && seen.Journal == nil {
@@ -197,6 +197,16 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	}
 	p := progresses[kind]
 	return p.reason, p.phase
+}
+
+// waitingPhase is the phase of a plan whose first step has to wait, or has failed. Where nothing keeps pods off the node yet, nothing is being
+// drained.
+func waitingPhase(seen state.Observed, kind plan.Kind, want state.Desired) api.Phase {
+	_, phase := Progress(kind, want)
+	if phase == api.PhaseDraining && !seen.DisruptionStarted() {
+		return api.PhaseWaiting
+	}
+	return phase
 }
 
 // goesOn reports whether a change goes on by itself, and waits for no user, tool or other node.
