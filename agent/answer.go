@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -75,25 +78,44 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 			config.RequestTop)
 		return out
 	}
+	if profile := seen.Node.Labels[config.LabelProfile]; profile != "" && label != config.LabelProfile {
+		out.Refused = fmt.Sprintf("label %s=%s is on the node and wins over %s, which does not count: take it away first (kubectl label node %s %s-)",
+			config.LabelProfile, profile, label, seen.Node.Name, config.LabelProfile)
+		return out
+	}
 	var p preview.Result
 	if ended == nil {
 		want := a.desiredWithLabel(seen.Node, label, name)
 		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
+	} else {
+		p, ended = heldUp(p, ended)
 	}
 	if ended != nil {
-		out.Refused = preview.Shortened(ended.Error())
+		out.Refused, out.Reason = preview.Shortened(ended.Error()), refusal(ended)
 		return out
 	}
 	p.AddTo(&out)
 	return out
 }
 
-// desiredWithLabel returns what the node would ask for with the label set. It ignores the node's profile label, which else wins over the
-// other labels, unless it is the one to set.
+// desiredWithLabel returns what the node would ask for with the label set.
 func (a *Agent) desiredWithLabel(node *corev1.Node, label, name string) state.Desired {
 	node = node.DeepCopy()
-	delete(node.Labels, config.LabelProfile)
 	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
 	want, _ := a.resolver.Asked(node)
 	return want
+}
+
+// refusal is the reason of a refusal, as the node's condition would have it; empty if it has none.
+func refusal(err error) config.Reason {
+	var stalled *outcome.Stalled
+	var refused *plan.Refused
+	switch {
+	case errors.As(err, &stalled):
+		return stalled.Reason
+	case errors.As(err, &refused):
+		return report.Refusal(refused)
+	default:
+		return ""
+	}
 }

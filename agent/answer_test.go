@@ -140,7 +140,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 			}
 		}
 		w.upgrade(true) // so that the look at the node ends early, and nothing can be planned
-		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.Refused, "the driver is being upgraded") {
+		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.HeldUp, "the driver is being upgraded") || given.Refused != "" {
 			t.Errorf("while the driver is upgraded the answer is %+v", given)
 		}
 	})

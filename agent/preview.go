@@ -2,9 +2,15 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -16,45 +22,75 @@ import (
 func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result, error) {
 	seen, err := a.observe(ctx)
 	if err != nil {
-		return preview.Result{}, err
+		return heldUp(preview.Result{}, err)
 	}
 	return a.previewOf(ctx, seen, label, name)
 }
 
-// previewOf plans by an observation that the caller has made.
+// previewOf plans by an observation that the caller has made, and asks the gates of a change for their verdict.
 func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name string) (preview.Result, error) {
 	want := state.Desired{Name: name, Label: label}
-	var wishes map[nvml.UUID]nvml.Wish
-	var beyond []int
-	geometry, pluginKey := preview.Parts(label, name)
-	if geometry != "" {
-		var profile config.Profile
-		var err error
-		if profile, wishes, beyond, err = a.resolver.Wishes(seen, label, geometry); err != nil {
-			return preview.Result{}, err
-		}
-		if err := a.resolver.Apply(ctx, &seen, &want, profile, state.WithTargets(seen.GPUs, state.Targets(wishes))); err != nil {
-			return preview.Result{}, err
-		}
+	if label != config.LabelProfile {
+		want.Keys = &nodekeys.Keys{} // those of a profile go
 	}
+	_, pluginKey := preview.Parts(label, name)
 	if pluginKey != "" {
 		// The device plugin's config manager reads the label: it gets the value that it would have.
 		seen.Node = seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-		if err := a.resolver.AskPlugin(ctx, &seen, &want, a.devicePlugin.AskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return a.devicePlugin.NamedConfig(ctx, &seen, pluginKey) }); err != nil {
-			return preview.Result{}, err
-		}
 	}
-	want.Targets = state.Targets(wishes)
-	if err := a.devicePlugin.Fits(ctx, seen, want); err != nil {
-		return preview.Result{}, err
+	want, err := a.resolver.Resolve(ctx, &seen, want, pluginKey)
+	if err != nil {
+		return heldUp(preview.Result{}, err)
 	}
 	a.prover.Prove(&seen, want.Plugin)
+	want.KeepForeign(seen.Journal)
 	a.observeTaken(ctx, &seen, want, want.Targets)
 	p, err := preview.Of(want.Planned(want.Targets), a.planned(seen, want))
-	if err == nil && len(p.Steps) > 0 {
-		p.Runs = a.gates.Runs(seen, want, p.Steps)
+	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), want.MissingPositions
+	if err != nil || len(p.Steps) == 0 {
+		return p, err
 	}
-	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), beyond
-	return p, err
+	p.Runs = a.gates.Runs(seen, want, p.Steps)
+	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.draining.Patience(want, p.Steps)
+	return heldUp(p, a.foresee(ctx, seen, want, p.Steps))
+}
+
+// foresee returns why the agent would not begin a change with these steps now, by what it asks before it begins one. It writes nothing.
+func (a *Agent) foresee(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
+		return err
+	}
+	err := a.fencing.Preflight(ctx, seen, want, steps)
+	a.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
+	if err != nil || steps[0].Kind != plan.AcquireSlot {
+		return err
+	}
+	return a.turn.Foresee(ctx, seen, want)
+}
+
+// heldUp adds to a preview what the agent would wait for. Any other error is a refusal.
+func heldUp(p preview.Result, err error) (preview.Result, error) {
+	var waiting *outcome.Waiting
+	var failure *api.Failure
+	switch {
+	case err == nil:
+	case errors.As(err, &waiting):
+		said := *waiting
+		said.Since = time.Time{} // it has not begun to wait
+		if said.For == outcome.ForRoom {
+			said.Advice = "" // how to end a change that is asked for
+		}
+		p.HeldUp, p.Reason = said.Error(), said.Reason
+	case errors.As(err, &failure) && failure.Later:
+		p.HeldUp, p.Reason = failure.Message, failure.Reason
+	case driverError(err):
+		p.HeldUp, p.Reason = err.Error(), config.ReasonDriverNotLoaded
+		if errors.Is(err, nvml.ErrUnresponsive) {
+			p.Reason = config.ReasonDriverUnresponsive
+		}
+	default:
+		return p, err
+	}
+	return p, nil
 }

@@ -33,6 +33,12 @@ func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
 		w.t.Fatal(err)
 	}
 	w.ready("gpu-2")
+	return w.otherNode()
+}
+
+// otherNode is the other node's view of the slots of the pool.
+func (w *world) otherNode() (*fleet.Slots, fleet.Pool, fleet.Change) {
+	w.t.Helper()
 	m, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + onePool))
 	if err != nil {
 		w.t.Fatal(err)

@@ -136,6 +136,14 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	return t
 }
 
+// Patience is how long any pod may stay after the fence before the policy's deadline is over for it; 0 if there is none.
+func (p Policy) Patience() time.Duration {
+	if p.Deadline == 0 {
+		return 0
+	}
+	return p.longestWait() + p.Deadline
+}
+
 func (p Policy) longestWait() time.Duration {
 	longest := p.EndFor
 	for _, rule := range p.Rules {

@@ -3,6 +3,7 @@ package api
 import (
 	"time"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -14,9 +15,15 @@ type Answer struct {
 	More     int       `json:"more,omitempty"` // steps beyond those that are listed
 	Pods     []string  `json:"pods,omitempty"` // pods that have to leave, each by namespace and name
 	MorePods int       `json:"morePods,omitempty"`
-	Reboot   bool      `json:"reboot,omitempty"`  // the change needs a reboot of the node, or goes on after one
-	Runs     string    `json:"runs,omitempty"`    // when the change would begin
-	Refused  string    `json:"refused,omitempty"` // why the change is impossible, or the agent cannot plan it; the rest is empty then
+	Reboot   bool      `json:"reboot,omitempty"` // the change needs a reboot of the node, or goes on after one
+	Runs     string    `json:"runs,omitempty"`   // when the change would begin
+	// HeldUp is why the agent would not begin the change now, by the gates that it asks before it begins one.
+	HeldUp   string        `json:"heldUp,omitempty"`
+	Reason   config.Reason `json:"reason,omitempty"`   // of HeldUp or Refused, as the node's condition would have it
+	Lost     []string      `json:"lost,omitempty"`     // what is lost for good with the pods that leave: "pod team/a, which no controller makes anew"
+	MoreLost int           `json:"moreLost,omitempty"` // how many losses there are beyond those that are listed
+	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods, until it gives the change up; 0 if it does not
+	Refused  string        `json:"refused,omitempty"`  // why the change is impossible, or the agent cannot plan it; the rest but Reason is empty then
 	// Diagnosis is the answer to config.RequestDiagnosis.
 	Diagnosis *Diagnosis `json:"diagnosis,omitempty"`
 	// Uses are the answer to config.RequestTop, most memory first.

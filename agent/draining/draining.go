@@ -55,6 +55,16 @@ func (d *Draining) Evictable(ctx context.Context, seen state.Observed, want stat
 	return out
 }
 
+// Patience is how long the agent would wait for the pods that have to leave for the steps, until it gives the change up; 0 if none has to
+// leave, or those that are left are deleted then.
+func (d *Draining) Patience(want state.Desired, steps []plan.Step) time.Duration {
+	policy := drainpolicy.From(d.Settings.With(want.Drain))
+	if policy.Delete || !plan.Has(steps, plan.Evict) {
+		return 0
+	}
+	return policy.Patience()
+}
+
 // evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
 // disruption budget.
 const evictionsTimeout = time.Minute

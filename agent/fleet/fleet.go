@@ -162,6 +162,27 @@ func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 	}
 }
 
+// Foresee returns what Take would return now. It writes no Lease and remembers nothing: it counts all nodes that have waited longer.
+func (s *Slots) Foresee(ctx context.Context, pool Pool, c Change) error {
+	seen := *s.view(pool)
+	seen.passed = nil
+	t := taking{slots: s, pool: pool, change: c, view: &seen}
+	for {
+		r, err := s.read(ctx, pool)
+		if err != nil {
+			return err
+		}
+		seen.renewals = s.view(pool).renewals
+		_, err = t.decide(ctx, r)
+		switch {
+		case errors.Is(err, errQueued):
+			t.queued = true
+		case !errors.Is(err, errCounted):
+			return err
+		}
+	}
+}
+
 // Renew renews the slot, since the change is still under way. It sends no request until RenewAfter has passed since the last one. If
 // the node has lost its slot meanwhile, Renew takes one whether there is room or not: the node is being changed, and other nodes'
 // agents have to count it. So call it only for a node that is fenced.

@@ -24,6 +24,11 @@ func (p Result) AddTo(out *api.Answer) {
 	out.Pods = pods[:min(len(pods), mostSteps)]
 	out.More, out.MorePods = len(p.Steps)-len(out.Steps), len(pods)-len(out.Pods)
 	out.Reboot, out.Runs = p.Reboot || len(p.AtReboot) > 0, p.Runs
+	out.HeldUp, out.Reason, out.Patience = Shortened(p.HeldUp), p.Reason, api.Duration(p.Patience)
+	for _, what := range p.Lost[:min(len(p.Lost), mostSteps)] {
+		out.Lost = append(out.Lost, Shortened(what))
+	}
+	out.MoreLost = len(p.Lost) - len(out.Lost)
 }
 
 // leaving names the pods that the steps evict.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
@@ -26,6 +27,10 @@ type Result struct {
 	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline it is mixed, unless a config says another
 	Handover      config.Handover    // offline only: the method that the agent is assumed to give the device plugin its config by, if it gives one
 	Beyond        []int              // positions that the config names and the node does not have; the agent ignores them
+	HeldUp        string             // why the agent would not begin the change now, by what it asks before it begins one; empty if it would, and offline
+	Reason        config.Reason      // of HeldUp, as the node's condition would have it
+	Lost          []string           // what is lost with the pods that leave, and comes back by nothing; empty offline
+	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
 
@@ -149,6 +154,26 @@ func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
 		Reboot: plan.Has(steps, plan.Reboot),
 	}, nil
+}
+
+// Losses names what is lost for good with the pods that the steps evict: files on the node's disk, and pods that no controller brings back.
+func Losses(seen state.Observed, steps []plan.Step) []string {
+	var out []string
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range seen.Drained(s.Pods) {
+			if p.Controller == "" && !p.Mirror && !p.Terminating {
+				out = append(out, fmt.Sprintf("pod %s, which no controller makes anew", p))
+			}
+			if len(p.EmptyDirs) > 0 {
+				out = append(out, fmt.Sprintf("the files of %s on emptyDir %s", p, strings.Join(p.EmptyDirs, ", ")))
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // holdersOf returns the processes that NVML shows on what the plan takes.

@@ -48,6 +48,11 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 		seen.DevicePlugin.Unpicked = r.DevicePlugin.Unpicked(ctx, seen)
 		return want, nil
 	}
+	return r.Resolve(ctx, seen, want, pluginKey)
+}
+
+// Resolve turns what is asked for into targets: want as Asked returns it, with the key of the device plugin's config.
+func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.Label != config.LabelDevicePluginConfig {
 		profile, found, beyond, err := r.Wishes(*seen, want.Label, migName(want.Name, pluginKey))

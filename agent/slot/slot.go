@@ -127,6 +127,13 @@ func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired
 	return nil
 }
 
+// Foresee returns what Take would, and writes and remembers nothing.
+func (t *Turn) Foresee(ctx context.Context, seen state.Observed, want state.Desired) error {
+	c := t.change(seen)
+	c.Since = seen.AskedSince(want, t.Clock.Stamp())
+	return t.explain(seen, t.Slots.Foresee(ctx, seen.PoolOf(), c), (*Turn).waitFor)
+}
+
 // Confirm makes sure right before the fence that no other node has got the slot meanwhile.
 func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if !seen.InLimitedPool() || !t.holds(seen) {
@@ -138,12 +145,16 @@ func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 func (t *Turn) ask(ctx context.Context, seen state.Observed, c fleet.Change) error {
-	err := t.slots().Take(ctx, seen.PoolOf(), c)
+	return t.explain(seen, t.slots().Take(ctx, seen.PoolOf(), c), (*Turn).await)
+}
+
+// explain turns the answer of the pool into a wait.
+func (t *Turn) explain(seen state.Observed, err error, await func(*Turn, state.Observed, *fleet.Full) error) error {
 	var full *fleet.Full
 	var paused *fleet.Paused
 	switch {
 	case errors.As(err, &full):
-		return t.await(seen, full)
+		return await(t, seen, full)
 	case errors.As(err, &paused):
 		wait := t.Paused(seen, paused.Why)
 		wait.After, wait.Since = paused.Retry, seen.Since(config.ReasonPoolPaused, t.Clock.Stamp())
@@ -167,14 +178,21 @@ func (t *Turn) Paused(s state.Observed, why string) *outcome.Waiting {
 }
 
 // await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
-func (t *Turn) await(seen state.Observed, full *fleet.Full) *outcome.Waiting {
+func (t *Turn) await(seen state.Observed, full *fleet.Full) error {
 	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
 	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before
 		t.full, t.fullAt = full, now
 	}
+	said := *t.full
+	said.Retry = full.Retry
+	return t.waitFor(seen, &said)
+}
+
+// waitFor is the wait for the nodes that are in the way.
+func (t *Turn) waitFor(seen state.Observed, full *fleet.Full) error {
 	return &outcome.Waiting{
-		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: since,
-		Message: t.full.Error(), Blockers: t.full.Unavailable,
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+		Message: full.Error(), Blockers: full.Unavailable,
 		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
 	}
 }
