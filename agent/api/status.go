@@ -33,6 +33,9 @@ type Status struct {
 	Left     int           `json:"left,omitempty"`     // steps that are left to the desired config
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for the desired config
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
+	// Heartbeat is the longest time between two writes of an agent that has nothing new to say, where the settings have another than
+	// config.DefaultNodeHeartbeat.
+	Heartbeat Duration `json:"heartbeat,omitempty"`
 	// From the host's record.
 
 	Failed  *Failure  `json:"failed,omitempty"`  // a wish that the agent does not try again until a user withdraws it
@@ -101,7 +104,7 @@ type GPUHealth struct {
 type XidSeen struct {
 	Number uint64    `json:"n"`
 	First  time.Time `json:"first"`
-	Last   time.Time `json:"last"` // to the minute
+	Last   time.Time `json:"last"` // to the minute, and not before First
 	GI     int       `json:"gi"`   // GPU instance and compute instance, -1 for the whole GPU
 	CI     int       `json:"ci"`
 }

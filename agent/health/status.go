@@ -80,10 +80,12 @@ func (m *Monitor) status(g *verdict.GPU) *api.GPUHealth {
 		}
 	}
 	for _, x := range xids[:min(len(xids), mostXidsInStatus)] {
-		// The last one is told by the minute, so that a node is not written for each.
-		out.Xids = append(out.Xids, api.XidSeen{
-			Number: x.Xid.Number, First: x.First.UTC(), Last: x.Last.UTC().Truncate(recordEvery), GI: x.GI, CI: x.CI,
-		})
+		// The last one is said by the minute, so that a node is not written for each; and never to be before the first.
+		last := x.Last.UTC().Truncate(recordEvery)
+		if last.Before(x.First) {
+			last = x.First.UTC()
+		}
+		out.Xids = append(out.Xids, api.XidSeen{Number: x.Xid.Number, First: x.First.UTC(), Last: last, GI: x.GI, CI: x.CI})
 	}
 	if rows := g.Rows(); rows != nil && (rows.Corrected+rows.Uncorrected > 0 || g.RowPending() || g.RowFailed()) {
 		out.Remap = &api.Remap{Corrected: rows.Corrected, Uncorrected: rows.Uncorrected, Pending: g.RowPending(), Failed: g.RowFailed()}

@@ -174,6 +174,9 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 	if want.Name != "" {
 		status.Label = want.Label
 	}
+	if t.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
+		status.Heartbeat = api.Duration(t.Settings.NodeHeartbeat)
+	}
 	t.copyForNextChanges(&status, seen, want, r)
 	published := hostrecord.PublishedBy(t.Record.Now.Learnt) // this pass may have published other keys since the look
 	if t.Record.Absent {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -45,7 +46,12 @@ func (o *options) plan() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Print what a config would do to this node, or why it cannot be; changes nothing",
-		Args:  cobra.NoArgs,
+		Long: `Prints what a config would do to this node: first whether the agent would begin it at once, by its own gates, then the GPUs before and after
+and the steps between them. It changes nothing.
+
+Exit codes: 0 it would begin at once, or there is nothing to do; 4 it would be refused or held up; 1 anything else. With --offline nothing
+is asked, and there is no verdict.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.files = append(w.files, profiles...)
 			switch {
@@ -60,13 +66,15 @@ func (o *options) plan() *cobra.Command {
 			}
 			_, name := w.Label()
 			preview, err := o.preview(cmd, w, known)
-			if errors.Is(err, nvml.ErrNoDriver) {
+			switch {
+			case errors.Is(err, nvml.ErrNoDriver):
 				return fmt.Errorf("the GPUs cannot be seen, so nothing is known of %s: %w", name, err)
-			}
-			if err != nil {
+			case err != nil && w.offline:
 				return fmt.Errorf("%s cannot be: %w", name, err)
+			case err != nil:
+				return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be refused: %w", name, err)}
 			}
-			return printPlan(cmd.OutOrStdout(), name, preview, w.offline, o.processName)
+			return o.say(cmd.OutOrStdout(), name, preview, w.offline)
 		},
 	}
 	c.Flags().StringVar(&w.MIGConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
@@ -76,6 +84,30 @@ func (o *options) plan() *cobra.Command {
 	c.Flags().StringArrayVarP(&w.files, "file", "f", nil, "with --offline: file of MIG configs, profiles or configs of the device plugin, as it is or in manifests; several by several flags; - for standard input")
 	c.Flags().StringArrayVar(&profiles, "profiles", nil, "the same as --file")
 	return c
+}
+
+// exitHeldUp is the exit code of a plan which the agent would refuse, or not begin now.
+const exitHeldUp = 4
+
+// say prints the plan, and before it, on a node, the agent's verdict.
+func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) error {
+	if offline {
+		return printPlan(w, name, p, true, o.processName)
+	}
+	var said api.Answer
+	p.AddTo(&said)
+	verdict, now := show.Verdict(&said)
+	out := &cli.Printer{W: w}
+	if verdict != "" {
+		out.Printf("%s: %s\n", o.node, verdict)
+	}
+	if out.Err == nil && (now || len(p.Steps) > 0) { // what cannot be seen yet has no plan
+		out.Err = printPlan(w, name, p, false, o.processName)
+	}
+	if out.Err != nil || now {
+		return out.Err
+	}
+	return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be held up", name)}
 }
 
 func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (preview.Result, error) {
@@ -207,8 +239,8 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, process
 		for _, line := range slices.Concat(holderNotes(p.Holders, processName), resetNotes(p), assumptions(p, offline)) {
 			out.Printf("%s\n", line)
 		}
-		if p.Runs != "" {
-			out.Printf("It would begin %s.\n", p.Runs)
+		if len(p.Lost) > 0 {
+			out.Printf("Lost for good: %s.\n", strings.Join(p.Lost, "; "))
 		}
 		if waiting != "" {
 			out.Printf("%s\n", waiting)

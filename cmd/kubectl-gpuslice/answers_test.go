@@ -20,7 +20,7 @@ import (
 // cut says how the GPU of a node is cut.
 func cut(n *corev1.Node) {
 	s := done()
-	s.GPUs = []api.StatusGPU{balanced(0)}
+	s.Desired, s.GPUs = "", []api.StatusGPU{balanced(0)}
 	says(n, s, "as asked")
 }
 
@@ -93,16 +93,18 @@ func (w *world) runsOn(node, name string, labels ...string) *corev1.Pod {
 func TestAWatchTellsWhatChanges(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("status", "--watch", "gpu-1", "gpu-2")
-		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 9), "on its way")
+		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 9), "not asked for any more, as its agent has yet to see")
+		w.says("gpu-1", api.Status{Phase: api.PhaseDraining, Reason: config.ReasonEvicting, Left: 9}, "on its way")
 		w.says("gpu-3", done(), "not meant")
-		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 8), "on its way")
+		w.says("gpu-1", api.Status{Phase: api.PhaseDraining, Reason: config.ReasonEvicting, Left: 8}, "on its way")
 		w.remove("gpu-2")
 		w.stop()
 		w.is(`
 00:00:00Z  gpu-1    Idle  NotRequested    
 00:00:00Z  gpu-2    Idle  NotRequested    
-00:00:01Z  gpu-1    Draining  Evicting    
-00:00:03Z  gpu-2  was deleted
+00:00:01Z  gpu-1    Draining  NotSeenYet    
+00:00:02Z  gpu-1    Draining  Evicting    
+00:00:04Z  gpu-2  was deleted
 `, 0)
 	}, gpu("gpu-1"), gpu("gpu-2"), gpu("gpu-3"))
 }
@@ -224,7 +226,7 @@ func TestAPlanIsForWhatTheLabelsAsk(t *testing.T) {
 		w.is("\ngpu-1: nothing to do\nMIG config all-1g.10gb: 0 of 1 node would change; nothing was labelled\n", 0)
 		w.start("plan", "gpu-2", "--profile", "research")
 		w.answers("gpu-2", api.Answer{Refused: "there is no research"})
-		if said, code := w.ended(); code != 1 || !strings.Contains(said, "gpu-2: cannot be: there is no research") {
+		if said, code := w.ended(); code != exitHeldUp || !strings.Contains(said, "gpu-2: would be refused: there is no research") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 		if said, code := w.run("plan", "gpu-2"); code != 1 || !strings.Contains(said, "nothing is asked of gpu-2") {

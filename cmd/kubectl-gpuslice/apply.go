@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -35,11 +36,12 @@ func (o *options) apply() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME) [--wait] [--dry-run]",
 		Short: "Ask the selected nodes for a profile, a MIG config or a config of the device plugin, and wait until they have it",
-		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node. The agents do the rest, each when it may;
+		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node, and takes the former
+answer away, the label nvidia.com/mig.config.state. The agents do the rest, each when it may;
 with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
-3 the timeout has come first; 130 interrupted, and the roll-out goes on.`,
+3 the timeout has come first; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
 		Example: `  # What would happen, node by node; nothing is labelled
   kubectl gpuslice apply -l pool=research --profile research --dry-run
   # Do it, and see it through
@@ -165,7 +167,11 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 			asked = append(asked, waitFor(n, w, false, now))
 			continue
 		}
-		after, err := write(ctx, client, n, change{labels: map[string]*string{w.label: &w.name}})
+		labels := map[string]*string{w.label: &w.name}
+		if _, answered := n.Labels[config.LabelMIGConfigState]; answered {
+			labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
+		}
+		after, err := write(ctx, client, n, change{labels: labels})
 		switch {
 		case apierrors.IsNotFound(err):
 			out.Printf("%s  was deleted meanwhile\n", n.Name)
@@ -181,17 +187,25 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	return asked, nil
 }
 
-// warn names nodes on which no agent has ever run.
+// warn names nodes on which no agent has ever run, or which none has served for too long.
 func warn(nodes []*followed, out *cli.Printer) {
-	var names []string
+	var never, silent []string
+	var longest time.Duration
 	for _, f := range nodes {
-		if f.first.none() {
-			names = append(names, f.name)
+		silence := f.first.silence(time.Now())
+		switch {
+		case f.first.none():
+			never = append(never, f.name)
+		case silence > 0:
+			silent, longest = append(silent, f.name), max(longest, silence)
 		}
 	}
-	if len(names) > 0 {
+	if len(never) > 0 {
 		out.Printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
-			strings.Join(names, ", "), answerTime)
+			strings.Join(never, ", "), answerTime)
+	}
+	if len(silent) > 0 {
+		out.Printf("warning: %s\n", silentAgents(silent, duration.HumanDuration(longest)))
 	}
 }
 

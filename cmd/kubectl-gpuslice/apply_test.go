@@ -101,6 +101,28 @@ profile research: 1 of 1 node converged
 	}, n)
 }
 
+// Who labels a node whose agent does not run has to read so at once; and the former answer would be taken for one to the new label.
+func TestALabelOnANodeWhoseAgentIsSilent(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelMIGConfigState] = string(config.StateSuccess) })
+		<-time.After(20 * time.Minute)
+		w.edit("gpu-2", func(n *corev1.Node) {
+			says(n, api.Status{Phase: api.PhaseIdle, Reason: config.ReasonNotRequested}, "no config is asked for")
+		})
+		w.start(apply()...)
+		w.is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  labelled gpuslice.io/profile=research
+warning: the agent of gpu-1 has said nothing for 20m: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-1
+the agents do the rest; to see it:
+  kubectl gpuslice apply -l pool=research --profile research --wait
+`, 0)
+		if state, there := w.node("gpu-1").Labels[config.LabelMIGConfigState]; there {
+			t.Errorf("the former answer is left: %s", state)
+		}
+	}, gpu("gpu-1"), gpu("gpu-2"))
+}
+
 // A status that the agent wrote before it saw the label does not count, whatever its name.
 func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
 	former := func(s api.Status, message string) func() *corev1.Node {

@@ -11,16 +11,18 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
 const planTime = 30 * time.Second
 
-// plans are the agents' answers to what a wish would do.
+// plans are the agents' answers to what a wish would do, with what the other nodes and the budgets add to them.
 type plans struct {
 	*inquiry
-	wish wish
+	wish    wish
+	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
 }
 
 // preview prints what the wish would do to each node.
@@ -29,9 +31,11 @@ func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 	if err != nil {
 		return interrupted(ctx, err)
 	}
-	p := &plans{q, w}
+	p := &plans{inquiry: q, wish: w}
+	elsewhere := &cli.Printer{W: &strings.Builder{}}
+	p.givesUp = fit(ctx, client, p.leaving(), elsewhere)
 	p.print(out)
-	fit(ctx, client, p.leaving(), out)
+	out.Printf("%s", elsewhere.W)
 	return p.conclude(out)
 }
 
@@ -69,31 +73,56 @@ func (q *plans) print(out *cli.Printer) {
 	}
 }
 
-// conclude counts the answers. It is an error if a node refuses, or keeps silent.
+// conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
 func (q *plans) conclude(out *cli.Printer) error {
-	refused, silent, changed := 0, 0, 0
+	refused, held, givenUp, silent, changed := 0, 0, 0, 0, 0
 	for _, a := range q.nodes {
+		if a.answer != nil && len(a.answer.Steps) > 0 {
+			changed++
+		}
 		switch {
 		case a.answer == nil:
 			silent++
 		case a.answer.Refused != "":
 			refused++
-		case len(a.answer.Steps) > 0:
-			changed++
+		case a.answer.HeldUp != "":
+			held++
+		case q.gaveUp(a) != "":
+			givenUp++
 		}
 	}
 	out.Printf("%s: %d of %s would change; nothing was labelled\n", q.wish.kind(), changed, cli.Counted(len(q.nodes), "node"))
-	switch {
-	case out.Err != nil:
+	if out.Err != nil {
 		return out.Err
-	case refused+silent == 0:
-		return nil
-	default:
-		return fmt.Errorf("%s refused by %s, not answered by %s", q.wish.kind(), cli.Counted(refused, "node"), cli.Counted(silent, "node"))
 	}
+	var parts []string
+	for _, part := range []struct {
+		nodes int
+		text  string
+	}{{refused, "would be refused by "}, {held, "would be held up on "}, {givenUp, "would be given up on "}, {silent, "is not answered by "}} {
+		if part.nodes > 0 {
+			parts = append(parts, part.text+cli.Counted(part.nodes, "node"))
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("%s %s", q.wish.kind(), strings.Join(parts, ", "))
+	if silent > 0 {
+		return err
+	}
+	return &cli.ExitError{Code: exitHeldUp, Err: err}
 }
 
-// describe says what one node would do.
+// gaveUp says why the change of the node would begin, and be given up in the end; empty if it would not.
+func (q *plans) gaveUp(a *askedNode) string {
+	if a.answer.Patience <= 0 { // the agent deletes the pods at the end
+		return ""
+	}
+	return q.givesUp[a.name]
+}
+
+// describe says what one node would do, the verdict first.
 func (q *plans) describe(a *askedNode) string {
 	switch {
 	case a.lost != "":
@@ -101,18 +130,28 @@ func (q *plans) describe(a *askedNode) string {
 	case a.answer == nil:
 		return fmt.Sprintf("no answer within %s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
 			" --field-selector spec.nodeName=NODE", planTime)
-	case a.answer.Refused != "":
-		return "cannot be: " + a.answer.Refused
-	case len(a.answer.Steps) == 0:
+	}
+	verdict, now := show.Verdict(a.answer)
+	if why := q.gaveUp(a); now && why != "" {
+		verdict = show.GivesUp(a.answer, why)
+	}
+	switch {
+	case verdict == "":
 		return "nothing to do"
+	case len(a.answer.Steps) == 0:
+		return verdict
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %s", cli.Counted(len(a.answer.Steps)+a.answer.More, "step"), leavers(a.answer))
+	b.WriteString(verdict)
+	fmt.Fprintf(&b, "\n      %s; %s", cli.Counted(len(a.answer.Steps)+a.answer.More, "step"), leavers(a.answer))
 	if a.answer.Reboot {
 		b.WriteString("; it takes a reboot of the node")
 	}
-	if a.answer.Runs != "" {
-		b.WriteString("; runs " + a.answer.Runs)
+	if len(a.answer.Lost) > 0 {
+		b.WriteString("\n      lost for good: " + strings.Join(a.answer.Lost, "; "))
+		if a.answer.MoreLost > 0 {
+			fmt.Fprintf(&b, " and %d more", a.answer.MoreLost)
+		}
 	}
 	for i, step := range a.answer.Steps {
 		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)

@@ -59,18 +59,23 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		w.answers("gpu-2", api.Answer{})
 		w.answers("gpu-3", some)
 		w.answers("gpu-4", api.Answer{
-			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at noon",
+			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
+			Lost: []string{"pod team/a, which no controller makes anew", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
 		w.answers("gpu-5", api.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
 		w.is(`
-gpu-1, gpu-3: 2 steps; no pod has to leave
+gpu-1, gpu-3: runs at once
+      2 steps; no pod has to leave
    1  fence: journal, cordon, taint
    2  GPU 0: turn MIG on
 gpu-2: nothing to do
-gpu-4: 41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node; runs at noon
+gpu-4: runs at once: a window is open
+      41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
+      lost for good: pod team/a, which no controller makes anew; the files of team/b on emptyDir scratch and 3 more
    1  evict team/a
       and 40 more
-gpu-5: 1 step; 1 pod has to leave: team/a
+gpu-5: runs at once
+      1 step; 1 pod has to leave: team/a
    1  evict team/a
 gpu-4: whether 9 pods more would fit elsewhere is not known
 gpu-5: whether 1 pod more would fit elsewhere is not known
@@ -84,16 +89,16 @@ func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()
 		w.start(apply("--dry-run")...)
-		w.answers("gpu-1", api.Answer{Refused: "there is no research"})
+		w.answers("gpu-1", api.Answer{Refused: "there is no research", Reason: config.ReasonUnknownConfig})
 		w.remove("gpu-3")
 		w.edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
 		w.is(`
-gpu-1: cannot be: there is no research
+gpu-1: would be refused: UnknownConfig: there is no research
 gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=NODE
 gpu-3: the node was deleted
 gpu-4: another user has asked its agent something at the same time; ask again
 profile research: 0 of 4 nodes would change; nothing was labelled
-error: profile research refused by 1 node, not answered by 3 nodes
+error: profile research would be refused by 1 node, is not answered by 3 nodes
 `, 1)
 		if took := time.Since(began); took != planTime {
 			t.Errorf("it took %s", took)
@@ -112,4 +117,44 @@ func TestAnInterruptedDryRunLeavesNoRequest(t *testing.T) {
 		}
 		w.untouched("gpu-1", "gpu-2")
 	}, gpu("gpu-1"), gpu("gpu-2"))
+}
+
+// The exit code says whether all would go on at once: scripts go by it.
+func TestADryRunEndsByTheVerdict(t *testing.T) {
+	steps := []string{"fence: journal, cordon, taint"}
+	held := api.Answer{Steps: steps, HeldUp: "budget team/x needs 2 healthy pods and has 2", Reason: config.ReasonEvictionBlocked, Runs: "at once"}
+	for name, c := range map[string]struct {
+		answers [2]api.Answer
+		code    int
+		want    []string
+	}{
+		"both at once": {[2]api.Answer{{Steps: steps}, {}}, 0, []string{"gpu-1: runs at once\n", "gpu-2: nothing to do\n"}},
+		"one held up": {[2]api.Answer{held, {Steps: steps}}, exitHeldUp, []string{
+			"gpu-1: would be held up: EvictionBlocked: budget team/x needs 2 healthy pods and has 2\n      1 step; no pod has to leave\n   1  fence",
+			"error: profile research would be held up on 1 node\n",
+		}},
+		"one without a look": {[2]api.Answer{{HeldUp: "driver not loaded", Reason: config.ReasonDriverNotLoaded}, {}}, exitHeldUp, []string{
+			"gpu-1: would be held up: DriverNotLoaded: driver not loaded\ngpu-2:",
+		}},
+		"one refused, one held up": {[2]api.Answer{held, {Refused: "there is none", Reason: config.ReasonUnknownConfig}}, exitHeldUp, []string{
+			"gpu-2: would be refused: UnknownConfig: there is none\n", "error: profile research would be refused by 1 node, would be held up on 1 node\n",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.start(apply("--dry-run")...)
+				w.answers("gpu-1", c.answers[0])
+				w.answers("gpu-2", c.answers[1])
+				said, code := w.ended()
+				for _, want := range c.want {
+					if !strings.Contains(said, want) {
+						t.Errorf("want %q:\n%s", want, said)
+					}
+				}
+				if code != c.code {
+					t.Errorf("exit code %d, want %d", code, c.code)
+				}
+			}, gpu("gpu-1"), gpu("gpu-2"))
+		})
+	}
 }

@@ -38,22 +38,26 @@ type running struct {
 	budgets []policyv1.PodDisruptionBudget
 }
 
-// fit says of the pods that leave each node whether they fit on others, and which budgets block them. If the user has no right to list
-// these, it says so, and returns no error.
-func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out *cli.Printer) {
+// fit says of the pods that leave each node whether they fit on others, and which budgets block them, and returns why those of a node would not
+// all leave, by the node. If the user has no right to list these, it says so, and returns no error.
+func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out *cli.Printer) (stuck map[string]string) {
 	if len(leaving) == 0 || ctx.Err() != nil {
-		return
+		return nil
 	}
 	r, err := lookAround(ctx, client)
 	if err != nil {
 		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
-		return
+		return nil
 	}
+	stuck = map[string]string{}
 	for _, l := range leaving {
-		for _, line := range r.judge(l) {
+		lines, why := r.judge(l)
+		stuck[l.node] = why
+		for _, line := range lines {
 			out.Printf("%s: %s\n", l.node, line)
 		}
 	}
+	return stuck
 }
 
 // lookAround lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
@@ -101,14 +105,14 @@ func subtract(from, what corev1.ResourceList) {
 	}
 }
 
-// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them.
-func (r *running) judge(l leavingPods) []string {
+// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them. Stuck is why not all of them would
+// leave, though some may go at once; empty if they would.
+func (r *running) judge(l leavingPods) (lines []string, stuck string) {
 	free := map[string]corev1.ResourceList{}
 	for name, list := range r.free {
 		free[name] = list.DeepCopy()
 	}
-	var lines []string
-	var placed, alone, lost []string
+	var placed, lost []string
 	homeless := map[string]bool{}
 	for _, name := range l.pods {
 		p := r.pods[name]
@@ -118,8 +122,7 @@ func (r *running) judge(l leavingPods) []string {
 			lost = append(lost, name)
 			continue
 		case owner == nil:
-			alone = append(alone, name)
-			continue
+			continue // its agent names it among what is lost
 		case owner.Kind == "DaemonSet": // the pod comes back to the node
 			continue
 		}
@@ -133,13 +136,11 @@ func (r *running) judge(l leavingPods) []string {
 	if len(placed) > 0 {
 		lines = append([]string{have(len(placed)) + " a place on other nodes: " + legible.Listed(placed)}, lines...)
 	}
-	if len(alone) > 0 {
-		lines = append(lines, fmt.Sprintf("no controller makes %s anew: %s", them(len(alone)), legible.Listed(alone)))
-	}
 	if n := len(lost) + l.more; n > 0 {
 		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))
 	}
-	return append(lines, r.blockingBudgets(l, homeless)...)
+	budgets, stuck := r.blockingBudgets(l, homeless)
+	return append(lines, budgets...), stuck
 }
 
 func have(n int) string {
@@ -147,13 +148,6 @@ func have(n int) string {
 		return "1 pod has"
 	}
 	return fmt.Sprintf("%d pods have", n)
-}
-
-func them(n int) string {
-	if n == 1 {
-		return "this pod"
-	}
-	return "these pods"
 }
 
 func controller(p *corev1.Pod) *metav1.OwnerReference {
@@ -223,9 +217,8 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 	return ""
 }
 
-// blockingBudgets returns the budgets that do not let all the pods go at once.
-func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) []string {
-	var out []string
+// blockingBudgets returns the budgets that do not let all the pods go at once, and which of them would keep some of the pods for good.
+func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) (lines []string, stuck string) {
 	over := map[string][]string{} // budgets, by pod
 	for i := range r.budgets {
 		b := &r.budgets[i]
@@ -234,37 +227,52 @@ func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) []str
 			continue
 		}
 		name := b.Namespace + "/" + b.Name
-		count, stuck := 0, 0
+		var of []string // its pods that leave, in the order in which the agent asks for them
 		for _, pod := range l.pods {
 			p := r.pods[pod]
 			if p == nil || p.Namespace != b.Namespace || p.Spec.NodeName != l.node || !selector.Matches(labels.Set(p.Labels)) {
 				continue
 			}
-			count++
+			of = append(of, pod)
 			over[pod] = append(over[pod], name)
-			if homeless[pod] {
-				stuck++
-			}
 		}
 		allowed := int(b.Status.DisruptionsAllowed)
+		left := leftBehind(of, allowed, homeless)
 		switch {
-		case count == 0 || count <= allowed:
+		case len(of) <= allowed:
 		case allowed <= 0:
-			out = append(out, fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d",
-				name, cli.Counted(count, "pod"), b.Status.DesiredHealthy, b.Status.CurrentHealthy))
-		case stuck > 0:
-			out = append(out, fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and %d of them %s no place elsewhere",
-				name, allowed, cli.Counted(count, "pod"), stuck, has(stuck)))
+			lines = append(lines, fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d",
+				name, cli.Counted(len(of), "pod"), b.Status.DesiredHealthy, b.Status.CurrentHealthy))
+		case left > 0:
+			away := len(slices.DeleteFunc(slices.Clone(of), func(pod string) bool { return !homeless[pod] }))
+			line := fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and %d of them %s no place elsewhere",
+				name, allowed, cli.Counted(len(of), "pod"), away, has(away))
+			lines, stuck = append(lines, line), cmp.Or(stuck, line)
 		default:
-			out = append(out, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", name, allowed, cli.Counted(count, "pod")))
+			lines = append(lines, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", name, allowed, cli.Counted(len(of), "pod")))
 		}
 	}
 	for _, pod := range l.pods {
 		if len(over[pod]) > 1 {
-			out = append(out, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, legible.Listed(over[pod])))
+			lines = append(lines, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, legible.Listed(over[pod])))
 		}
 	}
-	return out
+	return lines, stuck
+}
+
+// leftBehind counts the pods that a budget never lets go: each pod that has no place elsewhere costs it a healthy one for good, and any other one
+// until its successor is ready.
+func leftBehind(pods []string, allowed int, homeless map[string]bool) int {
+	for len(pods) > 0 && allowed > 0 {
+		gone := pods[:min(allowed, len(pods))]
+		pods = pods[len(gone):]
+		for _, pod := range gone {
+			if homeless[pod] {
+				allowed--
+			}
+		}
+	}
+	return len(pods)
 }
 
 func has(n int) string {

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -35,17 +37,18 @@ func (w *world) budget(name, label string, allowed int32) {
 	}
 }
 
-// dryRun is what is said of gpu-1 beyond its plan, where the pods have to leave it.
+// dryRun is the verdict on gpu-1 and what is said of it beyond its plan, where the pods have to leave it.
 func (w *world) dryRun(pods ...string) string {
 	w.t.Helper()
 	w.start("plan", "gpu-1", "--profile", "research")
-	w.answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: pods})
+	w.answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: pods, Patience: api.Duration(time.Hour)})
 	said, code := w.ended()
+	verdict, _, _ := strings.Cut(said, "\n")
 	_, rest, found := strings.Cut(said, "   1  evict\n")
-	if code != 0 || !found {
+	if wantCode := map[bool]int{true: exitHeldUp}[strings.HasPrefix(verdict, "gpu-1: would give up after 1h: ")]; code != wantCode || !found {
 		w.t.Fatalf("exit code %d: %s", code, said)
 	}
-	return rest
+	return verdict + "\n" + rest
 }
 
 func TestADryRunSaysWhetherThePodsFitElsewhere(t *testing.T) {
@@ -82,9 +85,14 @@ func TestADryRunSaysWhetherThePodsFitElsewhere(t *testing.T) {
 
 // A budget that lets one pod go passes the dry run of the eviction: the second pod is kept where the first one's successor has nowhere to go.
 func TestADryRunSaysWhichBudgetWillStandInTheWay(t *testing.T) {
-	for want, room := range map[string]string{
-		"gpu-1: budget team/x lets 1 of 2 pods go at a time: the next one waits until a successor is ready\n":                                              "2",
-		"gpu-1: budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, and 2 of them have no place elsewhere\n": "0",
+	const (
+		slow  = "budget team/x lets 1 of 2 pods go at a time: the next one waits until a successor is ready\n"
+		stuck = "budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, and %s no place elsewhere\n"
+	)
+	for room, c := range map[string]struct{ verdict, want string }{
+		"2": {"gpu-1: runs at once\n", slow},
+		"1": {"gpu-1: runs at once\n", slow}, // the first has a place, and the last one may go as the budget has then
+		"0": {"gpu-1: would give up after 1h: ", fmt.Sprintf(stuck, "2 of them have")},
 	} {
 		inWorld(t, func(w *world) {
 			w.runsOn("gpu-1", "a", "app", "x")
@@ -92,8 +100,8 @@ func TestADryRunSaysWhichBudgetWillStandInTheWay(t *testing.T) {
 			w.budget("x", "x", 1)
 			w.budget("other", "other", 0)
 			w.edit("gpu-2", func(n *corev1.Node) { offers(n, room) })
-			if said := w.dryRun("team/a", "team/b"); !strings.Contains(said, want) || strings.Contains(said, "team/other") {
-				t.Errorf("want %q:\n%s", want, said)
+			if said := w.dryRun("team/a", "team/b"); !strings.HasPrefix(said, c.verdict) || !strings.Contains(said, "gpu-1: "+c.want) || strings.Contains(said, "team/other") {
+				t.Errorf("with room for %s, want %q and %q:\n%s", room, c.verdict, c.want, said)
 			}
 		}, gpu("gpu-1"), gpu("gpu-2"))
 	}

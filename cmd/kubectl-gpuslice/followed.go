@@ -112,6 +112,25 @@ func (t agentReport) isOfLabel(label string) bool {
 	return t.status.Label == "" || t.status.Label == label
 }
 
+// Of heartbeats that a status names: no agent has a shorter or a longer one.
+const (
+	shortestHeartbeat = 10 * time.Second
+	longestHeartbeat  = 24 * time.Hour
+)
+
+// silence is for how long the agent has said nothing, if that is longer than two and a half of its heartbeats: then it does not run, or cannot
+// write. It is 0 of a node of which no agent has ever said anything.
+func (t agentReport) silence(now time.Time) time.Duration {
+	every, heard := time.Duration(t.status.Heartbeat), t.condition.LastHeartbeatTime.Time
+	if every < shortestHeartbeat || every > longestHeartbeat {
+		every = config.DefaultNodeHeartbeat
+	}
+	if passed := now.Sub(heard); !heard.IsZero() && passed > every*5/2 {
+		return passed
+	}
+	return 0
+}
+
 // agrees reports whether condition and status are about the same: the agent writes them one after the other.
 func (t agentReport) agrees() bool {
 	return t.condition.Reason == string(t.status.Reason) && !t.condition.LastHeartbeatTime.Time.Before(t.status.Since.Truncate(time.Second))

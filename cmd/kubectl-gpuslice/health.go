@@ -39,6 +39,11 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 		Reason: config.Reason(legible.Cut(string(h.Reason), longestWord)), Severity: legible.Cut(h.Severity, longestWord), Action: legible.Cut(h.Action, longestWord),
 		Since: h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
 	}
+	for i := range out.Xids {
+		if x := &out.Xids[i]; x.Last.Before(x.First) { // agents of older versions cut it to the minute
+			x.Last = x.First
+		}
+	}
 	for _, is := range h.Instances[:min(len(h.Instances), mostInstances)] {
 		out.Instances = append(out.Instances, legible.Cut(is, longestWord))
 	}

@@ -142,8 +142,11 @@ func makeLegible(a *api.Answer) {
 	if a.Diagnosis != nil {
 		a.Diagnosis.Outcome.Text = legible.Message(a.Diagnosis.Outcome.Text, legible.Longest)
 	}
-	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
-	for _, texts := range [][]string{a.Steps, a.Pods} {
+	a.Reason = config.Reason(legible.Cut(string(a.Reason), longestWord))
+	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp} {
+		*text = legible.Message(*text, legible.Longest)
+	}
+	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost} {
 		for i := range texts {
 			texts[i] = legible.Message(texts[i], legible.Longest)
 		}

@@ -20,6 +20,7 @@ var version = "development"
 // Exit codes other than 0 and 1.
 const (
 	exitTimeout     = 3
+	exitHeldUp      = 4   // of a dry run: the change would be refused, held up or given up
 	exitInterrupted = 130 // that of a program which SIGINT ends
 )
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -17,7 +18,12 @@ func (o *options) plan() *cobra.Command {
 		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME]",
 		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
 		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
-budgets stand in the way. Without a name, the plan is for what the labels of the node ask already. It is apply --dry-run by another name.`,
+budgets stand in the way. Without a name, the plan is for what the labels of the node ask already. It is apply --dry-run by another name.
+
+What is said first of a node is its agent's verdict: runs at once, would be held up, would give up after a time, or would be refused.
+
+Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 1 an agent keeps silent, or
+something else went wrong; 130 interrupted.`,
 		ValidArgsFunction: o.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.client()
@@ -43,12 +49,15 @@ budgets stand in the way. Without a name, the plan is for what the labels of the
 			if err != nil {
 				return err
 			}
+			var worst error
 			for _, g := range groups {
-				if err := preview(cmd.Context(), client, g.nodes, g.wish, out); err != nil {
+				err := preview(cmd.Context(), client, g.nodes, g.wish, out)
+				if code := cli.ExitCode(err); code != 0 && code != exitHeldUp {
 					return err
 				}
+				worst = cmp.Or(worst, err)
 			}
-			return out.Err
+			return cmp.Or(out.Err, worst)
 		},
 	}
 	a.bind(c, o)
@@ -89,7 +98,7 @@ next:
 // wishOf returns the first label of the node that asks for a config. Of two labels that count together its agent adds the other.
 func wishOf(n *corev1.Node) (wish, bool) {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" {
+		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
 			return wish{label, name}, true
 		}
 	}

@@ -51,7 +51,7 @@ func seven(index int) api.StatusGPU {
 // onScreen is a node with the status, as of so long before.
 func onScreen(name, label, asked string, s api.Status, since time.Duration, message string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{label: asked}, Annotations: map[string]string{}}}
-	s.Since = screenTime.Add(-since)
+	s.Desired, s.Label, s.Since = asked, label, screenTime.Add(-since)
 	says(n, s, message)
 	n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(screenTime.Add(-40 * time.Second))
 	return n
@@ -115,9 +115,9 @@ func TestScreens(t *testing.T) {
 	var views []nodeView
 	nodes := screenNodes()
 	for i := range nodes {
-		views = append(views, viewOf(&nodes[i]))
+		views = append(views, viewOf(&nodes[i], screenTime))
 	}
-	known, sick := viewOf(&nodes[1]), viewOf(&nodes[3])
+	known, sick := viewOf(&nodes[1], screenTime), viewOf(&nodes[3], screenTime)
 	known.addDiagnosis(diagnosed())
 	sick.Pods.Why = "the agent has not answered within 5s"
 	sick.Pods.Asking = []string{"team-a/notebook-0 (nvidia.com/mig-1g.10gb 1)"}
@@ -151,7 +151,7 @@ func TestScreens(t *testing.T) {
 func TestALongNameOfANodeIsCut(t *testing.T) {
 	n := screenNodes()[1]
 	n.Name = strings.Repeat("gpu-", 40)
-	v := viewOf(&n)
+	v := viewOf(&n, screenTime)
 	for line := range strings.SplitSeq(draw(&v, paper{width: 80, now: screenTime}), "\n") {
 		if n := text.StringWidthWithoutEscSequences(line); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
@@ -234,7 +234,7 @@ func TestColoursAddNothing(t *testing.T) {
 	text.EnableColors()
 	t.Cleanup(text.DisableColors)
 	for _, n := range screenNodes() {
-		v := viewOf(&n)
+		v := viewOf(&n, screenTime)
 		v.addDiagnosis(diagnosed())
 		with, without := paper{width: 80, colour: true, now: screenTime}, paper{width: 80, now: screenTime}
 		if diff := gocmp.Diff(tabulate([]nodeView{v}, nodeColumns, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, nodeColumns, true, with)+draw(&v, with))); diff != "" {
@@ -245,7 +245,7 @@ func TestColoursAddNothing(t *testing.T) {
 
 func TestAStatusForPrograms(t *testing.T) {
 	nodes := screenNodes()
-	v := viewOf(&nodes[1])
+	v := viewOf(&nodes[1], screenTime)
 	v.addDiagnosis(diagnosed())
 	for _, format := range []string{formatJSON, formatYAML} {
 		said, err := (&statusRequest{format: format}).text([]nodeView{v}, true, paper{now: screenTime})
@@ -277,7 +277,7 @@ func BenchmarkStatusOfFiftyNodes(b *testing.B) {
 	for b.Loop() {
 		var views []nodeView
 		for i := range nodes {
-			views = append(views, viewOf(&nodes[i]))
+			views = append(views, viewOf(&nodes[i], screenTime))
 		}
 		if _, err := (&statusRequest{}).text(views, true, paper{width: 80, colour: true, now: screenTime}); err != nil {
 			b.Fatal(err)

@@ -78,7 +78,7 @@ drawing is as of the agent's last word.`,
 func (s *statusRequest) print(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
 	var views []nodeView
 	for i := range nodes {
-		views = append(views, viewOf(&nodes[i]))
+		views = append(views, viewOf(&nodes[i], time.Now()))
 	}
 	if named {
 		if err := s.seePods(ctx, client, nodes, views); err != nil {
@@ -113,6 +113,9 @@ func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, err
 			parts = append(parts, draw(&views[i], p))
 		}
 	}
+	if line := silences(views, p); line != "" {
+		parts[len(parts)-1] += "\n" + line
+	}
 	return strings.Join(parts, "\n\n") + "\n", nil
 }
 
@@ -131,6 +134,7 @@ type statusWatch struct {
 	w       io.Writer
 	named   bool // the user has named the nodes: then it draws their GPUs
 	views   map[string]nodeView
+	reports map[string]agentReport // of the nodes of the views: an agent falls silent without a change of its node
 	told    map[string]string
 	drawn   time.Time
 	stale   bool // something has changed since
@@ -139,7 +143,7 @@ type statusWatch struct {
 
 // follow shows the nodes until the user interrupts it.
 func (s *statusRequest) follow(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
-	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, told: map[string]string{}, out: cli.Printer{W: w}}
+	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, reports: map[string]agentReport{}, told: map[string]string{}, out: cli.Printer{W: w}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
@@ -171,9 +175,9 @@ func (o watchOf) gone(name string) {
 }
 
 func (f *statusWatch) see(n *corev1.Node) {
-	v := viewOf(n)
+	v := viewOf(n, time.Now())
 	v.Pods.Why = "a watch does not ask the agents"
-	f.views[n.Name] = v
+	f.views[n.Name], f.reports[n.Name] = v, agentReportOf(n)
 	f.changed(n.Name, v)
 }
 
@@ -197,7 +201,7 @@ func (f *statusWatch) changed(name string, v nodeView) {
 		return
 	}
 	p := paper{now: time.Now()}
-	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), string(v.Reason), v.Capacity, blockers(&v, p)}, "  ")
+	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
 	if f.told[name] == said {
 		return
 	}
@@ -233,7 +237,8 @@ func (f *statusWatch) picture(now time.Time) {
 	}
 	f.drawn, f.stale = now, false
 	var views []nodeView
-	for _, v := range f.views {
+	for name, v := range f.views {
+		v.Silent = f.reports[name].silence(now) > 0
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b nodeView) int { return strings.Compare(a.Node, b.Node) })

@@ -24,6 +24,7 @@ func TestStatusShowsANodePerLine(t *testing.T) {
 		w.edit("gpu-2", func(n *corev1.Node) {
 			n.Labels[config.LabelMIGConfig], n.Labels[config.LabelDevicePluginConfig] = "all-1g.10gb", "slices"
 			s := research(api.PhaseDraining, config.ReasonEvictionBlocked, 9, "team/a: PDB team/a", "team/b: PDB team/b", "team/c: PDB", "team/d: PDB")
+			s.Desired, s.Label = "all-1g.10gb"+api.DesiredSeparator+"slices", config.LabelMIGConfig
 			s.Next = time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
 			says(n, s, "waiting")
 			n.Annotations[config.AnnotationHold] = "audit"
@@ -47,6 +48,76 @@ cpu-1                       no agent
 	}, gpu("gpu-1"), gpu("gpu-2"), bare("cpu-1"))
 }
 
+// A table of what was so is no answer to what is asked now.
+func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
+	asked := func(label, name string) func(n *corev1.Node) { return func(n *corev1.Node) { n.Labels[label] = name } }
+	joined := api.Status{Desired: "all-1g.10gb" + api.DesiredSeparator + "slices", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+	byDefault := api.Status{Desired: "slices", Label: config.LabelDevicePluginConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+	often := done()
+	often.Heartbeat = api.Duration(time.Minute)
+	odd := done()
+	odd.Heartbeat = api.Duration(-time.Hour)
+	for name, c := range map[string]struct {
+		status api.Status
+		labels []func(n *corev1.Node)
+		after  time.Duration
+		want   string // in the column of reasons
+	}{
+		"as asked":                                {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, time.Minute, "Converged"},
+		"asked for another one":                   {done(), []func(*corev1.Node){asked(config.LabelProfile, "training")}, time.Minute, "NotSeenYet"},
+		"the same name by another label":          {done(), []func(*corev1.Node){asked(config.LabelMIGConfig, "research")}, time.Minute, "NotSeenYet"},
+		"the label was removed":                   {done(), nil, time.Minute, "NotSeenYet"},
+		"by two labels":                           {joined, []func(*corev1.Node){asked(config.LabelMIGConfig, "all-1g.10gb"), asked(config.LabelDevicePluginConfig, "slices")}, time.Minute, "Converged"},
+		"by one label and the settings":           {joined, []func(*corev1.Node){asked(config.LabelMIGConfig, "all-1g.10gb")}, time.Minute, "Converged"},
+		"by the settings alone":                   {byDefault, nil, time.Minute, "Converged"},
+		"by the settings, through a key of ours":  {byDefault, []func(*corev1.Node){asked(config.LabelDevicePluginConfig, config.OwnPluginKey+"x")}, time.Minute, "Converged"},
+		"after two heartbeats":                    {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 12 * time.Minute, "Converged"},
+		"after three heartbeats":                  {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 15 * time.Minute, "AgentSilent (15m)"},
+		"silent, and asked for another one":       {done(), []func(*corev1.Node){asked(config.LabelProfile, "training")}, 15 * time.Minute, "AgentSilent (15m)"},
+		"after three of the settings' heartbeats": {often, []func(*corev1.Node){asked(config.LabelProfile, "research")}, 3 * time.Minute, "AgentSilent (3m)"},
+		"a heartbeat that none has":               {odd, []func(*corev1.Node){asked(config.LabelProfile, "research")}, 12 * time.Minute, "Converged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.edit("gpu-1", func(n *corev1.Node) {
+					for _, label := range c.labels {
+						label(n)
+					}
+					says(n, c.status, "as asked")
+				})
+				<-time.After(c.after)
+				said, _ := w.run("status")
+				if !strings.Contains(said, " "+c.want) {
+					t.Errorf("want %q:\n%s", c.want, said)
+				}
+				const who = "\nthe agent of gpu-1 has said nothing for "
+				if silent := strings.HasPrefix(c.want, agentSilent); strings.Contains(said, who) != silent {
+					t.Errorf("a line about the silent agent: %t, want %t:\n%s", !silent, silent, said)
+				}
+			}, gpu("gpu-1"))
+		})
+	}
+	inWorld(t, func(w *world) {
+		<-time.After(time.Hour)
+		said, _ := w.run("status")
+		if want := "\n2 agents, of gpu-1; gpu-2, have said nothing for 60m: kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide\n"; !strings.HasSuffix(said, want) {
+			t.Errorf("want %q:\n%s", want, said)
+		}
+		said, code := w.run("status", "-o", "json")
+		if code != 0 || strings.Count(said, `"silent": true`) != 2 {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+	}, gpu("gpu-1"), gpu("gpu-2"))
+}
+
+func TestAnXidIsNoOlderThanItsFirst(t *testing.T) {
+	first := time.Date(2026, 1, 1, 1, 45, 41, 0, time.UTC)
+	g := viewOfGPU(api.StatusGPU{UUID: "GPU-1", Health: &api.GPUHealth{Xids: []api.XidSeen{{Number: 79, First: first, Last: first.Truncate(time.Minute), GI: -1}}}})
+	if said := strings.Join(g.healthLines(paper{now: first.Add(3 * time.Second)}), "\n"); !strings.HasSuffix(said, "Xid 79 3s ago") {
+		t.Errorf("it says %q", said)
+	}
+}
+
 func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	n := gpuNode("gpu-1")
@@ -55,7 +126,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	says(n, s, hostile)
 	n.Annotations[config.AnnotationHold] = hostile
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: hostile, Message: hostile})
-	v := viewOf(n)
+	v := viewOf(n, time.Now())
 	v.addDiagnosis(&api.Diagnosis{
 		Pods:   []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
 		Unseen: []string{hostile},
@@ -89,15 +160,15 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	if lines := strings.Count(screen, "\n"); lines != 3 {
 		t.Errorf("%d lines for one pod: %s", lines, screen)
 	}
-	q := &plans{&inquiry{request: "gpuslice.io/profile=research"}, wish{config.LabelProfile, "research"}}
+	q := &plans{inquiry: &inquiry{request: "gpuslice.io/profile=research"}, wish: wish{config.LabelProfile, "research"}}
 	a := &askedNode{node: n, identity: identify(n)}
-	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile})
+	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = q.wish.String(), string(answer)
 	a.see(n, q.wish.String())
-	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 1 {
+	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 3 {
 		t.Errorf("raw in the answer: %q", text)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 )
 
@@ -74,13 +75,13 @@ var nodeColumns = []column[nodeView]{
 	{name: "node", of: func(v *nodeView, _ paper) string { return v.Node }},
 	{name: "asked for", folds: true, of: func(v *nodeView, _ paper) string { return v.AskedFor }},
 	{name: "phase", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
-	{name: "reason", folds: true, of: func(v *nodeView, _ paper) string {
-		if !v.Agent {
-			return "no agent"
+	{name: "reason", folds: true, of: reason, colour: (*nodeView).colour},
+	{name: "since", folds: true, of: func(v *nodeView, p paper) string {
+		if v.Silent || v.NotSeen { // it is that of the reason that was
+			return ""
 		}
-		return string(v.Reason)
-	}, colour: (*nodeView).colour},
-	{name: "since", folds: true, of: func(v *nodeView, p paper) string { return age(v.Since, p.now) }},
+		return age(v.Since, p.now)
+	}},
 	{name: "heard", wide: true, folds: true, of: func(v *nodeView, p paper) string { return age(v.Heard, p.now) }},
 	{name: "health", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
 		if v.Health == nil {
@@ -104,6 +105,64 @@ var nodeColumns = []column[nodeView]{
 	}},
 	{name: "capacity", folds: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
 	{name: "blockers", folds: true, of: blockers},
+}
+
+// What stands in place of a reason where the node has no answer to what is asked of it.
+const (
+	agentSilent = "AgentSilent" // the agent does not run, or cannot write
+	notSeenYet  = "NotSeenYet"  // the agent has not answered what the labels ask for by now
+)
+
+// reason is that of the agent, unless it says nothing of what is asked for now.
+func reason(v *nodeView, p paper) string {
+	switch {
+	case !v.Agent:
+		return "no agent"
+	case v.Silent:
+		return fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.now))
+	case v.NotSeen:
+		return notSeenYet
+	default:
+		return string(v.Reason)
+	}
+}
+
+// silences names the agents that are silent, in lines for below the table; empty if none is.
+func silences(views []nodeView, p paper) string {
+	var silent []string
+	heard := p.now
+	for i := range views {
+		if v := &views[i]; v.Silent {
+			silent = append(silent, v.Node)
+			if v.Heard.Before(heard) {
+				heard = v.Heard
+			}
+		}
+	}
+	line := silentAgents(silent, age(heard, p.now))
+	if line == "" {
+		return ""
+	}
+	lines := p.block("", line)
+	for i := range lines {
+		lines[i] = p.paint(lines[i], text.FgRed)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// podsOfAgents shows the agents' pods.
+const podsOfAgents = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
+
+// silentAgents names the nodes whose agents have said nothing for too long, and how to look at those; empty if there are none.
+func silentAgents(names []string, longest string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	who, where := "the agent of "+names[0]+" has", podsOfAgents+" --field-selector spec.nodeName="+names[0]
+	if len(names) > 1 {
+		who, where = fmt.Sprintf("%d agents, of %s, have", len(names), legible.Listed(names)), podsOfAgents+" -o wide"
+	}
+	return fmt.Sprintf("%s said nothing for %s: %s", who, longest, where)
 }
 
 func age(since, now time.Time) string {
@@ -218,6 +277,10 @@ func shortened(name string, most int) string {
 // colour shows at a glance whether a user has to look.
 func (v *nodeView) colour() text.Color {
 	switch {
+	case v.Silent:
+		return text.FgRed
+	case v.NotSeen:
+		return text.FgYellow
 	case v.Phase == api.PhaseStalled || v.Phase == api.PhaseRollingBack:
 		return text.FgRed
 	case v.Ready == corev1.ConditionTrue:

@@ -34,7 +34,9 @@ type nodeView struct {
 	Reason   config.Reason          `json:"reason,omitempty"`
 	Message  string                 `json:"message,omitempty"`
 	Since    time.Time              `json:"since,omitzero"`
-	Heard    time.Time              `json:"heard,omitzero"` // heartbeat of the condition
+	Heard    time.Time              `json:"heard,omitzero"`       // heartbeat of the condition
+	Silent   bool                   `json:"silent,omitempty"`     // the agent has said nothing for longer than two and a half of its heartbeats
+	NotSeen  bool                   `json:"notSeenYet,omitempty"` // all but AskedFor is an answer to what was asked before
 	Capacity string                 `json:"capacity,omitempty"`
 	Held     *string                `json:"held,omitempty"`  // why
 	Begins   time.Time              `json:"begins,omitzero"` // of the change that waits for its window
@@ -80,14 +82,15 @@ type podsView struct {
 	Anywhere []string `json:"anywhere,omitempty"` // pods that may hold any device, since theirs are not known
 }
 
-// viewOf returns the view of the node without its pods.
-func viewOf(n *corev1.Node) nodeView {
+// viewOf returns the view of the node without its pods, as of now.
+func viewOf(n *corev1.Node, now time.Time) nodeView {
 	t := agentReportOf(n)
 	s := t.status
 	v := nodeView{
 		Node: n.Name, AskedFor: asks(n), Agent: !t.none(), Ready: t.condition.Status, Phase: s.Phase,
 		Reason: config.Reason(cmp.Or(t.condition.Reason, string(s.Reason))), Message: t.condition.Message, Heard: t.condition.LastHeartbeatTime.UTC(),
 		Capacity: s.Capacity, Begins: s.Next.UTC(), Blockers: s.Blockers,
+		Silent: t.silence(now) > 0, NotSeen: t.answersAnother(n),
 	}
 	if s.Reason == v.Reason {
 		v.Since = s.Since.UTC()
@@ -120,6 +123,20 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 	return v
 }
 
+// answersAnother reports whether the status is about something else than the labels of the node ask for by now. Where the agent cannot look at the
+// node, its condition says why, and the status is of a look before.
+func (t agentReport) answersAnother(n *corev1.Node) bool {
+	w, asked := wishOf(n)
+	switch {
+	case t.text == "" || t.condition.Reason != string(t.status.Reason):
+		return false
+	case asked:
+		return !t.about(w)
+	default: // what a config of the device plugin is asked for without a label, the settings ask for
+		return t.status.Desired != "" && (t.status.Label == config.LabelProfile || t.status.Label == config.LabelMIGConfig)
+	}
+}
+
 // asks returns what the node's labels ask for.
 func asks(n *corev1.Node) string {
 	if profile := n.Labels[config.LabelProfile]; profile != "" {
@@ -127,7 +144,7 @@ func asks(n *corev1.Node) string {
 	}
 	var names []string
 	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" {
+		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
 			names = append(names, name)
 		}
 	}

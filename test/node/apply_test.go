@@ -136,10 +136,10 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	before := good.GPUs.String()
 
 	ask := []string{"apply", "-l", selector, "--profile", "all-1g.10gb"}
-	says(t, kubectl(append(ask, "--dry-run")...), 1,
-		good.Name+": ", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
-		bad.Name+": cannot be: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
-		"error: profile all-1g.10gb refused by 1 node, not answered by 0 nodes")
+	says(t, kubectl(append(ask, "--dry-run")...), 4,
+		good.Name+": runs at once", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
+		bad.Name+": would be refused: NoCapableGPU: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
+		"error: profile all-1g.10gb would be refused by 1 node")
 	for _, r := range []*rig{good, bad} {
 		n := r.await("an end of the preview", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationPlan] == "" })
 		if label, there := n.Labels[config.LabelProfile]; there || n.Annotations[config.AnnotationPreview] != "" {
