@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent"
@@ -68,6 +69,27 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
 			says: []string{"asks again until", "then it goes back to what was before", "$ kubectl get pdb -n team train"},
+		}, {
+			name: "4: a budget that waits for a successor", provoke: func(w *world) {
+				w.draining()
+				w.block("needs 1 healthy pod and has 1")
+				w.successor("train-next", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
+				w.passes("the cause", func() bool { return strings.Contains(w.condition().Message, "train-next") })
+				c := w.condition().Message
+				for _, want := range []string{
+					"one of its pods, team/train-next, is Pending: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu",
+					"give team/train-next room on another node to go on; to call the change off, remove the label nvidia.com/mig.config, and it has room here again",
+				} {
+					if !strings.Contains(c, want) {
+						w.t.Errorf("want %q: %s", want, c)
+					}
+				}
+			},
+			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
+			says: []string{
+				"give team/train-next room on another node; or remove the label nvidia.com/mig.config: then the pods come back to this node",
+				"kubectl describe pod -n team train-next",
+			},
 		}, {
 			name: "4: a budget before the cordon", provoke: func(w *world) {
 				w.trainer()
@@ -461,6 +483,26 @@ func (w *world) block(message string) {
 		refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: message}}
 		return true, nil, refused
 	})
+}
+
+// successor adds a pod of the budget for which no node has room.
+func (w *world) successor(name, why string) {
+	w.t.Helper()
+	budgets := w.client.PolicyV1().PodDisruptionBudgets("team")
+	b, err := budgets.Get(w.t.Context(), "train", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	b.Status = policyv1.PodDisruptionBudgetStatus{DesiredHealthy: 1, CurrentHealthy: 1, ExpectedPods: 2}
+	if _, err := budgets.Update(w.t.Context(), b, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name)}, Status: corev1.PodStatus{
+		Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: why}},
+	}}
+	if _, err := w.client.CoreV1().Pods("team").Create(w.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // unload takes the driver away, for processes that start after it.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,7 +33,13 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
 	case 1:
 		name := pod.Namespace + "/" + budgets[0].Name
-		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, budgetState(&budgets[0], cause)+unreadyHint(&budgets[0], pod))}
+		v := Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, budgetState(&budgets[0], cause))}
+		if awaited := r.awaited(ctx, pod.Namespace, &budgets[0]); awaited.name != "" {
+			v.Awaits = awaited.name
+			v.Message += "; " + awaited.text
+		}
+		v.Message += unreadyHint(&budgets[0], pod)
+		return v
 	default:
 		names := make([]string, len(budgets))
 		for i, b := range budgets {
@@ -61,6 +69,81 @@ func budgetState(b *policyv1.PodDisruptionBudget, cause string) string {
 	default:
 		return cause
 	}
+}
+
+// awaited is the pod that a budget lacks to let another one go, and what keeps it from starting; without a name there is none to be seen.
+type awaited struct{ name, text string }
+
+const (
+	pendingAtOnce  = 8   // pods that are read to find it
+	longestCause   = 200 // characters of what the scheduler says, which names each kind of node
+	blindness      = 10 * time.Minute
+	preemptionText = " preemption:" // what follows says the same of preemption
+)
+
+// awaited finds a pod of the budget that has not started, as the successor of one that was evicted.
+func (r *round) awaited(ctx context.Context, namespace string, b *policyv1.PodDisruptionBudget) awaited {
+	s := b.Status
+	if s.CurrentHealthy >= s.ExpectedPods || s.ExpectedPods <= s.DesiredHealthy || b.Spec.Selector == nil || r.now.Before(r.blind) {
+		return awaited{}
+	}
+	key := namespace + "/" + b.Name
+	if found, read := r.successors[key]; read {
+		return found
+	}
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return awaited{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	list, err := r.client.Pods(namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: selector.String(), FieldSelector: "status.phase=" + string(corev1.PodPending), Limit: pendingAtOnce,
+	})
+	var out awaited
+	switch {
+	case apierrors.IsForbidden(err): // as in the name of the node, which sees its own pods alone
+		r.blind = r.now.Add(blindness)
+	case err != nil:
+		r.log.Debug("successors not readable", zap.String("namespace", namespace), zap.Error(err))
+	default:
+		out = firstPending(list.Items)
+	}
+	if r.successors == nil {
+		r.successors = map[string]awaited{}
+	}
+	r.successors[key] = out
+	return out
+}
+
+// firstPending is the first pod that no node has room for, or else the first that has not started on its node.
+func firstPending(pods []corev1.Pod) awaited {
+	var out awaited
+	for i := range pods {
+		p := &pods[i]
+		name := p.Namespace + "/" + p.Name
+		if p.Status.Phase != corev1.PodPending || p.DeletionTimestamp != nil {
+			continue
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				why, _, _ := strings.Cut(c.Message, preemptionText)
+				return awaited{name, fmt.Sprintf("one of its pods, %s, is Pending: %s", name, strings.TrimSuffix(shortened(why), "."))}
+			}
+		}
+		if out.name == "" && p.Spec.NodeName != "" {
+			out = awaited{name, fmt.Sprintf("one of its pods, %s, has not started on node %s", name, p.Spec.NodeName)}
+		}
+	}
+	return out
+}
+
+// shortened bounds what another program has written.
+func shortened(text string) string {
+	if all := []rune(text); len(all) > longestCause {
+		return string(all[:longestCause]) + "…"
+	}
+	return text
 }
 
 func healthy(pods int32) string {

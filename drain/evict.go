@@ -57,6 +57,7 @@ type Verdict struct {
 	Pod      holders.Pod
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
+	Awaits   string    // namespace/name of a pod that PDB lacks, since it has not started: mostly the successor of one that was evicted
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
 	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
 	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
@@ -77,6 +78,7 @@ type Evictor struct {
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
+	blind     time.Time              // until when it does not look for successors again, since it has not the right to
 }
 
 // attempt is the memory of a pod between calls. It may be lost at any time: the agent then sends one request too many.
@@ -147,6 +149,7 @@ type round struct {
 	lastAttempts    map[types.UID]*attempt                    // of the call before
 	nextAttempts    map[types.UID]*attempt                    // for the next call
 	budgets         map[string][]policyv1.PodDisruptionBudget // by namespace, read when first needed
+	successors      map[string]awaited                        // by budget, read when first needed
 	noAnswer        error                                     // of the first request that the API server did not answer; nil so far
 }
 

@@ -443,6 +443,77 @@ func TestEvictReadsBudgetsOnceForANamespace(t *testing.T) {
 	}
 }
 
+// pending is the successor of a pod that was evicted, for which no node has room.
+func pending(name, why string) *corev1.Pod {
+	p := listed(name)
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: why,
+	}}}
+	return &p
+}
+
+// A budget that has one pod too few is no cause: that is what keeps the missing one from starting.
+func TestEvictSaysWhatABlockedBudgetWaitsFor(t *testing.T) {
+	starting, ending, other := pending("b", ""), pending("c", "no room"), pending("d", "no room")
+	starting.Status.Conditions, starting.Spec.NodeName = nil, "gpu-7"
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: noon}, []string{"team/x"}
+	other.Labels["app"] = "db"
+	const needs = "PDB team/api: needs 2 healthy pods and has 2"
+	full := "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) were unschedulable."
+	for name, c := range map[string]struct {
+		budget         *policyv1.PodDisruptionBudget
+		pods           []*corev1.Pod
+		awaits, prefix string
+	}{
+		"no room": {
+			budget("api", 2, 2, 3), []*corev1.Pod{starting, pending("e", full+" preemption: 0/2 nodes are available: none helps.")}, "team/e",
+			needs + "; one of its pods, team/e, is Pending: " + strings.TrimSuffix(full, ".") + "; this pod is not ready",
+		},
+		"starting":                   {budget("api", 2, 2, 3), []*corev1.Pod{starting, ending, other}, "team/b", needs + "; one of its pods, team/b, has not started on node gpu-7; "},
+		"endless words":              {budget("api", 2, 2, 3), []*corev1.Pod{pending("e", strings.Repeat("ü", 10_000))}, "team/e", needs + "; one of its pods, team/e, is Pending: " + strings.Repeat("ü", 200) + "…; "},
+		"none of its pods":           {budget("api", 2, 2, 3), []*corev1.Pod{ending, other}, "", needs + "; this"},
+		"a budget that lets none go": {budget("api", 2, 1, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 1 of 2: it never"},
+		"a budget that lacks no pod": {budget("api", 2, 2, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 2 of 2: it never"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(c.budget)
+			s.answer = refusal(needsTwo, 0)
+			for _, p := range c.pods {
+				if err := s.Tracker().Add(p.DeepCopy()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e, _ := s.evictor()
+			got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
+			if got.Awaits != c.awaits || !strings.HasPrefix(got.Message, c.prefix) {
+				t.Errorf("it awaits %q: %s\nwant %q: %s", got.Awaits, got.Message, c.awaits, c.prefix)
+			}
+		})
+	}
+}
+
+// In the name of its node the agent sees the pods of that node alone. It does not ask each time what it may not see.
+func TestEvictDoesWithoutTheRightToSeeSuccessors(t *testing.T) {
+	s := newServer(budget("api", 2, 2, 3))
+	s.answer = refusal(needsTwo, 0)
+	reads := 0
+	s.PrependReactor("list", "pods", func(kubetesting.Action) (bool, runtime.Object, error) {
+		reads++
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))
+	})
+	e, clock := s.evictor()
+	for range 5 {
+		got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b")}, drain.Policy{}, time.Time{})[0]
+		if got.State != drain.Blocked || got.Awaits != "" || !strings.HasPrefix(got.Message, "PDB team/api: needs 2 healthy pods and has 2") {
+			t.Errorf("verdict is %s: %s", got.State, got.Message)
+		}
+		clock.SetTime(got.RetryAt)
+	}
+	if reads != 1 {
+		t.Errorf("pods were listed %d times, want once", reads)
+	}
+}
+
 func TestEvictBlockedByABudgetThatItMayNotReadStillNamesIt(t *testing.T) {
 	s := newServer()
 	s.answer = refusal(needsTwo, 0)

@@ -218,6 +218,9 @@ func (e Evidence) podsInTheWay() []api.Finding {
 		case drain.Blocked:
 			f.Cause, f.You = api.CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
 			f.Command = budgetCommand(v)
+			if v.Awaits != "" {
+				f.You, f.Command = e.roomAdvice(v), describePod(v.Awaits)
+			}
 		case drain.Failed:
 			f.Cause, f.You, f.Command = api.CausePodNotEvictable, "move it yourself", "kubectl describe pod "+pod
 		case drain.Waiting:
@@ -237,6 +240,21 @@ func (e Evidence) podsInTheWay() []api.Finding {
 		out = append(out, f)
 	}
 	return out
+}
+
+// roomAdvice says what helps where a budget lets no pod go before another one has started.
+func (e Evidence) roomAdvice(v drain.Verdict) string {
+	text := "give " + v.Awaits + " room on another node"
+	if e.Journal != nil && !e.Want.Undo && e.Want.Label != "" {
+		text += "; or remove the label " + e.Want.Label + ": then the pods come back to this node"
+	}
+	return text
+}
+
+// describePod is the command that shows a pod, by its namespace and name.
+func describePod(pod string) string {
+	namespace, name, _ := strings.Cut(pod, "/")
+	return fmt.Sprintf("kubectl describe pod -n %s %s", namespace, name)
 }
 
 // podsThatStay finds pods that overstay their grace period and that no plan needs to leave, as after the deadline.

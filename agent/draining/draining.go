@@ -125,6 +125,9 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
 		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, legible.Listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
+		if pending := awaitedBy(verdicts); pending != "" {
+			wait.Advice = fmt.Sprintf("give %s room on another node to go on; %s, and it has room here again", pending, cancelAdvice(want))
+		}
 	}
 	if want.Undo { // these pods hold devices of the former config
 		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
@@ -244,6 +247,16 @@ func blockedOf(verdicts []drain.Verdict) []string {
 		}
 	}
 	return out
+}
+
+// awaitedBy names the first pod that has to start before a budget lets another one go; empty if none is known.
+func awaitedBy(verdicts []drain.Verdict) string {
+	for _, v := range verdicts {
+		if v.State == drain.Blocked && v.Awaits != "" {
+			return v.Awaits
+		}
+	}
+	return ""
 }
 
 func describe(verdicts []drain.Verdict) []string {
