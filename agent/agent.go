@@ -285,7 +285,7 @@ func (a *Agent) setClock(seen state.Observed) {
 // steps back to the former config.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolver.Desired(ctx, seen)
-	a.prover.Prove(seen, want.Plugin)
+	a.prover.ProveDesired(seen, want)
 	var steps []plan.Step
 	if err == nil {
 		want.KeepForeign(seen.Journal)

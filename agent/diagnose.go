@@ -27,7 +27,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	if err == nil {
 		want, _ := a.resolver.Desired(ctx, &e.Observed) // the plan below returns the refusal
 		e.Settings = a.settings.With(want.Drain)
-		a.prover.Prove(&e.Observed, want.Plugin)
+		a.prover.ProveDesired(&e.Observed, want)
 	}
 	switch {
 	case seen.Node == nil:

@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -151,6 +152,7 @@ func (w *world) manage() {
 	if !there || err != nil && !config.PassedOver(err) || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
 		return
 	}
+	w.under = cmp.Or(c.MIGStrategy, w.under)
 	w.offer(c.Sharing)
 }
 

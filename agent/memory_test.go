@@ -265,6 +265,7 @@ func TestInstancesAreFullEachForItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		p.converge("all-3g.20gb") // two with 19968 MiB each
+		p.offer(config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-3g.20gb": 2}})
 		first, second := p.gpus.MIGDevice(0, 0), p.gpus.MIGDevice(0, 4)
 		p.takes("small", first+"::0", 1000)
 		p.takes("large", first+"::1", 18000)

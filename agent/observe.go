@@ -134,6 +134,7 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	for _, p := range s.MustLeave() {
 		pod := state.PlannedPod(p)
 		pod.Replicas = state.Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
+		pod.Withdrawn, pod.Ending = s.HoldsWithdrawn(p), p.Terminating
 		out.Pods = append(out.Pods, pod)
 	}
 	for _, p := range s.Holders.OfLibrary {

@@ -34,7 +34,9 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		want.Keys = &nodekeys.Keys{} // those of a profile go
 	}
 	_, pluginKey := preview.Parts(label, name)
+	foretold := false
 	if pluginKey != "" {
+		foretold = seen.Node.Labels[config.LabelDevicePluginConfig] != pluginKey
 		// The device plugin's config manager reads the label: it gets the value that it would have.
 		seen.Node = seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
@@ -43,10 +45,12 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.prover.Prove(&seen, want.Plugin)
+	a.prover.ProveDesired(&seen, want)
 	want.KeepForeign(seen.Journal)
 	a.observeTaken(ctx, &seen, want, want.Targets)
-	p, err := preview.Of(want.Planned(want.Targets), a.planned(seen, want))
+	planned := a.planned(seen, want)
+	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
+	p, err := preview.Of(want.Planned(want.Targets), planned)
 	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), want.MissingPositions
 	if err != nil || len(p.Steps) == 0 {
 		return p, err

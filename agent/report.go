@@ -55,7 +55,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	}
 	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
-	r.Message = legible.Message(r.Message+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+a.teller.TellWindows(seen, want, d.Planned), legible.Longest)
+	r.Message = legible.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+a.teller.TellWindows(seen, want, d.Planned), legible.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
 	a.prover.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
@@ -64,6 +64,14 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 		return a.settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
+}
+
+// withdrawn adds to a message, which does not name them yet, the pods that hold what kubelet gives out to others.
+func withdrawn(seen state.Observed, first plan.Step) string {
+	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfProof {
+		return ""
+	}
+	return "; " + legible.Listed(seen.WithdrawnTexts())
 }
 
 // count sets the metrics to what the report says.

@@ -674,13 +674,19 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	w.offered = w.devices()
 }
 
-// pod runs a pod that kubelet has given the device.
+// pod runs a pod that kubelet has given the device, as the resource under which the plugin offers it.
 func (w *world) pod(name, device string, change ...func(*corev1.Pod)) {
 	w.t.Helper()
+	as := nvml.ResourceGPU
+	for resource, ids := range w.offered {
+		if slices.Contains(ids, device) {
+			as = resource
+		}
+	}
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name), Annotations: map[string]string{"device": device}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name), Annotations: map[string]string{"device": device, "resource": as}},
 		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
+			Limits: corev1.ResourceList{corev1.ResourceName(as): resource.MustParse("1")},
 		}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}

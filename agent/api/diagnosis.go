@@ -101,7 +101,7 @@ type PodSeen struct {
 	Devices   []string  `json:"devices,omitempty"` // "GPU 0" or "GPU 0 1g.10gb@3"; "unknown"
 	FoundBy   []string  `json:"foundBy,omitempty"`
 	Leaves    bool      `json:"leaves"`          // the plan needs it to leave
-	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo
+	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo; Withdrawn if it holds what kubelet gives out to others, and no plan makes it leave
 	Budget    string    `json:"budget,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`

@@ -265,7 +265,7 @@ func Count(list corev1.ResourceList, name string) int {
 func Physical(ids []string) []string {
 	out := make([]string, len(ids))
 	for i, id := range ids {
-		out[i], _, _ = strings.Cut(id, nvml.ReplicaSeparator)
+		out[i] = DeviceOf(id)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

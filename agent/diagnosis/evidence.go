@@ -194,7 +194,7 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 		}
 		p := api.ProcessSeen{PID: c.PID, Name: names[i], Unit: c.Unit, Remedy: c.Remedy()}
 		for _, d := range c.Devices {
-			p.Holds = append(p.Holds, e.device(d))
+			p.Holds = append(p.Holds, e.DeviceName(d))
 		}
 		for _, s := range c.Sources {
 			p.FoundBy = append(p.FoundBy, string(s))
@@ -291,6 +291,9 @@ func (e Evidence) taints() []api.TaintSeen {
 // stateMayGo is the state of a pod that the agent has not evicted yet, and that may be evicted.
 const stateMayGo = "MayGo"
 
+// stateWithdrawn is the state of a pod that holds what kubelet gives out to others, and that no plan makes leave.
+const stateWithdrawn = "Withdrawn"
+
 // podsSeen lists the pods that hold a GPU and those that have to leave.
 func (e Evidence) podsSeen() []api.PodSeen {
 	var out []api.PodSeen
@@ -309,6 +312,9 @@ func (e Evidence) podsSeen() []api.PodSeen {
 			continue
 		}
 		p := e.podSeen(h)
+		if e.HoldsWithdrawn(h) {
+			p.State, p.Message = stateWithdrawn, "kubelet gives out to others what it holds"
+		}
 		if h.Terminating {
 			p.State, p.Since = string(drain.Terminating), h.GraceEnds
 		}
@@ -323,36 +329,12 @@ func (e Evidence) podSeen(p holders.Pod) api.PodSeen {
 		out.FoundBy = append(out.FoundBy, string(s))
 	}
 	for _, d := range p.Devices {
-		out.Devices = append(out.Devices, e.device(d))
+		out.Devices = append(out.Devices, e.DeviceName(d))
 	}
 	if !p.DevicesKnown && len(p.Sources) > 0 {
 		out.Devices = append(out.Devices, "unknown, so that it counts as holding everything")
 	}
 	return out
-}
-
-// device names a GPU by its index, or an instance by its GPU, profile and place.
-func (e Evidence) device(uuid string) string {
-	for _, gpu := range e.GPUs {
-		if string(gpu.UUID) == uuid {
-			return fmt.Sprintf("GPU %d", gpu.Index)
-		}
-		for _, i := range gpu.Instances {
-			for _, d := range i.Devices {
-				switch {
-				case d.UUID != uuid:
-				case i.Compute == "":
-					return fmt.Sprintf("GPU %d %s", gpu.Index, i.Placed)
-				default:
-					return fmt.Sprintf("GPU %d %s in %s", gpu.Index, d.Part, i.Placed)
-				}
-			}
-		}
-	}
-	if e.GPUs == nil {
-		return uuid
-	}
-	return uuid + ", which is gone"
 }
 
 // pluginCommand returns the command that shows the log of the device plugin of this node.

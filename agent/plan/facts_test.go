@@ -142,6 +142,22 @@ func TestOneFactDecides(t *testing.T) {
 		{"the former MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig told", "sharing mig=mixed", []string{journal, write}, "fence"},
 		{"the next MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig mig=mixed told", "sharing none", []string{journal, write}, "fence"},
 
+		// What another program has carried out.
+		{
+			"a pod holds what was withdrawn", off + "pod web/a on 0 withdrawn\nconfig set told\nslot needed\nagreed=2", "sharing none",
+			[]string{slot, fence, "evict web/a", resume, verify, "release", "give the slot"},
+			write,
+		},
+		{
+			"behind the fence", off + "pod web/a on 0 withdrawn ending\nconfig set told\nslot has\njournal fenced", "sharing none",
+			[]string{"evict web/a", resume, verify, "release", "give the slot"},
+			fence,
+		},
+		{"the pod is gone", off + "config set told\nslot has\njournal fenced", "sharing none", []string{resume, verify, "release", "give the slot"}, "evict"},
+		{"its pods end anyway", off + "pod web/a on 0 withdrawn ending\nconfig set told", "sharing none", []string{verify}, fence},
+		{"on the way back", off + "pod web/a on 0 withdrawn\nconfig set told\njournal fenced undo agreed=2", "sharing none", []string{resume, "release"}, "evict"},
+		{"a new node", off + "pod web/a on 0 withdrawn\nconfig set told\nstartup agreed=2", "sharing none", []string{fence, "evict web/a", resume, verify, "release"}, ""},
+
 		// MPS.
 		{"MPS stays, and so does its compute mode", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps set told\nagreed=2", "sharing nvidia.com/gpu=2 mps", nil, "GPU 0"},
 		{

@@ -66,6 +66,8 @@ type Pod struct {
 	Devices              []string  // UUIDs of the GPUs and MIG devices that kubelet has given it
 	Replicas             []Replica // the same devices, as kubelet names them
 	Known                bool      // both are certain; otherwise the pod counts as holding every device
+	Withdrawn            bool      // kubelet gives out to others, by another id, what the pod has
+	Ending               bool      // its containers are being stopped
 }
 
 // Operand is a device plugin pod of the node.
@@ -158,7 +160,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	sharing := seen.sharing(want)
 	parks := len(OnAtReboot(seen, want)) > 0
 	switch {
-	case len(changes) > 0 || sharing.is:
+	case len(changes) > 0 || seen.takes(want, sharing):
 		return carryOut(seen, want, changes, sharing, parks), nil
 	case parks && seen.parked():
 		return append(askForReboot(seen), seen.Slot.release()...), nil

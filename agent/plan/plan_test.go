@@ -81,8 +81,8 @@ func text(steps []plan.Step, err error) string {
 //	client monitoring/exporter
 //	unit nvsm.service active holds ending starting
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
-//	pod web/c on 0 as nvidia.com/gpu::2
-//	config nvidia.com/gpu=4 told tells noted set
+//	pod web/c on 0 as nvidia.com/gpu::2 withdrawn ending
+//	config nvidia.com/gpu=4 told tells noted set foretold
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
@@ -272,12 +272,13 @@ func parseSharing(t *testing.T, words []string) *plan.Sharing {
 	return s
 }
 
-// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted", "early".
+// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted", "early", "foretold".
 func parsePlugin(t *testing.T, words []string) plan.Plugin {
 	t.Helper()
 	p := plan.Plugin{
 		Set: slices.Contains(words, "set"), Reloaded: slices.Contains(words, "told"), NeedsReload: slices.Contains(words, "tells"),
 		Journaled: slices.Contains(words, "noted"), Early: slices.Contains(words, "early"),
+		Foretold: slices.Contains(words, "foretold"),
 	}
 	if !slices.Contains(words, "unknown") {
 		p.Now = parseSharing(t, words)
@@ -325,6 +326,7 @@ func parseWant(t *testing.T, text string) plan.Desired {
 func parsePod(words []string) plan.Pod {
 	p := pod(words[0])
 	p.Known = words[2] != "anything"
+	p.Withdrawn, p.Ending = slices.Contains(words, "withdrawn"), slices.Contains(words, "ending")
 	if p.Known {
 		p.Devices = []string{device(words[2])}
 	}

@@ -25,6 +25,8 @@ type Plugin struct {
 	Journaled   bool     // the journal holds the former config
 	// Early: it has read of MPS before MPS's control daemon was ready, and offers nothing until it reads its config again.
 	Early bool
+	// Foretold: the plan is about a config that another program gives it as soon as that is asked for.
+	Foretold bool
 }
 
 // Replica is one device as kubelet has given it to a pod.
@@ -147,14 +149,46 @@ func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
 
 func usesMPS(s *Sharing) bool { return s != nil && s.MPS }
 
-// displaced returns the pods that have a device which the plugin will offer no more.
+// displaced returns the pods that have a device which the plugin will offer no more, or which it offers no more already.
 func (seen Observed) displaced(want Desired, c sharingChange) []Pod {
 	if !c.writes {
+		return seen.withdrawn(want)
+	}
+	return slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool { return !c.exclusive && p.Known && !seen.loses(p, *want.Sharing) })
+}
+
+// takes reports whether there is something to do for the sharing: for the plugin's config, or since pods have what it does not offer.
+func (seen Observed) takes(want Desired, c sharingChange) bool {
+	return c.is || len(seen.displaced(want, c)) > 0
+}
+
+// loses reports whether the pod has a device that the plugin does not offer by the sharing.
+func (seen Observed) loses(p Pod, s Sharing) bool {
+	return slices.ContainsFunc(p.Replicas, func(r Replica) bool {
+		return !s.offers(r) || seen.isCut(r) && (s.MIG == migSingle || s.MIG == migMixed)
+	})
+}
+
+// isCut reports whether the replica is one of a GPU in MIG mode. The plugin offers such a GPU as a whole under the MIG strategy none alone.
+func (seen Observed) isCut(r Replica) bool {
+	device, _, _ := strings.Cut(r.ID, nvml.ReplicaSeparator)
+	return slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return gpu.Enabled && string(gpu.UUID) == device })
+}
+
+// withdrawn returns the pods that have what kubelet gives out to others: another program, as the plugin's config manager, has given the plugin its config
+// before they could leave. Where nothing is asked of the node they stay, and in an undo, which brings back no such config. Those that end
+// anyway are no reason to begin a change.
+func (seen Observed) withdrawn(want Desired) []Pod {
+	if seen.Undo || want.Sharing == nil && len(want.GPUs) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool {
-		return !c.exclusive && p.Known && !slices.ContainsFunc(p.Replicas, func(r Replica) bool { return !want.Sharing.offers(r) })
+	out := slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool {
+		return !p.Withdrawn && !(seen.Plugin.Foretold && want.Sharing != nil && seen.loses(p, *want.Sharing))
 	})
+	if !seen.Journal.Owed && !slices.ContainsFunc(out, func(p Pod) bool { return !p.Ending }) {
+		return nil
+	}
+	return out
 }
 
 // endMPS lists the steps before the agent can cut GPUs that pods have shared by MPS: the daemon of MPS computes on them until the plugin's

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -22,7 +23,11 @@ import (
 )
 
 // missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
-func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string, known bool) {
+func (p *Prover) missing(seen state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
+	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
+		reason, advice := stays(seen, want)
+		return reason, legible.Listed(seen.Capacity.Missing) + "; " + advice, true
+	}
 	if seen.DevicePlugin.Unconnected != "" {
 		return config.ReasonCapacityMismatch, seen.Blockers() + "; where the log of its pod says that it is already connected, restart kubelet on this node", true
 	}
@@ -33,6 +38,19 @@ func (p *Prover) missing(seen state.Observed) (reason config.Reason, text string
 		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers()), true
 	}
 	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), false
+}
+
+// stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
+func stays(seen state.Observed, want state.Desired) (reason config.Reason, advice string) {
+	switch {
+	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
+		return config.ReasonEvicting, "nothing else is left to do"
+	case want.Name == "" || want.Label == "":
+		return config.ReasonCapacityMismatch, "nothing is asked of this node, so that the agent evicts no pod: delete them, or set a label that asks for what the device plugin offers, " +
+			"and the agent evicts them"
+	default:
+		return config.ReasonCapacityMismatch, fmt.Sprintf("the agent does not know the device plugin's config, and evicts no pod by it: delete them, or mend this: %v", seen.Plugin.ParseErr)
+	}
 }
 
 // causePatience is how long capacity is missing before the agent reports a cause in the middle of a change: by then kubelet has forgotten what
@@ -87,7 +105,7 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 			Message: "capacity is right; looking once more: " + capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
 		}
 	}
-	reason, missing, causeKnown := p.missing(seen)
+	reason, missing, causeKnown := p.missing(seen, want)
 	if seen.Journal == nil {
 		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 	}

@@ -79,14 +79,26 @@ func (p *Prover) awaitedFeatures(seen *state.Observed, want *state.DesiredPlugin
 
 // Prove compares the capacity with the hardware, and with the desired sharing, if that is known.
 func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
-	seen.Capacity.Strategy = p.DevicePlugin.Strategy(*seen, want)
+	p.prove(seen, want, func(capacity.Resources) []state.Withdrawn { return nil })
+}
+
+// ProveDesired is Prove for what is asked for: it asks besides that no pod holds what kubelet gives out to others by now. Neither what was before a
+// change, nor the way back to it, can promise that.
+func (p *Prover) ProveDesired(seen *state.Observed, want state.Desired) {
+	p.prove(seen, want.Plugin, func(stands capacity.Resources) []state.Withdrawn { return seen.WithdrawnFrom(stands, want) })
+}
+
+func (p *Prover) prove(seen *state.Observed, want *state.DesiredPlugin, withdrawn func(stands capacity.Resources) []state.Withdrawn) {
+	seen.Capacity.Strategy, seen.Capacity.Withdrawn = p.DevicePlugin.Strategy(*seen, want), nil
+	var stands capacity.Resources
 	switch {
 	case seen.Kubelet.Err != nil:
 		seen.Capacity.Missing = []string{seen.Kubelet.Err.Error()}
 	case seen.DevicePlugin.Rivals != "":
 		seen.Capacity.Missing = []string{seen.DevicePlugin.Rivals}
 	case want != nil && want.Known:
-		seen.Capacity.Missing = capacity.Mismatches(capacity.Shared(capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered), want.Sharing), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
+		stands = capacity.Shared(capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered), want.Sharing)
+		seen.Capacity.Missing = capacity.Mismatches(stands, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
 		if want.Sharing.Strategy == config.SharingMPS {
 			seen.Capacity.Missing = append(seen.Capacity.Missing, seen.MissingMPS()...)
 		}
@@ -95,6 +107,11 @@ func (p *Prover) Prove(seen *state.Observed, want *state.DesiredPlugin) {
 	}
 	if seen.DevicePlugin.Unconnected != "" {
 		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.DevicePlugin.Unconnected)
+	}
+	// Where the config is not known, only what agrees with hardware and node can be what stands.
+	if stands != nil && seen.DevicePlugin.Unconnected == "" || len(seen.Capacity.Missing) == 0 {
+		seen.Capacity.Withdrawn = withdrawn(stands)
+		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.WithdrawnTexts()...)
 	}
 	seen.Capacity.Proof = p.proof
 	p.withheld.addTo(seen, p.Clock.Now())

@@ -132,6 +132,8 @@ type Capacity struct {
 	Proven   bool           // they agree, whatever the labels ask for
 	Proof    capacity.Proof // the agreeing looks in a row, with this one if the agent decides by it
 	Strategy config.MIGStrategy
+	// Withdrawn are the devices that pods hold although kubelet gives them out to others by now.
+	Withdrawn []Withdrawn
 }
 
 // ConfigMapFile is one key of a ConfigMap, as found.

@@ -101,10 +101,11 @@ func (t *Teller) answer(ctx context.Context, seen state.Observed, want state.Des
 }
 
 // mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
-// show the new capacity at once, and a condition that is still True would be taken for the end of the change.
+// show the new capacity at once, and a condition that is still True would be taken for the end of the change. Nor may it while a pod holds what kubelet
+// gives out to others already.
 func (t *Teller) mayWait(seen state.Observed, r report.Report) bool {
 	old := report.PartitionReady(seen.Node)
-	if old == nil {
+	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
 		return false
 	}
 	now, last := t.Clock.Now(), t.told

@@ -44,7 +44,7 @@ var groups = []Group{
 		{"ConfiguringPlugin", "while the agent gives the device plugin another config", "wait for the device plugin to start with its new config"},
 		{"PluginFailed", "when the device plugin ends again and again by its new config, or MPS does not end. The agent brings the former config back", "read the log of the device plugin's pod, and mend the config"},
 		{"AwaitingCapacity", "while kubelet does not yet show the new devices", "wait; if it lasts for minutes, see the log of the device plugin's pod"},
-		{"CapacityMismatch", "when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device plugin that does not serve it", "see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again"},
+		{"CapacityMismatch", "when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device plugin that does not serve it, or, where nothing is asked of the node, gives out to others what a pod holds", "see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again. Delete the pods that the message names, or set a label by which the agent evicts them"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
 		{"StaleResourcesRemoved", "by an Event alone, when the agent has removed resources of former configs from the node object, where the settings say so", "leave it; kubelet had them at 0"},
 	}},
