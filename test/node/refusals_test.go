@@ -62,7 +62,7 @@ func TestWrongWishesAboutSharingDisturbNothing(t *testing.T) {
 	r.run()
 	r.awaitReason(config.ReasonNotRequested)
 	for _, w := range wrongWishes {
-		r.labels(map[string]string{config.LabelMIGConfig: w.mig, config.LabelDevicePluginConfig: w.name})
+		r.labels(map[string]any{config.LabelMIGConfig: w.mig, config.LabelDevicePluginConfig: w.name})
 		n := r.await(w.name+" to be refused", func(n *corev1.Node) bool {
 			c := condition(n)
 			return c != nil && c.Reason == string(w.reason) && strings.Contains(c.Message, w.name)

@@ -92,7 +92,7 @@ func (m mode) offers(gpus []nvml.GPU) map[string][]string {
 }
 
 // labels asks for several at once.
-func (r *rig) labels(labels map[string]string) {
+func (r *rig) labels(labels map[string]any) {
 	r.t.Helper()
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err != nil {
