@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -212,6 +213,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.rebooter.Withdraw(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
 	a.prover.Follow(seen)
+	if err == nil {
+		err = a.mendPluginKey(ctx, seen, want)
+	}
 	if err == nil && len(steps) > 0 {
 		err = a.execute(ctx, seen, want, steps)
 		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
@@ -246,6 +250,15 @@ func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 	}
 	a.parts.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	a.units.TellNotRunning(seen)
+}
+
+// mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
+func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+	done, err := a.devicePlugin.Mend(ctx, seen, want)
+	if done != "" {
+		a.events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
+	}
+	return err
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,

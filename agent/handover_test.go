@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/test/fullfs"
@@ -520,4 +521,65 @@ func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 			t.Errorf("a MIG config beside it: %s: %s", c.Reason, c.Message)
 		}
 	})
+}
+
+// Each agent may write to the ConfigMap that all nodes share. What another than this node's agent has put under one of its keys is no config of the
+// plugin: nobody leaves for it, and no path of it gets into the next one.
+func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	const evil = "version: v1\nflags: {plugin: {containerDriverRoot: /opt/evil, deviceListStrategy: volume-mounts}}\n" +
+		"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	put := func(w *world, key, text string) {
+		keys := w.pluginConfigs()
+		if keys[key] = text; text == "" {
+			delete(keys, key)
+		}
+		w.setPluginConfigs("kube-system", "plugin-configs", keys)
+	}
+	for name, row := range map[string]struct {
+		does func(w *world, key string)
+		says int // Events
+	}{
+		"another text":                           {func(w *world, key string) { put(w, key, evil) }, 1},
+		"another text, and a new agent":          {func(w *world, key string) { put(w, key, evil); w.forget() }, 1},
+		"none":                                   {func(w *world, key string) { put(w, key, "") }, 1},
+		"one by a key that another node goes by": {func(w *world, _ string) { put(w, "gpuslice-other-uid-"+state.Hash(evil), evil) }, 0},
+		"one by a key of no node":                {func(w *world, _ string) { put(w, "gpuslice-"+state.Hash(evil), evil) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.managed()
+				put(w, "default", "version: v1\nflags: {migStrategy: mixed, plugin: {nvidiaCTKPath: /usr/bin/of-people}}\n")
+				w.profile("four")
+				w.reach("four")
+				key := w.node().Labels[config.LabelDevicePluginConfig]
+				text := w.pluginConfigs()[key]
+				for i := range 4 {
+					w.pod(fmt.Sprintf("train-%d", i), string(w.snapshot()[i%2].UUID)+fmt.Sprintf("::%d", i))
+				}
+				w.spend(time.Minute)
+				cordons := w.cordons()
+				row.does(w, key)
+				events := w.listens()
+				w.spend(10 * time.Minute)
+				if n := len(w.podsIn("team")); n != 4 || len(*cordons) > 0 {
+					t.Errorf("%d of 4 pods are left, and the node was cordoned %d times: %s", n, len(*cordons), w.condition().Message)
+				}
+				if got := w.pluginConfigs()[key]; got != text || w.reason() != config.ReasonConverged {
+					t.Errorf("%s: under %s is %q, and was %q", w.reason(), key, got, text)
+				}
+				if n := heard(events, key, "another text than this agent has written"); n != row.says {
+					t.Errorf("%d Events say it, want %d", n, row.says)
+				}
+				w.profile("two")
+				w.reach("two")
+				key = w.node().Labels[config.LabelDevicePluginConfig]
+				if got := w.pluginConfigs()[key]; strings.Contains(got, "/opt/evil") || !strings.Contains(got, "/usr/bin/of-people") ||
+					key != config.OwnPluginKey+"node-uid-"+state.Hash(got) {
+					t.Errorf("the next config, under %s:\n%s", key, got)
+				}
+			})
+		})
+	}
 }

@@ -565,6 +565,7 @@ const (
 	ReasonRollingBack Reason = "RollingBack"
 )
 
-// OwnPluginKey begins the keys that the agent writes into the ConfigMap of the device plugin's config manager. What follows is a hash of the
-// config: an edited key is never read again, another one is.
+// OwnPluginKey begins the keys that agents write into the ConfigMap of the device plugin's config manager. What follows is the UID of the
+// agent's node, since all nodes share the ConfigMap and no agent may write another's keys, and a hash of the config: an edited key is never
+// read again, another one is.
 const OwnPluginKey = "gpuslice-"

@@ -56,7 +56,11 @@ type Plugin struct {
 	unpicked    unpicked             // configs that no label or setting names
 
 	labelWrites labelWrites // of the config manager's label
+	own         ownKey      // the agent's own key that the label named last
 }
+
+// ownKey is a config that the agent has written, under the key that it has.
+type ownKey struct{ key, text string }
 
 // Forget drops what depends on times that the clock gave.
 func (dp *Plugin) Forget(time.Time) {
@@ -107,7 +111,7 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 	case owed:
 		way = seen.Journal.Plugin.Way
 		if manager == nil {
-			manager = formerManager(seen.Journal.Plugin)
+			manager = formerManager(seen.Journal.Plugin, seen.Node.UID)
 		}
 	case way != config.HandoverAuto:
 	case manager != nil:
@@ -251,18 +255,36 @@ func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
 // readManaged reads the config that the plugin's config manager chooses by the node's label.
 func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 	p, m := &seen.Plugin, seen.Plugin.Manager
+	m.Node = seen.Node.UID
 	p.Text, p.Exists = seen.Node.Labels[m.Label], seen.Node.Labels[m.Label] != ""
 	m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)
 	if m.ReadErr != nil {
 		p.ParseErr = m.ReadErr
 		return
 	}
+	dp.remember(p)
 	text, err := m.Config(p.Text)
 	if err != nil {
 		p.ParseErr = err
 		return
 	}
 	dp.parse(p, text, m.KeyName(p.Text))
+}
+
+// remember keeps the text of the agent's key by which the node goes. If another has taken its place, or none, the agent goes on by what it has
+// read before: that is what the plugin runs by, which reads a key only once.
+func (dp *Plugin) remember(p *state.PluginConfig) {
+	m := p.Manager
+	switch {
+	case !m.Owns(p.Text):
+	case m.Believes(p.Text):
+		dp.own = ownKey{key: p.Text, text: m.Files[p.Text]}
+	default:
+		m.Damaged, m.Files = true, maps.Clone(m.Files)
+		if delete(m.Files, p.Text); dp.own.key == p.Text {
+			m.Files[p.Text] = dp.own.text
+		}
+	}
 }
 
 // configMap reads all keys of a ConfigMap.

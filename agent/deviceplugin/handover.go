@@ -41,12 +41,12 @@ const (
 // readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
 var readers = []string{pluginCommand, "gpu-feature-discovery", "mps-control-daemon"}
 
-// formerManager returns what the journal holds of the plugin's config manager, for while its pod is away.
-func formerManager(f *journal.FormerPlugin) *state.ConfigManager {
+// formerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.
+func formerManager(f *journal.FormerPlugin, node types.UID) *state.ConfigManager {
 	if f.Label == "" {
 		return nil
 	}
-	return &state.ConfigManager{Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
+	return &state.ConfigManager{Node: node, Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
 }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
@@ -59,7 +59,7 @@ func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journa
 	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
 	if m := p.Manager; m != nil {
 		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.Label, m.Namespace, m.ConfigMap, m.Dir, m.Fallback
-		if strings.HasPrefix(p.Text, config.OwnPluginKey) {
+		if m.Owns(p.Text) && m.Believes(p.Text) {
 			f.Body = m.Files[p.Text]
 		}
 	} else if !p.Exists {
@@ -183,8 +183,9 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 
 // patchConfigMap sets one key, or removes it if text is nil.
 func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
-	if !strings.HasPrefix(key, config.OwnPluginKey) { // the agent never writes a user's key
-		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name does not begin with %s", m.KeyName(key), config.OwnPluginKey)}
+	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
+			m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
@@ -200,6 +201,27 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 		return fmt.Errorf("writing %s: %w", m.KeyName(key), err)
 	}
 	return nil
+}
+
+// Mend writes the agent's key again by which the node goes, if somebody else has put another text in its place or taken it away. The plugin has
+// read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
+func (dp *Plugin) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
+	m, key := seen.Plugin.Manager, seen.Plugin.Text
+	if m == nil || !m.Damaged {
+		return "", nil
+	}
+	text := m.Files[key] // what this process has read before; else what is asked for, if that has the same name
+	if text == "" && want.Plugin != nil && want.Plugin.Text == key {
+		text = want.Plugin.KeyContent
+	}
+	if text == "" {
+		return "", nil
+	}
+	if err := dp.patchConfigMap(ctx, m, key, &text); err != nil {
+		return "", err
+	}
+	return m.KeyName(key) + " was taken away, or had another text than this agent has written: it is written again, and no pod has to leave. " +
+		"Without the admission policy gpuslice-agent-configmaps the agents of all nodes can write it: kubectl apply -k deploy/policies", nil
 }
 
 // Tidy removes what a change of the plugin's config has left.
@@ -218,17 +240,21 @@ func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
 // collectKey removes the key that the agent had written for this node before the change, unless another node's label names it.
 func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
 	former := seen.Journal.Plugin
-	if m := seen.Plugin.Manager; m != nil && former != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
+	if former == nil {
+		return
+	}
+	manager := formerManager(former, seen.Node.UID)
+	if m := seen.Plugin.Manager; m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
 		return // the plugin's DaemonSet names another ConfigMap by now
 	}
-	if former == nil || former.Stays || formerManager(former) == nil || !strings.HasPrefix(former.Text, config.OwnPluginKey) || seen.Node.Labels[former.Label] == former.Text {
+	if former.Stays || manager == nil || !manager.Owns(former.Text) || seen.Node.Labels[former.Label] == former.Text {
 		return
 	}
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
 	users, err := dp.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
 	if err == nil && len(users.Items) == 0 {
-		err = dp.patchConfigMap(ctx, formerManager(former), former.Text, nil)
+		err = dp.patchConfigMap(ctx, manager, former.Text, nil)
 	}
 	if err != nil {
 		dp.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", former.Text), zap.Error(err))

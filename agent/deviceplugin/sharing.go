@@ -47,7 +47,7 @@ func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) confi
 }
 
 // SharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
-func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	if p.Method == "" {
 		return nil, dp.noHandover(*seen)
@@ -78,7 +78,7 @@ func (dp *Plugin) SharingOf(seen *state.Observed, profile config.Profile, after 
 		return want, nil
 	}
 	if p.Manager != nil {
-		return dp.keyOf(p, want)
+		return dp.keyOf(ctx, seen, want)
 	}
 	base := p.Text
 	if p.Current == nil {
@@ -126,8 +126,8 @@ func (dp *Plugin) noHandover(seen state.Observed) error {
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes a new one.
-func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
-	m := p.Manager
+func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
+	p, m := seen.Plugin, seen.Plugin.Manager
 	if outcome.IsUnseen(m.ReadErr) {
 		return nil, m.ReadErr
 	}
@@ -135,15 +135,15 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
-		if len(validation.IsValidLabelValue(key)) > 0 {
-			continue // no label can name it
+		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) {
+			continue // no label can name it, or it is another agent's
 		}
 		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
 		if err != nil || !want.Matches(&parsed) {
 			continue
 		}
 		want.Text = key
-		if strings.HasPrefix(key, config.OwnPluginKey) {
+		if m.Owns(key) {
 			want.KeyContent = m.Files[key] // the key may be so new that the config manager does not see it yet
 		}
 		return want, nil
@@ -155,16 +155,33 @@ func (dp *Plugin) keyOf(p state.PluginConfig, want *state.DesiredPlugin) (*state
 				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
 		}
 	}
-	base, err := m.Config(p.Text) // the rest of the present config stays as it is
-	if err != nil {
-		base = ""
-	}
+	key, base := dp.base(ctx, seen)
 	body, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
 		return nil, err
 	}
-	want.KeyContent, want.Text = string(body), config.OwnPluginKey+state.Hash(string(body))
+	want.KeyContent = state.Noted(key, string(body))
+	want.Text = m.OwnKey(want.KeyContent)
 	return want, nil
+}
+
+// base returns the config of people whose fields the agent keeps in one of its own, and its key if that is in the same ConfigMap: paths and hooks that
+// the container runtime goes by as root are among them. Never is it a config of an agent.
+func (dp *Plugin) base(ctx context.Context, seen *state.Observed) (key, text string) {
+	m, value := seen.Plugin.Manager, seen.Plugin.Text
+	if strings.HasPrefix(value, config.OwnPluginKey) {
+		if key := m.NotedBase(value); key != "" {
+			return key, m.Files[key]
+		}
+		if byDefault := dp.Settings.DevicePlugin.DefaultConfig; byDefault != "" {
+			if named, err := dp.ownConfig(ctx, seen.Node, byDefault); err == nil {
+				return "", named.Text
+			}
+		}
+		value = ""
+	}
+	key = m.BaseFor(value)
+	return key, m.Files[key]
 }
 
 // NamedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
@@ -237,7 +254,7 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 			"the default takes a key of the agent's in ConfigMap %s/%s: set devicePlugin.handover to configmap; or have the config manager "+
 				"know a default, as by devicePlugin.config.default of the GPU Operator's ClusterPolicy", m.Namespace, m.ConfigMap)}
 	}
-	want.KeyContent, want.Text = want.Text, config.OwnPluginKey+state.Hash(want.Text)
+	want.KeyContent, want.Text = want.Text, m.OwnKey(want.Text)
 	return want, nil
 }
 
@@ -253,6 +270,7 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 		text, err := m.Config(want.Text)
 		if want.KeyContent != "" {
 			text, err = want.KeyContent, nil
+			want.Text = m.OwnKey(text) // the node may have been made anew since, with another UID
 		}
 		if err == nil {
 			if parsed, err := dp.Configs.Parse([]byte(text)); err == nil {

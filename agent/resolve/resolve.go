@@ -157,7 +157,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(seen, profile, after) })
+	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(ctx, seen, profile, after) })
 }
 
 // Wishes returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that

@@ -47,6 +47,8 @@ type ConfigManager struct {
 	Namespace string            // of the ConfigMap
 	ConfigMap string            // its name; the label names one of its keys
 	Dir       string            // directory in which the sidecar sees the keys as files
+	Node      types.UID         // the node that the plugin runs on
+	Damaged   bool              // the label names a key of this node's agent, and the text that it has written is there no more
 	Fallback  string            // the key for nodes without the label
 	Fallbacks []string          // what it takes without label and Fallback, in this order: named, single, empty
 	Files     map[string]string // the keys of the ConfigMap, with their texts; nil if the agent cannot read it
@@ -69,29 +71,98 @@ const (
 // Writing identifies one write of the file. The text alone does not: a pod that has read the same text before may have read another since.
 func (p PluginConfig) Writing() string { return Hash(p.Text + p.Written.UTC().String()) }
 
-// Config returns the text that the config manager gives to the plugin of a node whose label has the value.
+// Config returns the text that the config manager gives to the plugin of a node whose label has the value, if the agent goes by it.
 func (m *ConfigManager) Config(value string) (string, error) {
-	key := cmp.Or(value, m.Fallback)
-	if key != "" {
-		text, ok := m.Files[key]
-		if !ok {
-			return "", NoSuchKey(m.Namespace, m.ConfigMap, m.Files)
-		}
+	key, err := m.keyFor(value)
+	if err != nil || key == "" {
+		return "", err
+	}
+	text, there := m.Files[key]
+	switch {
+	case !there:
+		return "", NoSuchKey(m.Namespace, m.ConfigMap, m.Files)
+	case m.Believes(key):
 		return text, nil
+	case m.Owns(key):
+		return "", fmt.Errorf("%s has another text than this agent has written: the agent does not go by it", m.KeyName(key))
+	default:
+		return "", fmt.Errorf("%s is not of this node's agent, which does not go by it", m.KeyName(key))
+	}
+}
+
+// keyFor returns the key that the config manager takes for a node whose label has the value; empty if it takes an empty config.
+func (m *ConfigManager) keyFor(value string) (string, error) {
+	if key := cmp.Or(value, m.Fallback); key != "" {
+		return key, nil
 	}
 	for _, s := range m.Fallbacks {
-		switch text, named := m.Files[fallbackNameKey]; {
+		switch _, named := m.Files[fallbackNameKey]; {
 		case s == fallbackNamed && named:
-			return text, nil
+			return fallbackNameKey, nil
 		case s == fallbackSingle && len(m.Files) == 1:
-			for _, text := range m.Files {
-				return text, nil
+			for key := range m.Files {
+				return key, nil
 			}
 		case s == fallbackEmpty:
 			return "", nil
 		}
 	}
 	return "", fmt.Errorf("label %s names no key of ConfigMap %s/%s, and the config manager has no default", m.Label, m.Namespace, m.ConfigMap)
+}
+
+// OwnKey returns the key for a config that this node's agent writes.
+func (m *ConfigManager) OwnKey(text string) string {
+	return config.OwnPluginKey + string(m.Node) + "-" + Hash(text)
+}
+
+// Owns reports whether the key is one that this node's agent, and no other, may write.
+func (m *ConfigManager) Owns(key string) bool {
+	return strings.HasPrefix(key, config.OwnPluginKey+string(m.Node)+"-")
+}
+
+// Believes reports whether the agent goes by the text under the key: people's, or what this node's agent has written under that name. All
+// agents have the right to write to the ConfigMap, and where no policy binds their keys to their nodes, each of them may write any of the agents' keys.
+func (m *ConfigManager) Believes(key string) bool {
+	text, there := m.Files[key]
+	return there && (!strings.HasPrefix(key, config.OwnPluginKey) || key == m.OwnKey(text))
+}
+
+// baseNote is the first line of an agent's config whose fields other than the sharing are those of a key of people.
+const baseNote = "# All that is not asked of gpuslice is as in key "
+
+// NotedBase returns the key of people that the agent's config under the key names as its base; empty if it names none that is there. That name is
+// all that the agent takes over from a config of its own.
+func (m *ConfigManager) NotedBase(own string) string {
+	if !m.Believes(own) {
+		return ""
+	}
+	note, _, _ := strings.Cut(m.Files[own], "\n")
+	if key, noted := strings.CutPrefix(note, baseNote); noted && m.ofPeople(key) {
+		return key
+	}
+	return ""
+}
+
+// BaseFor returns the key of people that the config manager takes for a node whose label has the value; empty if it takes none.
+func (m *ConfigManager) BaseFor(value string) string {
+	if key, err := m.keyFor(value); err == nil && m.ofPeople(key) {
+		return key
+	}
+	return ""
+}
+
+// ofPeople reports whether there is such a key, which no agent has written.
+func (m *ConfigManager) ofPeople(key string) bool {
+	_, there := m.Files[key]
+	return there && !strings.HasPrefix(key, config.OwnPluginKey)
+}
+
+// Noted returns the agent's config with the note of its base.
+func Noted(base, text string) string {
+	if base == "" {
+		return text
+	}
+	return baseNote + base + "\n" + text
 }
 
 // KeysOf returns the keys that a label can name, sorted.
@@ -153,7 +224,7 @@ func (s Observed) PluginSet(want *DesiredPlugin) bool {
 	case want == nil || want.UserManaged:
 		return true
 	case p.Manager != nil:
-		return p.Text == want.Text && (want.KeyContent == "" || p.Manager.Files[want.Text] == want.KeyContent)
+		return p.Text == want.Text // what has become of the text under a key of the agent's is no change: see ConfigManager.Believes
 	case want.MatchText:
 		return p.Exists && p.Text == want.Text || !p.Exists && want.AllowMissing
 	default:
