@@ -210,8 +210,8 @@ func TestConflictsAndCensusesGrowNoFasterThanThePool(t *testing.T) {
 		most     int // conflicts of an agent in a change
 		censuses int // of all agents
 	}{
-		"30 nodes": {30, 10 * time.Millisecond, 6, 60}, "100 nodes": {100, 10 * time.Millisecond, 6, 90}, "300 nodes": {300, 10 * time.Millisecond, 6, 180},
-		"200 nodes at a slow API server": {200, 100 * time.Millisecond, 12, 180},
+		"30 nodes": {30, 10 * time.Millisecond, 6, 60}, "100 nodes": {100, 10 * time.Millisecond, 6, 140}, "300 nodes": {300, 10 * time.Millisecond, 6, 400},
+		"200 nodes at a slow API server": {200, 100 * time.Millisecond, 12, 300},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if row.nodes > 100 {
@@ -229,7 +229,7 @@ func TestConflictsAndCensusesGrowNoFasterThanThePool(t *testing.T) {
 					t.Errorf("%d conflicts, more than %d of an agent", c.conflicts, row.most)
 				}
 				if c.censuses > row.censuses {
-					t.Errorf("agents have read all nodes %d times, more than %d: that grows with the square of the pool", c.censuses, row.censuses)
+					t.Errorf("agents have read all nodes %d times, more than %d: each has to once, and few in vain", c.censuses, row.censuses)
 				}
 			})
 		})

@@ -10,7 +10,8 @@
 // since the nodes were read.
 //
 // A node that wants a slot joins the queue first, which is ordered by the time since when it wants one. Only agents at the front
-// read the nodes: of 400 that wait, few do, and in a large pool the one that has read them gives the next in the queue their slots, too. Times that other nodes have written decide nothing but that order. An agent takes another
+// read the nodes: of 400 that wait, few do, and in a large pool the one that has read them gives the next in the queue their slots, too. Agents of
+// all nodes can write the Lease, so a slot that a node was given is a hint: it heeds the pause and reads the nodes itself, once, before it goes by it. Times that other nodes have written decide nothing but that order. An agent takes another
 // one for dead by its own clock, if it has not seen that one's renewals change for Duration.
 package fleet
 
@@ -90,7 +91,7 @@ func PoolOf(m config.Maintenance, p config.Pool) Pool {
 type Change struct {
 	Node      string
 	UID       types.UID // of the node: a node created anew has the same name and another UID
-	Operation string    // identifies the change, so that its failure is counted once
+	Operation string    // identifies the change: a slot is the node's own only for it, and its failure is counted once
 	Since     time.Time // since when the node wants the slot; the node with the earliest time goes first
 }
 
@@ -136,8 +137,9 @@ func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
 	return seen, nil
 }
 
-// Take asks for a slot. It returns nil if the node has one. A node that has had one before keeps it, even if the pool is paused or full,
-// and Take notes the operation of the change for it. *Full and *Paused say why the node has no slot, and when to ask again.
+// Take asks for a slot. It returns nil if the node has one. A node that has taken one for this change keeps it, even if the pool is paused or
+// full. Any other that the Lease has for the node counts for nothing: agents of all nodes write the Lease. *Full and *Paused say why the node has no
+// slot, and when to ask again.
 //
 // Call Take once more right before the fence: a node that was away for long may have lost its slot. The context should end well before
 // Duration has passed, and cover the fence too, so that an agent that was stopped in between does not fence with a slot that it has

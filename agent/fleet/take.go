@@ -108,6 +108,7 @@ type taking struct {
 	view   *view
 
 	nodes   *census // read for an earlier decision of this call, or nil
+	given   bool    // the Lease has a slot of the node that the node has not taken for this change
 	queued  bool    // this call has put the node into the queue
 	counted bool    // it has counted a large pool
 	renews  bool    // the decision renews the node's slot
@@ -117,12 +118,14 @@ type taking struct {
 func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 	st, now := &r.state, t.slots.Clock.Now()
 	t.renews = false
-	if h := st.holder(t.change.UID); h != nil {
-		if h.Operation == t.change.Operation && !t.slots.renewalDue(t.view) {
+	h := st.holder(t.change.UID)
+	if h != nil && h.Operation == t.change.Operation {
+		if !t.slots.renewalDue(t.view) {
 			return false, nil
 		}
 		return t.hold(st, now)
 	}
+	t.given = h != nil
 	if why := r.paused(); why != "" {
 		t.view.passed = nil // in a paused pool no node may take a free slot
 		return false, &Paused{Pool: t.pool.Name, Why: why, Retry: pause(longest)}
@@ -142,8 +145,9 @@ func (t *taking) decide(ctx context.Context, r *record) (bool, error) {
 	if t.pool.Limit == nil {
 		return t.hold(st, now)
 	}
-	// If many agents ask at once, each would read all nodes. So they join the queue first, and only those at its front find room.
-	if enters && !t.queued {
+	// If many agents ask at once, each would read all nodes. So they join the queue first, and only those at its front find room. A node that
+	// was given a slot has waited there.
+	if enters && !t.queued && !t.given {
 		return true, errQueued
 	}
 	return t.count(ctx, r, changed || enters)
@@ -250,9 +254,9 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	return changed, t.full(limit, rank, st, away)
 }
 
-// grant gives so many nodes that wait the slots that are free by this count, so that they need not count a large pool themselves: if each did, the
-// nodes that are read for a roll-out would grow with the square of the pool. Such a node finds its slot when it looks again. If it wants none
-// any more it returns it, and if its agent is dead it loses it after Duration, like any other.
+// grant gives so many nodes that wait the slots that are free by this count, so that no others take them meanwhile. Such a node finds its slot when it looks again, and counts the
+// nodes itself before it goes by it: any agent can write the Lease. If it wants none any more it returns it, and if its agent is dead it loses it
+// after Duration, like any other.
 func (t *taking) grant(st *state, room int) {
 	if len(t.nodes.all) <= page {
 		return

@@ -84,6 +84,9 @@ func (t *Turn) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
+	if !seen.DisruptionStarted() && !t.holds(*seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
+		t.claim = ""
+	}
 	if seen.Pool.Slot == (fleet.State{}) && t.claim == "" {
 		t.apart = apart
 	}
@@ -101,8 +104,8 @@ func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// holds reports whether the slot is that of the change that is under way, or about to begin. A slot that an earlier process has taken does not
-// count before the change has begun: Take takes it over.
+// holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
+// earlier one or another node's agent, does not count before the change has begun: Take asks for it anew.
 func (t *Turn) holds(s state.Observed) bool {
 	operation := cmp.Or(s.Operation(), t.claim)
 	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation

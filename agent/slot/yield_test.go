@@ -2,9 +2,12 @@ package slot_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,15 +26,18 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
-// member is a node of a pool that lets one node at a time be unavailable, and its turn in that pool.
+// one is the limit of a pool that lets one node at a time be unavailable.
+const one = ", maxUnavailable: 1"
+
+// member is a node of a pool, and its turn in that pool.
 type member struct {
 	turn *slot.Turn
 	seen func() state.Observed
 }
 
-func newMember(t *testing.T, client *fake.Clientset, clock *steady.Clock, name string) member {
+func newMember(t *testing.T, client *fake.Clientset, clock *steady.Clock, name, limit string) member {
 	t.Helper()
-	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\npools: [{name: a, selector: pool=a, maxUnavailable: 1}]\n"))
+	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\npools: [{name: a, selector: pool=a" + limit + "}]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +86,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, clock := fake.NewClientset(), steady.New(testclock.NewFakeClock(metav1.Now().Time))
-			m, other := newMember(t, client, clock, "gpu-1"), newMember(t, client, clock, "gpu-2")
+			m, other := newMember(t, client, clock, "gpu-1", one), newMember(t, client, clock, "gpu-2", one)
 			if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +107,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 func TestASlotThatAnotherNodeHasTakenIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	client, clock := fake.NewClientset(), steady.New(testclock.NewFakeClock(metav1.Now().Time))
-	m, other := newMember(t, client, clock, "gpu-1"), newMember(t, client, clock, "gpu-2")
+	m, other := newMember(t, client, clock, "gpu-1", one), newMember(t, client, clock, "gpu-2", one)
 	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
 		t.Fatal(err)
 	}
@@ -118,5 +124,90 @@ func TestASlotThatAnotherNodeHasTakenIsNotConfirmed(t *testing.T) {
 	var wait *outcome.Waiting
 	if err := m.turn.Confirm(t.Context(), seen, state.Desired{}); !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot {
 		t.Errorf("another node has the slot, and this one gets %v", err)
+	}
+}
+
+// Each agent of the cluster may write the Lease of each pool. Three nodes find slots there that none of them has asked for.
+func TestASlotThatTheNodeHasNotTakenCountsForNothing(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		limit  string
+		paused string
+		may    int
+	}{
+		"the limit holds":              {one, "", 1},
+		"a limit in per cent holds":    {", maxUnavailable: 40%", "", 1},
+		"no node may be unavailable":   {", maxUnavailable: 0", "", 0},
+		"the pause holds":              {", maxUnavailable: 3", "an audit", 0},
+		"the pause holds, limit or no": {", pauseAfter: 1", "an audit", 0},
+		"each may":                     {", maxUnavailable: 3", "", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, clock := fake.NewClientset(), steady.New(testclock.NewFakeClock(metav1.Now().Time))
+			var members []member
+			var slots []string
+			for i := range 3 {
+				name := fmt.Sprintf("gpu-%d", i)
+				members = append(members, newMember(t, client, clock, name, row.limit))
+				slots = append(slots, fmt.Sprintf(`{"node":%q,"uid":"uid-of-%s","operation":"x","since":"2026-01-01T00:00:00Z","renewed":1}`, name, name))
+			}
+			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: config.LeasePrefix + "a", Namespace: "gpuslice", Annotations: map[string]string{
+				config.AnnotationSlots: `{"version":1,"turn":9,"left":9,"holders":[` + strings.Join(slots, ",") + `]}`,
+			}}}
+			if row.paused != "" {
+				lease.Annotations[config.AnnotationPaused] = row.paused
+			}
+			if _, err := client.CoordinationV1().Leases("gpuslice").Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			took := 0
+			for range 2 {
+				took = 0
+				for _, m := range members {
+					if seen := m.seen(); m.turn.Planned(seen, state.Desired{}).Needed && m.turn.Take(t.Context(), seen, state.Desired{}) != nil {
+						continue
+					}
+					if m.turn.Confirm(t.Context(), m.seen(), state.Desired{}) == nil {
+						took++
+					}
+				}
+			}
+			if took != row.may {
+				t.Errorf("%d of 3 nodes may be fenced, want %d", took, row.may)
+			}
+		})
+	}
+}
+
+// A slot that a node has lost is not its own again because somebody puts it back.
+func TestASlotThatTheNodeHasLostAndGetsBackCountsForNothing(t *testing.T) {
+	t.Parallel()
+	client, clock := fake.NewClientset(), steady.New(testclock.NewFakeClock(metav1.Now().Time))
+	m := newMember(t, client, clock, "gpu-1", one)
+	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
+		t.Fatal(err)
+	}
+	leases := client.CoordinationV1().Leases("gpuslice")
+	taken, err := leases.Get(t.Context(), config.LeasePrefix+"a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(slots string) {
+		t.Helper()
+		l := taken.DeepCopy()
+		l.Annotations = map[string]string{config.AnnotationSlots: slots, config.AnnotationPaused: "an audit"}
+		if _, err := leases.Update(t.Context(), l, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"version":1,"turn":9,"left":9}`)
+	m.seen()
+	write(taken.Annotations[config.AnnotationSlots])
+	if !m.turn.Planned(m.seen(), state.Desired{}).Needed {
+		t.Error("the node needs no slot")
+	}
+	var wait *outcome.Waiting
+	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); !errors.As(err, &wait) || wait.Reason != config.ReasonPoolPaused {
+		t.Errorf("the pool is paused, and the node gets %v", err)
 	}
 }
