@@ -160,16 +160,19 @@ func remove(namespace, name string, uid bool, grace int64) func(context.Context,
 	}
 }
 
+// ownKey begins, in the texts of the attempts, the keys of the agent of node own, which have the UID that the API server has given to the node.
+const ownKey = "gpuslice-UID-"
+
 func configMap(namespace, name, body string) func(context.Context, *scene, kubernetes.Interface) error {
-	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		_, err := c.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		_, err := c.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, []byte(s.keyed(body)), metav1.PatchOptions{})
 		return err
 	}
 }
 
 // managed patches who is said to have written the device plugin's ConfigMap.
 func managed(change func([]metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry) func(context.Context, *scene, kubernetes.Interface) error {
-	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
 		m, err := c.CoreV1().ConfigMaps("gpu-operator").Get(ctx, "device-plugin-config", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -178,7 +181,7 @@ func managed(change func([]metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntr
 		if err != nil {
 			return err
 		}
-		return configMap(m.Namespace, m.Name, string(body))(ctx, nil, c)
+		return configMap(m.Namespace, m.Name, string(body))(ctx, s, c)
 	}
 }
 
@@ -281,6 +284,9 @@ func readSecret(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 	return err
 }
 
+// long is a text of 100,000 characters.
+var long = strings.Repeat("a", 100_000)
+
 // attempts are what the token of the agent on node own is tried for. The agent itself needs none of them.
 var attempts = []attempt{
 	{"other node: cordon it", closed, node("other", `{"spec":{"unschedulable":true}}`)},
@@ -302,6 +308,27 @@ var attempts = []attempt{
 	{"own node: a restricted label through its status", closed, status("own", `{"metadata":{"labels":{"node-restriction.kubernetes.io/tier":"secret"}}}`)},
 	{"own node: another zone", closed, node("own", `{"metadata":{"labels":{"topology.kubernetes.io/zone":"b"}}}`)},
 	{"own node: a label that no profile of the node has", closed, node("own", `{"metadata":{"labels":{"team":"finance"}}}`)},
+	{"own node: change a label of people, noted as published in the same write", closed, node("own",
+		`{"metadata":{"labels":{"team":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"finance\"}}"}}}`)},
+	{"own node: note a label of people as published, to change it by the next write", closed, node("own",
+		`{"metadata":{"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"research\"}}"}}}`)},
+	{"own node: take a taint of people away, noted as published in the same write", closed, func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		n, err := s.admin.CoreV1().Nodes().Get(ctx, "own", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"annotations": map[string]string{config.AnnotationPublished: `{"taints":[{"key":"dedicated"}]}`}},
+			"spec":     map[string]any{"taints": without("dedicated")(n.Spec.Taints)},
+		})
+		if err != nil {
+			return err
+		}
+		return node("own", string(patch))(ctx, s, c)
+	}},
+	{"own node: an annotation of its own of 200,000 characters", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/plan":"`+long+long+`"}}}`)},
+	{"own node: our own condition with a message of 100,000 characters", closed, status("own",
+		`{"status":{"conditions":[{"type":"GPUPartitionReady","status":"False","reason":"Forged","message":"`+long+`"}]}}`)},
 	{"own node: ask for another geometry", closed, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
 	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
@@ -386,6 +413,7 @@ var attempts = []attempt{
 			}
 		}
 	})},
+	{"Lease of a pool: holders of 100,000 characters", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new(long) })},
 	{"Lease of a pool: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, "gpuslice-pool-research", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	}},
@@ -406,14 +434,17 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: say that another has written a key of people", closed, addEntry("another", "Update", `{"f:data":{"f:any":{}}}`)},
 	{
 		"ConfigMap of the device plugin: say that who has applied it has applied a key of people", closed,
-		argocdHas(`{"f:data":{"f:any":{},"f:shared":{},"f:gpuslice-7a8b9c":{}}}`),
+		argocdHas(`{"f:data":{"f:any":{},"f:shared":{},"f:gpuslice-UID-7a8b9c":{}}}`),
 	},
 	{"ConfigMap of the device plugin: say that who has applied it has applied all data", closed, argocdHas(`{"f:data":{}}`)},
-	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-7a8b9c":{}}}`)},
+	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-UID-7a8b9c":{}}}`)},
 	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
 	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
 	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(nodewrite.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
 	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
+	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
+	{"ConfigMap of the device plugin: take away a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":null}}`)},
+	{"ConfigMap of the device plugin: a key of its own node of 100 KiB", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"`+long+`"}}`)},
 	{"ConfigMap: a script that the operator's privileged pods run", never, configMap("gpu-operator", "nvidia-device-plugin-entrypoint", `{"data":{"entrypoint.sh":"id"}}`)},
 	{"ConfigMap: the agents' own settings", never, configMap("gpuslice", "gpuslice-settings", `{"data":{"settings.yaml":"forged"}}`)},
 
@@ -450,6 +481,7 @@ var attempts = []attempt{
 	{"Event as kubelet", closed, event("default", "Node", "own", "kubelet", "own")},
 	{"Event as the agent of another node", closed, event("default", "Node", "own", "gpuslice-agent", "other")},
 	{"Event on a Secret", closed, event("team", "Secret", "any", "gpuslice-agent", "own")},
+	{"Event of 100,000 characters", closed, patchEvent("by-the-agent", `{"message":"`+long+`"}`)},
 	{"Event of kubelet: change what it says", closed, patchEvent("by-kubelet", `{"message":"forged"}`)},
 	{"Event of kubelet: take it over", closed, patchEvent("by-kubelet", `{"source":{"component":"gpuslice-agent"}}`)},
 
@@ -472,8 +504,8 @@ var attempts = []attempt{
 		_, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		return err
 	}},
-	{"own node: a label or taint outside of the protected domains, noted as published", open, node("own",
-		`{"metadata":{"labels":{"team":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"finance\"}}"}}}`)},
+	{"own node: a label or taint that was not there, outside of the protected domains, noted as published", open, node("own",
+		`{"metadata":{"labels":{"tier":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"tier\":\"finance\"}}"}}}`)},
 	{"own node: keep autoscalers from removing it", open, node("own", `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`)},
 	{"own node: gpuslice.io/not-ready:NoExecute, which ends its pods", open, retaint("own", func(taints []corev1.Taint) []corev1.Taint {
 		return append(without("gpuslice.io/not-ready")(taints), corev1.Taint{Key: "gpuslice.io/not-ready", Value: "forged", Effect: corev1.TaintEffectNoExecute})
@@ -481,8 +513,7 @@ var attempts = []attempt{
 	{"Lease of a pool that its node is not of: slots of other nodes, or pause it", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
 		l.Annotations = map[string]string{"gpuslice.io/slots": "{}", "gpuslice.io/paused": "forged"}
 	})},
-	{"ConfigMap of the device plugin: a key gpuslice-* that other nodes go by", open, configMap("gpu-operator", "device-plugin-config",
-		`{"data":{"gpuslice-1a2b3c":null}}`)},
+	{"ConfigMap of the device plugin: a key of its own node, which nobody else goes by", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"forged"}}`)},
 	{"Event on a pod of another node", open, event("team", "Pod", "app-other", "gpuslice-agent", "own")},
 }
 
@@ -509,9 +540,9 @@ var needed = []attempt{
 	{"delete after the deadline", open, remove("team", "app-own", true, 30)},
 	{"slot", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Annotations = map[string]string{"gpuslice.io/slots": "{}"} })},
 	{"slot of a paused pool", open, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations["gpuslice.io/slots"] = "{}" })},
-	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-4d5e6f":"version: v1"}}`)},
-	{"sharing, by a key that others have applied", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-7a8b9c":"version: v2"}}`)},
-	{"sharing, by a key that is all that somebody has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-0d1e2f":null}}`)},
+	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-4d5e6f":"version: v1"}}`)},
+	{"sharing, by a key that others have applied", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-7a8b9c":"version: v2"}}`)},
+	{"sharing, by a key that is all that somebody has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-0d1e2f":null}}`)},
 	{"event", open, event("default", "Node", "own", "gpuslice-agent", "own")},
 	{"event on a pod", open, event("team", "Pod", "app-own", "gpuslice-agent", "own")},
 	{"event again", open, patchEvent("by-the-agent", `{"count":2}`)},

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/kustomize"
@@ -53,6 +54,12 @@ type scene struct {
 	token    *rest.Config // of the agent's pod
 	plugin   string       // name of the pod of the DaemonSet in kube-system
 	uids     map[string]string
+	node     string // UID of node own
+}
+
+// keyed puts the UID of node own into the keys of a text.
+func (s *scene) keyed(text string) string {
+	return strings.ReplaceAll(text, ownKey, config.OwnPluginKey+s.node+"-")
 }
 
 func newScene(t *testing.T) *scene {
@@ -81,6 +88,11 @@ func (s *scene) fill() {
 		s.t.Fatal(err)
 	}
 	s.put(string(manifests))
+	own, err := s.admin.CoreV1().Nodes().Get(s.t.Context(), "own", metav1.GetOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.node = string(own.UID)
 	s.applied()
 	s.until("the DaemonSet's pod", func(ctx context.Context) (bool, error) {
 		pods, err := s.admin.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "app=plugin", FieldSelector: "spec.nodeName!="})
@@ -104,12 +116,12 @@ func (s *scene) fill() {
 func (s *scene) applied() {
 	s.t.Helper()
 	_, err := s.admin.CoreV1().ConfigMaps("gpu-operator").Patch(s.t.Context(), "device-plugin-config", types.ApplyPatchType,
-		[]byte(`{"apiVersion":"v1","kind":"ConfigMap","data":{"shared":"version: v1","gpuslice-7a8b9c":"version: v1"}}`), metav1.PatchOptions{FieldManager: "argocd"})
+		[]byte(s.keyed(`{"apiVersion":"v1","kind":"ConfigMap","data":{"shared":"version: v1","gpuslice-UID-7a8b9c":"version: v1"}}`)), metav1.PatchOptions{FieldManager: "argocd"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	_, err = s.admin.CoreV1().ConfigMaps("gpu-operator").Patch(s.t.Context(), "device-plugin-config", types.MergePatchType,
-		[]byte(`{"data":{"gpuslice-0d1e2f":"version: v1"}}`), metav1.PatchOptions{FieldManager: "kubectl-edit"})
+		[]byte(s.keyed(`{"data":{"gpuslice-UID-0d1e2f":"version: v1"}}`)), metav1.PatchOptions{FieldManager: "kubectl-edit"})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestTheAgentWritesAConfigMapThatManyWrite(t *testing.T) {
 		})
 	}
 	ancient := addEntry("ancient-changes", "Update", `{"f:data":{"f:any":{}}}`)
-	writes := configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-4d5e6f":"version: v1"}}`)
+	writes := configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-4d5e6f":"version: v1"}}`)
 	goes("ancient changes of two", ancient, false)
 	for n := range 8 { // two are there
 		if _, err := maps.Patch(t.Context(), "device-plugin-config", types.MergePatchType, fmt.Appendf(nil, `{"data":{"key-%d":""}}`, n),
