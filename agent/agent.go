@@ -304,6 +304,10 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 		want.KeepForeign(seen.Journal)
 		steps, err = a.observeTakenAndPlan(ctx, seen, want, want.Targets)
 	}
+	if err == nil && want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps) {
+		steps, err = nil, want.Unread
+		want, _ = a.resolver.Asked(seen.Node)
+	}
 	switch {
 	case outcome.IsUnseen(err):
 		return want, nil, err

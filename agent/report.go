@@ -55,7 +55,8 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	}
 	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
-	r.Message = legible.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+a.teller.TellWindows(seen, want, d.Planned), legible.Longest)
+	r.Message = legible.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+
+		a.teller.TellWindows(seen, want, d.Planned)+a.teller.TellIgnored(seen, want), legible.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
 	a.prover.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)

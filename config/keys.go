@@ -322,6 +322,11 @@ const (
 	//
 	// You can: leave it; kubelet had them at 0.
 	ReasonStaleResourcesRemoved Reason = "StaleResourcesRemoved"
+	// ReasonKeyIgnored is given, by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its
+	// key is none that the agent knows and looks like a slip of the pen for one.
+	//
+	// You can: remove the key that the message names, or write it as the message says.
+	ReasonKeyIgnored Reason = "KeyIgnored"
 )
 
 // Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.

@@ -75,6 +75,7 @@ type Stalled struct {
 	Journal string // why this agent cannot read the node's journal; empty if it stalls for another cause
 	// NoHandover: the agent cannot give the device plugin a config.
 	NoHandover bool
+	Unread     bool // a file of the administrator could not be read
 }
 
 // Error is the message.

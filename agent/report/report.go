@@ -69,10 +69,14 @@ func (r Report) Silent() string {
 	return r.Message
 }
 
-// Of puts the pass into words. A reset for which no label asks has no answer in the label of the state.
+// Of puts the pass into words. A reset for which no label asks has no answer in the label of the state. Who waits for
+// the answer to a label that does not count is answered "failed": an answer ends the wait, and none would last until the waiting ends by itself.
 func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
 	r := reportOf(seen, want, steps, err, d)
 	r.GoesOn, r.Retries = goesOn(want, steps, err, d), err != nil && d.Waits == outcome.ForRetry
+	if want.Unanswered && r.State == config.StateSuccess {
+		r.State = config.StateFailed
+	}
 	if want.Name == state.ResetTarget {
 		r.State = ""
 	}

@@ -29,11 +29,25 @@ type Resolver struct {
 	Parse        func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
 	DevicePlugin *deviceplugin.Plugin
 	Settings     config.Settings
+
+	read reading // the last one
 }
 
 // Desired turns labels into targets. A bad wish is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
 // a change that is under way.
+//
+// A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
+// be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
 func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
+	want, err := r.desired(ctx, seen)
+	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Status.Proven) {
+		asked, _ := r.Asked(seen.Node)
+		return asked, want.Unread
+	}
+	return want, err
+}
+
+func (r *Resolver) desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
 		r.DevicePlugin.Observe(ctx, seen)
@@ -56,11 +70,20 @@ func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, want state
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.Label != config.LabelDevicePluginConfig {
 		profile, found, beyond, err := r.Wishes(*seen, want.Label, migName(want.Name, pluginKey))
+		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
+			want.Unread = err
+			profile, found, beyond, err = r.wishesOfReadable(*seen, want.Label, migName(want.Name, pluginKey))
+		}
 		if err != nil {
 			return want, err
 		}
+		if want.Unread == nil {
+			r.read = reading{want.Label, want.Name, seen.Files}
+		}
 		wishes, want.MissingPositions = found, beyond
-		if err := r.Apply(ctx, seen, &want, profile, state.WithTargets(seen.GPUs, state.Targets(found))); err != nil {
+		after := state.WithTargets(seen.GPUs, state.Targets(found))
+		want.Unanswered = want.Unanswered && !r.asksForTheSame(*seen, seen.Node.Labels[config.LabelMIGConfig], after)
+		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
 			return want, err
 		}
 	}
@@ -105,7 +128,7 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 // Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin.
 func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
 	if name := node.Labels[config.LabelProfile]; name != "" {
-		return state.Desired{Label: config.LabelProfile, Name: name}, ""
+		return overriding(node, state.Desired{Label: config.LabelProfile, Name: name}), ""
 	}
 	pluginKey = node.Labels[config.LabelDevicePluginConfig]
 	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // set by an agent, for a profile or the settings' default
@@ -124,6 +147,42 @@ func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey strin
 		want.Keys = &nodekeys.Keys{} // the keys of a profile go when the label of another config counts
 	}
 	return want, pluginKey
+}
+
+// overriding adds the labels that do not count beside a profile. What the label of MIG configs asks for may be what the profile asks for: as long as
+// that is not known, it has no success.
+func overriding(node *corev1.Node, want state.Desired) state.Desired {
+	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		if name := node.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) {
+			want.Overridden = append(want.Overridden, label+"="+name)
+			want.Unanswered = want.Unanswered || label == config.LabelMIGConfig
+		}
+	}
+	return want
+}
+
+// asksForTheSame reports whether the MIG config of that name is what these GPUs have.
+func (r *Resolver) asksForTheSame(seen state.Observed, name string, gpus []nvml.GPU) bool {
+	_, wishes, _, err := r.Wishes(seen, config.LabelMIGConfig, name)
+	if err != nil {
+		return false
+	}
+	for _, gpu := range gpus {
+		wish, asked := wishes[gpu.UUID]
+		if !asked || !gpu.Capable && !wish.MIG {
+			continue
+		}
+		has := map[string]int{}
+		for _, instance := range gpu.Instances {
+			for _, device := range instance.Devices {
+				has[device.Profile]++
+			}
+		}
+		if wish.MIG != gpu.Enabled || !maps.Equal(has, wish.Devices) {
+			return false
+		}
+	}
+	return true
 }
 
 // migName returns the name of the MIG config in a name that may be joined with that of a config of the device plugin.
@@ -167,7 +226,7 @@ func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 ) {
 	catalog, err := r.catalog(seen, label, name)
 	if err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error()}
+		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
 	if wishes, err = state.WishesOf(catalog, label, name, seen.GPUs); err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
@@ -189,6 +248,26 @@ func missingFile(seen state.Observed, label string, err error) string {
 		return ""
 	}
 	return "; " + file.Name + ", which the settings name, is not there"
+}
+
+// reading is the files by which a label was understood.
+type reading struct {
+	label, name string
+	files       state.Files
+}
+
+// wishesOfReadable is Wishes by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
+// there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
+func (r *Resolver) wishesOfReadable(seen state.Observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+) {
+	configs, found := seen.Files.Configs.Only("mig-configs", name)
+	profiles, also := seen.Files.Profiles.Only("profiles", name)
+	if want, _ := r.Asked(seen.Node); !(found && also) && r.read.label == label && r.read.name == want.Name {
+		configs, profiles = r.read.files.Configs, r.read.files.Profiles
+	}
+	seen.Files = state.Files{Configs: configs, Profiles: profiles}
+	return r.Wishes(seen, label, name)
 }
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error

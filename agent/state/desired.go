@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -26,6 +28,9 @@ type Desired struct {
 	Windows          []window.Window // of a profile; none for those of the pool
 	Fingerprint      string          // tells this wish from any other, on these GPUs
 	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
+	Overridden       []string        // labels, as key=value, that do not count while Label is there
+	Unanswered       bool            // LabelMIGConfig is one of them, and asks for something else than Label does
+	Unread           error           // why a file could not be read that this is from: it is as last proven, and no change begins by it; nil if all were
 	Undo             bool            // the agent undoes the change instead
 	UndoCause        error           // why, unless that is the failure in the journal
 }
@@ -88,6 +93,28 @@ func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
 		return fmt.Errorf("%s: %w", f.Name, err)
 	}
 	return nil
+}
+
+// Only is the file with a single entry of the mapping that the field has, or none if it has no such entry; false if the file cannot be read.
+func (f *ConfigMapFile) Only(field, name string) (*ConfigMapFile, bool) {
+	if f == nil || f.Absent {
+		return f, true
+	}
+	none := &ConfigMapFile{Name: f.Name, Absent: true}
+	text, err := document.JSON(f.Data)
+	var fields, entries map[string]json.RawMessage
+	if f.Err != nil || err != nil || json.Unmarshal(text, &fields) != nil || json.Unmarshal(fields[field], &entries) != nil {
+		return none, false
+	}
+	entry, has := entries[name]
+	if !has {
+		return none, true
+	}
+	if fields[field], err = json.Marshal(map[string]json.RawMessage{name: entry}); err != nil {
+		return none, false
+	}
+	text, err = json.Marshal(fields)
+	return &ConfigMapFile{Name: f.Name, Data: text}, err == nil
 }
 
 // Targets returns the wishes as targets of the planner.

@@ -137,18 +137,24 @@ func (t agentReport) answersAnother(n *corev1.Node) bool {
 	}
 }
 
-// asks returns what the node's labels ask for.
+// asks returns what the node's labels ask for. Beside a profile, which alone counts, it has what does not.
 func asks(n *corev1.Node) string {
-	if profile := n.Labels[config.LabelProfile]; profile != "" {
-		return profile
-	}
+	profile := n.Labels[config.LabelProfile]
 	var names []string
 	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
 			names = append(names, name)
 		}
 	}
-	return strings.Join(names, api.DesiredSeparator)
+	all := strings.Join(names, api.DesiredSeparator)
+	switch {
+	case profile == "":
+		return all
+	case all == "":
+		return profile
+	default:
+		return profile + " (not " + all + ")"
+	}
 }
 
 // unhealthy says what is wrong with the GPUs; empty if nothing is, or the agent does not report it.

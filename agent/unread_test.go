@@ -1,0 +1,87 @@
+package agent_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// One mistake in a file that all nodes read is no reason to say of a node that it is not as asked.
+func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
+	t.Parallel()
+	const wrong = "  other: {mig: [{gpus: {all: true}, enabled: perhaps}]}\n"
+	for name, row := range map[string]struct {
+		text  string
+		stays bool
+	}{
+		"another profile":                       {onePart + wrong, true},
+		"no YAML at all":                        {onePart + "\t- nonsense\n", true},
+		"this very profile":                     {strings.Replace(onePart, "7}", "many}", 1), false},
+		"another profile, and this one edited":  {strings.Replace(onePart, "7}", "6}", 1) + wrong, false},
+		"another profile, and this one is gone": {strings.Replace(onePart, "seven", "six", 1) + wrong, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.profiles(onePart)
+				events := w.listens()
+				w.profile("seven")
+				w.reach("seven")
+				cut := w.gpus.String()
+				w.setFile("profiles", row.text)
+				w.passes("a word about the file", func() bool { return strings.Contains(w.condition().Message, "ConfigMap gpuslice/profiles") })
+				c := w.condition()
+				if stays := c.Status == corev1.ConditionTrue; stays != row.stays || stays == (c.Reason == string(config.ReasonInvalidCatalog)) {
+					t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+				}
+				w.turns(20, func() bool { return false })
+				if n := heard(events, "Warning "+string(config.ReasonInvalidCatalog), "ConfigMap gpuslice/profiles"); n != 1 {
+					t.Errorf("%d Events name the file, want 1", n)
+				}
+				w.are(cut)
+				w.setFile("profiles", onePart)
+				w.passes("no word about the file", func() bool { return !strings.Contains(w.condition().Message, "ConfigMap") })
+				w.says(config.ReasonConverged)
+			})
+		})
+	}
+}
+
+// A new process knows of the file what it can read, and by the host's record what was proven.
+func TestANewProcessKeepsAGeneratedConfigWhileTheFileIsNoYAML(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.converge("all-1g.10gb")
+		w.fileError = errors.New("line 3: is no YAML")
+		w.restart()
+		w.passes("a word about the file", func() bool { return strings.Contains(w.condition().Message, "line 3") })
+		if c := w.condition(); c.Status != corev1.ConditionTrue {
+			t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+		}
+		w.label("first-1g")
+		w.settle(config.ReasonInvalidCatalog)
+	})
+}
+
+// While the file cannot be read, a node that is no longer as it was proven is not cut again by it.
+func TestNoChangeBeginsByAFileWithAMistake(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.administer(firstOnly)
+		w.converge("all-1g.10gb")
+		w.fileError = errors.New("line 3: is no YAML")
+		w.reboot()
+		w.settle(config.ReasonInvalidCatalog)
+		if n := len(w.snapshot()[0].Instances); n != 0 {
+			t.Errorf("the GPU was cut into %d instances", n)
+		}
+	})
+}
