@@ -510,7 +510,8 @@ const (
 
 // Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.
 const (
-	// ReasonUnconfined is given when no admission policy confines the agent to its own node, or when they refuse all it writes.
+	// ReasonUnconfined is given when no admission policy confines the agent to its own node, or when they refuse all it writes, and by a Normal
+	// Event when they confine it at last.
 	//
 	// You can: install the admission policies: kubectl apply -k deploy/policies.
 	ReasonUnconfined Reason = "Unconfined"

@@ -96,7 +96,7 @@ const (
 	//
 	// Labels: verb, code
 	MetricAPIRequests = "gpuslice_api_requests_total"
-	// MetricAdmissionPolicy is 1 if the API server refused at the agent's start what the policy for `nodes`, `evictions`, `leases` or
+	// MetricAdmissionPolicy is 1 if the API server refused when the agent last tried what the policy for `nodes`, `evictions`, `leases` or
 	// `events` has to refuse.
 	//
 	// Labels: policy

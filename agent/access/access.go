@@ -51,6 +51,10 @@ const probe = "gpuslice-policies"
 // The agent asks an API server that does not answer nine times, within about 45 minutes.
 var again = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 0.2, Steps: 9}
 
+// Policies that are installed with the agent take the API server some seconds until they act, so the agent asks again within about a minute before it
+// reports that they do not.
+var settles = []time.Duration{2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 30 * time.Second}
+
 // Options is what a Checker works with.
 type Options struct {
 	Client    kube.Interface
@@ -60,6 +64,7 @@ type Options struct {
 	Access    config.PodAccess
 	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
+	Heartbeat time.Duration // between two looks while policies are missing
 	// Version asks the API server for its version, as v1.37.1; nil if the agent does not ask.
 	Version func(context.Context) (string, error)
 	Events  record.EventRecorder
@@ -110,14 +115,63 @@ func (c *Checker) Begin(ctx context.Context) {
 	}
 }
 
-// Run does what Begin has not done. It returns then, or when ctx ends, or when the API server has not answered nine times.
+// Run does what Begin has not done. It returns when policies confine the agent, or when ctx ends, or when the API server has not answered nine times.
+// As long as no policies do, it looks again and again; an agent that is confined asks nothing more.
 func (c *Checker) Run(ctx context.Context) {
 	c.mu.Lock()
 	told := c.told
 	c.mu.Unlock()
-	if told {
+	if !told {
+		c.findOut(ctx)
+	}
+	for _, pause := range settles {
+		if c.unconfined() == "" || !sleep(ctx, pause) {
+			return
+		}
+		c.lookAgain(ctx)
+	}
+	warned := c.unconfined()
+	if warned == "" {
 		return
 	}
+	c.warn(config.ReasonUnconfined, warned)
+	for c.unconfined() != "" {
+		if !sleep(ctx, c.o.Heartbeat) {
+			return
+		}
+		c.lookAgain(ctx)
+	}
+	const text = "admission policies confine this agent to its own node now"
+	c.o.Log.Info(text)
+	c.o.Events.Event(c.reference(), corev1.EventTypeNormal, string(config.ReasonUnconfined), text)
+}
+
+// lookAgain keeps what is found if all of it is.
+func (c *Checker) lookAgain(ctx context.Context) {
+	found, err := c.Find(ctx)
+	if err != nil {
+		c.o.Log.Debug("whether policies confine the agent is not known", zap.Error(err))
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found = found
+}
+
+// sleep waits; it returns false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// findOut asks an API server that does not answer again and again.
+func (c *Checker) findOut(ctx context.Context) {
 	var found Findings
 	err := wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
 		var err error
@@ -281,21 +335,7 @@ func (c *Checker) tell(ctx context.Context, found Findings) {
 		c.warn(config.ReasonMissingRight, "the settings say podAccess: impersonation, and the API server lets this agent not ask in the name of node "+
 			c.o.Node+", so that it sees no pod: deploy it with components/impersonation, on Kubernetes 1.36 or newer, or set podAccess to auto")
 	}
-	var missing []string
-	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
-		left := policy == Evictions && c.o.Access == config.PodAccessRBAC // as the settings want it
-		if !found.InForce[policy] && !left {
-			missing = append(missing, string(policy))
-		}
-	}
-	switch {
-	case len(missing) > 0:
-		c.warn(config.ReasonUnconfined, "no admission policy confines this agent's writes to its own node, for: "+strings.Join(missing, ", ")+
-			"; a program that takes its token can change other nodes: apply deploy/policies (deploy/SECURITY.md)")
-	case found.Unbound: // the policies refuse the Event, too
-		c.warn(config.ReasonUnconfined, "the admission policies refuse all that this agent writes, since its token does not name node "+c.o.Node+
-			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies")
-	case len(found.InForce) > 0:
+	if len(found.InForce) > 0 && c.unconfined() == "" {
 		c.o.Log.Info("admission policies confine this agent to its own node")
 	}
 	if found.MayNotEvict {
@@ -305,6 +345,30 @@ func (c *Checker) tell(ctx context.Context, found Findings) {
 	if found.MayNotDelete {
 		c.warn(config.ReasonMissingRight, "the settings say drain.afterDeadline: delete, and this agent has no right to delete pods: "+
 			"those that are still there at the deadline stay; deploy it with components/delete-after-deadline")
+	}
+}
+
+// unconfined says what no policy confines, or that the policies refuse all; empty if they do what they have to, or if that is not known.
+func (c *Checker) unconfined() string {
+	c.mu.Lock()
+	found := c.found
+	c.mu.Unlock()
+	var missing []string
+	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
+		left := policy == Evictions && c.o.Access == config.PodAccessRBAC // as the settings want it
+		if !found.InForce[policy] && !left {
+			missing = append(missing, string(policy))
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		return "apply deploy/policies (deploy/SECURITY.md): no admission policy confines this agent's writes to its own node, for: " + strings.Join(missing, ", ") +
+			"; a program that takes its token can change other nodes"
+	case found.Unbound: // the policies refuse the Event, too
+		return "the admission policies refuse all that this agent writes, since its token does not name node " + c.o.Node +
+			": run it as a pod of that node, on Kubernetes 1.32 or newer, or deploy it with components/without-policies"
+	default:
+		return ""
 	}
 }
 

@@ -109,11 +109,13 @@ func told(t *testing.T, client *fake.Clientset, w want) (events []string, metric
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
 	checker := access.New(access.Options{
-		Client: clientset.Of(client), Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second,
+		Client: clientset.Of(client), Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second, Heartbeat: 5 * time.Minute,
 		Events: recorder, Log: zap.NewNop(),
 	})
-	checker.Begin(t.Context())
-	checker.Run(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	checker.Begin(ctx)
+	checker.Run(ctx)
 	close(recorder.Events)
 	for e := range recorder.Events {
 		events = append(events, e)
@@ -188,7 +190,9 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			events, metrics := told(t, server(c.answer, c.mayDelete), c.want)
+			var events []string
+			var metrics string
+			synctest.Test(t, func(t *testing.T) { events, metrics = told(t, server(c.answer, c.mayDelete), c.want) })
 			if len(events) != len(c.events) {
 				t.Fatalf("events: %q, want %d", events, len(c.events))
 			}
@@ -200,6 +204,43 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 			if diff := cmp.Diff(c.metrics, metrics); diff != "" {
 				t.Errorf("metrics (-want +got):\n%s", diff)
 			}
+		})
+	}
+}
+
+// A correct install applies the policies beside the agent, and the API server takes some seconds until they act. A finding that is no longer so is taken
+// back, and an agent that is confined asks nothing more.
+func TestPoliciesThatActLaterAreFound(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		after  time.Duration
+		events []string
+		asks   int // the bound of requests in an hour
+	}{
+		"at once":            {0, nil, 10},
+		"within a minute":    {20 * time.Second, nil, 40},
+		"after half an hour": {30 * time.Minute, []string{"Warning Unconfined", "Normal Unconfined"}, 80},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				client := server(func(action clienttesting.Action) error {
+					if time.Since(began) < row.after {
+						return nil
+					}
+					return policiesAct(action)
+				}, false)
+				events, metrics := told(t, client, want{})
+				if !slices.EqualFunc(events, row.events, strings.HasPrefix) {
+					t.Errorf("events %q, want %q", events, row.events)
+				}
+				if want := "events=1 evictions=1 leases=1 nodes=1 policy=1"; metrics != want {
+					t.Errorf("metrics %q, want %q", metrics, want)
+				}
+				if n := len(client.Actions()); n > row.asks {
+					t.Errorf("the API server was asked %d times, want at most %d", n, row.asks)
+				}
+			})
 		})
 	}
 }

@@ -117,7 +117,8 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	recorder := events.NewRecorder(kinds, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
-		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Events: recorder, Log: log.Named("access"),
+		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Heartbeat: settings.NodeHeartbeat,
+		Events: recorder, Log: log.Named("access"),
 		Version: func(ctx context.Context) (string, error) { return kube.ServerVersion(ctx, client) },
 	})
 	o.alive = alive.New(alive.Patience(settings), log)

@@ -97,7 +97,7 @@ var groups = []Group{
 		{"HealthNotWatched", "when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them", "see whether the driver is well; an older one may not have events"},
 	}},
 	{"Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.", []Text{
-		{"Unconfined", "when no admission policy confines the agent to its own node, or when they refuse all it writes", "install the admission policies: kubectl apply -k deploy/policies"},
+		{"Unconfined", "when no admission policy confines the agent to its own node, or when they refuse all it writes, and by a Normal Event when they confine it at last", "install the admission policies: kubectl apply -k deploy/policies"},
 		{"MissingRight", "when the account lacks a right that the settings, or the work of the agent, need", "give the account the right that the message names, or turn the setting off"},
 	}},
 	{"Reasons when something went wrong.", []Text{
