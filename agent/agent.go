@@ -98,6 +98,8 @@ type Agent struct {
 	teller   *tell.Teller
 	parts    part.All
 
+	edited func() (other bool, wrong string) // of the settings; nil if they are in no file
+
 	hasLooked      bool // this process has observed the node once
 	changeUnderway bool // the last pass observed a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
@@ -117,14 +119,21 @@ func (a *Agent) forgetters() []forgetter {
 	}
 }
 
+// ErrEdited says that the settings are other ones than this process has read, and good, so that a new process has to take them over.
+var ErrEdited = errors.New("the settings were edited")
+
 // Run keeps the node as desired until ctx ends. It completes a step that has begun before it returns. The error is
-// nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on.
+// nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on; or ErrEdited.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
 	a.parts.Watch(ctx, a.wakes.Beside)
 	a.leftovers.Forget(a.clock.Now())
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
+		if other, _ := a.lookAtSettings(); other {
+			a.log.Info("the settings were edited", zap.String("node", a.node))
+			return ErrEdited
+		}
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.alive.Begin()
 		a.objects.TakeWish()
@@ -139,6 +148,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	a.log.Info("stopping", zap.String("node", a.node))
 	return nil
+}
+
+// lookAtSettings reports whether the settings are other ones by now, and whether what is wrong with them is news for the condition. Wrong ones change
+// nothing else.
+func (a *Agent) lookAtSettings() (other, news bool) {
+	if a.edited == nil {
+		return false, false
+	}
+	other, wrong := a.edited()
+	news = other || wrong != a.teller.WrongSettings
+	a.teller.WrongSettings = wrong
+	return other, news
 }
 
 // settleTime is the least time between two passes while no change is under way. Kubelet and controllers may write to the node and
@@ -180,6 +201,9 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 		case <-timer.C():
 			return
 		case <-looks.C():
+		}
+		if _, news := a.lookAtSettings(); news {
+			return
 		}
 		if a.parts.LookAgain(context.WithoutCancel(ctx)) {
 			return

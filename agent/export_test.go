@@ -35,6 +35,9 @@ func (a *Agent) Begin() { a.leftovers.Forget(a.clock.Now()) }
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.driverReplaced }
 
+// Edited reports whether the run ends, since the settings are other ones.
+func (a *Agent) Edited() bool { other, _ := a.lookAtSettings(); return other }
+
 // Rest waits as the loop does between two passes, with nothing to wake it.
 func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.waitForNextPass(ctx, nil, d) }
 

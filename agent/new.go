@@ -84,6 +84,8 @@ type Options struct {
 	// PluginFile is the path of the device plugin's config file in this process. If it is empty, it is that on the host, by the settings.
 	PluginFile string
 	Settings   config.Settings
+	// Edited reports whether the file of the settings has other ones by now, or what is wrong with it. It may be nil.
+	Edited  func() (other bool, wrong string)
 	Clock      clock.WithTicker
 	Events     record.EventRecorder
 	Sources    []tell.Source // of the status, beside the agent's own parts
@@ -106,6 +108,7 @@ func New(o Options) *Agent {
 		marks: fence.Fence{
 			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
+		edited:    o.Edited,
 		objects:   objects,
 		nodes:     nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode, Startup: o.Settings.StartupTaints()},
 		wakes:     &wake.Sources{Client: o.Client, Objects: objects, Driver: o.Driver, Clock: c, Log: o.Log},

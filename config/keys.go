@@ -322,6 +322,10 @@ const (
 	//
 	// You can: leave it; kubelet had them at 0.
 	ReasonStaleResourcesRemoved Reason = "StaleResourcesRemoved"
+	// ReasonInvalidSettings is given, by an Event alone, while the settings cannot be read: the agent goes on with those of before.
+	//
+	// You can: mend the settings at the line that the message names; gpuslice-agent validate shows all mistakes at once.
+	ReasonInvalidSettings Reason = "InvalidSettings"
 	// ReasonKeyIgnored is given, by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its
 	// key is none that the agent knows and looks like a slip of the pen for one.
 	//

@@ -21,8 +21,14 @@ type note struct {
 }
 
 // notes lists what does not count on the node.
-func notes(seen state.Observed, want state.Desired) []note {
+func (t *Teller) notes(want state.Desired) []note {
 	var out []note
+	if t.WrongSettings != "" {
+		out = append(out, note{
+			config.ReasonInvalidSettings,
+			legible.Message("mend the settings: "+t.WrongSettings, longestNote) + "; until then this agent goes on with those of before",
+		})
+	}
 	if want.Unread != nil {
 		out = append(out, note{
 			config.ReasonInvalidCatalog,
@@ -37,7 +43,7 @@ func notes(seen state.Observed, want state.Desired) []note {
 
 // TellIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
 func (t *Teller) TellIgnored(seen state.Observed, want state.Desired) string {
-	now, text := notes(seen, want), ""
+	now, text := t.notes(want), ""
 	for _, n := range now {
 		if !slices.Contains(t.ignored, n) {
 			t.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)

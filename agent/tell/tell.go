@@ -55,6 +55,8 @@ type Teller struct {
 	Clock    *steady.Clock
 	Log      *zap.Logger
 
+	WrongSettings string // what is wrong with the file of the settings, which are not in force for it; empty if nothing is
+
 	told    time.Time   // when the agent last reported of a change under way; zero if there is none
 	untold  time.Time   // since when a change goes on about which the node says nothing new; zero if it says all
 	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it

@@ -141,7 +141,7 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 		return nil, err
 	}
 	record := hostrecord.In(o.stateDir)
-	files := []cleanup.File{health.In(o.stateDir), record}
+	files := []cleanup.File{health.In(o.stateDir), lastSettings(o.stateDir), record}
 	var plugin *pluginfile.File
 	if name := settings.DevicePlugin.ConfigFile; name != "" {
 		plugin = pluginfile.New(cmp.Or(o.pluginConfig, name), name)

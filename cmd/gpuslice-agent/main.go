@@ -46,8 +46,9 @@ type options struct {
 	adopt                                 []string // of recover
 	debug                                 bool
 
-	access *access.Checker // of the account that the agent has, once it is made
-	alive  *alive.Loop     // of the agent that runs, once it is made
+	settingsFile *settingsFile   // of an agent, once it is made
+	access       *access.Checker // of the account that the agent has, once it is made
+	alive        *alive.Loop     // of the agent that runs, once it is made
 }
 
 func command() *cobra.Command {

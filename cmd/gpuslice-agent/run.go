@@ -74,7 +74,8 @@ func (o *options) run() *cobra.Command {
 			go o.access.Run(cmd.Context())
 			o.serve(cmd.Context(), set.Handler(), log)
 			o.serveProfiles(cmd.Context(), log)
-			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) {
+			go o.settingsFile.watch(cmd.Context())
+			if err := a.Run(cmd.Context()); !errors.Is(err, nvml.ErrReplaced) && !errors.Is(err, agent.ErrEdited) {
 				return err
 			}
 			return replaceProcess()
@@ -98,10 +99,11 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 	if o.node == "" {
 		return nil, errNoNode
 	}
-	settings, err := o.load()
+	file, settings, err := readSettings(o.settings, o.stateDir, log)
 	if err != nil {
 		return nil, err
 	}
+	o.settingsFile, settings = file, o.complete(settings)
 	pods := asnode.New(asnode.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
 	client, err := o.client(pods.Wrap)
 	if err != nil {
@@ -137,6 +139,7 @@ func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error)
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
 		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
+		Edited: file.edited,
 		Events: recorder, Sources: []tell.Source{o.access},
 	}), nil
 }
@@ -156,10 +159,15 @@ func (o *options) load() (config.Settings, error) {
 			return config.Settings{}, err
 		}
 	}
+	return o.complete(settings), nil
+}
+
+// complete adds to the settings what the flags say.
+func (o *options) complete(settings config.Settings) config.Settings {
 	if len(o.adopt) > 0 {
 		settings.Recover.Adopt = o.adopt
 	}
-	return settings.Beside(o.namespace), nil
+	return settings.Beside(o.namespace)
 }
 
 // client sends its requests through the wrappers.

@@ -47,6 +47,7 @@ var groups = []Group{
 		{"CapacityMismatch", "when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device plugin that does not serve it, or, where nothing is asked of the node, gives out to others what a pod holds", "see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again. Delete the pods that the message names, or set a label by which the agent evicts them"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
 		{"StaleResourcesRemoved", "by an Event alone, when the agent has removed resources of former configs from the node object, where the settings say so", "leave it; kubelet had them at 0"},
+		{"InvalidSettings", "by an Event alone, while the settings cannot be read: the agent goes on with those of before", "mend the settings at the line that the message names; gpuslice-agent validate shows all mistakes at once"},
 		{"KeyIgnored", "by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its key is none that the agent knows and looks like a slip of the pen for one", "remove the key that the message names, or write it as the message says"},
 	}},
 	{"Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.", []Text{
