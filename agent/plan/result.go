@@ -28,7 +28,10 @@ func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 }
 
 func (s Step) withMode(gpu nvml.GPU) nvml.GPU {
-	gpu.Enabled, gpu.Pending, gpu.Instances = s.On, s.On, nil
+	if gpu.Enabled != s.On { // else a mode that is pending is taken back, and nothing goes
+		gpu.Instances = nil
+	}
+	gpu.Enabled, gpu.Pending = s.On, s.On
 	return gpu
 }
 

@@ -60,6 +60,11 @@ is asked, and there is no verdict.`,
 			case w.Profile != "" && (w.MIGConfig != "" || w.PluginConfig != ""):
 				return errBothAsk
 			}
+			if w.offline && cmd.Flags().Changed("settings") { // a plan of the GPUs alone does not depend on them, but what was named is looked at
+				if _, err := o.load(); err != nil {
+					return err
+				}
+			}
 			known, err := readConfigs(w.files, cmd.InOrStdin())
 			if err != nil {
 				return err
@@ -314,12 +319,19 @@ func resetNotes(p preview.Result) []string {
 	var out []string
 	for _, step := range p.Steps {
 		at := slices.IndexFunc(p.Before, func(g nvml.GPU) bool { return g.UUID == step.GPU })
-		if step.Kind != plan.SetMode || at < 0 {
+		if step.Kind != plan.SetMode || at < 0 || p.Before[at].Enabled == step.On { // to take back a mode that is pending needs none
 			continue
 		}
-		if cc := p.Before[at].ComputeCapability; cc.AtLeast(8, 0) && !cc.AtLeast(9, 0) {
-			out = append(out, fmt.Sprintf("GPU %d: its MIG mode changes by a reset, for which no process may have the GPU open.", p.Before[at].Index))
+		gpu := p.Before[at]
+		if cc := gpu.ComputeCapability; !cc.AtLeast(8, 0) || cc.AtLeast(9, 0) {
+			continue
 		}
+		note := fmt.Sprintf("GPU %d: its MIG mode changes by a reset, for which no process may have the GPU open.", gpu.Index)
+		if gpu.Virtualization == nvml.PassedThrough {
+			note = fmt.Sprintf("Plan for a reboot of the node: GPU %d is passed through to this virtual machine, and its MIG mode changes by a reset, which most such "+
+				"machines do not let the driver do; see reboot.policy of the settings.", gpu.Index)
+		}
+		out = append(out, note)
 	}
 	return out
 }
