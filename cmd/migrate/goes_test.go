@@ -100,3 +100,12 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 		})
 	}
 }
+
+// A node that has all the labels is not asked for them again.
+func TestAModelThatIsNotKnownIsNotAskedForLabelsThatAreThere(t *testing.T) {
+	b300 := map[string]string{"nvidia.com/gpu.product": "NVIDIA-B300-SXM6-AC", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "275040"}
+	rules := config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.34gb": 7}}}
+	if _, text := compared("all-1g.34gb", rules, b300); !strings.HasPrefix(text, "compare all-1g.34gb with the agent's own of that name by gpuslice-agent plan --offline") || strings.Contains(text, "needed") {
+		t.Errorf("it says %q", text)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -54,6 +55,9 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 	own, made := m.made(name)
 	ofAnyShape := name == "all-disabled" || name == "all-enabled"
 	switch {
+	case !m.cut && !ofAnyShape && labelled(labels):
+		return Change, fmt.Sprintf("compare %s with the agent's own of that name by gpuslice-agent plan --offline --mig-config %s on the node, since migrate does not know how a GPU of this model can be cut (%s); %s",
+			name, name, legible.Cut(labels[features.LabelProduct], 63), copyIt)
 	case !m.counted && hasPositions(here), !m.cut && !ofAnyShape:
 		return Change, fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 	case len(here) == 0:
@@ -79,6 +83,12 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does, where the device-filter of that rule is about the GPUs: copy it or not", name, describe(ours, m))
 	}
 	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are divided anew", name, says, describe(ours, m), copyIt)
+}
+
+// labelled reports whether the node has the labels that neededLabels names.
+func labelled(labels map[string]string) bool {
+	f := features.Of(labels)
+	return f.Model != "" && f.Count > 0 && f.MemoryMiB > 0
 }
 
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
