@@ -73,7 +73,11 @@ func (o *options) migrate() *cobra.Command {
 }
 
 // migration collects the parts of an installation of mig-manager.
-type migration struct{ migrate.Sources }
+type migration struct {
+	migrate.Sources
+	used   bool     // a piece of the present file says something of an installation
+	unused []string // files of which no piece does
+}
 
 // files reads manifests and bare files.
 func (m *migration) files(cmd *cobra.Command, names []string) error {
@@ -88,8 +92,12 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 		if err != nil {
 			return err
 		}
+		m.used = false
 		if r.read(name, text); bad != nil {
 			return bad
+		}
+		if !m.used {
+			m.unused = append(m.unused, name)
 		}
 	}
 	return nil
@@ -99,12 +107,20 @@ func (m *migration) piece(p piece) error {
 	if p.err != nil && p.key == "" {
 		return fmt.Errorf("%s: %w", p.at, p.err)
 	}
+	if values, ok, err := helmValues(p); ok || err != nil {
+		m.used = true
+		if err == nil {
+			err = m.values(p.at, values)
+		}
+		return err
+	}
 	switch {
 	case isClusterPolicy(p), p.foreign == "Node" && p.top["apiVersion"] == "v1", p.foreign == "Pod" && p.top["apiVersion"] == "v1":
 		text, err := json.Marshal(p.top)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.at, err)
 		}
+		m.used = true
 		if p.foreign == "ClusterPolicy" {
 			return m.policy(text)
 		}
@@ -124,13 +140,17 @@ func (m *migration) piece(p piece) error {
 		return nil
 	}
 	if p.configMap != "" {
+		m.used = true
 		m.keys(p.configMap, p.key)
 		m.Namespaces = append(m.Namespaces, p.namespace)
 	}
 	if p.format != nil && p.format.name == profilesFormat {
+		m.used = true
 		m.profiles(p.text)
 	}
+	before := len(m.Catalogs) + len(m.Clients)
 	m.text(p.at, p.configMap, p.text)
+	m.used = m.used || len(m.Catalogs)+len(m.Clients) > before
 	return nil
 }
 
@@ -316,6 +336,14 @@ func (m *migration) policies(ctx context.Context, client kube.Interface) error {
 
 // print writes the findings, those of one thing under its name.
 func (m *migration) print(out *cli.Printer, all []migrate.Finding) error {
+	if err := m.printFindings(out, all); err != nil || len(m.unused) == 0 {
+		return err
+	}
+	return fmt.Errorf("give what these files are made of as manifests, or leave them out: nothing of an installation was found in %s; what is read are ConfigMaps, ClusterPolicies, "+
+		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", legible.Listed(m.unused))
+}
+
+func (m *migration) printFindings(out *cli.Printer, all []migrate.Finding) error {
 	if len(all) == 0 {
 		out.Printf("Nothing of mig-manager's was found: no ClusterPolicy, no file of MIG configs or clients, no node with a GPU.\n")
 		return out.Err
