@@ -86,12 +86,12 @@ type Options struct {
 	Settings   config.Settings
 	// Edited reports whether the file of the settings has other ones by now, or what is wrong with it. It may be nil.
 	Edited  func() (other bool, wrong string)
-	Clock      clock.WithTicker
-	Events     record.EventRecorder
-	Sources    []tell.Source // of the status, beside the agent's own parts
-	Metrics    *metrics.Set  // may be nil
-	Alive      *alive.Loop   // may be nil
-	Log        *zap.Logger
+	Clock   clock.WithTicker
+	Events  record.EventRecorder
+	Sources []tell.Source // of the status, beside the agent's own parts
+	Metrics *metrics.Set  // may be nil
+	Alive   *alive.Loop   // may be nil
+	Log     *zap.Logger
 }
 
 // New makes an Agent. Nothing happens before Run.

@@ -39,15 +39,6 @@ type Resolver struct {
 // A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
 // be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
 func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
-	want, err := r.desired(ctx, seen)
-	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Status.Proven) {
-		asked, _ := r.Asked(seen.Node)
-		return asked, want.Unread
-	}
-	return want, err
-}
-
-func (r *Resolver) desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
 	if seen.Journal != nil && seen.Journal.Plugin != nil {
 		r.DevicePlugin.Observe(ctx, seen)
@@ -66,7 +57,15 @@ func (r *Resolver) desired(ctx context.Context, seen *state.Observed) (state.Des
 }
 
 // Resolve turns what is asked for into targets: want as Asked returns it, with the key of the device plugin's config.
-func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
+func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked state.Desired, pluginKey string) (state.Desired, error) {
+	want, err := r.resolve(ctx, seen, asked, pluginKey)
+	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Status.Proven) {
+		return asked, want.Unread
+	}
+	return want, err
+}
+
+func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.Label != config.LabelDevicePluginConfig {
 		profile, found, beyond, err := r.Wishes(*seen, want.Label, migName(want.Name, pluginKey))
@@ -77,7 +76,7 @@ func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, want state
 		if err != nil {
 			return want, err
 		}
-		if want.Unread == nil {
+		if asked, _ := r.Asked(seen.Node); want.Unread == nil && asked.Name == want.Name { // a preview may ask for another
 			r.read = reading{want.Label, want.Name, seen.Files}
 		}
 		wishes, want.MissingPositions = found, beyond
