@@ -53,7 +53,7 @@ const (
 	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
 	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a user has looked at what GPUs have reported. The agent drops
-	// findings for Xids of before that.
+	// findings for Xids of before that, and of before it was written.
 	AnnotationHealthAck = "gpuslice.io/health-ack"
 )
 
@@ -483,6 +483,10 @@ const (
 	//
 	// You can: leave it; nothing is to be done.
 	ReasonGPUHealthy Reason = "GPUHealthy"
+	// ReasonHealthAcknowledged is given when annotation gpuslice.io/health-ack has dropped what GPUs have reported. It says which program wrote it.
+	//
+	// You can: leave it, if a person of yours has looked; else have the GPUs reset or tested, and see who may patch nodes.
+	ReasonHealthAcknowledged Reason = "HealthAcknowledged"
 	// ReasonXidError is given, on the node and on the pods that have the GPU or the instance, when the driver has reported an error that
 	// is not a program's own.
 	//

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/config"
@@ -313,6 +314,42 @@ func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
 		w.within(10*time.Second, corev1.ConditionFalse)
 		must(t, w.gpus.Xid(0, 62))
 		w.within(5*time.Second, corev1.ConditionTrue)
+	})
+}
+
+// Neither a time to come nor one that managedFields show to be after the write acknowledges what happens then. Who has done it is told.
+func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, twoH200)
+		w.start()
+		w.within(5*time.Second, corev1.ConditionFalse)
+		must(t, w.gpus.Xid(0, 62))
+		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+		w.passes(time.Minute)
+		acknowledge := func(written *metav1.Time) {
+			w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Add(50 * time.Second).Format(time.RFC3339)}
+			w.node.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "kubectl-annotate", Operation: metav1.ManagedFieldsOperationUpdate, Time: written, FieldsType: "FieldsV1",
+				FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:gpuslice.io/health-ack":{}}}}`)},
+			}}
+			w.pass(false)
+		}
+		acknowledge(&metav1.Time{Time: time.Now()})
+		w.within(10*time.Second, corev1.ConditionFalse)
+		heard := w.heard(string(config.ReasonHealthAcknowledged))
+		if len(heard) != 1 || !strings.Contains(heard[0], "kubectl-annotate has acknowledged") || !strings.Contains(heard[0], ": Xid 62 of GPU 0") {
+			t.Errorf("Events are %q, want one that says who has acknowledged what", heard)
+		}
+		w.passes(2 * time.Second)
+		must(t, w.gpus.Xid(0, 62))
+		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+		w.pass(false)
+		w.stays(70*time.Second, corev1.ConditionTrue)
+
+		w.kill()
+		acknowledge(&metav1.Time{Time: time.Now().Add(-2 * time.Minute)})
+		w.start()
+		w.stays(10*time.Second, corev1.ConditionTrue)
 	})
 }
 
@@ -692,21 +729,26 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 	}
 }
 
-// What the agent does beside telling is said in the message, and that it does nothing where NVSentinel minds the node.
+// What the agent does beside telling is said in the message, and that it resets nothing where NVSentinel minds the node.
 func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
+	const byTaint = "New pods stay away by the taint gpuslice.io/gpu-unhealthy."
+	const resetsNothing = " NVSentinel minds this node (condition GpuMemWatch): the agent resets nothing."
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
 			taint config.HealthTaint
+			reset config.HealthReset
 			kind  corev1.NodeConditionType
 			want  string
 		}{
-			{config.HealthTaintNone, "", ""},
-			{config.HealthTaintNoSchedule, "", "New pods stay away by the taint gpuslice.io/gpu-unhealthy."},
-			{config.HealthTaintPreferNoSchedule, "GpuMemWatch", "NVSentinel minds this node (condition GpuMemWatch): the agent does no more than tell."},
-			{config.HealthTaintNone, "GpuMemWatch", ""},
+			{config.HealthTaintNone, "", "", ""},
+			{config.HealthTaintNoSchedule, "", "", byTaint},
+			{config.HealthTaintPreferNoSchedule, "", "GpuMemWatch", byTaint},
+			{config.HealthTaintNoSchedule, config.HealthResetCritical, "GpuMemWatch", byTaint + resetsNothing},
+			{config.HealthTaintNone, config.HealthResetCritical, "GpuMemWatch", strings.TrimSpace(resetsNothing)},
+			{config.HealthTaintNone, "", "GpuMemWatch", ""},
 		} {
 			w := newWorld(t, twoH200)
-			w.settings = config.Health{Taint: test.taint}
+			w.settings = config.Health{Taint: test.taint, Reset: test.reset}
 			w.foreign = []corev1.NodeCondition{{Type: test.kind}}
 			w.start()
 			w.within(5*time.Second, corev1.ConditionFalse)

@@ -67,16 +67,17 @@ func (m *Monitor) tellVerdict(v verdict.Verdict, now time.Time, d detail) string
 func (m *Monitor) remedied(v verdict.Verdict) string {
 	taints := m.Settings.Taint == config.HealthTaintNoSchedule || m.Settings.Taint == config.HealthTaintPreferNoSchedule
 	critical, _ := v.Critical()
-	switch {
-	case v.Status != corev1.ConditionTrue:
-		return ""
-	case (taints || m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever) && m.nvsentinel != "":
-		return fmt.Sprintf(" NVSentinel minds this node (%s): the agent does no more than tell.", m.nvsentinel)
-	case taints && critical:
-		return " New pods stay away by the taint " + config.TaintGPUUnhealthy + "."
-	default:
+	if v.Status != corev1.ConditionTrue {
 		return ""
 	}
+	text := ""
+	if taints && critical {
+		text = " New pods stay away by the taint " + config.TaintGPUUnhealthy + "."
+	}
+	if m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever && m.nvsentinel != "" {
+		text += fmt.Sprintf(" NVSentinel minds this node (%s): the agent resets nothing.", m.nvsentinel)
+	}
+	return text
 }
 
 // healthy says of how many GPUs nothing is known that is wrong, and what of them cannot be known.

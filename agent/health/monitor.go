@@ -6,6 +6,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -22,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/condition"
 	"github.com/gpuslice/gpuslice/agent/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -85,8 +87,8 @@ type Monitor struct {
 	nodeSeen       bool                  // at least once
 	nvsentinel     string                // the sign by which NVSentinel minds the node; empty if it does not
 	toldKey        string                // of the verdict that was last told
-	acknowledged   string                // what a person has written to have looked at, as last seen
-	acknowledgedTo time.Time             // as last followed
+	acknowledged   acknowledgement       // what a person has written to have looked at, as last seen
+	followed       acknowledgement       // as last followed
 	resets         map[nvml.UUID]bool    // which the agent was to reset when it was last asked
 
 	savedKey string    // of the record that the disk has
@@ -448,22 +450,48 @@ func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, po
 			g.NoteArchitecture(known.ComputeCapability)
 		}
 	}
-	m.acknowledged = legible.Cut(node.Annotations[config.AnnotationHealthAck], 64)
+	m.acknowledged = acknowledgementOf(node)
 	m.readAcknowledgement()
+}
+
+// acknowledgement is what the annotation for it says.
+type acknowledgement struct {
+	text string
+	by   string    // the managers that have written it, by managedFields; empty if that is not known
+	at   time.Time // when; zero if that is not known
+}
+
+func acknowledgementOf(node *corev1.Node) acknowledgement {
+	text := node.Annotations[config.AnnotationHealthAck]
+	if text == "" {
+		return acknowledgement{}
+	}
+	by, at := fence.Annotators(node, config.AnnotationHealthAck)
+	return acknowledgement{legible.Cut(text, 64), nodewrite.Others(by), at}
 }
 
 // readAcknowledgement drops what a person says, by an annotation, to have looked at.
 func (m *Monitor) readAcknowledgement() {
-	if m.acknowledged == "" || !m.recalled {
+	a := m.acknowledged
+	if a.text == "" || a.text == m.followed.text || !m.recalled {
 		return
 	}
-	until, err := time.Parse(time.RFC3339, m.acknowledged)
-	// A time to come would acknowledge what is still to happen.
-	if err != nil || until.Equal(m.acknowledgedTo) || until.After(m.Clock.Now().Add(skew)) {
+	now := m.Clock.Now()
+	until, err := time.Parse(time.RFC3339, a.text)
+	if err != nil || until.After(now.Add(skew)) {
 		return
 	}
-	m.acknowledgedTo = until
-	m.node.Acknowledge(until)
+	// What happens after the annotation was written can have been looked at by no person: not even what a clock that is ahead has put before it.
+	for _, latest := range []time.Time{now, a.at} {
+		if !latest.IsZero() && until.After(latest) {
+			until = latest
+		}
+	}
+	m.followed = a
+	if dropped := m.node.Acknowledge(until); len(dropped) > 0 {
+		m.TellNode(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
+			cmp.Or(a.by, "a program that managedFields do not name"), config.AnnotationHealthAck, verdict.Moment(until), legible.Listed(dropped))
+	}
 	m.signal(m.lookNow)
 }
 

@@ -1,5 +1,5 @@
 // Package remedy does something about a GPU that is not well, beside telling of it: what the settings ask for, which by default is nothing. Where
-// NVSentinel minds the health of the node's GPUs, it is left to that.
+// NVSentinel minds the health of the node's GPUs, resets are left to that. The taint is not: whoever may patch the node can set NVSentinel's labels.
 package remedy
 
 import (
@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // Retry is the time after which a taint is tried again that could not be written.
@@ -49,7 +48,7 @@ func (t *Taint) Follow(ctx context.Context, node *corev1.Node, critical, known b
 	of := func(node *corev1.Node) []corev1.Taint {
 		wanted := t.Effect == config.HealthTaintNoSchedule || t.Effect == config.HealthTaintPreferNoSchedule
 		switch {
-		case !wanted, fence.NVSentinel(node) != "", known && !critical:
+		case !wanted, known && !critical:
 			return Without(node)
 		case !known:
 			return node.Spec.Taints

@@ -164,24 +164,19 @@ func TestATaintOfSomebodyElseStays(t *testing.T) {
 	}
 }
 
-func TestNVSentinelIsLeftAlone(t *testing.T) {
+// Whoever may patch the node can set NVSentinel's labels, so they take no taint away.
+func TestNVSentinelsWordTakesNoTaintAway(t *testing.T) {
 	node := tainted(theirs)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: "GpuMemWatch", Status: corev1.ConditionFalse}}
 	s := newScene(t, config.HealthTaintNoSchedule, node)
 	s.follow(true, true)
-	s.want("NVSentinel's", "dedicated=team:NoSchedule")
+	s.want("NVSentinel's", "dedicated=team:NoSchedule", ours)
 
 	now := s.node()
-	now.Labels = map[string]string{"nvsentinel.dgxc.nvidia.com/managed": "false"}
-	s.replace(now)
-	s.follow(true, true)
-	s.want("people have told NVSentinel to keep away", "dedicated=team:NoSchedule", ours)
-
-	now = s.node()
 	now.Labels = map[string]string{"dgxc.nvidia.com/nvsentinel-state": "quarantined"}
 	s.replace(now)
 	s.follow(true, true)
-	s.want("NVSentinel has taken it over", "dedicated=team:NoSchedule")
+	s.want("NVSentinel has taken it over", "dedicated=team:NoSchedule", ours)
 }
 
 func (s *scene) replace(node *corev1.Node) {

@@ -314,6 +314,18 @@ func Labelers(node *corev1.Node, label string) []string {
 	return owners(node, "f:metadata", "f:labels", "f:"+label)
 }
 
+// Annotators returns the managers that own an annotation of the node in managedFields, and when the last of them wrote: that, or another field of
+// theirs since. The time is zero if no manager is known.
+func Annotators(node *corev1.Node, annotation string) (managers []string, at time.Time) {
+	path := []string{"f:metadata", "f:annotations", "f:" + annotation}
+	for _, m := range node.ManagedFields {
+		if m.Time != nil && ownsField(m, path...) && m.Time.Time.After(at) {
+			at = m.Time.Time
+		}
+	}
+	return owners(node, path...), at
+}
+
 func owners(node *corev1.Node, path ...string) (managers []string) {
 	for _, m := range node.ManagedFields {
 		if ownsField(m, path...) && !slices.Contains(managers, m.Manager) {

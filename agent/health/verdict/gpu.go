@@ -264,11 +264,16 @@ func (g *GPU) settleXids(now time.Time) {
 	}
 }
 
-// acknowledge drops what a person has looked at, as of that time.
-func (g *GPU) acknowledge(until time.Time) {
-	for _, o := range g.xids {
-		o.unsettled = o.unsettled && o.last.After(until)
+// acknowledge drops what a person has looked at, as of that time, and returns the numbers of these Xids.
+func (g *GPU) acknowledge(until time.Time) (xids []uint64) {
+	for key, o := range g.xids {
+		if o.unsettled && !o.last.After(until) {
+			o.unsettled = false
+			xids = append(xids, key.xid)
+		}
 	}
+	slices.Sort(xids)
+	return slices.Compact(xids)
 }
 
 // changedByAgent reports whether a change by the agent explains what looks wrong.

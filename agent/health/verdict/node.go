@@ -254,18 +254,25 @@ func (n *Node) ObserveError(now time.Time, err error) {
 	}
 }
 
-// Acknowledge drops GPUs that are gone and what Xids have left, as of the time until which a person has looked.
-func (n *Node) Acknowledge(until time.Time) {
+// Acknowledge drops GPUs that are gone and what Xids have left, as of the time until which a person has looked. It returns what that was, for people.
+func (n *Node) Acknowledge(until time.Time) (dropped []string) {
 	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
 		since := time.Time{}
 		if at := slices.IndexFunc(g.findings, func(f Finding) bool { return f.Reason == config.ReasonGPUMissing }); at >= 0 {
 			since = g.findings[at].Since
 		}
-		return g.missing && !g.onBus && !since.IsZero() && !since.After(until)
+		gone := g.missing && !g.onBus && !since.IsZero() && !since.After(until)
+		if gone {
+			dropped = append(dropped, g.Name()+", which is not there")
+		}
+		return gone
 	})
 	for _, g := range n.gpus {
-		g.acknowledge(until)
+		for _, xid := range g.acknowledge(until) {
+			dropped = append(dropped, fmt.Sprintf("Xid %d of %s", xid, g.Name()))
+		}
 	}
+	return dropped
 }
 
 // Verdict is what is to be told of all GPUs.
