@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -54,7 +55,9 @@ type Options struct {
 	// Client has the right to create tokenreviews and subjectaccessreviews. It has its own rate limit, so that reviews do not delay the
 	// agent's other requests.
 	Client kube.Interface
-	Log    *zap.Logger
+	// Admitted is called with the address of each client that is let in, as http.Request has it; may be nil.
+	Admitted func(peer string)
+	Log      *zap.Logger
 }
 
 // Door lets clients in that have the right.
@@ -62,7 +65,7 @@ type Door struct {
 	o    Options
 	salt [sha256.Size]byte
 	// At most one known token and one unknown token are under review at a time: a client that makes tokens up keeps no Prometheus out.
-	known, strangers chan struct{}
+	known, strangers line
 
 	asked time.Time // when an unknown token was last reviewed; the goroutine that holds strangers may use it
 
@@ -72,7 +75,7 @@ type Door struct {
 
 // New makes a Door that knows no token.
 func New(o Options) (*Door, error) {
-	d := &Door{o: o, known: make(chan struct{}, 1), strangers: make(chan struct{}, 1), in: map[[sha256.Size]byte]time.Time{}}
+	d := &Door{o: o, in: map[[sha256.Size]byte]time.Time{}}
 	if _, err := rand.Read(d.salt[:]); err != nil {
 		return nil, fmt.Errorf("reading random bytes: %w", err)
 	}
@@ -86,6 +89,9 @@ func (d *Door) Before(next http.Handler) http.Handler {
 		err := d.admits(r)
 		switch {
 		case err == nil:
+			if d.o.Admitted != nil {
+				d.o.Admitted(r.RemoteAddr)
+			}
 			next.ServeHTTP(w, r)
 			return
 		case errors.Is(err, errNoToken), errors.Is(err, errStranger):
@@ -100,7 +106,7 @@ func (d *Door) Before(next http.Handler) http.Handler {
 	})
 }
 
-func (d *Door) admits(r *http.Request) error {
+func (d *Door) admits(r *http.Request) (err error) {
 	kind, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if token = strings.TrimSpace(token); !strings.EqualFold(kind, "Bearer") || token == "" || len(token) > longestToken {
 		return errNoToken
@@ -111,26 +117,25 @@ func (d *Door) admits(r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTime)
 	defer cancel()
-	turn := d.strangers
+	turn := &d.strangers
 	if d.age(key) < knownFor {
-		turn = d.known
+		turn = &d.known
 	}
-	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
-	case <-ctx.Done():
-		return errTooMany
+	peer, _, _ := net.SplitHostPort(r.RemoteAddr)
+	if err := turn.enter(ctx, peer); err != nil {
+		return err
 	}
+	defer func() { turn.leave(peer, errors.Is(err, errStranger) || errors.Is(err, errNoRight)) }()
 	if d.age(key) < goodFor { // the request before has had the same token reviewed
 		return nil
 	}
-	if turn == d.strangers {
+	if turn == &d.strangers {
 		if err := d.pace(ctx); err != nil {
 			return err
 		}
 	}
 	began := time.Now()
-	err := d.review(ctx, token)
+	err = d.review(ctx, token)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {

@@ -65,7 +65,13 @@ func newServer(t *testing.T) (*server, http.Handler) {
 // ask sends the header, and returns the status of the answer.
 func ask(ctx context.Context, t *testing.T, h http.Handler, authorization string) int {
 	t.Helper()
+	return askFrom(ctx, t, h, "192.0.2.1:1234", authorization)
+}
+
+func askFrom(ctx context.Context, t *testing.T, h http.Handler, peer, authorization string) int {
+	t.Helper()
 	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", http.NoBody)
+	r.RemoteAddr = peer
 	if authorization != "" {
 		r.Header.Set("Authorization", authorization)
 	}
@@ -170,5 +176,28 @@ func TestPromise16TokensThatAreMadeUpKeepNoPrometheusOut(t *testing.T) {
 		if most := int32(time.Since(began).Seconds()) + 30; s.reviews.Load()-before > most {
 			t.Errorf("the API server was asked %d times in %v", s.reviews.Load()-before, time.Since(began))
 		}
+	})
+}
+
+// The agent knows no token when it starts. Prometheus, which asks from an address of its own, waits for no more than the review that is under way.
+func TestATokenThatIsNotKnownYetIsReviewedBeforeThoseOfAddressesThatWereRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, h := newServer(t)
+		ctx, stop := context.WithCancel(t.Context())
+		for n := range 16 {
+			go func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					askFrom(ctx, t, h, fmt.Sprintf("192.0.2.%d:%d", n+1, i+1), fmt.Sprintf("Bearer %d-%d", n, i))
+				}
+			}()
+		}
+		<-time.After(30 * time.Second)
+		began := time.Now()
+		if got := askFrom(t.Context(), t, h, "192.0.2.200:1", "Bearer prometheus"); got != 200 || time.Since(began) > 2*time.Second {
+			t.Errorf("it gets %d after %s", got, time.Since(began))
+		}
+		stop()
+		synctest.Wait()
 	})
 }

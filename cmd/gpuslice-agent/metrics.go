@@ -77,12 +77,13 @@ func (o *options) listen(ctx context.Context, metrics http.Handler, log *zap.Log
 		return nil, nil, errNeedsTLS
 	}
 	var secure *tls.Config
+	var limited *peers // before the first request
 	if o.metricsSecure {
 		client, err := o.client() // its own client, so that clients of the metrics use up none of the agent's requests
 		if err != nil {
 			return nil, nil, err
 		}
-		door, err := admit.New(admit.Options{Client: client, Log: log})
+		door, err := admit.New(admit.Options{Client: client, Admitted: func(peer string) { limited.admitted(peer) }, Log: log})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -96,7 +97,8 @@ func (o *options) listen(ctx context.Context, metrics http.Handler, log *zap.Log
 	if err != nil {
 		return nil, nil, err
 	}
-	listener := net.Listener(limitConnections(open))
+	limited = limitConnections(open)
+	listener := net.Listener(limited)
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}

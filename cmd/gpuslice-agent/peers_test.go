@@ -98,6 +98,9 @@ func TestAPeerHasFewConnectionsAndAllOfThemHaveNotMany(t *testing.T) {
 			if err != nil {
 				return
 			}
+			if _, err := c.Read(make([]byte, 1)); err != nil { // whoever sends nothing makes room for others
+				t.Error(err)
+			}
 			if _, err := c.Write([]byte("x")); err != nil {
 				t.Error(err)
 			}
@@ -110,10 +113,11 @@ func TestAPeerHasFewConnectionsAndAllOfThemHaveNotMany(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
+		_, _ = c.Write([]byte("x"))
 		_, err = c.Read(make([]byte, 1))
 		return err == nil
 	}
-	for peer := range maxOfAll / maxOfPeer {
+	for peer := range maxOfStrangers / maxOfPeer {
 		ip := fmt.Sprintf("127.0.1.%d", peer+1)
 		for i := range maxOfPeer {
 			if !isTaken(ip) {
@@ -130,6 +134,55 @@ func TestAPeerHasFewConnectionsAndAllOfThemHaveNotMany(t *testing.T) {
 	(<-taken).Close()
 	if !isTaken("127.0.2.1") {
 		t.Error("one was closed, and makes no room")
+	}
+}
+
+// Whoever has many addresses, and sends nothing, keeps out neither a peer that is known nor one that is not.
+func TestSilentConnectionsKeepNoPeerOut(t *testing.T) {
+	for _, addresses := range []int{16, 32} {
+		t.Run(fmt.Sprintf("%d addresses", addresses), func(t *testing.T) {
+			open, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := limitConnections(open)
+			server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") })}
+			go func() { _ = server.Serve(l) }()
+			defer server.Close()
+			l.admitted("127.0.4.1:9")
+			scrapes := func(ip string) bool {
+				client := &http.Client{Transport: &http.Transport{DialContext: from(ip).DialContext, DisableKeepAlives: true}, Timeout: time.Minute}
+				request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+open.Addr().String(), http.NoBody)
+				if err != nil {
+					t.Fatal(err)
+				}
+				response, err := client.Do(request)
+				if err != nil {
+					return false
+				}
+				defer response.Body.Close()
+				text, err := io.ReadAll(response.Body)
+				return err == nil && string(text) == "metrics"
+			}
+			good := map[string]int{}
+			for range 12 {
+				for i := range 4 * addresses { // those that were closed meanwhile, anew
+					c, err := from(fmt.Sprintf("127.0.3.%d", i/4+1)).DialContext(t.Context(), "tcp", open.Addr().String())
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer c.Close()
+				}
+				for _, ip := range []string{"127.0.4.1", "127.0.4.2"} {
+					if scrapes(ip) {
+						good[ip]++
+					}
+				}
+			}
+			if good["127.0.4.1"] != 12 || good["127.0.4.2"] != 12 {
+				t.Errorf("scrapes of a known peer %d, of an unknown one %d, want 12 of 12", good["127.0.4.1"], good["127.0.4.2"])
+			}
+		})
 	}
 }
 
