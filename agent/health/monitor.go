@@ -83,13 +83,13 @@ type Monitor struct {
 	boot     string
 	recalled bool
 
-	shown          *corev1.NodeCondition // the condition on the node, as last seen or written
-	nodeSeen       bool                  // at least once
-	nvsentinel     string                // the sign by which NVSentinel minds the node; empty if it does not
-	toldKey        string                // of the verdict that was last told
-	acknowledged   acknowledgement       // what a person has written to have looked at, as last seen
-	followed       acknowledgement       // as last followed
-	resets         map[nvml.UUID]bool    // which the agent was to reset when it was last asked
+	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
+	nodeSeen     bool                  // at least once
+	nvsentinel   string                // the sign by which NVSentinel minds the node; empty if it does not
+	toldKey      string                // of the verdict that was last told
+	acknowledged acknowledgement       // what a person has written to have looked at, as last seen
+	followed     acknowledgement       // as last followed
+	resets       map[nvml.UUID]bool    // which the agent was to reset when it was last asked
 
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
