@@ -38,14 +38,15 @@ func TestMain(m *testing.M) { clustertest.Main(m) }
 type workload struct {
 	client    kubernetes.Interface
 	namespace string
+	node      string
 	labels    map[string]string
 }
 
 // run makes the workload and returns when its pods exist. None of them is ready.
 func run(t *testing.T, client kubernetes.Interface, replicas int32) workload {
 	t.Helper()
-	w := workload{client: client, namespace: clustertest.Namespace(t), labels: map[string]string{"app": "api"}}
-	spec := podSpec(clustertest.Node(t).Name)
+	w := workload{client: client, namespace: clustertest.Namespace(t), node: clustertest.Node(t).Name, labels: map[string]string{"app": "api"}}
+	spec := podSpec(w.node)
 	_, err := client.AppsV1().ReplicaSets(w.namespace).Create(t.Context(), &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "api"},
 		Spec: appsv1.ReplicaSetSpec{
@@ -154,7 +155,8 @@ func TestClusterEvictsOnlyWhatTheBudgetLetsGo(t *testing.T) {
 	w.guard(t, "api", 2, 2)
 	pods = w.pods(t.Context(), t)
 
-	blocked := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 2", w.namespace)
+	blocked := fmt.Sprintf("Blocked PDB %[1]s/api: needs 2 healthy pods and has 2; one of its pods, %[1]s/%[2]s, has not started on node %[3]s",
+		w.namespace, pods[2].Name, w.node)
 	if diff := cmp.Diff([]string{blocked}, outcome(evictor(t).DryRun(t.Context(), pods[:1], drain.Policy{}))); diff != "" {
 		t.Errorf("dry run with no room (-want +got):\n%s", diff)
 	}
