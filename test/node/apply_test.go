@@ -138,7 +138,7 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	ask := []string{"apply", "-l", selector, "--profile", "all-1g.10gb"}
 	says(t, kubectl(append(ask, "--dry-run")...), 4,
 		good.Name+": runs at once", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
-		bad.Name+": would be refused: NoCapableGPU: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
+		bad.Name+": would be refused: UnknownConfig: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
 		"error: profile all-1g.10gb would be refused by 1 node")
 	for _, r := range []*rig{good, bad} {
 		n := r.await("an end of the preview", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationPlan] == "" })
