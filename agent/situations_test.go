@@ -179,7 +179,7 @@ var situations = map[string]situation{
 	"a gradual drain":                  {prepare: hosts(controlled, drains(func(d *config.Drain) { d.Mode, d.GradualFor = config.DrainGradual, time.Hour })), want: atOnce},
 	"deletion after the deadline":      {prepare: hosts(controlled, drains(func(d *config.Drain) { d.AfterDeadline = config.AfterDeadlineDelete })), want: atOnce},
 	"a static pod":                     {prepare: hosts(static), want: "held up: EvictionBlocked"},
-	"a DaemonSet that comes back":      {prepare: hosts(tolerant), want: "held up: EvictionBlocked"},
+	"a tenant's DaemonSet":             {prepare: hosts(tolerant), want: atOnce},
 	"another tool at work":             {prepare: func(w *world) { w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z") }, want: "held up: OtherMaintenance"},
 	"kubelet is silent":                {prepare: hosts(controlled, func(w *world) { w.deaf = true }), want: "held up: KubeletUnavailable"},
 	"a process of no pod":              {prepare: func(w *world) { w.turn(); w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice") }, want: "held up: GPUInUse"},
