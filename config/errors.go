@@ -21,7 +21,7 @@ type InvalidError struct {
 
 // PassedOver reports whether NVIDIA's device plugin passes over all that an error of its config names: the plugin runs by what was read.
 func PassedOver(err error) bool {
-	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // it walks the tree by itself
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		all := several.Unwrap()
 		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !PassedOver(err) })
 	}

@@ -114,30 +114,9 @@ func (m *migration) piece(p piece) error {
 		}
 		return err
 	}
-	switch {
-	case isClusterPolicy(p), p.foreign == "Node" && p.top["apiVersion"] == "v1", p.foreign == "Pod" && p.top["apiVersion"] == "v1":
-		text, err := json.Marshal(p.top)
-		if err != nil {
-			return fmt.Errorf("%s: %w", p.at, err)
-		}
+	if isClusterPolicy(p) || p.top["apiVersion"] == "v1" && (p.foreign == "Node" || p.foreign == "Pod") {
 		m.used = true
-		if p.foreign == "ClusterPolicy" {
-			return m.policy(text)
-		}
-		if p.foreign == "Pod" {
-			var pod corev1.Pod
-			if err := json.Unmarshal(text, &pod); err != nil {
-				return fmt.Errorf("%s: reading a Pod: %w", p.at, err)
-			}
-			m.Pods = append(m.Pods, pod)
-			return nil
-		}
-		var n corev1.Node
-		if err := json.Unmarshal(text, &n); err != nil {
-			return fmt.Errorf("%s: reading a Node: %w", p.at, err)
-		}
-		m.node(n)
-		return nil
+		return m.object(p)
 	}
 	if p.configMap != "" {
 		m.used = true
@@ -151,6 +130,31 @@ func (m *migration) piece(p piece) error {
 	before := len(m.Catalogs) + len(m.Clients)
 	m.text(p.at, p.configMap, p.text)
 	m.used = m.used || len(m.Catalogs)+len(m.Clients) > before
+	return nil
+}
+
+// object takes a ClusterPolicy, a Node or a Pod.
+func (m *migration) object(p piece) error {
+	text, err := json.Marshal(p.top)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.at, err)
+	}
+	switch p.foreign {
+	case "ClusterPolicy":
+		return m.policy(text)
+	case "Pod":
+		var pod corev1.Pod
+		if err := json.Unmarshal(text, &pod); err != nil {
+			return fmt.Errorf("%s: reading a Pod: %w", p.at, err)
+		}
+		m.Pods = append(m.Pods, pod)
+	default:
+		var n corev1.Node
+		if err := json.Unmarshal(text, &n); err != nil {
+			return fmt.Errorf("%s: reading a Node: %w", p.at, err)
+		}
+		m.node(n)
+	}
 	return nil
 }
 

@@ -30,7 +30,8 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 		want   []string // in one finding; none for no finding of the kind
 	}{
 		"slices made by hand under all-enabled": {
-			map[string]string{"nvidia.com/mig.config": "all-enabled"}, map[string]string{"nvidia.com/mig-3g.20gb": "2", "nvidia.com/gpu": "0"},
+			map[string]string{"nvidia.com/mig.config": "all-enabled"},
+			map[string]string{"nvidia.com/mig-3g.20gb": "2", "nvidia.com/gpu": "0"},
 			[]corev1.Pod{
 				pod("train", "n", "nvidia.com/mig-3g.20gb", ""), pod("else", "m", "nvidia.com/mig-3g.20gb", ""), pod("done", "n", "nvidia.com/mig-3g.20gb", corev1.PodSucceeded),
 				pod("web", "n", "cpu", ""),
@@ -41,22 +42,30 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			},
 		},
 		"whole GPUs under a label of slices": {
-			map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, map[string]string{"nvidia.com/gpu": "1"}, nil,
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb"},
+			map[string]string{"nvidia.com/gpu": "1"},
+			nil,
 			[]string{"all-1g.5gb asks for 7x 1g.5gb on each GPU", "nvidia.com/gpu 1 go, and the pods on them (kubectl get pods -A --field-selector spec.nodeName=n) leave"},
 		},
 		"shared GPUs under a label of slices": {
-			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/gpu.replicas": "4"}, map[string]string{"nvidia.com/gpu.shared": "4"},
-			[]corev1.Pod{pod("shares", "n", "nvidia.com/gpu.shared", "")}, []string{"nvidia.com/gpu 1 go, and pods team/shares leave"},
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/gpu.replicas": "4"},
+			map[string]string{"nvidia.com/gpu.shared": "4"},
+			[]corev1.Pod{pod("shares", "n", "nvidia.com/gpu.shared", "")},
+			[]string{"nvidia.com/gpu 1 go, and pods team/shares leave"},
 		},
 		"slices under all-disabled": {
 			map[string]string{"nvidia.com/mig.config": "all-disabled"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, []string{"nvidia.com/mig-1g.5gb 7 go"},
 		},
 		"more slices than a config asks for": {
-			map[string]string{"nvidia.com/mig.config": "custom"}, map[string]string{"nvidia.com/mig-1g.5gb": "4", "nvidia.com/mig-3g.20gb": "1"}, nil,
+			map[string]string{"nvidia.com/mig.config": "custom"},
+			map[string]string{"nvidia.com/mig-1g.5gb": "4", "nvidia.com/mig-3g.20gb": "1"},
+			nil,
 			[]string{"custom asks for 1x 1g.5gb + 1x 3g.20gb on each GPU", "starts, nvidia.com/mig-1g.5gb 3 go"},
 		},
 		"slices of the strategy single": {
-			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, map[string]string{"nvidia.com/gpu": "7"}, nil,
+			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"},
+			map[string]string{"nvidia.com/gpu": "7"},
+			nil,
 			[]string{"nvidia.com/mig-1g.5gb 7 go"},
 		},
 		"as asked":              {map[string]string{"nvidia.com/mig.config": "all-1g.5gb"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, nil},
@@ -65,7 +74,8 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 		"no label":              {nil, map[string]string{"nvidia.com/gpu": "1"}, nil, nil},
 		"a profile that counts": {map[string]string{"nvidia.com/mig.config": "all-disabled", "gpuslice.io/profile": "x"}, map[string]string{"nvidia.com/mig-1g.5gb": "7"}, nil, nil},
 		"several sizes by the strategy single": {
-			map[string]string{"nvidia.com/mig.config": "custom", "nvidia.com/mig.strategy": "single"}, nil, nil,
+			map[string]string{"nvidia.com/mig.config": "custom", "nvidia.com/mig.strategy": "single"},
+			nil, nil,
 			[]string{"give the device plugin another MIG strategy, or change the label: nvidia.com/mig.config=custom asks for", "by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
 		},
 		"slices by the strategy none": {

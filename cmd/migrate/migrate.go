@@ -159,14 +159,19 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	}
 	j.nodes(s.Nodes, s.Pods, len(s.Catalogs) > 0)
 	j.pluginLabels()
-	if len(j.asking) > 0 {
-		j.say("Nodes", Ignored, "", "do not set %s to another value and back to have a change tried again, as mig-manager needs it: the agent obeys each value as it comes, and pods leave for it; "+
-			"remove the label, and set it again", config.LabelMIGConfig)
-	}
+	j.toggles()
 	for _, err := range s.Unread {
 		j.say("Rights", Unread, "", "%v", err)
 	}
 	return j.found
+}
+
+// toggles tells those who come from mig-manager what a label does that is set to another value for a moment.
+func (j *judge) toggles() {
+	if len(j.asking) > 0 {
+		j.say("Nodes", Ignored, "", "do not set %s to another value and back to have a change tried again, as mig-manager needs it: the agent obeys each value as it comes, and pods leave for it; "+
+			"remove the label, and set it again", config.LabelMIGConfig)
+	}
 }
 
 type judge struct {

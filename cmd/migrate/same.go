@@ -55,10 +55,9 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 	own, made := m.made(name)
 	ofAnyShape := name == "all-disabled" || name == "all-enabled"
 	switch {
-	case !m.cut && !ofAnyShape && labelled(labels):
-		return Change, fmt.Sprintf("compare %s with the agent's own of that name by gpuslice-agent plan --offline --mig-config %s on the node, since migrate does not know how a GPU of this model can be cut (%s); %s",
-			name, name, legible.Cut(labels[features.LabelProduct], 63), copyIt)
-	case !m.counted && hasPositions(here), !m.cut && !ofAnyShape:
+	case !m.cut && !ofAnyShape:
+		return Change, uncompared(name, labels, copyIt)
+	case !m.counted && hasPositions(here):
 		return Change, fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 	case len(here) == 0:
 		return Change, fmt.Sprintf("%s has no rule for GPUs of this model, so that mig-manager leaves them; the agent would make its own of them: change the label", name)
@@ -83,6 +82,15 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does, where the device-filter of that rule is about the GPUs: copy it or not", name, describe(ours, m))
 	}
 	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are divided anew", name, says, describe(ours, m), copyIt)
+}
+
+// uncompared says how to compare a config with the agent's own of that name, where migrate does not know how the GPUs can be cut.
+func uncompared(name string, labels map[string]string, copyIt string) string {
+	if labelled(labels) {
+		return fmt.Sprintf("compare %s with the agent's own of that name by gpuslice-agent plan --offline --mig-config %s on the node, since migrate does not know how a GPU of this model can be cut (%s); %s",
+			name, name, legible.Cut(labels[features.LabelProduct], 63), copyIt)
+	}
+	return fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 }
 
 // labelled reports whether the node has the labels that neededLabels names.

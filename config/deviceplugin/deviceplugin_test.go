@@ -231,7 +231,7 @@ var refused = map[string]struct {
 	},
 	"for names of one's own": {
 		"resources: {gpus: [{pattern: '*', name: gpu}]}",
-		[]string{"resources: is passed over by the device plugin, which gives its resources no other names: leave it out"},
+		[]string{"resources: is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names"},
 	},
 	"of another version": {
 		"version: v2", []string{`version: "v2" must be v1, the only one there is`},
@@ -520,12 +520,12 @@ func TestWhatThePluginPassesOverLeavesTheRest(t *testing.T) {
 	}{
 		"a field of another place": {
 			"version: v1\nflags: {migStrategy: none, renameByDefault: true, failRequestsGreaterThanOne: false}\n" + slices("[{name: nvidia.com/gpu, replicas: 16384}]"), shared(16384),
-			"flags.renameByDefault: belongs under sharing.timeSlicing or sharing.mps: here the device plugin passes it over",
+			"flags.renameByDefault: is no field here: it belongs below sharing.timeSlicing or sharing.mps",
 		},
 		"lost indentation": {
-			"version: v1\nsharing:\nmps:\nresources:\n- name: nvidia.com/gpu\nreplicas: 2\n", config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}},
-			"mps: belongs under sharing: here the device plugin passes it over\nreplicas: belongs under resources of sharing.timeSlicing or sharing.mps: " +
-				"here the device plugin passes it over\nresources: belongs under sharing.timeSlicing or sharing.mps: here the device plugin passes it over",
+			"version: v1\nsharing:\nmps:\nresources:\n- name: nvidia.com/gpu\nreplicas: 2\n",
+			config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}},
+			"mps: is no field here: it belongs below sharing\nreplicas: is no field here: it belongs below an entry of the resources of sharing.timeSlicing or sharing.mps",
 		},
 		"a name that nothing has":    {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 4}]"), shared(4), `resources[0].name: "amd.com/gpu" is no resource`},
 		"names of one's own":         {flags + slices("[{name: gpu, replicas: 4, rename: nvidia.com/fast}]"), shared(4), `resources[0].rename: "nvidia.com/fast" is passed over`},

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -28,42 +29,44 @@ type check func(c *checks, field string, value json.RawMessage)
 func (c *checks) file(doc json.RawMessage) {
 	mapping(map[string]check{
 		"version":   (*checks).version,
-		"flags":     mapping(flags),
+		"flags":     mapping(flags()),
 		"resources": (*checks).resources,
 		"sharing":   func(*checks, string, json.RawMessage) {},
 		"imex":      mapping(map[string]check{"channelIDs": (*checks).channels, "required": (*checks).boolean}),
 	})(c, "", doc)
 }
 
-// flags are the file's fields for the plugin's command line.
-var flags = map[string]check{
-	"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
+// flags gives the checks of the file's fields for the plugin's command line.
+func flags() map[string]check {
+	return map[string]check{
+		"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
 
-	"failOnInitError":         (*checks).boolean,
-	"mpsRoot":                 (*checks).text,
-	"nvidiaDriverRoot":        (*checks).text,
-	"nvidiaDevRoot":           (*checks).text,
-	"gdrcopyEnabled":          (*checks).boolean,
-	"gdsEnabled":              (*checks).boolean,
-	"mofedEnabled":            (*checks).boolean,
-	"useNodeFeatureAPI":       (*checks).boolean,
-	"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
-	"plugin": mapping(map[string]check{
-		"passDeviceSpecs":               (*checks).boolean,
-		"deviceListStrategy":            (*checks).listStrategies,
-		"deviceIDStrategy":              oneOf("uuid", "index"),
-		"cdiAnnotationPrefix":           (*checks).text,
-		"nvidiaCTKPath":                 (*checks).text,
-		"containerDriverRoot":           (*checks).text,
-		"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
-	}),
-	"gfd": mapping(map[string]check{
-		"oneshot":         (*checks).boolean,
-		"noTimestamp":     (*checks).boolean,
-		"sleepInterval":   (*checks).interval,
-		"outputFile":      (*checks).text,
-		"machineTypeFile": (*checks).text,
-	}),
+		"failOnInitError":         (*checks).boolean,
+		"mpsRoot":                 (*checks).text,
+		"nvidiaDriverRoot":        (*checks).text,
+		"nvidiaDevRoot":           (*checks).text,
+		"gdrcopyEnabled":          (*checks).boolean,
+		"gdsEnabled":              (*checks).boolean,
+		"mofedEnabled":            (*checks).boolean,
+		"useNodeFeatureAPI":       (*checks).boolean,
+		"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
+		"plugin": mapping(map[string]check{
+			"passDeviceSpecs":               (*checks).boolean,
+			"deviceListStrategy":            (*checks).listStrategies,
+			"deviceIDStrategy":              oneOf("uuid", "index"),
+			"cdiAnnotationPrefix":           (*checks).text,
+			"nvidiaCTKPath":                 (*checks).text,
+			"containerDriverRoot":           (*checks).text,
+			"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
+		}),
+		"gfd": mapping(map[string]check{
+			"oneshot":         (*checks).boolean,
+			"noTimestamp":     (*checks).boolean,
+			"sleepInterval":   (*checks).interval,
+			"outputFile":      (*checks).text,
+			"machineTypeFile": (*checks).text,
+		}),
+	}
 }
 
 // mapping checks a mapping that may have these fields, in the order of their names.
@@ -82,7 +85,8 @@ func mapping(fields map[string]check) check {
 			look, ok := fields[name]
 			switch {
 			case !ok:
-				c.add(unknown(field+name, name, known, fields))
+				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // which the plugin obeys
+				c.add(&config.InvalidError{Field: field + name, Want: "is no field here: " + cmp.Or(place(name), "they are "+known), PassedOver: !inOtherCase})
 			case string(written[name]) != "null":
 				look(c, field+name, written[name])
 			}
@@ -90,39 +94,20 @@ func mapping(fields map[string]check) check {
 	}
 }
 
-// unknown says of a field that is not known in its place where it belongs, or what does. The plugin passes it over, but reads a known one in any case.
-func unknown(at, name, known string, fields map[string]check) *config.InvalidError {
-	for other := range fields {
-		if strings.EqualFold(other, name) {
-			return &config.InvalidError{Field: at, Want: "is no field here: they are " + known}
-		}
+// place says where a field belongs that is at another place, as when the indentation is lost; empty for a field that no place has.
+func place(name string) string {
+	const strategies = "sharing.timeSlicing or sharing.mps"
+	below := map[string]string{
+		"timeSlicing": "sharing", "mps": "sharing", "renameByDefault": strategies, "failRequestsGreaterThanOne": strategies,
+		"replicas": "an entry of the resources of " + strategies,
+	}[name]
+	if _, flag := flags()[name]; flag {
+		below = "flags"
 	}
-	if home := homes[name]; home != "" {
-		return &config.InvalidError{Field: at, Want: "belongs under " + home + ": here the device plugin passes it over", PassedOver: true}
+	if below == "" {
+		return ""
 	}
-	return &config.InvalidError{Field: at, Want: "is no field here: they are " + known, PassedOver: true}
-}
-
-// homes are the places of fields that are not at the top of a file.
-var homes = homesOf(map[string]string{
-	"sharing":                            "timeSlicing, mps",
-	"sharing.timeSlicing or sharing.mps": "renameByDefault, failRequestsGreaterThanOne, resources",
-	"resources of sharing.timeSlicing or sharing.mps": "name, replicas",
-	"imex": "channelIDs, required",
-	"flags": "migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, mofedEnabled, useNodeFeatureAPI, " +
-		"deviceDiscoveryStrategy, plugin, gfd",
-	"flags.plugin": "passDeviceSpecs, deviceListStrategy, deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy",
-	"flags.gfd":    "oneshot, noTimestamp, sleepInterval, outputFile, machineTypeFile",
-})
-
-func homesOf(fields map[string]string) map[string]string {
-	out := map[string]string{}
-	for place, names := range fields {
-		for _, name := range strings.Split(names, ", ") {
-			out[name] = place
-		}
-	}
-	return out
+	return "it belongs below " + below
 }
 
 func oneOf(allowed ...string) check {
@@ -182,11 +167,10 @@ func (c *checks) channels(field string, value json.RawMessage) {
 
 // resources refuses the field by which a user would rename the plugin's resources: the plugin ignores it.
 func (c *checks) resources(field string, value json.RawMessage) {
-	want := "is passed over by the device plugin, which gives its resources no other names: leave it out"
-	if strings.HasPrefix(string(value), "[") {
-		want = "belongs under " + homes["resources"] + ": here the device plugin passes it over"
-	}
-	c.add(&config.InvalidError{Field: field, Want: want, PassedOver: true})
+	c.add(&config.InvalidError{
+		Field: field, PassedOver: true,
+		Want: "is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names",
+	})
 }
 
 // fieldsOf gives the fields of a mapping; nil if the value is no mapping.
