@@ -321,17 +321,7 @@ func (a *Agent) setClock(seen state.Observed) {
 // plan lists the steps to what the labels ask for. If that is impossible and the agent has begun a change already, it lists the
 // steps back to the former config.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
-	want, err := a.resolver.Desired(ctx, seen)
-	a.prover.ProveDesired(seen, want)
-	var steps []plan.Step
-	if err == nil {
-		want.KeepForeign(seen.Journal)
-		steps, err = a.observeTakenAndPlan(ctx, seen, want, want.Targets)
-	}
-	if err == nil && want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps) {
-		steps, err = nil, want.Unread
-		want, _ = a.resolver.Asked(seen.Node)
-	}
+	want, steps, err := a.planAsked(ctx, seen)
 	switch {
 	case outcome.IsUnseen(err):
 		return want, nil, err
@@ -345,12 +335,35 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
 		return want, nil, &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	want.Undo, want.UndoCause, want.Plugin = true, err, a.devicePlugin.Former(seen)
+	return a.planBack(ctx, seen, want, err)
+}
+
+// planAsked lists the steps to what the labels ask for. While a file of the administrator cannot be read no change begins: the node stays as it
+// was last asked, and the mistake is the error.
+func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
+	want, err := a.resolver.Desired(ctx, seen)
+	a.prover.ProveDesired(seen, want)
+	if err != nil {
+		return want, nil, err
+	}
+	want.KeepForeign(seen.Journal)
+	steps, err := a.observeTakenAndPlan(ctx, seen, want, want.Targets)
+	if err == nil && want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps) {
+		unread := want.Unread
+		want, _ = a.resolver.Asked(seen.Node)
+		return want, nil, unread
+	}
+	return want, steps, err
+}
+
+// planBack lists the steps back to the former config, which the GPUs and the device plugin get again because of the cause.
+func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, cause error) (state.Desired, []plan.Step, error) {
+	want.Undo, want.UndoCause, want.Plugin = true, cause, a.devicePlugin.Former(seen)
 	a.prover.Prove(seen, want.Plugin)
 	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}
-	steps, err = a.observeTakenAndPlan(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
+	steps, err := a.observeTakenAndPlan(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
 	return want, a.budget.OthersFirst(steps), err
 }
 

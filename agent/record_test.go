@@ -678,10 +678,11 @@ func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-enabled")
-		w.settings.DevicePlugin.PodSelector = nil
-		w.restart()
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
+		w.passes("a journal", func() bool { return w.node().Annotations[config.AnnotationJournal] != "" })
+		w.settings.DevicePlugin.PodSelector = nil
+		w.restart()
 		died, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, `"`+config.AnnotationJournal+`":null`) }, true)
 		w.passes("a release", died)
 		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]

@@ -551,7 +551,6 @@ func (w *world) bury() {
 // forbids it, the plugin reads the GPUs, and kubelet updates the node.
 func (w *world) turn() {
 	w.t.Helper()
-	ctx := w.t.Context()
 	w.bury()
 	if w.manager {
 		w.manage()
@@ -570,6 +569,12 @@ func (w *world) turn() {
 	case len(plugins) == 0:
 		w.startPlugin()
 	}
+	w.advertise(n)
+}
+
+// advertise does what kubelet does about the node's status: it writes what the plugin offers, if that is news.
+func (w *world) advertise(n *corev1.Node) {
+	w.t.Helper()
 	before := n.Status.Allocatable
 	n.Status.Allocatable = corev1.ResourceList{}
 	for name, ids := range w.offered {
@@ -583,7 +588,7 @@ func (w *world) turn() {
 	if equality.Semantic.DeepEqual(before, n.Status.Allocatable) { // kubelet writes news alone
 		return
 	}
-	if _, err := w.client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
 }

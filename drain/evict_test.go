@@ -466,7 +466,9 @@ func TestEvictSaysWhatABlockedBudgetWaitsFor(t *testing.T) {
 		awaits, prefix string
 	}{
 		"no room": {
-			budget("api", 2, 2, 3), []*corev1.Pod{starting, pending("e", full+" preemption: 0/2 nodes are available: none helps.")}, "team/e",
+			budget("api", 2, 2, 3),
+			[]*corev1.Pod{starting, pending("e", full+" preemption: 0/2 nodes are available: none helps.")},
+			"team/e",
 			needs + "; one of its pods, team/e, is Pending: " + strings.TrimSuffix(full, ".") + "; this pod is not ready",
 		},
 		"starting":                   {budget("api", 2, 2, 3), []*corev1.Pod{starting, ending, other}, "team/b", needs + "; one of its pods, team/b, has not started on node gpu-7; "},

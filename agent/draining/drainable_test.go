@@ -35,8 +35,9 @@ import (
 // and of a client of the library. It does not ask for pods that leave by their label, whose controllers no budget holds up.
 func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 	t.Parallel()
+	set := []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "set", UID: "set", Controller: new(true)}}
 	pod := func(name string) corev1.Pod {
-		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name)}}
+		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name), OwnerReferences: set}}
 	}
 	planned := func(names ...string) (pods []plan.Pod) {
 		for _, name := range names {

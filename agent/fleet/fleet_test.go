@@ -212,8 +212,8 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 		before = holders
 	})
 	for _, a := range agents {
-		if times[a.change.Node] != rounds {
-			t.Errorf("%s had a slot %d times, want %d", w.short(a.change.Node), times[a.change.Node], rounds)
+		if times[a.change.Node] < rounds { // who is killed between its slot and its fence asks anew, and may have to let another go first
+			t.Errorf("%s had a slot %d times, want at least %d", w.short(a.change.Node), times[a.change.Node], rounds)
 		}
 	}
 	if line, holders := w.line(), w.holders(); line != "" || holders != "" {

@@ -206,29 +206,38 @@ func (t *taking) expected(st *state) (limit, room int) {
 	}
 }
 
-// count decides by the nodes of the pool. After another agent's write, a census from before it is still good, once the nodes that have lost or
-// returned their slots are read anew: each other node that an agent can have made unavailable since the census is among the holders.
-func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, error) {
-	st := &r.state
+// takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. After another agent's write, a census from before
+// it is, once the nodes that have lost or returned their slots are read anew: each other node that an agent can have made unavailable since the
+// census is among the holders.
+func (t *taking) takeCensus(ctx context.Context, r *record) error {
 	if t.nodes != nil {
 		if err := t.slots.review(ctx, t.pool, t.nodes, r); err != nil {
-			return false, err
+			return err
 		}
 	}
-	if t.nodes == nil || t.nodes.left != st.Left {
+	if t.nodes == nil || t.nodes.left != r.state.Left {
 		nodes, err := t.slots.census(ctx, t.pool)
 		if err != nil {
-			return false, err
+			return err
 		}
-		nodes.left = st.Left
+		nodes.left = r.state.Left
 		t.nodes, t.view.counted = nodes, t.slots.Clock.Now()
 		t.nodes.holders = r.before
 		if len(nodes.all) > page && !t.counted {
 			t.counted = true
-			return false, errCounted
+			return errCounted
 		}
 	}
 	t.nodes.holders = r.before
+	return nil
+}
+
+// count decides by the nodes of the pool.
+func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, error) {
+	st := &r.state
+	if err := t.takeCensus(ctx, r); err != nil {
+		return false, err
+	}
 	if err := t.nodes.mustHave(t.change, t.pool); err != nil {
 		return false, err
 	}

@@ -330,7 +330,7 @@ func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testin
 			w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Add(50 * time.Second).Format(time.RFC3339)}
 			w.node.ManagedFields = []metav1.ManagedFieldsEntry{{
 				Manager: "kubectl-annotate", Operation: metav1.ManagedFieldsOperationUpdate, Time: written, FieldsType: "FieldsV1",
-				FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:gpuslice.io/health-ack":{}}}}`)},
+				FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:gpuslice.io/health-ack":{}}}}`),
 			}}
 			w.pass(false)
 		}

@@ -114,11 +114,8 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	if fails, forGood := p.failing(seen, want); forGood || fails != "" && !fresh && !now.Before(until) {
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
-	if !fresh && p.late == nil && now.After(p.half()) {
-		for i := range seen.DevicePlugin.Pods {
-			p.late = append(p.late, string(seen.DevicePlugin.Pods[i].UID))
-		}
-		p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
+	if !fresh {
+		p.noteLate(seen, now)
 	}
 	if fresh || now.Before(until) {
 		if !causeKnown || now.Sub(p.began) < causePatience {
@@ -142,6 +139,17 @@ func (p *Prover) Await(seen state.Observed, want state.Desired) error {
 	return &api.Failure{
 		Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
 	}
+}
+
+// noteLate remembers which pods the device plugin has after half of the wait for capacity: they are late, and those that replace them are not.
+func (p *Prover) noteLate(seen state.Observed, now time.Time) {
+	if p.late != nil || !now.After(p.half()) {
+		return
+	}
+	for i := range seen.DevicePlugin.Pods {
+		p.late = append(p.late, string(seen.DevicePlugin.Pods[i].UID))
+	}
+	p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 }
 
 // isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a

@@ -72,7 +72,7 @@ func (o *options) clean(ctx context.Context, w io.Writer, c cleaning) error {
 			return err
 		}
 	}
-	a, err := o.agent(log, nil)
+	a, err := o.agent(ctx, log, nil)
 	if err != nil {
 		return err
 	}

@@ -118,7 +118,7 @@ func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) 
 func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (preview.Result, error) {
 	label, name := w.Label()
 	if !w.offline {
-		a, err := o.agent(zap.NewNop(), nil)
+		a, err := o.agent(cmd.Context(), zap.NewNop(), nil)
 		if err != nil {
 			return preview.Result{}, err
 		}

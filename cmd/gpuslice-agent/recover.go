@@ -87,7 +87,7 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 	if !running { // an agent that runs has settings of its own
 		o.adopt = r.adopt
 	}
-	a, err := o.agent(log, nil)
+	a, err := o.agent(ctx, log, nil)
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (o *options) run() *cobra.Command {
 			}
 			set := metrics.New(clock.RealClock{})
 			set.CountRequests()
-			a, err := o.agent(log, set)
+			a, err := o.agent(cmd.Context(), log, set)
 			if err != nil {
 				return err
 			}
@@ -95,11 +95,11 @@ func (o *options) run() *cobra.Command {
 }
 
 // agent wires the parts together.
-func (o *options) agent(log *zap.Logger, set *metrics.Set) (*agent.Agent, error) {
+func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) (*agent.Agent, error) {
 	if o.node == "" {
 		return nil, errNoNode
 	}
-	file, settings, err := readSettings(o.settings, o.stateDir, log)
+	file, settings, err := readSettings(ctx, o.settings, o.stateDir, log)
 	if err != nil {
 		return nil, err
 	}

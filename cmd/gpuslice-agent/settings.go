@@ -41,12 +41,12 @@ func lastSettings(stateDir string) *hostfile.File {
 }
 
 // readSettings reads the settings, or, if they are wrong, the host's copy of the last good ones.
-func readSettings(path, stateDir string, log *zap.Logger) (*settingsFile, config.Settings, error) {
+func readSettings(ctx context.Context, path, stateDir string, log *zap.Logger) (*settingsFile, config.Settings, error) {
 	f := &settingsFile{path: path, inForce: config.Default()}
 	if path == "" {
 		return f, f.inForce, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), settingsDisk)
+	ctx, cancel := context.WithTimeout(ctx, settingsDisk)
 	defer cancel()
 	last := lastSettings(stateDir)
 	text, settings, err := f.read()

@@ -22,11 +22,11 @@ func TestAnEditOfTheSettingsIsCheckedBeforeItIsObeyed(t *testing.T) {
 		}
 	}
 	write(bad)
-	if _, _, err := readSettings(path, state, zap.NewNop()); err == nil {
+	if _, _, err := readSettings(t.Context(), path, state, zap.NewNop()); err == nil {
 		t.Fatal("an agent that has never had good settings starts with bad ones")
 	}
 	write(good)
-	f, first, err := readSettings(path, state, zap.NewNop())
+	f, first, err := readSettings(t.Context(), path, state, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestAnEditOfTheSettingsIsCheckedBeforeItIsObeyed(t *testing.T) {
 			t.Errorf("of %q: other %t, wrong %q", step.text, is, wrong)
 		}
 	}
-	f, again, err := readSettings(path, state, zap.NewNop()) // the file is bad now
+	f, again, err := readSettings(t.Context(), path, state, zap.NewNop()) // the file is bad now
 	if err != nil {
 		t.Fatal("an agent does not start again by the settings of before: ", err)
 	}
