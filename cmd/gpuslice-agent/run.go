@@ -103,6 +103,9 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) 
 	if err != nil {
 		return nil, err
 	}
+	if set != nil { // run alone has metrics
+		file.keep(ctx, o.stateDir, log)
+	}
 	o.settingsFile, settings = file, o.complete(settings)
 	pods := asnode.New(asnode.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
 	client, err := o.client(pods.Wrap)

@@ -51,11 +51,6 @@ func readSettings(ctx context.Context, path, stateDir string, log *zap.Logger) (
 	last := lastSettings(stateDir)
 	text, settings, err := f.read()
 	if err == nil {
-		if was, failed := last.Read(ctx); failed != nil || !bytes.Equal(was, text) {
-			if failed := last.Write(ctx, text); failed != nil {
-				log.Warn("the host has no copy of the settings: if they are wrong at the next start, the agent does not start", zap.Error(failed))
-			}
-		}
 		f.text, f.inForce = text, settings
 		return f, settings, nil
 	}
@@ -69,6 +64,22 @@ func readSettings(ctx context.Context, path, stateDir string, log *zap.Logger) (
 	f.text, f.wrong = text, err.Error()
 	log.Warn("the settings cannot be read: the agent starts with the last good ones", zap.Error(err), zap.String("copy", last.Path()))
 	return f, f.inForce, nil
+}
+
+// keep writes the host's copy of the settings, if they are good and it has others. Only an agent that runs does so: a command leaves nothing behind.
+func (f *settingsFile) keep(ctx context.Context, stateDir string, log *zap.Logger) {
+	if f.path == "" || f.wrong != "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, settingsDisk)
+	defer cancel()
+	last := lastSettings(stateDir)
+	if was, err := last.Read(ctx); err == nil && bytes.Equal(was, f.text) {
+		return
+	}
+	if err := last.Write(ctx, f.text); err != nil {
+		log.Warn("the host has no copy of the settings: if they are wrong at the next start, the agent does not start", zap.Error(err))
+	}
 }
 
 func (f *settingsFile) read() ([]byte, config.Settings, error) {

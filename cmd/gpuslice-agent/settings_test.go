@@ -30,6 +30,7 @@ func TestAnEditOfTheSettingsIsCheckedBeforeItIsObeyed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.keep(t.Context(), state, zap.NewNop())
 	for _, step := range []struct {
 		text  string
 		other bool
