@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -305,7 +304,7 @@ func (s situation) agrees(t *testing.T) {
 
 // snapshotOrNone is how the GPUs are cut; empty without a driver.
 func (w *world) snapshotOrNone() string {
-	if _, err := w.through(nvml.Driver(w.gpus.Driver())).Snapshot(w.t.Context()); err != nil {
+	if _, err := w.through(w.gpus.Driver()).Snapshot(w.t.Context()); err != nil {
 		return ""
 	}
 	return w.gpus.String()
