@@ -37,9 +37,10 @@ func TestTheFirstCommandsOfTheREADMEsWaitForWhatWasAsked(t *testing.T) {
 	r.run()
 	for _, wish := range []string{
 		"nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-disabled",
-		"gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
+		// A label that the profile overrides would have no success.
+		"gpuslice.io/profile=all-balanced nvidia.com/mig.config-", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
 	} {
-		_, name, _ := strings.Cut(wish, "=")
+		_, name, _ := strings.Cut(strings.TrimSuffix(wish, " nvidia.com/mig.config-"), "=")
 		for _, command := range commands {
 			line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", wish)
 			cmd := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { "`+r.cluster.Kubectl()+`" --kubeconfig "`+r.cluster.AdminKubeconfig()+`" "$@"; }; `+line)
