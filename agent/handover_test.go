@@ -524,7 +524,7 @@ func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 }
 
 // Each agent may write to the ConfigMap that all nodes share. What another than this node's agent has put under one of its keys is no config of the
-// plugin: nobody leaves for it, and no path of it gets into the next one.
+// plugin: no pod leaves for it, and no path of it gets into the next one.
 func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	const evil = "version: v1\nflags: {plugin: {containerDriverRoot: /opt/evil, deviceListStrategy: volume-mounts}}\n" +

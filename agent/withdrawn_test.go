@@ -404,7 +404,7 @@ func TestAPodThatEndsAnywayIsWaitedForWithoutAFence(t *testing.T) {
 	})
 }
 
-// What a plugin does not offer while it starts is withdrawn from nobody, nor what it lacks for the moment in which the config manager has given it its
+// What a plugin does not offer while it starts is withdrawn from no pod, nor what it lacks for the moment in which the config manager has given it its
 // default first, as NVIDIA's does since v0.18.2.
 func TestAPluginThatStartsTakesNothingFromItsPods(t *testing.T) {
 	t.Parallel()

@@ -184,7 +184,7 @@ func (p Profile) plain() bool { return !strings.ContainsAny(p.Name, "+-") }
 // places counts the instances of a profile that have a place beside each other.
 func places(p Profile) int {
 	if len(p.Placements) == 0 {
-		return p.Max // the driver tells no places
+		return p.Max // the driver reports no places
 	}
 	n, end := 0, 0
 	for _, at := range slices.SortedFunc(slices.Values(p.Placements), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {

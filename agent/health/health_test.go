@@ -317,7 +317,7 @@ func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
 	})
 }
 
-// Neither a time to come nor one that managedFields show to be after the write acknowledges what happens then. Who has done it is told.
+// Neither a time to come nor one that managedFields show to be after the write acknowledges what happens then. An Event names who has done it.
 func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)

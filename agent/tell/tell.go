@@ -60,7 +60,7 @@ type Teller struct {
 	told    time.Time   // when the agent last reported of a change under way; zero if there is none
 	untold  time.Time   // since when a change goes on about which the node says nothing new; zero if it says all
 	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
-	ignored []note      // what TellIgnored has told at the last pass
+	ignored []note      // what TellIgnored has reported at the last pass
 	overran string      // operation of which the agent has reported that it goes on beyond its window
 }
 

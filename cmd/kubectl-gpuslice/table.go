@@ -113,7 +113,7 @@ const (
 	notSeenYet  = "NotSeenYet"  // the agent has not answered what the labels ask for by now
 )
 
-// reason is that of the agent, unless it says nothing of what is asked for now.
+// reason is that of the agent's report; where that answers another request, it says so instead.
 func reason(v *nodeView, p paper) string {
 	switch {
 	case !v.Agent:

@@ -166,7 +166,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	return j.found
 }
 
-// toggles tells those who come from mig-manager what a label does that is set to another value for a moment.
+// toggles warns users of mig-manager of what a label does that is set to another value for a moment.
 func (j *judge) toggles() {
 	if len(j.asking) > 0 {
 		j.say("Nodes", Ignored, "", "do not set %s to another value and back to have a change tried again, as mig-manager needs it: the agent obeys each value as it comes, and pods leave for it; "+

@@ -128,7 +128,7 @@ func (u undisturbed) check() {
 	}
 }
 
-// Promise 1: a device plugin that the agent cannot start anew would never offer what a change makes, so nobody leaves for it.
+// Promise 1: a device plugin that the agent cannot start anew would never offer what a change makes, so no pod leaves for it.
 func TestAPluginUnderANameThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "devicePlugin: {podSelector: [app=other]}\n", configFile)
