@@ -243,7 +243,8 @@ func TestANameThatANodeDoesNotHaveIsSaidAtOnce(t *testing.T) {
 		w.says("gpu-1", stalled, "no profile is named research; did you mean researcher?")
 		w.says("gpu-2", research(api.PhaseDraining, config.ReasonFencing, 9), "on its way")
 		if said, code := w.ended(); code != 1 || !strings.Contains(said, "gpu-1  UnknownConfig: no profile is named research; did you mean researcher?\n") ||
-			!strings.Contains(said, "error: profile research refused by 1 node") || strings.Contains(said, "gpu-2  Fencing") {
+			!strings.Contains(said, "error: profile research refused by 1 node; to take the label back:\n  kubectl gpuslice apply gpu-1 --none\n") ||
+			strings.Contains(said, "gpu-2  Fencing") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 		if took := time.Since(began); took > refusalTime {

@@ -26,6 +26,7 @@ type application struct {
 	profile      string
 	migConfig    string
 	pluginConfig string
+	none         bool
 	wait, dryRun bool
 	timeout      time.Duration
 	again        string // the command line, for the user to repeat
@@ -34,11 +35,14 @@ type application struct {
 func (o *options) apply() *cobra.Command {
 	var a application
 	c := &cobra.Command{
-		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME) [--wait] [--dry-run]",
+		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME | --none) [--wait] [--dry-run]",
 		Short: "Ask the selected nodes for a profile, a MIG config or a config of the device plugin, and wait until they have it",
 		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node, and takes the former
 answer away, the label nvidia.com/mig.config.state. The agents do the rest, each when it may;
 with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
+
+First it asks agents whether they would refuse, as a name that they do not know: if all that answer would, it labels no node. With --none it takes
+these three labels away: the GPUs stay as they are, and a change that is under way is undone.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
 3 the timeout has come first; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
@@ -65,7 +69,10 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
 	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
+	flags.BoolVar(&a.none, "none", false, "ask for nothing any more: take the labels away")
 	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
+	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config", "none")
+	c.MarkFlagsMutuallyExclusive("wait", "none")
 	return c
 }
 
@@ -93,8 +100,9 @@ func (a *application) wish() (wish, error) {
 		w = wish{label: config.LabelMIGConfig, name: a.migConfig}
 	case a.pluginConfig != "":
 		w = wish{label: config.LabelDevicePluginConfig, name: a.pluginConfig}
+	case a.none:
 	default:
-		return w, errors.New("say what to ask for: --profile NAME, --mig-config NAME or --device-plugin-config NAME")
+		return w, errors.New("say what to ask for: --profile NAME, --mig-config NAME, --device-plugin-config NAME or --none")
 	}
 	if wrong := validation.IsValidLabelValue(w.name); len(wrong) > 0 {
 		return w, fmt.Errorf("%q can be no value of label %s: %s", w.name, w.label, strings.Join(wrong, "; "))
@@ -108,12 +116,18 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, nam
 	if err != nil {
 		return err
 	}
+	out := &cli.Printer{W: cmd.OutOrStdout()}
+	if a.none {
+		return a.withdraw(ctx, client, nodes, out)
+	}
 	if err := checkLabelPrecedence(nodes, w); err != nil {
 		return err
 	}
-	out := &cli.Printer{W: cmd.OutOrStdout()}
 	if a.dryRun {
 		return preview(ctx, client, nodes, w, out)
+	}
+	if err := foresee(ctx, client, nodes, w, out); err != nil {
+		return err
 	}
 	asked, err := a.label(ctx, client, nodes, w, out)
 	if err != nil {
@@ -122,9 +136,9 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, nam
 	warn(asked, out)
 	if !a.wait {
 		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
-		return errors.Join(refusedAtOnce(ctx, client, w, asked, out), out.Err)
+		return errors.Join(a.refusedAtOnce(ctx, client, w, asked, out), out.Err)
 	}
-	r := &rollout{wish: w, nodes: asked, out: out}
+	r := &rollout{wish: w, nodes: asked, out: out, back: a.takeBack}
 	r.screen = newLines(out)
 	if _, height, is := terminal(out.W); is {
 		picture := progress.NewWriter()

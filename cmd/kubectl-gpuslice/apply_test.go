@@ -15,6 +15,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -75,7 +76,8 @@ gpu-2  labelled gpuslice.io/profile=research
 00:00:03Z  gpu-2  Converged  research: as asked
 gpu-1: Failed: ImpossibleGeometry: research: GPU 0: none fits
 profile research: 1 of 2 nodes converged, 1 failed
-error: profile research failed on 1 node
+error: profile research failed on 1 node; to take the label back:
+  kubectl gpuslice apply gpu-1 --none
 `, 1)
 	}, gpu("gpu-1"), gpu("gpu-2"))
 }
@@ -380,7 +382,8 @@ gpu-1  labelled gpuslice.io/profile=research
 00:00:02Z  gpu-1  Failed  JournalUnreadable: the journal is of version 9
 gpu-1: Failed: JournalUnreadable: the journal is of version 9
 profile research: 0 of 1 node converged, 1 failed
-error: profile research failed on 1 node
+error: profile research failed on 1 node; to take the label back:
+  kubectl gpuslice apply -l pool=research --none
 `, 1)
 	}, gpu("gpu-1"))
 }
@@ -486,7 +489,7 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"name nodes, or select them with -l":                                                               {"apply", "--profile", "research"},
 		"name nodes or select them with -l, not both":                                                      {"apply", "gpu-1", "-l", "a=b", "--profile", "research"},
 		"there is no node gpu-8, gpu-9; see kubectl get nodes":                                             {"apply", "gpu-8", "gpu-1", "node/gpu-9", "--profile", "research"},
-		"say what to ask for: --profile NAME, --mig-config NAME or --device-plugin-config NAME":            {"apply", "gpu-1"},
+		"say what to ask for: --profile NAME, --mig-config NAME, --device-plugin-config NAME or --none":    {"apply", "gpu-1"},
 		`"my profile" can be no value of label gpuslice.io/profile: `:                                      {"apply", "gpu-1", "--profile", "my profile"},
 		"none of the others can be":                                                                        {"apply", "gpu-1", "--profile", "a", "--mig-config", "b"},
 	} {
@@ -520,5 +523,116 @@ gpu-1  labelled gpuslice.io/profile=research
 00:00:05Z  gpu-1  Converged  research: as asked
 profile research: 1 of 1 node converged
 `, 0)
+	}, gpu("gpu-1"))
+}
+
+// A name with a slip of the pen is labelled nowhere: the agents, who know the catalog, are asked first.
+func TestWhatAllAgentsWouldRefuseIsNotLabelled(t *testing.T) {
+	unknown := api.Answer{Refused: `no profile or MIG config is named "research": did you mean researcher?`, Reason: config.ReasonUnknownConfig}
+	for name, c := range map[string]struct {
+		names    map[string]api.Answer
+		want     string
+		labelled bool
+	}{
+		"by any of them": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown, "gpu-3": unknown}, `
+gpu-1  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
+gpu-2  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
+gpu-3  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
+error: profile research would be refused by 3 nodes, and nothing was labelled
+`, false},
+		"since the catalog is broken": {map[string]api.Answer{
+			"gpu-1": {For: keepsSilent}, "gpu-2": {Refused: "line 3: a tab", Reason: config.ReasonInvalidCatalog}, "gpu-3": {For: keepsSilent},
+		}, `
+gpu-2  InvalidCatalog: line 3: a tab
+error: profile research would be refused by 1 node, and nothing was labelled
+`, false},
+		"as GPUs of another model do":  {map[string]api.Answer{"gpu-2": unknown}, "\ngpu-1  labelled", true},
+		"as another of the same model": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown}, "\ngpu-1  labelled", true},
+		"but for what may pass":        {map[string]api.Answer{"gpu-1": {Refused: "the API server is away"}, "gpu-2": {HeldUp: "held", Reason: config.ReasonHeld}}, "\ngpu-1  labelled", true},
+		"as far as agents answer": {map[string]api.Answer{"gpu-1": {For: keepsSilent}, "gpu-2": {For: keepsSilent}}, `
+no agent has said within 5s whether it would refuse profile research; labelled all the same
+gpu-1  labelled`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l4 := func() *corev1.Node {
+				n := gpuNode("gpu-2")
+				n.Labels[features.LabelProduct] = "NVIDIA-L4"
+				return n
+			}
+			inWorld(t, func(w *world) {
+				w.names = c.names
+				said, code := w.run(apply()...)
+				switch {
+				case c.labelled && !strings.HasPrefix(said, c.want[1:]), !c.labelled && (said != c.want[1:] || code != 1):
+					t.Errorf("exit code %d: %s", code, said)
+				case !c.labelled:
+					w.untouched("gpu-1", "gpu-2", "gpu-3")
+				}
+			}, gpu("gpu-1"), l4, gpu("gpu-3"))
+		})
+	}
+	t.Run("where the user may not ask", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
+				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
+			})
+			w.names = map[string]api.Answer{"gpu-1": unknown}
+			said, code := w.run(apply()...)
+			if code != 0 || !strings.Contains(said, "no agent has said whether it would refuse profile research: watching nodes: nodes is forbidden") || !strings.Contains(said, "gpu-1  labelled") {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+		}, gpu("gpu-1"))
+	})
+}
+
+func TestNoneTakesBackWhatWasAskedFor(t *testing.T) {
+	asked := func() *corev1.Node {
+		n := gpuNode("gpu-1")
+		n.Labels[config.LabelProfile], n.Labels[config.LabelDevicePluginConfig] = "reserch", config.OwnPluginKey+"1"
+		n.Annotations[config.AnnotationJournal] = "{}"
+		return n
+	}
+	shared := func() *corev1.Node {
+		n := gpuNode("gpu-2")
+		n.Labels[config.LabelMIGConfig], n.Labels[config.LabelDevicePluginConfig] = "all-1g.10gb", "slices"
+		return n
+	}
+	inWorld(t, func(w *world) {
+		w.start("apply", "-l", "pool=research", "--none", "--dry-run")
+		w.is(`
+gpu-1  would lose label gpuslice.io/profile=reserch; its agent undoes the change that is under way
+gpu-2  would lose label nvidia.com/mig.config=all-1g.10gb
+gpu-2  would lose label nvidia.com/device-plugin.config=slices; the device plugin takes its default config then
+gpu-3  is asked for nothing
+nothing was changed; without --dry-run 2 of 3 nodes lose labels, and the GPUs stay as they are
+`, 0)
+		if w.node("gpu-1").Labels[config.LabelProfile] != "reserch" || w.node("gpu-2").Labels[config.LabelMIGConfig] == "" {
+			t.Error("a dry run takes labels away")
+		}
+		w.start("apply", "-l", "pool=research", "--none")
+		w.is(`
+gpu-1  lost label gpuslice.io/profile=reserch; its agent undoes the change that is under way
+gpu-2  lost label nvidia.com/mig.config=all-1g.10gb
+gpu-2  lost label nvidia.com/device-plugin.config=slices; the device plugin takes its default config then
+gpu-3  is asked for nothing
+`, 0)
+		for node, label := range map[string]string{"gpu-1": config.LabelProfile, "gpu-2": config.LabelMIGConfig} {
+			if value, there := w.node(node).Labels[label]; there {
+				t.Errorf("%s has label %s=%s", node, label, value)
+			}
+		}
+		if value, there := w.node("gpu-2").Labels[config.LabelDevicePluginConfig]; there {
+			t.Errorf("gpu-2 has label %s", value)
+		}
+		if value := w.node("gpu-1").Labels[config.LabelDevicePluginConfig]; value != config.OwnPluginKey+"1" {
+			t.Errorf("the agent's own label is %q", value)
+		}
+	}, asked, shared, gpu("gpu-3"))
+	inWorld(t, func(w *world) {
+		for _, more := range [][]string{{"--wait"}, {"--profile", "a"}} {
+			if said, code := w.run(append([]string{"apply", "gpu-1", "--none"}, more...)...); code != 1 || !strings.Contains(said, "none of the others can be") {
+				t.Errorf("%q: exit code %d: %s", more, code, said)
+			}
+		}
 	}, gpu("gpu-1"))
 }

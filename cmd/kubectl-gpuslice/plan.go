@@ -97,10 +97,18 @@ next:
 
 // wishOf returns the first label of the node that asks for a config. Of two labels that count together its agent adds the other.
 func wishOf(n *corev1.Node) (wish, bool) {
-	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
-			return wish{label, name}, true
-		}
+	if all := wishesOf(n); len(all) > 0 {
+		return all[0], true
 	}
 	return wish{}, false
+}
+
+// wishesOf returns the labels of the node that ask for a config, first the one that wins.
+func wishesOf(n *corev1.Node) (out []wish) {
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
+			out = append(out, wish{label, name})
+		}
+	}
+	return out
 }

@@ -9,11 +9,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // refusalTime is how long apply waits for agents that refuse at once, as a name that their node does not have.
 const refusalTime = 3 * time.Second
+
+// foreseeTime is how long apply waits until agents say whether they would refuse. One in the middle of a step, as a reset, answers after that.
+const foreseeTime = 5 * time.Second
 
 // refusals are the first reports of the agents about a wish.
 type refusals struct{ nodes []*followed }
@@ -50,7 +54,7 @@ func (r *refusals) settled() (bool, error) {
 
 // refusedAtOnce names the nodes whose agents refuse the wish as soon as they see it. It is no error if agents keep silent: they may be in the
 // middle of a step.
-func refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*followed, out *cli.Printer) error {
+func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
 	waiting, cancel := context.WithTimeoutCause(ctx, refusalTime, errLate)
 	defer cancel()
@@ -62,15 +66,89 @@ func refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*
 		out.Printf("warning: %v\n", err)
 		return nil
 	}
-	refused := 0
 	for _, f := range asked {
 		if f.stage == failed {
-			refused++
 			out.Printf("%s  %s\n", f.name, f.words())
 		}
 	}
-	if refused == 0 {
+	refused := failures(asked)
+	if len(refused) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s refused by %s", w.kind(), cli.Counted(refused, "node"))
+	return fmt.Errorf("%s refused by %s; %s", w.kind(), cli.Counted(len(refused), "node"), a.takeBack(refused, len(asked)))
+}
+
+// foresee asks agents whether they would refuse the wish, as for a name with a slip of the pen: they alone know the names that they generate for
+// the hardware, and read the catalog with rights of their own. First it asks one agent of each model of GPU, and all the others only if these
+// would refuse. It is an error if all would. If none answers, foresee says so.
+func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
+	var refusals []*askedNode
+	first, others := oneOfEachModel(nodes, w)
+	for _, agents := range [][]corev1.Node{first, others} {
+		if len(agents) == 0 {
+			continue
+		}
+		q, err := inquire(ctx, client, agents, w.String(), foreseeTime, out)
+		switch refusing := q.refusals(); {
+		case ctx.Err() != nil:
+			return interrupted(ctx, err)
+		case err != nil:
+			out.Printf("no agent has said whether it would refuse %s: %v; labelled all the same\n", w.kind(), err)
+			return nil
+		case len(refusals) == 0 && q.answers() == 0:
+			out.Printf("no agent has said within %s whether it would refuse %s; labelled all the same\n", foreseeTime, w.kind())
+			return nil
+		case len(refusing) < q.answers():
+			return nil
+		default:
+			refusals = append(refusals, refusing...)
+		}
+	}
+	if len(refusals) == 0 {
+		return nil
+	}
+	for _, a := range refusals[:min(len(refusals), mostNamed)] {
+		out.Printf("%s  %s: %s\n", a.name, a.answer.Reason, a.answer.Refused)
+	}
+	return fmt.Errorf("%s would be refused by %s, and nothing was labelled", w.kind(), cli.Counted(len(refusals), "node"))
+}
+
+// oneOfEachModel returns a node of each model of GPU, and the other nodes. It leaves out those whose agent cannot be asked, and those whose label
+// asks for the wish already.
+func oneOfEachModel(nodes []corev1.Node, w wish) (first, others []corev1.Node) {
+	models := map[string]bool{}
+	for _, n := range nodes {
+		model, t := features.Of(n.Labels).Model, agentReportOf(&n)
+		switch {
+		case n.Labels[w.label] == w.name, t.none(), t.silence(time.Now()) > 0:
+		case models[model]:
+			others = append(others, n)
+		default:
+			models[model] = true
+			first = append(first, n)
+		}
+	}
+	return first, others
+}
+
+// answers counts the agents that have answered.
+func (q *inquiry) answers() int {
+	n := 0
+	for _, a := range q.nodes {
+		if a.answer != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// refusals returns the nodes whose agents would refuse the wish. What an agent could not look at, which may pass, has no reason.
+func (q *inquiry) refusals() []*askedNode {
+	var out []*askedNode
+	for _, a := range q.nodes {
+		if a.answer != nil && a.answer.Refused != "" && a.answer.Reason != "" {
+			out = append(out, a)
+		}
+	}
+	return out
 }

@@ -10,6 +10,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -50,6 +51,25 @@ func TestFiftyNodesAreReadByOneRequest(t *testing.T) {
 	}
 }
 
+// Where the nodes have the same GPUs, one agent answers for all whether it would refuse.
+func TestOneAgentIsAskedWhetherFiftyWouldRefuse(t *testing.T) {
+	nodes, _ := fifty()
+	nodes = append(nodes, func() *corev1.Node {
+		n := gpuNode("gpu-50")
+		n.Labels[features.LabelProduct] = "NVIDIA-L4"
+		return n
+	})
+	inWorld(t, func(w *world) {
+		w.client.ClearActions()
+		w.start(apply("--wait")...)
+		if got := w.asked(); got["patch nodes"] != 51+2*2 {
+			t.Errorf("%v", got)
+		}
+		w.stop()
+		w.ended()
+	}, nodes...)
+}
+
 // The command asks each agent by one write, and removes the request by another one.
 func TestFiftyAgentsAreAskedByTwoWritesEach(t *testing.T) {
 	nodes, names := fifty()
@@ -66,7 +86,10 @@ func TestFiftyAgentsAreAskedByTwoWritesEach(t *testing.T) {
 	}, nodes...)
 }
 
-// answersAtOnce is an agent that answers a request for a diagnosis at once.
+// keepsSilent in place of a request is an agent that does not answer.
+const keepsSilent = "silent"
+
+// answersAtOnce is an agent that answers a request at once: as w.names has it, or with a diagnosis.
 func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error) {
 	patch, ok := a.(k8stesting.PatchAction)
 	var asks struct {
@@ -79,9 +102,14 @@ func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 		return true, nil, err
 	}
 	request := asks.Metadata.Annotations[config.AnnotationPreview]
-	if request == nil {
+	given, special := w.names[patch.GetName()]
+	switch {
+	case request == nil, given.For == keepsSilent:
 		return false, nil, nil
+	case !special:
+		given.Diagnosis = &api.Diagnosis{Node: patch.GetName()}
 	}
+	given.For = *request
 	object, err := w.client.Tracker().Get(a.GetResource(), "", patch.GetName())
 	if err != nil {
 		return true, nil, err
@@ -90,7 +118,7 @@ func (w *world) answersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 	if !ok {
 		return true, nil, fmt.Errorf("the node is a %T", object)
 	}
-	answer, err := json.Marshal(api.Answer{For: *request, Diagnosis: &api.Diagnosis{Node: patch.GetName()}})
+	answer, err := json.Marshal(given)
 	n := node.DeepCopy()
 	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = *request, string(answer)
 	if err == nil {

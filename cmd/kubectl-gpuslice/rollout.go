@@ -20,6 +20,7 @@ type rollout struct {
 	nodes  []*followed // sorted by name
 	screen screen
 	out    *cli.Printer
+	back   func(failed []string, of int) string // how to take the label back from nodes
 }
 
 // screen shows the user how far a roll-out is.
@@ -74,6 +75,17 @@ func (r *rollout) names() []string {
 	return out
 }
 
+// failures names the nodes that have failed.
+func failures(nodes []*followed) []string {
+	var out []string
+	for _, f := range nodes {
+		if f.stage == failed {
+			out = append(out, f.name)
+		}
+	}
+	return out
+}
+
 // errLate ends a wait at its timeout.
 var errLate = errors.New("the timeout has come first")
 
@@ -98,11 +110,11 @@ func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.
 		return err
 	}
 	r.summarize()
-	switch n := r.count(failed); {
+	switch names := failures(r.nodes); {
 	case r.out.Err != nil:
 		return r.out.Err
-	case n > 0:
-		return fmt.Errorf("%s failed on %s", r.wish.kind(), cli.Counted(n, "node"))
+	case len(names) > 0:
+		return fmt.Errorf("%s failed on %s; %s", r.wish.kind(), cli.Counted(len(names), "node"), r.back(names, len(r.nodes)))
 	case err != nil:
 		return &cli.ExitError{Code: exitTimeout, Err: fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
 			r.wish.kind(), cli.Counted(r.count(pending), "node"), timeout, again)}

@@ -141,9 +141,9 @@ func (t agentReport) answersAnother(n *corev1.Node) bool {
 func asks(n *corev1.Node) string {
 	profile := n.Labels[config.LabelProfile]
 	var names []string
-	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
-			names = append(names, name)
+	for _, w := range wishesOf(n) {
+		if w.label != config.LabelProfile {
+			names = append(names, w.name)
 		}
 	}
 	all := strings.Join(names, api.DesiredSeparator)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,9 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -40,6 +43,8 @@ type world struct {
 	said   *output
 	end    chan error
 	stop   context.CancelFunc
+	// what agents answer at once when apply asks whether they would refuse, by node; the others would not
+	names map[string]api.Answer
 }
 
 // output is what the command has written, of which a test may read while it writes.
@@ -66,7 +71,7 @@ func (o *output) String() string {
 func inWorld(t *testing.T, test func(w *world), nodes ...func() *corev1.Node) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, client: fake.NewClientset()}
+		w := &world{t: t, client: fake.NewClientset(), names: map[string]api.Answer{}}
 		for _, n := range nodes {
 			w.create(n())
 		}
@@ -179,6 +184,9 @@ func (w *world) remove(name string) {
 // start begins a command, and returns when it waits for something.
 func (w *world) start(args ...string) {
 	w.t.Helper()
+	if args[0] == "apply" && !slices.Contains(args, "--dry-run") {
+		w.client.PrependReactor("patch", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) { return w.answersAtOnce(a) })
+	}
 	o := options{invoked: args, connect: func() (kube.Interface, error) { return clientset.Of(w.client), nil }}
 	c := o.command()
 	w.said, w.end = &output{}, make(chan error, 1)
