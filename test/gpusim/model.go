@@ -189,20 +189,22 @@ var models = map[string]*model{
 			{kind1DoubleMemory, 15, "1g.35gb", 1, 4, 26, 33280, engines(1, 1, 0, 1, 0), 2, doubles},
 		},
 	},
-	// Names, counts and engines: MIG User Guide. Ids and placements: as on all 7-slice GPUs. SMs and memory are
-	// estimates from the fractions in the guide; nobody has measured them here.
+	// Names and counts: MIG User Guide. Ids and placements: as on all 7-slice GPUs. The profiles of one and two compute slices: `nvidia-smi mig
+	// -lgip` as NVIDIA/mig-parted pull requests 166 and 187 print it (22, or by board and driver 20.5, and 44.25 GiB). The guide has 3 copy
+	// engines and one decoder for 2g.45gb, which has 4 and 2, so that decoders and JPEG engines of the larger profiles are one a compute slice
+	// here, as on an H200. These, and SMs and memory of the larger profiles, are estimates.
 	"B200": {
 		Name: "NVIDIA B200", Arch: blackwell, Compute: [2]int{10, 0}, DeviceID: 0x290110de, SubsystemID: 0x199910de,
 		Brand: 14, Class: 0x030200, Memory: 183359 << 20, CUDACores: 18944, EventTypes: measuredEvents,
 		Slices: 7, MemorySlices: 8, Engines: engines(16, 7, 0, 7, 1),
 		Profiles: []profile{
-			{kind1, 19, "1g.23gb", 1, 7, 18, 22272, engines(2, 1, 0, 1, 0), 1, singles},
-			{kind2, 14, "2g.45gb", 2, 3, 36, 44928, engines(3, 1, 0, 1, 0), 2, pairs},
-			{kind3, 9, "3g.90gb", 3, 2, 70, 90112, engines(6, 1, 0, 1, 0), 4, halves},
-			{kind4, 5, "4g.90gb", 4, 1, 72, 90112, engines(8, 1, 0, 1, 0), 4, whole},
-			{kind7, 0, "7g.180gb", 7, 1, 148, 181248, engines(16, 1, 0, 1, 1), 8, whole},
-			{kind1Media, 20, "1g.23gb+me", 1, 1, 18, 22272, engines(2, 1, 0, 1, 1), 1, singles},
-			{kind1DoubleMemory, 15, "1g.45gb", 1, 4, 30, 44928, engines(2, 1, 0, 1, 0), 2, doubles},
+			{kind1, 19, "1g.23gb", 1, 7, 18, 22528, engines(2, 1, 0, 1, 0), 1, singles},
+			{kind2, 14, "2g.45gb", 2, 3, 36, 45312, engines(4, 2, 0, 2, 0), 2, pairs},
+			{kind3, 9, "3g.90gb", 3, 2, 70, 90112, engines(6, 3, 0, 3, 0), 4, halves},
+			{kind4, 5, "4g.90gb", 4, 1, 72, 90112, engines(8, 4, 0, 4, 0), 4, whole},
+			{kind7, 0, "7g.180gb", 7, 1, 148, 181248, engines(16, 7, 0, 7, 1), 8, whole},
+			{kind1Media, 20, "1g.23gb+me", 1, 1, 18, 22528, engines(2, 1, 0, 1, 1), 1, singles},
+			{kind1DoubleMemory, 15, "1g.45gb", 1, 4, 30, 45312, engines(2, 1, 0, 1, 0), 2, doubles},
 		},
 	},
 	// `nvidia-smi mig -lgip` and `-lgipp` of a Server Edition: a grid of 12 (23.62, 47.38 and 95.12 GiB).
