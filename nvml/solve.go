@@ -61,6 +61,8 @@ func Restore(g GPU, target Geometry) Solution {
 		}
 		d, ok := divide(g, i, missing[at].Compute)
 		switch {
+		case !ok && i.HalfMade(): // to create it there is to finish it
+			continue
 		case !ok:
 			s.Destroy = append(s.Destroy, i.Placed)
 			continue
@@ -385,7 +387,7 @@ func (w worths) of(p Placed) int {
 	worth := 0
 	at := slices.IndexFunc(w.gpu.Instances, func(i Instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
 	if at >= 0 {
-		if d, ok := divide(w.gpu, w.gpu.Instances[at], p.Compute); ok {
+		if d, ok := divide(w.gpu, w.gpu.Instances[at], p.Compute); ok || w.gpu.Instances[at].HalfMade() {
 			worth = d.worth + 2*worthCall + p.Size
 		}
 	}

@@ -161,6 +161,16 @@ func TestSolve(t *testing.T) {
 			"4g.40gb@0", "3g.40gb(1c)@4", "3g.40gb(1c+1c)@4", "",
 		},
 		{
+			"where no places are told a half-made instance is finished where it stands", untold(stand(a30(), "2g.12gb@2?")),
+			map[string]int{"2g.12gb": 1},
+			"-", "-", "2g.12gb@2", "",
+		},
+		{
+			"where no places are told a half-made instance is finished by its parts", untold(stand(h100(), "3g.40gb@4?", "1g.10gb@0")),
+			map[string]int{"1c.3g.40gb": 2},
+			"-", "1g.10gb@0", "3g.40gb(1c+1c)@4", "",
+		},
+		{
 			"parts share as few instances as hold them", h100(),
 			map[string]int{"1c.3g.40gb": 2, "2c.3g.40gb": 2},
 			"-", "-", "3g.40gb(1c+2c)@0 3g.40gb(1c+2c)@4", "",

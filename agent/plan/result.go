@@ -63,7 +63,10 @@ func (s Step) instances(gpu nvml.GPU) []nvml.Instance {
 	case s.OnPart():
 		return s.divided(gpu)
 	case s.Kind == Create:
-		out := append(slices.Clone(gpu.Instances), nvml.Instance{Placed: s.Instance})
+		half := func(i nvml.Instance) bool {
+			return i.HalfMade() && i.Profile == s.Instance.Profile && i.Span == s.Instance.Span // which the driver finishes
+		}
+		out := append(slices.DeleteFunc(slices.Clone(gpu.Instances), half), nvml.Instance{Placed: s.Instance})
 		slices.SortFunc(out, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
 		return out
 	default:

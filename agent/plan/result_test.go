@@ -17,3 +17,15 @@ func TestTheResultOfAModeThatIsTakenBackHasItsInstances(t *testing.T) {
 		}
 	}
 }
+
+// What a killed creation has left of an instance is finished by creating it: it is not there twice then.
+func TestAHalfMadeInstanceThatIsCreatedStandsOnce(t *testing.T) {
+	whole := nvml.Placed{Profile: "3g.40gb", Span: nvml.Span{Size: 4}}
+	divided := whole
+	divided.Compute = "1c+1c"
+	gpu := nvml.GPU{UUID: "GPU-1", Capable: true, Enabled: true, Instances: []nvml.Instance{{Placed: whole}}}
+	got := plan.Result([]nvml.GPU{gpu}, []plan.Step{{Kind: plan.Create, GPU: "GPU-1", Instance: divided}})[0]
+	if len(got.Instances) != 1 || got.Instances[0].Placed != divided {
+		t.Errorf("%v stand", got.Instances)
+	}
+}
