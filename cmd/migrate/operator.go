@@ -37,8 +37,8 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 		j.say(about, Change, "", "devicePlugin.config.default is %s, and ConfigMap %s has no such key, but %s: NVIDIA's config manager does not start the plugin on nodes without the label %s; "+
 			"add the key, or name another", c.Default, c.Name, legible.Listed(orNone(keys)), config.LabelDevicePluginConfig)
 	default:
-		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; gpuslice changes nothing there",
-			c.Default, config.LabelDevicePluginConfig)
+		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; where labels ask for a config, "+
+			"the agent then evicts the pods that hold what it has withdrawn, and elsewhere the node's condition names them", c.Default, config.LabelDevicePluginConfig)
 	}
 }
 
