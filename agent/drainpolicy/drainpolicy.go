@@ -3,10 +3,10 @@ package drainpolicy
 
 import (
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
@@ -24,7 +24,7 @@ func From(s config.Settings) drain.Policy {
 		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		DeleteGrace: s.Drain.DeleteGrace,
 		Fence:       corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
-		Daemons:     append(slices.Clone(s.DevicePlugin.Namespaces), metav1.NamespaceSystem),
+		Daemons:     sets.List(sets.New(s.DevicePlugin.Namespaces...).Insert(metav1.NamespaceSystem)),
 	}
 	if s.Drain.Mode == config.DrainGradual {
 		p.EndFor, p.EndField = s.Drain.GradualFor, ModeField

@@ -19,6 +19,7 @@ func TestTheSettingsAreThePolicyOfEvictions(t *testing.T) {
 apiVersion: gpuslice.io/v1alpha1
 kind: Settings
 timeouts: {drain: 2h}
+devicePlugin: {namespaces: [gpus]}
 drain:
   mode: gradual
   gradualFor: 36h
@@ -35,7 +36,6 @@ drain:
 		t.Fatal(err)
 	}
 	fence := corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
-	daemons := []string{"gpu-operator", "nvidia-device-plugin", "kube-system", "nvidia-gpu-operator", "kube-system"}
 	app := func(name string) labels.Selector { return labels.SelectorFromSet(labels.Set{"app": name}) }
 	for _, c := range []struct {
 		settings config.Settings
@@ -43,7 +43,8 @@ drain:
 	}{
 		{config.Default(), drain.Policy{
 			Unmanaged: drain.Choice{Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Field: "drain.emptyDir"},
-			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
+			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence,
+			Daemons: []string{"gpu-operator", "kube-system", "nvidia-device-plugin", "nvidia-gpu-operator"},
 		}},
 		{settings, drain.Policy{
 			Unmanaged: drain.Choice{Refuse: true, Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Refuse: true, Field: "drain.emptyDir"},
@@ -53,7 +54,7 @@ drain:
 				{Field: "drain.rules[2]", Selector: app("web"), Action: drain.Evict},
 			},
 			EndFor: 36 * time.Hour, EndField: "drain.mode",
-			Deadline: 2 * time.Hour, Delete: true, DeleteGrace: 10 * time.Second, Fence: fence, Daemons: daemons,
+			Deadline: 2 * time.Hour, Delete: true, DeleteGrace: 10 * time.Second, Fence: fence, Daemons: []string{"gpus", "kube-system"},
 		}},
 	} {
 		bySelectorText := cmp.Comparer(func(a, b labels.Selector) bool { return a.String() == b.String() })
