@@ -291,43 +291,52 @@ func TestProgramsErrorsAreToldOnTheirPodsAlone(t *testing.T) {
 	})
 }
 
-// What nothing but a person can tell to be over stays until one does, whatever the agent's processes.
-func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, twoH200)
-		w.start()
-		w.within(5*time.Second, corev1.ConditionFalse)
-		must(t, w.gpus.Xid(0, 62))
-		since := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical).LastTransitionTime
-		w.passes(time.Hour)
-		w.pass(true)
-		for _, text := range []string{"yesterday", time.Now().Add(-48 * time.Hour).Format(time.RFC3339), time.Now().Add(48 * time.Hour).Format(time.RFC3339)} {
-			w.node.Annotations = map[string]string{config.AnnotationHealthAck: text}
-			w.pass(false)
-			w.stays(10*time.Second, corev1.ConditionTrue)
-		}
-		if now := w.condition().LastTransitionTime; !now.Equal(&since) {
-			t.Errorf("the condition has changed at %s, want %s", now, since)
-		}
-		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Format(time.RFC3339)}
-		w.pass(false)
-		w.within(10*time.Second, corev1.ConditionFalse)
-		must(t, w.gpus.Xid(0, 62))
-		w.within(5*time.Second, corev1.ConditionTrue)
-	})
-}
-
-// Neither a time to come nor one that managedFields show to be after the write acknowledges what happens then. An Event names who has done it.
-func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testing.T) {
+// afterAnXid runs a test in a world whose GPU 0 has had an error that no state shows to be over.
+func afterAnXid(t *testing.T, test func(w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)
 		w.start()
 		w.within(5*time.Second, corev1.ConditionFalse)
 		must(t, w.gpus.Xid(0, 62))
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+		test(w)
+	})
+}
+
+// acknowledges sets the annotation by which a person acknowledges the errors until then.
+func (w *world) acknowledges(until string) {
+	w.node.Annotations = map[string]string{config.AnnotationHealthAck: until}
+}
+
+// What nothing but a person can tell to be over stays until one does, whatever the agent's processes.
+func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
+	afterAnXid(t, func(w *world) {
+		since := w.condition().LastTransitionTime
+		w.passes(time.Hour)
+		w.pass(true)
+		for _, text := range []string{"yesterday", time.Now().Add(-48 * time.Hour).Format(time.RFC3339), time.Now().Add(48 * time.Hour).Format(time.RFC3339)} {
+			w.acknowledges(text)
+			w.pass(false)
+			w.stays(10*time.Second, corev1.ConditionTrue)
+		}
+		if now := w.condition().LastTransitionTime; !now.Equal(&since) {
+			w.t.Errorf("the condition has changed at %s, want %s", now, since)
+		}
+		w.acknowledges(time.Now().Format(time.RFC3339))
+		w.pass(false)
+		w.within(10*time.Second, corev1.ConditionFalse)
+		must(w.t, w.gpus.Xid(0, 62))
+		w.within(5*time.Second, corev1.ConditionTrue)
+	})
+}
+
+// Neither a time to come nor one that managedFields show to be after the write acknowledges what happens then. An Event names who has done it.
+func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testing.T) {
+	afterAnXid(t, func(w *world) {
 		w.passes(time.Minute)
 		acknowledge := func(written *metav1.Time) {
-			w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Add(50 * time.Second).Format(time.RFC3339)}
+			w.acknowledges(time.Now().Add(50 * time.Second).Format(time.RFC3339))
 			w.node.ManagedFields = []metav1.ManagedFieldsEntry{{
 				Manager: "kubectl-annotate", Operation: metav1.ManagedFieldsOperationUpdate, Time: written, FieldsType: "FieldsV1",
 				FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:gpuslice.io/health-ack":{}}}}`),
@@ -338,10 +347,10 @@ func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testin
 		w.within(10*time.Second, corev1.ConditionFalse)
 		heard := w.heard(string(config.ReasonHealthAcknowledged))
 		if len(heard) != 1 || !strings.Contains(heard[0], "kubectl-annotate has acknowledged") || !strings.Contains(heard[0], ": Xid 62 of GPU 0") {
-			t.Errorf("Events are %q, want one that says who has acknowledged what", heard)
+			w.t.Errorf("Events are %q, want one that says who has acknowledged what", heard)
 		}
 		w.passes(2 * time.Second)
-		must(t, w.gpus.Xid(0, 62))
+		must(w.t, w.gpus.Xid(0, 62))
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
 		w.pass(false)
 		w.stays(70*time.Second, corev1.ConditionTrue)
@@ -355,15 +364,10 @@ func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testin
 
 // A person acknowledges while no agent runs, and a pass of the next one sees that before its record is read.
 func TestAnAcknowledgementThatIsSeenBeforeTheRecordCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, twoH200)
-		w.start()
-		w.within(5*time.Second, corev1.ConditionFalse)
-		must(t, w.gpus.Xid(0, 62))
-		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+	afterAnXid(t, func(w *world) {
 		w.passes(time.Minute)
 		w.kill()
-		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Format(time.RFC3339)}
+		w.acknowledges(time.Now().Format(time.RFC3339))
 		w.disk.slow = time.Second
 		w.start()
 		w.within(15*time.Second, corev1.ConditionFalse)
@@ -372,18 +376,13 @@ func TestAnAcknowledgementThatIsSeenBeforeTheRecordCounts(t *testing.T) {
 
 // A clock that was ahead when a fault was told, and is right for the next process.
 func TestAFaultOfAClockThatWasAheadCanBeAcknowledged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, twoH200)
-		w.start()
-		w.within(5*time.Second, corev1.ConditionFalse)
-		must(t, w.gpus.Xid(0, 62))
-		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
+	afterAnXid(t, func(w *world) {
 		w.kill()
 		now := time.Now().Format("2006-")
 		w.disk.text = bytes.ReplaceAll(w.disk.text, []byte(now), []byte("2036-"))
 		w.start()
 		w.passes(time.Minute)
-		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Format(time.RFC3339)}
+		w.acknowledges(time.Now().Format(time.RFC3339))
 		w.pass(false)
 		w.within(10*time.Second, corev1.ConditionFalse)
 	})
