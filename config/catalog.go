@@ -138,7 +138,7 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 		return nil, &NoCapableGPUError{Config: name, Models: models(gpus)}
 	}
 	if !ok {
-		known := ownFirst(c.Names())
+		known := c.ownFirst(c.Names())
 		return nil, &UnknownConfigError{
 			Name: name, Close: Closest(name, known), Known: known,
 			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
@@ -162,13 +162,16 @@ func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml
 	if _, ok := c.configs[name]; ok {
 		return c.Wishes(name, gpus)
 	}
-	known := ownFirst(c.ProfileNames())
+	known := c.ownFirst(c.ProfileNames())
 	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
 }
 
 // ownFirst puts the administrator's names before those that the agent generates for the hardware, since a message has room for some of them.
-func ownFirst(names []string) []string {
-	generated := func(name string) bool { return strings.HasPrefix(name, GeneratedPrefix) }
+func (c Catalog) ownFirst(names []string) []string {
+	generated := func(name string) bool {
+		_, isProfile := c.profiles[name]
+		return !isProfile && strings.HasPrefix(name, GeneratedPrefix)
+	}
 	own := slices.DeleteFunc(slices.Clone(names), generated)
 	return append(own, slices.DeleteFunc(names, func(name string) bool { return !generated(name) })...)
 }
