@@ -529,6 +529,8 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	const evil = "version: v1\nflags: {plugin: {containerDriverRoot: /opt/evil, deviceListStrategy: volume-mounts}}\n" +
 		"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	const sliced = "version: v1\nflags: {migStrategy: mixed, plugin: {containerDriverRoot: /opt/evil}}\n" +
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: N}]}}\n"
 	put := func(w *world, key, text string) {
 		keys := w.pluginConfigs()
 		if keys[key] = text; text == "" {
@@ -545,6 +547,11 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 		"none":                                   {func(w *world, key string) { put(w, key, "") }, 1},
 		"one by a key that another node goes by": {func(w *world, _ string) { put(w, "gpuslice-other-uid-"+state.Hash(evil), evil) }, 0},
 		"one by a key of no node":                {func(w *world, _ string) { put(w, "gpuslice-"+state.Hash(evil), evil) }, 0},
+		"one for the next profile, by the name that this agent would give it": {func(w *world, _ string) {
+			for _, fits := range []string{strings.ReplaceAll(sliced, "N", "4"), strings.ReplaceAll(sliced, "N", "2")} {
+				put(w, config.OwnPluginKey+"node-uid-"+state.Hash(fits), fits)
+			}
+		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

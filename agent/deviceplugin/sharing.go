@@ -135,8 +135,8 @@ func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.D
 		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
-		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) {
-			continue // no label can name it, or it is another agent's
+		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) || m.Owns(key) && key != p.Text {
+			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own anew, by the same name
 		}
 		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
 		if err != nil || !want.Matches(&parsed) {
