@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -188,4 +189,34 @@ func budgetsFullOfText(t *testing.T) {
 		r.relax(namespace, pod)
 		r.givenBack(r.awaitConverged(wish))
 	})
+}
+
+// A tenant's DaemonSet that tolerates everything forbids no change, though the controller makes another pod as soon as one is evicted, and a finalizer
+// keeps each.
+func TestATenantsDaemonSetForbidsNoChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "gpus: [{model: H100-80GB}]", "drain: {afterDeadline: delete}\n"+impatient)
+	r.awaitOffered("nvidia.com/gpu", 1)
+	namespace, labels := clustertest.Namespace(t), map[string]string{"app": "veto"}
+	pod := r.podSpec(map[string]string{"nvidia.com/gpu": "1"})
+	pod.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	if _, err := r.client.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "veto"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels, Finalizers: []string{"example.com/veto"}}, Spec: pod},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	first := r.awaitPod(namespace, metav1.ListOptions{LabelSelector: "app=veto"}, running)
+	r.run()
+	given := r.cause()
+	r.label(config.LabelMIGConfig, "all-balanced")
+	given(r.awaitConverged("all-balanced"))
+	evicted := r.evictions(namespace)
+	if evicted[first.UID] == "" {
+		t.Errorf("pod %s was not evicted: %v", first.Name, evicted)
+	}
+	t.Logf("%d pods of the DaemonSet were evicted", len(evicted))
 }

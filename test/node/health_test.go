@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -300,6 +301,48 @@ func TestAProgramsErrorOnASharedGPUIsToldOnItsPodAlone(t *testing.T) {
 	if text := r.metrics(); strings.Contains(text, `xid="79"`) {
 		t.Error("what a program has written into the kernel's log counts")
 	}
+}
+
+// Xid 69 is a program's own error, which NVIDIA's device plugin takes for a fault of the GPU. A tenant makes one every twelve seconds.
+func TestATenantsErrorsRestartThePluginSeldom(t *testing.T) {
+	if testing.Short() {
+		t.Skip("156 seconds of errors; agent/proving has the pauses by a clock of its own")
+	}
+	t.Parallel()
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	namespace := clustertest.Namespace(t)
+	r.user(namespace, "tenant", nil)
+	r.run()
+	r.awaitHealth(corev1.ConditionFalse)
+	on := slices.Index(r.GPUs.UUIDs(), r.assignments(namespace)["tenant"][0])
+	plugins := map[types.UID]bool{r.plugin().UID: true}
+	mistakes, looks := time.NewTicker(12*time.Second), time.NewTicker(500*time.Millisecond)
+	defer mistakes.Stop()
+	defer looks.Stop()
+	made := 0
+	for end := time.After(156 * time.Second); end != nil; {
+		select {
+		case <-mistakes.C:
+			if err := r.GPUs.Xid(on, 69); err != nil {
+				t.Fatal(err)
+			}
+			made++
+		case <-looks.C:
+			for _, p := range r.pods() {
+				if slices.ContainsFunc(p.Spec.Containers, isPlugin) {
+					plugins[p.UID] = true
+				}
+			}
+		case <-end:
+			end = nil
+		}
+	}
+	t.Logf("%d errors, and the plugin was restarted %d times", made, len(plugins)-1)
+	if restarted := len(plugins) - 1; restarted < 1 || restarted > 2 {
+		t.Errorf("the plugin was restarted %d times, want once or twice", restarted)
+	}
+	r.awaitEvent(namespace, "tenant", config.ReasonApplicationXid, "NVIDIA's device plugin withholds the GPU from new pods")
 }
 
 // 500 Xids a second from 8 GPUs, by the library that the agent has loaded.
