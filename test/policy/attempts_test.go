@@ -287,6 +287,15 @@ func readSecret(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 // long is a text of 100,000 characters.
 var long = strings.Repeat("a", 100_000)
 
+// manyLabels are so many more of an object.
+func manyLabels(n int) string {
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, `,"nvidia.com/gpu.deploy.%d":"true"`, i+1)
+	}
+	return text.String()
+}
+
 // attempts are what the token of the agent on node own is tried for. The agent itself needs none of them.
 var attempts = []attempt{
 	{"other node: cordon it", closed, node("other", `{"spec":{"unschedulable":true}}`)},
@@ -329,6 +338,12 @@ var attempts = []attempt{
 	{"own node: an annotation of its own of 200,000 characters", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/plan":"`+long+long+`"}}}`)},
 	{"own node: our own condition with a message of 100,000 characters", closed, status("own",
 		`{"status":{"conditions":[{"type":"GPUPartitionReady","status":"False","reason":"Forged","message":"`+long+`"}]}}`)},
+	{"own node: our own condition with a status of 100,000 characters", closed, status("own",
+		`{"status":{"conditions":[{"type":"GPUPartitionReady","status":"`+long+`","reason":"Forged","message":"forged"}]}}`)},
+	{"own node: our own condition 300 times", closed, patchNode("own", types.JSONPatchType,
+		`[`+strings.Repeat(`{"op":"add","path":"/status/conditions/-","value":{"type":"GPUPartitionReady","status":"False","reason":"Forged","message":"forged"}},`, 299)+
+			`{"op":"add","path":"/status/conditions/-","value":{"type":"GPUPartitionReady","status":"False","reason":"Forged","message":"forged"}}]`, "status")},
+	{"own node: 300 labels of operands", closed, node("own", `{"metadata":{"labels":{"nvidia.com/gpu.deploy.0":"true"`+manyLabels(300)+`}}}`)},
 	{"own node: ask for another geometry", closed, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
 	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
@@ -414,6 +429,12 @@ var attempts = []attempt{
 		}
 	})},
 	{"Lease of a pool: holders of 100,000 characters", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new(long) })},
+	{"Lease of a pool: another one, for a holder of 100,000 characters", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-pool-new"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new(long)},
+		}, metav1.CreateOptions{})
+		return err
+	}},
 	{"Lease of a pool: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, "gpuslice-pool-research", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 	}},
@@ -445,6 +466,8 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
 	{"ConfigMap of the device plugin: take away a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":null}}`)},
 	{"ConfigMap of the device plugin: a key of its own node of 100 KiB", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"`+long+`"}}`)},
+	{"ConfigMap of the device plugin: two keys of its own node of 40 KB each", closed, configMap("gpu-operator", "device-plugin-config",
+		`{"data":{"gpuslice-UID-1a2b3c":"`+long[:40_000]+`","gpuslice-UID-4d5e6f":"`+long[:40_000]+`"}}`)},
 	{"ConfigMap: a script that the operator's privileged pods run", never, configMap("gpu-operator", "nvidia-device-plugin-entrypoint", `{"data":{"entrypoint.sh":"id"}}`)},
 	{"ConfigMap: the agents' own settings", never, configMap("gpuslice", "gpuslice-settings", `{"data":{"settings.yaml":"forged"}}`)},
 
@@ -482,6 +505,7 @@ var attempts = []attempt{
 	{"Event as the agent of another node", closed, event("default", "Node", "own", "gpuslice-agent", "other")},
 	{"Event on a Secret", closed, event("team", "Secret", "any", "gpuslice-agent", "own")},
 	{"Event of 100,000 characters", closed, patchEvent("by-the-agent", `{"message":"`+long+`"}`)},
+	{"Event of a type of 100,000 characters", closed, patchEvent("by-the-agent", `{"type":"`+long+`"}`)},
 	{"Event of kubelet: change what it says", closed, patchEvent("by-kubelet", `{"message":"forged"}`)},
 	{"Event of kubelet: take it over", closed, patchEvent("by-kubelet", `{"source":{"component":"gpuslice-agent"}}`)},
 
@@ -506,6 +530,7 @@ var attempts = []attempt{
 	}},
 	{"own node: a label or taint that was not there, outside of the protected domains, noted as published", open, node("own",
 		`{"metadata":{"labels":{"tier":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"tier\":\"finance\"}}"}}}`)},
+	{"own node: uncordon it, whoever has cordoned it", open, node("own", `{"spec":{"unschedulable":null}}`)},
 	{"own node: keep autoscalers from removing it", open, node("own", `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`)},
 	{"own node: gpuslice.io/not-ready:NoExecute, which ends its pods", open, retaint("own", func(taints []corev1.Taint) []corev1.Taint {
 		return append(without("gpuslice.io/not-ready")(taints), corev1.Taint{Key: "gpuslice.io/not-ready", Value: "forged", Effect: corev1.TaintEffectNoExecute})

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // volumes are the directories of one pod's volumes: hostPath, emptyDir, configMap, and the projected one of the service account.
@@ -25,7 +27,8 @@ type volumes struct {
 	w       *worker
 	dir     string
 	changed chan struct{} // a ConfigMap that a volume shows has changed
-	token   string        // of the service account; longer good than any test takes
+	token   string        // of the service account
+	renew   time.Time     // when it is to be another, as kubelet does when a fifth of its time is left; zero if no volume shows one
 	work    sync.WaitGroup
 	cancel  context.CancelFunc
 }
@@ -65,10 +68,15 @@ func (v *volumes) remove() error {
 // follow writes the files anew when a ConfigMap has changed.
 func (v *volumes) follow(ctx context.Context) {
 	for {
+		var renew <-chan time.Time
+		if !v.renew.IsZero() {
+			renew = v.w.k.Clock.After(v.renew.Sub(v.w.k.Clock.Now()))
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-v.changed:
+		case <-renew:
 		}
 		if !v.w.sleep(ctx, volumeDelay) {
 			return
@@ -264,7 +272,7 @@ func (v *volumes) accountToken(ctx context.Context, pod *corev1.Pod, s *corev1.S
 	switch {
 	case s.Audience != "":
 		return "", fmt.Errorf("this kubelet asks for tokens for the API server alone, and the volume wants one for %s", s.Audience)
-	case v.token != "":
+	case v.token != "" && v.w.k.Clock.Now().Before(v.renew):
 		return v.token, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -276,6 +284,7 @@ func (v *volumes) accountToken(ctx context.Context, pod *corev1.Pod, s *corev1.S
 	if err != nil {
 		return "", fmt.Errorf("asking for a token of service account %s/%s: %w", pod.Namespace, account, err)
 	}
-	v.token = answer.Status.Token
+	lives := time.Duration(ptr.Deref(answer.Spec.ExpirationSeconds, 3600)) * time.Second
+	v.token, v.renew = answer.Status.Token, v.w.k.Clock.Now().Add(lives*4/5)
 	return v.token, nil
 }
