@@ -239,14 +239,18 @@ func lease(name string, change func(*coordinationv1.Lease)) func(context.Context
 }
 
 // event creates one about an object, by a component of a node.
-func event(namespace, kind, name, component, host string) func(context.Context, *scene, kubernetes.Interface) error {
+func event(namespace, kind, name, component, host string, changes ...func(*corev1.Event)) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		_, err := c.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+		e := &corev1.Event{
 			ObjectMeta:     metav1.ObjectMeta{GenerateName: "forged-", Namespace: namespace},
 			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: name, Namespace: strings.TrimPrefix(namespace, "default")},
 			Reason:         "Forged", Message: "forged", Type: corev1.EventTypeNormal,
 			Source: corev1.EventSource{Component: component, Host: host}, ReportingController: component, ReportingInstance: host,
-		}, metav1.CreateOptions{})
+		}
+		for _, change := range changes {
+			change(e)
+		}
+		_, err := c.CoreV1().Events(namespace).Create(ctx, e, metav1.CreateOptions{})
 		return err
 	}
 }
@@ -506,6 +510,7 @@ var attempts = []attempt{
 	{"Event on a Secret", closed, event("team", "Secret", "any", "gpuslice-agent", "own")},
 	{"Event of 100,000 characters", closed, patchEvent("by-the-agent", `{"message":"`+long+`"}`)},
 	{"Event of a type of 100,000 characters", closed, patchEvent("by-the-agent", `{"type":"`+long+`"}`)},
+	{"Event with a name of 100,000 characters", closed, event("default", "Node", "own", "gpuslice-agent", "own", func(e *corev1.Event) { e.Name = long })},
 	{"Event of kubelet: change what it says", closed, patchEvent("by-kubelet", `{"message":"forged"}`)},
 	{"Event of kubelet: take it over", closed, patchEvent("by-kubelet", `{"source":{"component":"gpuslice-agent"}}`)},
 
