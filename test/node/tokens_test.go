@@ -100,6 +100,15 @@ func stolenKeys(t *testing.T) []afterwards {
 	}
 	text := r.pluginConfigs()[key]
 	var rows []afterwards
+	note := func(attempt, write string) {
+		t.Helper()
+		r.undisturbed(namespace, before, devices)
+		rows = append(rows, afterwards{
+			"ConfigMap of the device plugin: " + attempt, write,
+			fmt.Sprintf("%d of %d pods evicted; fences: %d", len(r.evictions(namespace)), len(before), r.cordons()-cordons),
+		})
+	}
+	foreign := config.OwnPluginKey + string(token.node.UID) + "-1a2b3c"
 	for _, a := range []struct {
 		attempt, key string
 		text         any
@@ -107,7 +116,7 @@ func stolenKeys(t *testing.T) []afterwards {
 	}{
 		{"another text under the key that the node goes by: by MPS, with paths and hooks", key, hostile, refused},
 		{"that key taken away", key, nil, refused},
-		{"the same text under a key of the token's own node", config.OwnPluginKey + string(token.node.UID) + "-1a2b3c", hostile, goesThrough},
+		{"the same text under a key of the token's own node", foreign, hostile, goesThrough},
 	} {
 		write := goesThrough
 		switch err := setKey(t.Context(), token, a.key, a.text); {
@@ -131,14 +140,16 @@ func stolenKeys(t *testing.T) []afterwards {
 			t.Fatalf("%s: the agent does not write its key again: %v", a.attempt, err)
 		}
 		r.looks()
-		r.undisturbed(namespace, before, devices)
 		r.givenBack(r.awaitConverged("six-each"))
-		rows = append(rows, afterwards{
-			"ConfigMap of the device plugin: " + a.attempt, write,
-			fmt.Sprintf("%d of %d pods evicted, the node fenced %d times", len(r.evictions(namespace)), len(before), r.cordons()-cordons),
-		})
+		note(a.attempt, write)
 	}
-	if err := setKey(t.Context(), token, config.OwnPluginKey+string(token.node.UID)+"-1a2b3c", nil); err != nil {
+	// The config manager obeys the label at once, so that the agent has the plugin's own config to prove anew.
+	r.label(config.LabelDevicePluginConfig, foreign)
+	r.givenBack(r.await("the agent's label", func(n *corev1.Node) bool {
+		return n.Labels[config.LabelDevicePluginConfig] == key && n.Annotations[config.AnnotationJournal] == "" && converged("six-each")(n)
+	}))
+	note("and somebody who may patch nodes sets the label of another node to that key, which its agent sets back", goesThrough)
+	if err := setKey(t.Context(), token, foreign, nil); err != nil {
 		t.Error(err)
 	}
 	return rows
