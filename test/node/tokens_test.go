@@ -81,6 +81,7 @@ const hostile = "version: v1\nflags: {plugin: {containerDriverRoot: /opt/evil, n
 
 // stolenKeys has a node whose pods have all of what its agent's own key of the ConfigMap shares.
 func stolenKeys(t *testing.T) []afterwards {
+	t.Helper()
 	const profiles = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n  six-each: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 6}]}}}\n"
 	r := newRig(t, "gpus: [{model: H100-80GB}]", "devicePlugin: {handover: configmap}\nprofiles: {name: stolen-keys}\n", configManager)
 	r.configMapOf("stolen-keys", map[string]string{"profiles.yaml": profiles})
@@ -134,7 +135,9 @@ func stolenKeys(t *testing.T) []afterwards {
 		}
 		r.looks()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) { return r.pluginConfigs()[key] == text, nil })
+		err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
+			return r.pluginConfigs()[key] == text, nil //nolint:contextcheck // it has the test's, as all of a rig
+		})
 		cancel()
 		if err != nil {
 			t.Fatalf("%s: the agent does not write its key again: %v", a.attempt, err)
@@ -183,6 +186,7 @@ func (r *rig) annotate(key string, value any) {
 
 // stolenSlots has three nodes that wait for a pool, each with a pod on its GPU, and each given a slot that it has not asked for.
 func stolenSlots(t *testing.T) []afterwards {
+	t.Helper()
 	f := newFleet(t, 3, 0)
 	token, namespace := f.nodes[0].stolenToken(), clustertest.Namespace(t)
 	for i, r := range f.nodes {
