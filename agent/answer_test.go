@@ -53,7 +53,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		before := w.gpus.String()
 
 		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
-		if !strings.HasPrefix(strings.Join(given.Steps, "\n"), "fence: journal, cordon, taint\nevict team/trainer") {
+		if !strings.HasPrefix(strings.Join(given.Steps, "\n"), "take a slot of the pool\nfence: journal, cordon, taint\nevict team/trainer") {
 			t.Errorf("the steps are %q", given.Steps)
 		}
 		if diff := cmp.Diff([]string{"team/trainer"}, given.Pods); diff != "" || given.Refused != "" || given.At.IsZero() {

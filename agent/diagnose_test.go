@@ -120,9 +120,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{"start NVIDIA's DRA driver on this node again"},
 		}, {
 			name: "8: the settings refuse", provoke: func(w *world) {
-				w.settings.Drain.UnmanagedPods = config.DrainRefuse
-				w.restart()
-				w.trainer()
+				w.pod("train", string(w.snapshot()[0].UUID), bare)
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
 			},

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -30,6 +31,7 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 // previewOf plans by an observation that the caller has made, and asks the gates of a change for their verdict.
 func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name string) (preview.Result, error) {
 	want := state.Desired{Name: name, Label: label}
+	seen.Pool = poolFor(seen, label, name)
 	if label != config.LabelProfile {
 		want.Keys = &nodekeys.Keys{} // those of a profile go
 	}
@@ -97,4 +99,24 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 		return p, err
 	}
 	return p, nil
+}
+
+// poolFor returns the pool that the node is of once its labels ask for that.
+func poolFor(seen state.Observed, label, name string) state.Pool {
+	node := seen.Node.DeepCopy()
+	for _, l := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		delete(node.Labels, l)
+	}
+	geometry, pluginKey := preview.Parts(label, name)
+	if geometry != "" {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, label, geometry)
+	}
+	if pluginKey != "" {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
+	}
+	pool := seen.Pool
+	if pool.Pool = pool.File.For(node); pool.Name != seen.Pool.Name {
+		pool.Slot = fleet.State{}
+	}
+	return pool
 }

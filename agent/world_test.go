@@ -689,7 +689,10 @@ func (w *world) pod(name, device string, change ...func(*corev1.Pod)) {
 		}
 	}
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name), Annotations: map[string]string{"device": device, "resource": as}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "team", UID: types.UID(name), Annotations: map[string]string{"device": device, "resource": as},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: name, UID: types.UID("of-" + name), Controller: new(true)}},
+		},
 		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{corev1.ResourceName(as): resource.MustParse("1")},
 		}}}},

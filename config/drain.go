@@ -110,6 +110,55 @@ func (s Settings) With(o *DrainOverrides) Settings {
 	return s
 }
 
+// Fields of the settings and of a profile, within drain, that an Allowance names.
+const (
+	FieldUnmanagedPods = "unmanagedPods"
+	FieldEmptyDir      = "emptyDir"
+)
+
+// Flags of kubectl gpuslice apply that allow for one change what these fields refuse.
+const (
+	FlagForceUnmanaged     = "force-unmanaged"
+	FlagDeleteEmptyDirData = "delete-emptydir-data"
+)
+
+// Allowance is the value of AnnotationAllowEviction that lets the change for which a label of the node asks evict the pods that these fields
+// are about.
+func Allowance(label, name string, fields ...string) string {
+	return strings.Join(append([]string{label + "=" + name}, fields...), " ")
+}
+
+// maxAllowance is the longest Allowance: the longest label and value, and the fields.
+const maxAllowance = 256
+
+// Allowing returns the overrides for a change for which label asks, after what text allows: an Allowance, or anything. A text about another
+// label or value allows nothing, and neither does one that says more than an Allowance.
+func (o *DrainOverrides) Allowing(text string, label string, labels map[string]string) *DrainOverrides {
+	words := strings.Fields(text)
+	if len(text) > maxAllowance || len(words) < 2 {
+		return o
+	}
+	key, name, _ := strings.Cut(words[0], "=")
+	if name == "" || labels[key] != name || key != label && (key != LabelDevicePluginConfig || label != LabelMIGConfig) {
+		return o
+	}
+	var out DrainOverrides
+	if o != nil {
+		out = *o
+	}
+	for _, field := range words[1:] {
+		switch field {
+		case FieldUnmanagedPods:
+			out.UnmanagedPods = DrainEvict
+		case FieldEmptyDir:
+			out.EmptyDir = DrainEvict
+		default:
+			return o
+		}
+	}
+	return &out
+}
+
 // Recover says after which other tools the agent restores a node.
 type Recover struct {
 	Adopt []string // names of the tools: AdoptMIGManager

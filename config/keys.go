@@ -49,6 +49,9 @@ const (
 	AnnotationHold = "gpuslice.io/hold"
 	// AnnotationForce lets one change begin outside of its window: ForceNow, or the id of a change. The agent removes it.
 	AnnotationForce = "gpuslice.io/force"
+	// AnnotationAllowEviction lets one change evict pods that the settings refuse to evict, as Allowance writes it: "gpuslice.io/profile=research
+	// unmanagedPods emptyDir". The agent removes it when that change has ended.
+	AnnotationAllowEviction = "gpuslice.io/allow-eviction"
 	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or for RequestDiagnosis or RequestTop. The agent
 	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"

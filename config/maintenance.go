@@ -1,6 +1,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,12 +33,23 @@ const (
 	DefaultJitter = 5 * time.Minute
 	// DefaultPauseAfter: one node may be broken, and two by chance; if three in a row fail, the fault is in the change.
 	DefaultPauseAfter = 3
+	// DefaultMaxUnavailable is a percentage: a mistake in a change that is asked of all nodes at once takes at most so many of them away.
+	DefaultMaxUnavailable = 10
 )
+
+// WithoutMaintenance is what holds without a maintenance file.
+func WithoutMaintenance() Maintenance {
+	return Maintenance{Others: Pool{MaxUnavailable: &Limit{Percent: DefaultMaxUnavailable}}}
+}
 
 // Maintenance says when changes may begin, and on how many nodes at once.
 type Maintenance struct {
-	Others Pool   // for nodes that no pool selects; without a name, a selector and a limit
+	Others Pool   // for nodes that no pool selects; without a name and a selector. Its limit is one of the nodes that are asked for the same
 	Pools  []Pool // a node is in the first one that selects it
+
+	// Asked returns the label of a node that counts, and what it asks for; nil if nothing is known of labels. Nodes of no pool that are asked for
+	// the same are one, where Others has a limit.
+	Asked func(node *corev1.Node) (label, name string)
 }
 
 // Pool says it for certain nodes.
@@ -48,6 +61,7 @@ type Pool struct {
 	Jitter   time.Duration // each node begins at a moment of its own, at most this long after an opening
 
 	MaxUnavailable *Limit // nil for no limit
+	ForEvictions   bool   // the limit is for changes alone for which pods have to leave
 	PauseAfter     int    // failures in a row after which the pool begins no further change; 0 for never
 }
 
@@ -84,7 +98,30 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 			return p
 		}
 	}
-	return m.Others
+	return m.alike(node)
+}
+
+// alike gives the pool of the nodes that are asked for the same as this one. Its name has a dot, which no written one has.
+func (m Maintenance) alike(node *corev1.Node) Pool {
+	p := m.Others
+	if m.Asked == nil || p.MaxUnavailable == nil {
+		return p
+	}
+	label, name := m.Asked(node)
+	if name == "" {
+		return p
+	}
+	_, kind, _ := strings.Cut(label, "/")
+	kind = strings.TrimSuffix(kind, ".config")
+	p.Name, p.ForEvictions = kind+"."+name, true
+	if len(validation.IsDNS1123Subdomain(LeasePrefix+p.Name)) > 0 { // a label's value may have other characters, too
+		hash := sha256.Sum256([]byte(name))
+		p.Name = kind + "." + hex.EncodeToString(hash[:6])
+	}
+	if node.Labels[label] == name {
+		p.Selector = labels.SelectorFromSet(labels.Set{label: name})
+	}
+	return p
 }
 
 // ParseMaintenance reads a maintenance file. Fields that do not exist are refused.
@@ -108,9 +145,12 @@ func ParseMaintenance(text []byte) (Maintenance, error) {
 	}
 	m := Maintenance{Others: Pool{
 		Schedule: window.Schedule{Windows: c.windows("windows", in.Windows), Freezes: c.freezes("freezes", in.Freezes)},
-		Estimate: DefaultEstimate, Jitter: DefaultJitter,
+		Estimate: DefaultEstimate, Jitter: DefaultJitter, MaxUnavailable: WithoutMaintenance().Others.MaxUnavailable,
 	}}
 	c.estimateAndJitter("", in.Estimate, in.Jitter, &m.Others)
+	if in.MaxUnavailable != "" {
+		m.Others.MaxUnavailable = c.limit("maxUnavailable", in.MaxUnavailable)
+	}
 	m.Pools = c.pools("pools", in.Pools, m.Others)
 	if len(c) > 0 {
 		return Maintenance{}, errors.Join(c...)
@@ -127,7 +167,9 @@ type maintenanceInputs struct {
 	Freezes    json.RawMessage `json:"freezes"`
 	Estimate   scalar          `json:"estimate"`
 	Jitter     scalar          `json:"jitter"`
-	Pools      json.RawMessage `json:"pools"`
+
+	MaxUnavailable scalar          `json:"maxUnavailable"`
+	Pools          json.RawMessage `json:"pools"`
 }
 
 type poolInputs struct {
@@ -215,16 +257,21 @@ func (c *checks) nodeSelector(field string, text scalar) labels.Selector {
 	return selector
 }
 
+// noLimit is the value of maxUnavailable for no limit.
+const noLimit = "none"
+
 func (c *checks) limit(field string, value scalar) *Limit {
 	number, percentage := strings.CutSuffix(string(value), "%")
 	n, err := strconv.Atoi(number)
 	switch {
+	case value == noLimit:
+		return nil
 	case err == nil && percentage && n >= 1 && n <= 100:
 		return &Limit{Percent: n}
 	case err == nil && !percentage && n >= 0:
 		return &Limit{Nodes: n}
 	}
-	c.refuse(field, string(value), `must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`)
+	c.refuse(field, string(value), `must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`)
 	return nil
 }
 

@@ -82,7 +82,7 @@ pools:
 		Freezes: []window.Freeze{freeze},
 	}
 	want := config.Maintenance{
-		Others: config.Pool{Schedule: all, Estimate: 20 * time.Minute},
+		Others: config.Pool{Schedule: all, Estimate: 20 * time.Minute, MaxUnavailable: &config.Limit{Percent: 10}},
 		Pools: []config.Pool{
 			{
 				Name: "research", Selector: parsed(t, "pool=research"), Schedule: all, Estimate: 20 * time.Minute,
@@ -111,6 +111,7 @@ func TestMaintenanceThatSaysNothingIsAlways(t *testing.T) {
 	others := config.Pool{Estimate: 15 * time.Minute, Jitter: 5 * time.Minute}
 	pool := others
 	pool.Name, pool.Selector, pool.PauseAfter = "a", parsed(t, "a=b"), 3
+	others.MaxUnavailable = &config.Limit{Percent: 10}
 	if diff := cmp.Diff(config.Maintenance{Others: others, Pools: []config.Pool{pool}}, got, asText); err != nil || diff != "" {
 		t.Errorf("error %v, maintenance (-want +got):\n%s", err, diff)
 	}
@@ -161,7 +162,7 @@ func TestMaintenanceIsRefused(t *testing.T) {
 		"when empty":              {"", []string{`reading maintenance: the file is empty, and needs at least "apiVersion: gpuslice.io/v1alpha1" and "kind: Maintenance"`}},
 		"when of another kind":    {"apiVersion: v1\nkind: Settings", []string{`apiVersion: "v1" must be gpuslice.io/v1alpha1`, `kind: "Settings" must be Maintenance`}},
 		"when it is no mapping":   {"[]", []string{`file: must be a mapping, not a list`}},
-		"for fields there are no": {maintenanceHead + "window: []\npools: [{name: a, selector: b, limit: 1}]", []string{`window: is no field here: they are apiVersion, kind, windows, freezes, estimate, jitter, pools`, `pools[0].limit: is no field here: they are name, selector, maxUnavailable, pauseAfter, windows, freezes, estimate, jitter`}},
+		"for fields there are no": {maintenanceHead + "window: []\npools: [{name: a, selector: b, limit: 1}]", []string{`window: is no field here: they are apiVersion, kind, windows, freezes, estimate, jitter, maxUnavailable, pools`, `pools[0].limit: is no field here: they are name, selector, maxUnavailable, pauseAfter, windows, freezes, estimate, jitter`}},
 		"for everything at once": {
 			maintenanceHead + `
 windows:
@@ -195,7 +196,7 @@ pools:
 				`jitter: "25h" must be from 0s to 24h`,
 				`pools[0].name: "Research" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
 				`pools[0].selector: "a in b" is none: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs: unable to parse requirement: found 'b' expected: '('`,
-				`pools[0].maxUnavailable: "0%" must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`,
+				`pools[0].maxUnavailable: "0%" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`,
 				`pools[0].pauseAfter: "-1" must be a number of failures from 1 to 1000, or 0 for never`,
 				`pools[1].windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`,
 				`pools[1].estimate: "soon" must be a duration with its unit, like "90s" or "1h30m"`,
@@ -203,7 +204,7 @@ pools:
 				`pools[2].windows[0].timeZone: "Berlin" is no zone of the IANA time zone database: did you mean Europe/Berlin?`,
 				`pools[2].windows[0].start: "7:00" must be a time of day in quotes, from "00:00" to "23:59"`,
 				`pools[2].windows[0].duration: "200h" must be from 1m to 168h`,
-				`pools[2].maxUnavailable: "-1" must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`,
+				`pools[2].maxUnavailable: "-1" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`,
 				`pools[2].name: "a" is there twice`,
 				`pools[3].name: is missing: name the pool, like research`,
 				`pools[3].selector: is missing or empty: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs`,
@@ -222,8 +223,8 @@ pools:
 		"for a zone with a blank":  {window(weekly + ", timeZone: new york"), []string{`windows[0].timeZone: "new york" is no zone of the IANA time zone database: did you mean America/New_York?`}},
 		"for a way out of zones":   {window(weekly + ", timeZone: ../../etc/passwd"), []string{`windows[0].timeZone: "../../etc/passwd" is no zone of the IANA time zone database: write one like "Europe/Berlin", or leave it out for UTC`}},
 		"for a freeze backwards":   {pool(`freezes: [{from: "2026-12-20T22:00:00+01:00", to: "2026-12-20T21:00:00Z"}]`), []string{`pools[0].freezes[0].to: "2026-12-20T21:00:00Z" must be after from, which is 2026-12-20T21:00:00Z`}},
-		"for a limit beyond all":   {pool(`maxUnavailable: 101%`), []string{`pools[0].maxUnavailable: "101%" must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`}},
-		"for half a node":          {pool(`maxUnavailable: 0.5`), []string{`pools[0].maxUnavailable: "0.5" must be a number of nodes, 0 for none at all, or a percentage from "1%" to "100%"`}},
+		"for a limit beyond all":   {pool(`maxUnavailable: 101%`), []string{`pools[0].maxUnavailable: "101%" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`}},
+		"for half a node":          {pool(`maxUnavailable: 0.5`), []string{`pools[0].maxUnavailable: "0.5" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.ParseMaintenance([]byte(test.file))
@@ -265,6 +266,62 @@ func TestTheMaintenanceThatWeShowIsRead(t *testing.T) {
 	got, err := config.ParseMaintenance([]byte(m.Data[config.DefaultMaintenanceKey]))
 	if err != nil || m.Name != config.DefaultMaintenance || len(got.Pools) != 3 {
 		t.Errorf("ConfigMap %s has %d pools, error %v", m.Name, len(got.Pools), err)
+	}
+}
+
+// Agents of several nodes have to find the same pool, and one that no written pool can have.
+func TestNodesThatAreAskedForTheSameAreOnePool(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 63)
+	for name, c := range map[string]struct {
+		file        string
+		label, asks string
+		set         bool   // the node has the label; otherwise it is asked by the settings alone
+		pool, limit string // no pool if empty
+	}{
+		"without a file":           {"", config.LabelProfile, "research", true, "profile.research", "10% of its nodes"},
+		"a MIG config":             {"", config.LabelMIGConfig, "all-1g.10gb", true, "mig.all-1g.10gb", "10% of its nodes"},
+		"a config of the plugin":   {"", config.LabelDevicePluginConfig, "shared-4", true, "device-plugin.shared-4", "10% of its nodes"},
+		"one of the settings":      {"", config.LabelDevicePluginConfig, "shared-4", false, "device-plugin.shared-4", "10% of its nodes"},
+		"no Lease has such a name": {"", config.LabelProfile, "Research_1", true, "profile.5061542c8987", "10% of its nodes"},
+		"the longest name":         {"", config.LabelProfile, long, true, "profile." + long, "10% of its nodes"},
+		"asked for nothing":        {"", "", "", false, "", ""},
+		"a file that says nothing": {"windows:\n", config.LabelProfile, "research", true, "profile.research", "10% of its nodes"},
+		"a number":                 {"maxUnavailable: 3\n", config.LabelProfile, "research", true, "profile.research", "3 nodes"},
+		"none":                     {"maxUnavailable: none\n", config.LabelProfile, "research", true, "", ""},
+		"a pool without a limit": {
+			"pools: [{name: a, selector: gpuslice.io/profile}]\n", config.LabelProfile, "research", true, "a", "",
+		},
+		"a pool that says none": {
+			"pools: [{name: a, selector: gpuslice.io/profile, maxUnavailable: none}]\n", config.LabelProfile, "research", true, "a", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := config.WithoutMaintenance()
+			if c.file != "" {
+				var err error
+				if m, err = config.ParseMaintenance([]byte(maintenanceHead + c.file)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.Asked = func(*corev1.Node) (string, string) { return c.label, c.asks }
+			node := &corev1.Node{}
+			if c.set {
+				node.Labels = map[string]string{c.label: c.asks}
+			}
+			p := m.For(node)
+			limit := ""
+			if p.Name != "" && p.MaxUnavailable != nil {
+				limit = p.MaxUnavailable.String()
+			}
+			if p.Name != c.pool || limit != c.limit || p.ForEvictions != (limit != "") {
+				t.Errorf("pool %q with limit %q, for evictions alone %t", p.Name, limit, p.ForEvictions)
+			}
+			if p.Selector != nil && !p.Selector.Matches(labels.Set(node.Labels)) {
+				t.Errorf("%s does not select the node", p.Selector)
+			}
+		})
 	}
 }
 

@@ -313,3 +313,40 @@ func numbered(n int, text, between string) string {
 	}
 	return strings.Join(all, between)
 }
+
+// Whoever may write annotations writes anything there.
+func TestAnAllowanceIsForTheChangeThatItNames(t *testing.T) {
+	t.Parallel()
+	mig := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelDevicePluginConfig: "shared"}
+	both := config.DrainOverrides{UnmanagedPods: config.DrainEvict, EmptyDir: config.DrainEvict}
+	for name, c := range map[string]struct {
+		text, label string
+		want        *config.DrainOverrides
+	}{
+		"both":                           {config.Allowance(config.LabelMIGConfig, "all-balanced", config.FieldUnmanagedPods, config.FieldEmptyDir), config.LabelMIGConfig, &both},
+		"one":                            {"nvidia.com/mig.config=all-balanced emptyDir", config.LabelMIGConfig, &config.DrainOverrides{EmptyDir: config.DrainEvict}},
+		"asked by the second label":      {"nvidia.com/device-plugin.config=shared unmanagedPods emptyDir", config.LabelMIGConfig, &both},
+		"a label that another overrides": {"nvidia.com/mig.config=all-balanced emptyDir", config.LabelProfile, nil},
+		"for a change before":            {"nvidia.com/mig.config=all-disabled emptyDir", config.LabelMIGConfig, nil},
+		"for a label that is not there":  {"gpuslice.io/profile=all-balanced emptyDir", config.LabelProfile, nil},
+		"for no name":                    {"gpuslice.io/profile= emptyDir", config.LabelProfile, nil},
+		"for any change":                 {"now", config.LabelMIGConfig, nil},
+		"nothing":                        {"nvidia.com/mig.config=all-balanced", config.LabelMIGConfig, nil},
+		"empty":                          {"", config.LabelMIGConfig, nil},
+		"a field that there is not":      {"nvidia.com/mig.config=all-balanced emptyDir rules", config.LabelMIGConfig, nil},
+		"too long":                       {"nvidia.com/mig.config=all-balanced" + strings.Repeat(" emptyDir", 30), config.LabelMIGConfig, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var none *config.DrainOverrides
+			if diff := cmp.Diff(c.want, none.Allowing(c.text, c.label, mig)); diff != "" {
+				t.Errorf("overrides (-want +got):\n%s", diff)
+			}
+			profile := config.DrainOverrides{EmptyDir: config.DrainRefuse, Deadline: time.Hour}
+			got := profile.Allowing(c.text, c.label, mig)
+			if profile.EmptyDir != config.DrainRefuse || got.Deadline != time.Hour || (got.EmptyDir == config.DrainEvict) != (c.want != nil) {
+				t.Errorf("a profile that refuses is %+v, with it %+v", profile, *got)
+			}
+		})
+	}
+}

@@ -215,7 +215,7 @@ func Default() Settings {
 		Drain: Drain{
 			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
 			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
-			UnmanagedPods: DrainEvict, EmptyDir: DrainEvict, OnUncordon: UncordonCancel,
+			UnmanagedPods: DrainRefuse, EmptyDir: DrainRefuse, OnUncordon: UncordonCancel,
 		},
 		Operands: defaultOperands(),
 		Units:    defaultUnits(),

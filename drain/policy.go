@@ -44,6 +44,7 @@ type Policy struct {
 type Choice struct {
 	Refuse bool
 	Field  string
+	Flag   string // of kubectl gpuslice apply, by which a user allows it for one change: "--delete-emptydir-data"
 }
 
 // Rule says how certain pods are treated.
@@ -162,17 +163,33 @@ func (p Policy) ruling(pod holders.Pod) terms {
 		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would bring it back at once: remove that toleration, "+
 			"or, where a label of the node deploys it, add that label to the operands", kind, name, p.Fence.Key)}
 	}
-	const refuses = "%s, and %s says to refuse that: delete it yourself, or let it go by a rule"
-	switch {
-	case p.Unmanaged.Refuse && pod.Controller == "":
-		return terms{by: p.Unmanaged.Field, refusal: fmt.Sprintf(refuses, "no controller would bring it back", p.Unmanaged.Field)}
-	case p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0:
-		lost := "its files on emptyDir " + strings.Join(pod.EmptyDirs, ", ") + " would be lost"
-		return terms{by: p.EmptyDir.Field, refusal: fmt.Sprintf(refuses, lost, p.EmptyDir.Field)}
-	case p.EndFor > 0 && p.tierOf(pod) == ordinary:
+	if t, refused := p.loss(pod); refused {
+		return t
+	}
+	if p.EndFor > 0 && p.tierOf(pod) == ordinary {
 		return terms{by: p.EndField, wait: p.EndFor}
 	}
 	return terms{}
+}
+
+// loss refuses a pod of which more would be lost than its place on the node.
+func (p Policy) loss(pod holders.Pod) (terms, bool) {
+	var lost, flags, fields []string
+	refuse := func(c Choice, why string) {
+		lost, flags, fields = append(lost, why), append(flags, c.Flag), append(fields, c.Field)
+	}
+	if p.Unmanaged.Refuse && pod.Controller == "" {
+		refuse(p.Unmanaged, "no controller would bring it back")
+	}
+	if p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0 {
+		refuse(p.EmptyDir, "its files on emptyDir "+strings.Join(pod.EmptyDirs, ", ")+" would be lost")
+	}
+	if lost == nil {
+		return terms{}, false
+	}
+	return terms{by: fields[0], refusal: fmt.Sprintf("%s: delete it yourself, or allow that for this change by kubectl gpuslice apply %s, "+
+		"or for all by %s: evict in the profile or the settings, or by a rule there",
+		strings.Join(lost, ", and "), strings.Join(flags, " "), strings.Join(fields, ": evict and "))}, true
 }
 
 // source names the setting that lets a pod end by itself.

@@ -2,6 +2,7 @@ package drain_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +22,9 @@ import (
 
 var fenceTaint = corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
 
-func choice(field string) drain.Choice { return drain.Choice{Refuse: true, Field: field} }
+func choice(field string) drain.Choice { 
+	return drain.Choice{Refuse: true, Field: field, Flag: "--" + strings.TrimPrefix(field, "drain.")}
+}
 
 func selecting(t *testing.T, text string) labels.Selector {
 	t.Helper()
@@ -58,7 +61,10 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 	both := drain.Policy{Unmanaged: choice("drain.unmanagedPods"), EmptyDir: choice("drain.emptyDir")}
 	with := func(p drain.Policy, rules ...drain.Rule) drain.Policy { p.Rules = rules; return p }
 	const byRule = "drain.rules[0] says that it is not sent away: delete it yourself, or change the rule"
-	const lost = `its files on emptyDir scratch, tmp would be lost, and drain.emptyDir says to refuse that: delete it yourself, or let it go by a rule`
+	const bare = "no controller would bring it back: delete it yourself, or allow that for this change by kubectl gpuslice apply --unmanagedPods, " +
+		"or for all by drain.unmanagedPods: evict in the profile or the settings, or by a rule there"
+	const lost = "its files on emptyDir scratch, tmp would be lost: delete it yourself, or allow that for this change by kubectl gpuslice apply --emptyDir, " +
+		"or for all by drain.emptyDir: evict in the profile or the settings, or by a rule there"
 
 	for name, c := range map[string]struct {
 		pod     holders.Pod
@@ -68,8 +74,12 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 	}{
 		"nothing is refused without a policy": {of("a", "ReplicaSet", isUnmanaged, hasEmptyDir), drain.Policy{}, "", ""},
 		"a pod that no controller brings back": {
-			of("a", "", isUnmanaged), both, "drain.unmanagedPods",
-			"no controller would bring it back, and drain.unmanagedPods says to refuse that: delete it yourself, or let it go by a rule",
+			of("a", "", isUnmanaged), both, "drain.unmanagedPods", bare,
+		},
+		"a pod that no controller brings back, with files on the node": {
+			of("a", "", isUnmanaged, hasEmptyDir), both, "drain.unmanagedPods",
+			"no controller would bring it back, and its files on emptyDir scratch, tmp would be lost: delete it yourself, or allow that for this change by " +
+				"kubectl gpuslice apply --unmanagedPods --emptyDir, or for all by drain.unmanagedPods: evict and drain.emptyDir: evict in the profile or the settings, or by a rule there",
 		},
 		"a pod with files on the node":   {of("a", "StatefulSet", hasEmptyDir), both, "drain.emptyDir", lost},
 		"a pod that loses nothing":       {of("a", "ReplicaSet"), both, "", ""},
@@ -235,7 +245,8 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 		want := []string{
 			"Requested",
 			"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[1])",
-			"Refused no controller would bring it back, and drain.unmanagedPods says to refuse that: delete it yourself, or let it go by a rule",
+			"Refused no controller would bring it back: delete it yourself, or allow that for this change by kubectl gpuslice apply --unmanagedPods, " +
+				"or for all by drain.unmanagedPods: evict in the profile or the settings, or by a rule there",
 		}
 		if diff := cmp.Diff(want, outcome(got)); diff != "" {
 			t.Errorf("verdicts (-want +got):\n%s", diff)

@@ -228,7 +228,7 @@ func (c *Cleaner) leftOn(node *corev1.Node, wrote written, published nodekeys.Ke
 				label, legible.Cut(value, 63), node.Name, label))
 		}
 	}
-	for _, key := range []string{config.AnnotationHold, config.AnnotationForce, config.AnnotationPreview, config.AnnotationKeepCordoned} {
+	for _, key := range []string{config.AnnotationHold, config.AnnotationForce, config.AnnotationAllowEviction, config.AnnotationPreview, config.AnnotationKeepCordoned} {
 		if _, there := node.Annotations[key]; there {
 			out = append(out, fmt.Sprintf("annotation %s, which is a user's; to remove it: kubectl annotate node %s %s-", key, node.Name, key))
 		}

@@ -18,8 +18,8 @@ const ModeField = "drain.mode"
 // From returns the policy of the settings for pods that have to leave the node.
 func From(s config.Settings) drain.Policy {
 	p := drain.Policy{
-		Unmanaged:   drain.Choice{Refuse: s.Drain.UnmanagedPods == config.DrainRefuse, Field: "drain.unmanagedPods"},
-		EmptyDir:    drain.Choice{Refuse: s.Drain.EmptyDir == config.DrainRefuse, Field: "drain.emptyDir"},
+		Unmanaged:   choice(s.Drain.UnmanagedPods, config.FieldUnmanagedPods, config.FlagForceUnmanaged),
+		EmptyDir:    choice(s.Drain.EmptyDir, config.FieldEmptyDir, config.FlagDeleteEmptyDirData),
 		Deadline:    s.Timeouts.Drain,
 		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		DeleteGrace: s.Drain.DeleteGrace,
@@ -36,4 +36,8 @@ func From(s config.Settings) drain.Policy {
 		})
 	}
 	return p
+}
+
+func choice(action config.DrainAction, field, flag string) drain.Choice {
+	return drain.Choice{Refuse: action == config.DrainRefuse, Field: "drain." + field, Flag: "--" + flag}
 }

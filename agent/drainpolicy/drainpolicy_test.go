@@ -36,18 +36,26 @@ drain:
 		t.Fatal(err)
 	}
 	fence := corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
+	daemons := []string{"gpu-operator", "kube-system", "nvidia-device-plugin", "nvidia-gpu-operator"}
 	app := func(name string) labels.Selector { return labels.SelectorFromSet(labels.Set{"app": name}) }
+	unmanaged := drain.Choice{Refuse: true, Field: "drain.unmanagedPods", Flag: "--force-unmanaged"}
+	emptyDir := drain.Choice{Refuse: true, Field: "drain.emptyDir", Flag: "--delete-emptydir-data"}
+	evicts := config.Default()
+	evicts.Drain.UnmanagedPods, evicts.Drain.EmptyDir = config.DrainEvict, config.DrainEvict
 	for _, c := range []struct {
 		settings config.Settings
 		want     drain.Policy
 	}{
 		{config.Default(), drain.Policy{
-			Unmanaged: drain.Choice{Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Field: "drain.emptyDir"},
-			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence,
-			Daemons: []string{"gpu-operator", "kube-system", "nvidia-device-plugin", "nvidia-gpu-operator"},
+			Unmanaged: unmanaged, EmptyDir: emptyDir,
+			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
+		}},
+		{evicts, drain.Policy{
+			Unmanaged: drain.Choice{Field: unmanaged.Field, Flag: unmanaged.Flag}, EmptyDir: drain.Choice{Field: emptyDir.Field, Flag: emptyDir.Flag},
+			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
 		}},
 		{settings, drain.Policy{
-			Unmanaged: drain.Choice{Refuse: true, Field: "drain.unmanagedPods"}, EmptyDir: drain.Choice{Refuse: true, Field: "drain.emptyDir"},
+			Unmanaged: unmanaged, EmptyDir: emptyDir,
 			Rules: []drain.Rule{
 				{Field: "drain.rules[0]", Namespaces: []string{"team"}, Selector: app("train"), Action: drain.Wait, For: 8 * time.Hour},
 				{Field: "drain.rules[1]", Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: drain.Refuse},

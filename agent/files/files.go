@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/resolve"
@@ -28,13 +29,24 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	if err != nil {
 		return err
 	}
+	seen.Pool.File = config.WithoutMaintenance()
 	seen.Pool.Err = file.Read(func(data []byte) (err error) {
 		seen.Pool.File, err = config.ParseMaintenance(data)
 		return err
 	})
+	seen.Pool.File.Asked = f.asked
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
 	f.Turn.Observe(ctx, seen, f.Objects.AreFresh())
 	return nil
+}
+
+// asked returns the label that counts on the node, and what it asks for; for the config of the settings alone, no node has that label.
+func (f *Files) asked(node *corev1.Node) (label, name string) {
+	want, _ := f.Resolver.Asked(node)
+	if want.Label == config.LabelMIGConfig { // its name may be joined with that of a config of the device plugin
+		return want.Label, node.Labels[want.Label]
+	}
+	return want.Label, want.Name
 }
 
 // Observe reads the files of the administrator. If it cannot read one, it ends the look only if the node's labels need that file.

@@ -168,7 +168,7 @@ func (s *Slots) Take(ctx context.Context, pool Pool, c Change) error {
 func (s *Slots) Foresee(ctx context.Context, pool Pool, c Change) error {
 	seen := *s.view(pool)
 	seen.passed = nil
-	t := taking{slots: s, pool: pool, change: c, view: &seen}
+	t := taking{slots: s, pool: pool, change: c, view: &seen, foresees: true}
 	for {
 		r, err := s.read(ctx, pool)
 		if err != nil {

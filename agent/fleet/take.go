@@ -112,6 +112,8 @@ type taking struct {
 	queued  bool    // this call has put the node into the queue
 	counted bool    // it has counted a large pool
 	renews  bool    // the decision renews the node's slot
+
+	foresees bool // no label need ask for the change yet, so that the node need not be of the pool
 }
 
 // decide returns whether the agent has to write the Lease, and what Take returns then.
@@ -238,7 +240,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 	if err := t.takeCensus(ctx, r); err != nil {
 		return false, err
 	}
-	if err := t.nodes.mustHave(t.change, t.pool); err != nil {
+	if err := t.nodes.mustHave(t.change, t.pool); err != nil && !t.foresees {
 		return false, err
 	}
 	gone, err := t.slots.deletedNodes(ctx, t.pool, t.nodes.all, st.Holders)

@@ -98,7 +98,7 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(state.Zone(opening))), seen.ScheduleOf(want))
 		}
 	}
-	if seen.InLimitedPool() && seen.Pool.MaxUnavailable != nil {
+	if seen.InLimitedPool() && seen.Pool.MaxUnavailable != nil && (!seen.Pool.ForEvictions || plan.Has(steps, plan.Evict)) {
 		when += fmt.Sprintf(", when it is the node's turn: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
 	}
 	return when

@@ -118,6 +118,7 @@ func (w Writer) alike(a, b *corev1.Node) bool {
 	whoseB, _, _ := fence.Cordoner(b)
 	for _, key := range []string{
 		config.AnnotationJournal, config.AnnotationStatus, config.AnnotationKeepCordoned, config.AnnotationHold, config.AnnotationForce,
+		config.AnnotationAllowEviction,
 	} {
 		textA, isA := a.Annotations[key]
 		if textB, isB := b.Annotations[key]; textA != textB || isA != isB {

@@ -44,6 +44,7 @@ type Sick map[nvml.UUID]bool
 type Slot struct {
 	Needed bool // a step that takes something away needs a slot
 	Spared bool // but only if pods have to leave: the change restores what the node had before and has lost
+	Drains bool // but only if pods have to leave: the pool's limit is for those changes alone
 	Has    bool // the node has a slot
 }
 
@@ -402,7 +403,7 @@ func (d disruption) fences(seen Observed) bool {
 // needsSlot reports whether the change makes the node unavailable, and needs a slot of the pool for that. A node that has just been
 // registered needs none: the pool did not have it before.
 func (d disruption) needsSlot(seen Observed) bool {
-	if !seen.Slot.Needed || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 && !d.heals {
+	if !seen.Slot.Needed || seen.Slot.Drains && len(d.holders) == 0 || (seen.Startup || seen.Slot.Spared) && len(d.holders) == 0 && !d.heals {
 		return false
 	}
 	return d.takesAway || d.sharing.shrinks || len(d.holders) > 0

@@ -122,7 +122,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "keys":
 			seen.Keys = true
 		case "slot":
-			seen.Slot = plan.Slot{Needed: slices.Contains(words, "needed"), Spared: slices.Contains(words, "spared"), Has: slices.Contains(words, "has")}
+			seen.Slot = plan.Slot{Needed: slices.Contains(words, "needed"), Spared: slices.Contains(words, "spared"), Drains: slices.Contains(words, "drains"), Has: slices.Contains(words, "has")}
 		case "reboots":
 			seen.Reboots = parseReboots(words[1:])
 		case "cdi":

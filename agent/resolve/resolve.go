@@ -91,6 +91,7 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 			return want, err
 		}
 	}
+	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], want.Label, seen.Node.Labels)
 	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
 	return want, r.refuses(ctx, *seen, want)

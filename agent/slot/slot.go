@@ -115,7 +115,7 @@ func (t *Turn) holds(s state.Observed) bool {
 func (t *Turn) Planned(s state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
 		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
-		Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
+		Drains: s.Pool.ForEvictions, Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
 	}
 }
 
@@ -162,6 +162,13 @@ func (t *Turn) explain(seen state.Observed, err error, await func(*Turn, state.O
 		wait := t.Paused(seen, paused.Why)
 		wait.After, wait.Since = paused.Retry, seen.Since(config.ReasonPoolPaused, t.Clock.Stamp())
 		return wait
+	case apierrors.IsForbidden(err):
+		return &outcome.Waiting{
+			Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s take turns: %v", seen.Pool.Name, err),
+			Advice: fmt.Sprintf("let it get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
+				t.Namespace),
+		}
 	default:
 		return err
 	}

@@ -54,7 +54,7 @@ func (s Observed) ScheduleOf(want Desired) string {
 	switch {
 	case len(want.Windows) > 0:
 		return "the windows of profile " + want.Name
-	case s.Pool.Name != "":
+	case s.Pool.Name != "" && !s.Pool.ForEvictions:
 		return "the windows of pool " + s.Pool.Name
 	default:
 		return "the windows of the maintenance file"

@@ -88,7 +88,7 @@ func (t *Teller) Tell(ctx context.Context, seen state.Observed, want state.Desir
 		r.Message = legible.Message(r.Message, legible.Longest-len(noRoom)) + noRoom
 	}
 	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
-	return errors.Join(t.answer(ctx, seen, want, r, underway), t.annotations(ctx, seen, r, status))
+	return errors.Join(t.answer(ctx, seen, want, r, underway), t.annotations(ctx, seen, want, r, status))
 }
 
 // answer writes the state label and the condition. Who waits for the label's success and looks at the condition then finds it True; any other answer
@@ -231,7 +231,7 @@ func (t *Teller) stateLabelStale(seen state.Observed, r report.Report) bool {
 }
 
 // annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
-func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.Report, text string) error {
+func (t *Teller) annotations(ctx context.Context, seen state.Observed, want state.Desired, r report.Report, text string) error {
 	if !seen.Complete {
 		return nil
 	}
@@ -241,6 +241,11 @@ func (t *Teller) annotations(ctx context.Context, seen state.Observed, r report.
 	}
 	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
 		annotations[config.AnnotationForce] = nil // it was for this change, or for one that no label asks for any more: the next change has to wait for its window
+	}
+	// That change has come to its end; whatever the labels ask for next has to be allowed anew.
+	ended := r.Phase == api.PhaseIdle || seen.Journal == nil && seen.Failed(want) != nil
+	if _, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]; allowed && ended {
+		annotations[config.AnnotationAllowEviction] = nil
 	}
 	if len(annotations) == 0 {
 		return nil

@@ -28,6 +28,8 @@ type application struct {
 	pluginConfig string
 	none         bool
 	wait, dryRun bool
+	unmanaged    bool // pods may be evicted that nothing brings back
+	emptyDir     bool // pods may be evicted that lose files by it
 	timeout      time.Duration
 	again        string // the command line, for the user to repeat
 }
@@ -43,6 +45,10 @@ with --wait this command shows how far they are. Ending it ends nothing: the sam
 
 First it asks agents whether they would refuse, as a name that they do not know: if all that answer would, it labels no node. With --none it takes
 these three labels away: the GPUs stay as they are, and a change that is under way is undone.
+
+An agent does not begin a change that would evict pods which no controller brings back, or whose files on an emptyDir would be lost, unless the settings or the
+profile say so, or --force-unmanaged and --delete-emptydir-data do, for this change alone: the annotation gpuslice.io/allow-eviction, which the agent removes
+when the change has ended.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
 3 the timeout has come first; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
@@ -70,6 +76,8 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
 	flags.BoolVar(&a.none, "none", false, "ask for nothing any more: take the labels away")
+	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false, "let this change evict pods that no controller brings back, which the settings refuse by default")
+	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false, "let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
 	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config", "none")
 	c.MarkFlagsMutuallyExclusive("wait", "none")
@@ -175,17 +183,13 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	var asked []*followed
 	for i := range nodes {
 		n := &nodes[i]
-		now := time.Now()
-		if n.Labels[w.label] == w.name {
+		now, has := time.Now(), n.Labels[w.label] == w.name
+		if has && !a.allows() {
 			out.Printf("%s  has label %s already\n", n.Name, w)
 			asked = append(asked, waitFor(n, w, false, now))
 			continue
 		}
-		labels := map[string]*string{w.label: &w.name}
-		if _, answered := n.Labels[config.LabelMIGConfigState]; answered {
-			labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
-		}
-		after, err := write(ctx, client, n, change{labels: labels})
+		after, err := write(ctx, client, n, a.change(n, w))
 		switch {
 		case apierrors.IsNotFound(err):
 			out.Printf("%s  was deleted meanwhile\n", n.Name)
@@ -195,10 +199,38 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
 			out.Printf("%s  labelled %s\n", n.Name, w)
-			asked = append(asked, waitFor(after, w, true, now))
+			asked = append(asked, waitFor(after, w, !has, now))
 		}
 	}
 	return asked, nil
+}
+
+// allows reports whether the change may evict pods that the settings refuse to evict.
+func (a *application) allows() bool { return a.unmanaged || a.emptyDir }
+
+// change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What was allowed for a
+// change before goes.
+func (a *application) change(n *corev1.Node, w wish) change {
+	c := change{labels: map[string]*string{w.label: &w.name}}
+	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.label] != w.name {
+		c.labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
+	}
+	if !a.allows() {
+		if _, stale := n.Annotations[config.AnnotationAllowEviction]; stale {
+			c.annotations = map[string]*string{config.AnnotationAllowEviction: nil}
+		}
+		return c
+	}
+	var fields []string
+	if a.unmanaged {
+		fields = append(fields, config.FieldUnmanagedPods)
+	}
+	if a.emptyDir {
+		fields = append(fields, config.FieldEmptyDir)
+	}
+	allowance := config.Allowance(w.label, w.name, fields...)
+	c.annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
+	return c
 }
 
 // warn names nodes on which no agent has ever run, or which none has served for too long.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -635,4 +636,38 @@ gpu-3  is asked for nothing
 			}
 		}
 	}, gpu("gpu-1"))
+}
+
+// What is allowed is for the change that the same write asks for.
+func TestWhatMayBeLostIsAllowedWithTheLabel(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags   []string
+		before  string // what the node allows already
+		label   string // that it has already
+		allowed string
+	}{
+		"nothing":                       {},
+		"bare pods":                     {flags: []string{"--force-unmanaged"}, allowed: "gpuslice.io/profile=research unmanagedPods"},
+		"both":                          {flags: []string{"--force-unmanaged", "--delete-emptydir-data"}, allowed: "gpuslice.io/profile=research unmanagedPods emptyDir"},
+		"files, for a change that waits": {flags: []string{"--delete-emptydir-data"}, label: "research", allowed: "gpuslice.io/profile=research emptyDir"},
+		"what was allowed before goes":  {before: "gpuslice.io/profile=other emptyDir"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := gpuNode("gpu-1")
+			if c.label != "" {
+				metav1.SetMetaDataLabel(&node.ObjectMeta, config.LabelProfile, c.label)
+			}
+			if c.before != "" {
+				metav1.SetMetaDataAnnotation(&node.ObjectMeta, config.AnnotationAllowEviction, c.before)
+			}
+			inWorld(t, func(w *world) {
+				if said, code := w.run(apply(c.flags...)...); code != 0 {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+				if got := w.node("gpu-1"); got.Annotations[config.AnnotationAllowEviction] != c.allowed || got.Labels[config.LabelProfile] != "research" {
+					t.Errorf("the node has labels %v and annotations %v", got.Labels, got.Annotations)
+				}
+			}, func() *corev1.Node { return node })
+		})
+	}
 }

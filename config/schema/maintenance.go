@@ -14,6 +14,8 @@ type Maintenance struct {
 	Estimate Duration `json:"estimate,omitempty"`
 	// Nodes begin up to so long after an opening, each at a moment of its own.
 	Jitter Duration `json:"jitter,omitempty"`
+	// How many of the nodes of no pool that are asked for the same may be away at once, by changes for which pods have to leave; 10% if left out.
+	MaxUnavailable *Limit `json:"maxUnavailable,omitempty"`
 	// The first whose selector fits a node counts.
 	Pools []Pool `json:"pools,omitempty"`
 }

@@ -46,7 +46,7 @@ type (
 	TimeOfDay string
 	// Instant is a date with its time and zone.
 	Instant string
-	// Limit is a number or a percentage.
+	// Limit is a number, a percentage or none.
 	Limit struct{}
 	// OneOrMore is one value, or a list of them.
 	OneOrMore[T formed] struct{}
@@ -174,7 +174,7 @@ func (Instant) JSONSchema() *jsonschema.Schema {
 // JSONSchema is the form of a limit.
 func (Limit) JSONSchema() *jsonschema.Schema {
 	number := &jsonschema.Schema{Type: "integer", Minimum: "0"}
-	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`([1-9][0-9]?|100)%`)}}
+	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`(([1-9][0-9]?|100)%|none)`)}}
 }
 
 // JSONSchema is one value or several.
