@@ -57,7 +57,9 @@ func TestWhatWouldBeLostIsNamedBeforeTheCordon(t *testing.T) {
 				}
 				w.pod("notebook", w.gpus.UUIDs()[0], c.pod)
 				cordons := w.cordons()
-				w.edit(func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationAllowEviction, c.allowed) })
+				w.edit(func(n *corev1.Node) {
+					metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationAllowEviction, c.allowed)
+				})
 				w.label("all-1g.10gb")
 				if c.refused == "" {
 					w.reach("all-1g.10gb")
@@ -111,13 +113,13 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 		empty bool   // no pod has to leave
 		waits bool
 	}{
-		"another is away":                    {other: "all-1g.10gb", waits: true},
-		"no pod has to leave":                {other: "all-1g.10gb", empty: true},
+		"another is away":                     {other: "all-1g.10gb", waits: true},
+		"no pod has to leave":                 {other: "all-1g.10gb", empty: true},
 		"another is asked for something else": {other: "all-balanced"},
-		"the only node":                      {},
-		"a file of windows":                  {file: "estimate: 1m\n", other: "all-1g.10gb", waits: true},
-		"a file that says none":              {file: "maxUnavailable: none\n", other: "all-1g.10gb"},
-		"a file that says more":              {file: "maxUnavailable: 2\n", other: "all-1g.10gb"},
+		"the only node":                       {},
+		"a file of windows":                   {file: "estimate: 1m\n", other: "all-1g.10gb", waits: true},
+		"a file that says none":               {file: "maxUnavailable: none\n", other: "all-1g.10gb"},
+		"a file that says more":               {file: "maxUnavailable: 2\n", other: "all-1g.10gb"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

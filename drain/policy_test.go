@@ -22,7 +22,7 @@ import (
 
 var fenceTaint = corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}
 
-func choice(field string) drain.Choice { 
+func choice(field string) drain.Choice {
 	return drain.Choice{Refuse: true, Field: field, Flag: "--" + strings.TrimPrefix(field, "drain.")}
 }
 

@@ -1,15 +1,22 @@
 package slot_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
@@ -67,5 +74,24 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		if seen, reads := look("a", false); reads != want || seen.Pool.Slot.Held {
 			t.Errorf("look %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
 		}
+	}
+}
+
+// An installation without these rights must not begin all nodes at once, and has to say what it lacks.
+func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
+	client := fake.NewClientset()
+	client.PrependReactor("*", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}, "gpuslice-pool-profile.a", errors.New("no rights"))
+	})
+	c := steady.New(testclock.NewFakeClock(metav1.Now().Time))
+	turn := &slot.Turn{Slots: &fleet.Slots{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
+	seen.Pool.File = config.WithoutMaintenance()
+	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }
+	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
+	var wait *outcome.Waiting
+	err := turn.Take(t.Context(), seen, state.Desired{})
+	if !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot || !strings.Contains(wait.Advice, "leases in namespace gpuslice") || turn.Claim() != "" {
+		t.Errorf("claims %q, and says %v", turn.Claim(), err)
 	}
 }

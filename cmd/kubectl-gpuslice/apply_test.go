@@ -646,11 +646,11 @@ func TestWhatMayBeLostIsAllowedWithTheLabel(t *testing.T) {
 		label   string // that it has already
 		allowed string
 	}{
-		"nothing":                       {},
-		"bare pods":                     {flags: []string{"--force-unmanaged"}, allowed: "gpuslice.io/profile=research unmanagedPods"},
-		"both":                          {flags: []string{"--force-unmanaged", "--delete-emptydir-data"}, allowed: "gpuslice.io/profile=research unmanagedPods emptyDir"},
+		"nothing":                        {},
+		"bare pods":                      {flags: []string{"--force-unmanaged"}, allowed: "gpuslice.io/profile=research unmanagedPods"},
+		"both":                           {flags: []string{"--force-unmanaged", "--delete-emptydir-data"}, allowed: "gpuslice.io/profile=research unmanagedPods emptyDir"},
 		"files, for a change that waits": {flags: []string{"--delete-emptydir-data"}, label: "research", allowed: "gpuslice.io/profile=research emptyDir"},
-		"what was allowed before goes":  {before: "gpuslice.io/profile=other emptyDir"},
+		"what was allowed before goes":   {before: "gpuslice.io/profile=other emptyDir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := gpuNode("gpu-1")

@@ -82,7 +82,7 @@ func (at *site) configMap(ctx context.Context, key, text string) error {
 // startAgent returns when the agent has said that there is nothing to do.
 func (at *site) startAgent(ctx context.Context, settings string) (*process, error) {
 	file := filepath.Join(at.Dir, "settings.yaml")
-	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\ndrain: {unmanagedPods: evict, emptyDir: evict}\n" + settings // the pods here are bare
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the settings: %w", err)
 	}

@@ -159,7 +159,7 @@ func (r *rig) startAgent() {
 	if err := cluster.WriteKubeconfig(r.file("agent.kubeconfig"), account); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"), 0o600); err != nil {
+	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\ndrain: {unmanagedPods: evict, emptyDir: evict}\n"), 0o600); err != nil {
 		r.t.Fatal(err)
 	}
 	log, err := os.OpenFile(r.file("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

@@ -40,10 +40,11 @@ type agentRun struct {
 	metrics http.Handler
 }
 
-// settings are the defaults, but that a GPU which is full is told at once.
+// settings are the defaults, but that a GPU which is full is told at once, and that the pod of this program is bare.
 const settings = `apiVersion: gpuslice.io/v1alpha1
 kind: Settings
 memoryPressure: {for: 0s}
+drain: {unmanagedPods: evict, emptyDir: evict}
 `
 
 // startAgent starts the agent as cmd/gpuslice-agent does, with the account that deploy/base gives it. All paths of the host that it would

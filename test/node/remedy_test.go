@@ -1,7 +1,6 @@
 package node_test
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -19,15 +18,6 @@ func hasUnhealthyTaint(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == config.TaintGPUUnhealthy && t.Value == config.ValueGPUUnhealthy && t.Effect == corev1.TaintEffectNoSchedule
 	})
-}
-
-// set has the next agent go by other settings.
-func (r *rig) set(settings string) {
-	r.t.Helper()
-	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
-	if err := os.WriteFile(r.agents.settings, []byte(text), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
 }
 
 // restart runs another agent, with the settings.

@@ -105,11 +105,20 @@ func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 	if err := cluster.WriteKubeconfig(r.agents.kubeconfig, r.account); err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
-	if err := os.WriteFile(r.agents.settings, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	r.set(settings)
 	return r
+}
+
+// set has the next agent go by other settings. The pods of these tests are bare, and may be evicted all the same.
+func (r *rig) set(settings string) {
+	r.t.Helper()
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n" + settings
+	if !strings.Contains("\n"+settings, "\ndrain:") {
+		text += "drain: {unmanagedPods: evict, emptyDir: evict}\n"
+	}
+	if err := os.WriteFile(r.agents.settings, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // deploy builds the programs and gives the cluster NVIDIA's device plugin and the agent's rights, as deploy/base has them.

@@ -36,7 +36,7 @@ func TestTheAgentUsesEachOfItsRightsAndNeedsNoOther(t *testing.T) {
 	t.Parallel()
 	name := "rights-" + strconv.FormatUint(rand.Uint64(), 36)
 	const twoA100 = "gpus:\n- model: A100-80GB\n  count: 2\n"
-	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete}\nstaleResources: remove\n" + impatient
+	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete, unmanagedPods: evict}\nstaleResources: remove\n" + impatient
 	r := newRig(t, twoA100, settings, configManager, func(o *node.Options) {
 		o.Labels[labelPool], o.Labels[config.LabelDevicePluginConfig] = name, "mixed-4"
 	})

@@ -352,6 +352,7 @@ var attempts = []attempt{
 	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
 	{"own node: force a change outside of its window", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/force":"other"}}}`)},
+	{"own node: let a change evict what the settings refuse", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/allow-eviction":"nvidia.com/mig.config=a emptyDir"}}}`)},
 	{"own node: take the taint of the control plane away", closed, retaint("own", without("node-role.kubernetes.io/control-plane"))},
 	{"own node: take a taint of people away", closed, retaint("own", without("dedicated"))},
 	{"own node: taint it node.kubernetes.io/not-ready:NoExecute", closed, taint("own", "node.kubernetes.io/not-ready", "NoExecute")},

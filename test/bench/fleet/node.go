@@ -110,6 +110,7 @@ func (n *node) devices(ctx context.Context) map[string][]string {
 func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *zap.Logger) (*agent.Agent, error) {
 	settings := config.Default().Beside(namespace)
 	settings.MIGConfigMap.Name = configs
+	settings.Drain.UnmanagedPods, settings.Drain.EmptyDir = config.DrainEvict, config.DrainEvict // the pods here are bare
 	settings.Reboot.Sentinel = filepath.Join(n.dir, "reboot-required")
 	log = log.With(zap.String("node", n.name))
 	asNode := asnode.New(asnode.Options{Node: n.name, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
