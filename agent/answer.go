@@ -71,11 +71,12 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 		out.Uses = a.parts.Uses()
 		return out
 	}
-	label, name, _ := strings.Cut(request, "=")
-	if name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME, %s=NAME, %s or %s",
-			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.RequestDiagnosis,
-			config.RequestTop)
+	asked, allowed, ok := config.ParseAllowance(request)
+	label, name, _ := strings.Cut(asked, "=")
+	if !ok || name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, with %s or %s after it if the change may evict what they are about, or %s or %s",
+			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig,
+			config.FieldUnmanagedPods, config.FieldEmptyDir, config.RequestDiagnosis, config.RequestTop)
 		return out
 	}
 	if profile := seen.Node.Labels[config.LabelProfile]; profile != "" && label != config.LabelProfile {
@@ -85,6 +86,10 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 	}
 	var p preview.Result
 	if ended == nil {
+		if allowed.Allows() {
+			seen.Node = seen.Node.DeepCopy()
+			metav1.SetMetaDataAnnotation(&seen.Node.ObjectMeta, config.AnnotationAllowEviction, request)
+		}
 		want := a.desiredWithLabel(seen.Node, label, name)
 		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
 	} else {

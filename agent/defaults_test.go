@@ -26,7 +26,8 @@ func files(medium corev1.StorageMedium) func(*corev1.Pod) {
 func TestWhatWouldBeLostIsNamedBeforeTheCordon(t *testing.T) {
 	t.Parallel()
 	const asked = "nvidia.com/mig.config=all-1g.10gb"
-	const unmanaged, emptyDir = "kubectl gpuslice apply --force-unmanaged", "kubectl gpuslice apply --delete-emptydir-data"
+	const command = "to let this change evict what would be lost: kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb "
+	const unmanaged, emptyDir = command + "--force-unmanaged; ", command + "--delete-emptydir-data; "
 	for name, c := range map[string]struct {
 		pod     func(*corev1.Pod)
 		allowed string
@@ -36,7 +37,7 @@ func TestWhatWouldBeLostIsNamedBeforeTheCordon(t *testing.T) {
 		"a bare pod":                       {pod: bare, refused: unmanaged},
 		"files on a disk":                  {pod: files(corev1.StorageMediumDefault), refused: emptyDir},
 		"files in memory":                  {pod: files(corev1.StorageMediumMemory)},
-		"both":                             {pod: func(p *corev1.Pod) { bare(p); files("")(p) }, refused: unmanaged + " --delete-emptydir-data"},
+		"both":                             {pod: func(p *corev1.Pod) { bare(p); files("")(p) }, refused: command + "--delete-emptydir-data --force-unmanaged; "},
 		"both, allowed":                    {pod: func(p *corev1.Pod) { bare(p); files("")(p) }, allowed: asked + " unmanagedPods emptyDir"},
 		"both, and one is allowed":         {pod: func(p *corev1.Pod) { bare(p); files("")(p) }, allowed: asked + " unmanagedPods", refused: emptyDir},
 		"a bare pod, allowed":              {pod: bare, allowed: asked + " unmanagedPods"},

@@ -125,7 +125,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CausePolicyRefuses}, verdict: api.VerdictFree,
-			says: []string{"drain.unmanagedPods", "change drain in the settings", "The node takes pods"},
+			says: []string{"drain.unmanagedPods", "change drain in the settings", "--force-unmanaged", "The node takes pods"},
 		}, {
 			name: "8: a rule lets a pod end by itself", provoke: func(w *world) {
 				w.settings.Drain.Rules = []config.DrainRule{{Namespaces: []string{"team"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}}

@@ -27,6 +27,7 @@ type situation struct {
 	each    func(w *world) // done before the question, and again before the label
 	label   string         // that asks; that of MIG configs if empty
 	name    string         // what it asks for; all-1g.10gb if empty
+	allow   []string       // what the question allows, and the user who sets the label; nothing if empty
 	want    string         // the verdict, in the words of verdictOf and of happens
 }
 
@@ -165,9 +166,16 @@ var situations = map[string]situation{
 	"another node has a slot":  {prepare: hosts(controlled, pooled(func(*corev1.Node) {})), each: taken, want: "held up: AwaitingSlot"},
 	"a paused pool and a hold": {prepare: hosts(controlled, pooled(func(*corev1.Node) {}, paused), func(w *world) { w.annotate(config.AnnotationHold, "") }), want: "held up: Held"},
 
-	"a budget that is used up":         {prepare: hosts(controlled, func(w *world) { w.block("The disruption budget train needs 2 healthy pods and has 2 currently") }), want: "held up: EvictionBlocked"},
-	"a bare pod, refused":              {prepare: hosts(func(*corev1.Pod) {}, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), want: "held up: EvictionBlocked"},
-	"a bare pod, evicted":              {prepare: hosts(func(*corev1.Pod) {}, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainEvict })), want: atOnce},
+	"a budget that is used up":            {prepare: hosts(controlled, func(w *world) { w.block("The disruption budget train needs 2 healthy pods and has 2 currently") }), want: "held up: EvictionBlocked"},
+	"a bare pod, refused":                 {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), want: "held up: EvictionBlocked"},
+	"a bare pod, evicted":                 {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainEvict })), want: atOnce},
+	"a bare pod, allowed by the question": {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), allow: []string{config.FieldUnmanagedPods}, want: atOnce},
+	"a bare pod with files, of which the question allows one": {prepare: hosts(func(p *corev1.Pod) { files("")(p); bare(p) }, drains(func(d *config.Drain) {
+		d.UnmanagedPods, d.EmptyDir = config.DrainRefuse, config.DrainRefuse
+	})), allow: []string{config.FieldEmptyDir}, want: "held up: EvictionBlocked"},
+	"a bare pod, allowed on the node": {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), each: func(w *world) {
+		w.annotate(config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldUnmanagedPods))
+	}, want: atOnce},
 	"files on disk, refused":           {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: "held up: EvictionBlocked"},
 	"files on disk, evicted":           {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainEvict })), want: atOnce},
 	"files in memory":                  {prepare: hosts(onDisk(corev1.StorageMediumMemory), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: atOnce},
@@ -286,7 +294,7 @@ func (s situation) agrees(t *testing.T) {
 		s.each(w)
 	}
 	before, cordons := w.snapshotOrNone(), w.cordons()
-	given := w.ask(label + "=" + name)
+	given := w.ask(config.Allowance(label, name, s.allow...))
 	if got := verdictOf(given); got != s.want {
 		t.Errorf("the preview says %q, want %q: %+v", got, s.want, given)
 	}
@@ -296,6 +304,9 @@ func (s situation) agrees(t *testing.T) {
 	w.unannotate(config.AnnotationPreview)
 	if s.each != nil {
 		s.each(w)
+	}
+	if len(s.allow) > 0 {
+		w.annotate(config.AnnotationAllowEviction, config.Allowance(label, name, s.allow...))
 	}
 	if got := w.happens(label, name); got != s.want {
 		t.Errorf("what happens is %q, want %q; the node says %s", got, s.want, w.condition().Message)

@@ -457,7 +457,7 @@ func TestAPlanNamesWhoLosesWhatTheConfigManagerWillWithdraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := renamedThenWhole(t)
 		given := w.ask(config.LabelDevicePluginConfig + "=whole")
-		if !strings.HasPrefix(strings.Join(given.Steps, "\n"), "fence: journal, cordon, taint\nevict team/gpu.shared::0") || !slices.Equal(given.Pods, []string{"team/gpu.shared::0"}) {
+		if !strings.HasPrefix(strings.Join(given.Steps, "\n"), "take a slot of the pool\nfence: journal, cordon, taint\nevict team/gpu.shared::0") || !slices.Equal(given.Pods, []string{"team/gpu.shared::0"}) {
 			t.Errorf("the steps are %q, of pods %q", given.Steps, given.Pods)
 		}
 		if given := w.ask(config.LabelDevicePluginConfig + "=renamed"); len(given.Pods) > 0 {

@@ -131,32 +131,46 @@ func Allowance(label, name string, fields ...string) string {
 // maxAllowance is the longest Allowance: the longest label and value, and the fields.
 const maxAllowance = 256
 
-// Allowing returns the overrides for a change for which label asks, after what text allows: an Allowance, or anything. A text about another
-// label or value allows nothing, and neither does one that says more than an Allowance.
-func (o *DrainOverrides) Allowing(text string, label string, labels map[string]string) *DrainOverrides {
+// ParseAllowance returns what an Allowance is about, as "gpuslice.io/profile=research", and what it allows, which may be nothing. It is not ok
+// if the text is none, or says more than one.
+func ParseAllowance(text string) (asked string, allowed DrainOverrides, ok bool) {
 	words := strings.Fields(text)
-	if len(text) > maxAllowance || len(words) < 2 {
-		return o
-	}
-	key, name, _ := strings.Cut(words[0], "=")
-	if name == "" || labels[key] != name || key != label && (key != LabelDevicePluginConfig || label != LabelMIGConfig) {
-		return o
-	}
-	var out DrainOverrides
-	if o != nil {
-		out = *o
+	if len(text) > maxAllowance || len(words) == 0 {
+		return "", allowed, false
 	}
 	for _, field := range words[1:] {
 		switch field {
 		case FieldUnmanagedPods:
-			out.UnmanagedPods = DrainEvict
+			allowed.UnmanagedPods = DrainEvict
 		case FieldEmptyDir:
-			out.EmptyDir = DrainEvict
+			allowed.EmptyDir = DrainEvict
 		default:
-			return o
+			return "", DrainOverrides{}, false
 		}
 	}
-	return &out
+	return words[0], allowed, true
+}
+
+// Allows reports whether the overrides allow anything that the settings may refuse.
+func (o *DrainOverrides) Allows() bool {
+	return o.UnmanagedPods == DrainEvict || o.EmptyDir == DrainEvict
+}
+
+// Allowing returns the overrides for a change that is asked for by these labels, after what text allows: an Allowance, or anything. A text about
+// another label or value allows nothing.
+func (o *DrainOverrides) Allowing(text string, labels map[string]string) *DrainOverrides {
+	asked, allowed, ok := ParseAllowance(text)
+	label, name, _ := strings.Cut(asked, "=")
+	if !ok || name == "" || labels[label] != name || !allowed.Allows() {
+		return o
+	}
+	if o != nil {
+		merged := *o
+		merged.UnmanagedPods = cmp.Or(allowed.UnmanagedPods, o.UnmanagedPods)
+		merged.EmptyDir = cmp.Or(allowed.EmptyDir, o.EmptyDir)
+		allowed = merged
+	}
+	return &allowed
 }
 
 // Recover says after which other tools the agent restores a node.

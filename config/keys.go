@@ -52,7 +52,8 @@ const (
 	// AnnotationAllowEviction lets one change evict pods that the settings refuse to evict, as Allowance writes it: "gpuslice.io/profile=research
 	// unmanagedPods emptyDir". The agent removes it when that change has ended.
 	AnnotationAllowEviction = "gpuslice.io/allow-eviction"
-	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or for RequestDiagnosis or RequestTop. The agent
+	// AnnotationPreview asks what a label would do, as "gpuslice.io/profile=research", or "gpuslice.io/profile=research emptyDir", what it would do
+	// beside an AnnotationAllowEviction of this value, or for RequestDiagnosis or RequestTop. The agent
 	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
 	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a user has looked at what GPUs have reported. The agent drops

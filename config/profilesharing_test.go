@@ -318,34 +318,36 @@ func numbered(n int, text, between string) string {
 func TestAnAllowanceIsForTheChangeThatItNames(t *testing.T) {
 	t.Parallel()
 	mig := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelDevicePluginConfig: "shared"}
+	profile := map[string]string{config.LabelProfile: "research"}
 	both := config.DrainOverrides{UnmanagedPods: config.DrainEvict, EmptyDir: config.DrainEvict}
 	for name, c := range map[string]struct {
-		text, label string
-		want        *config.DrainOverrides
+		text string
+		asks map[string]string
+		want *config.DrainOverrides
 	}{
-		"both":                           {config.Allowance(config.LabelMIGConfig, "all-balanced", config.FieldUnmanagedPods, config.FieldEmptyDir), config.LabelMIGConfig, &both},
-		"one":                            {"nvidia.com/mig.config=all-balanced emptyDir", config.LabelMIGConfig, &config.DrainOverrides{EmptyDir: config.DrainEvict}},
-		"asked by the second label":      {"nvidia.com/device-plugin.config=shared unmanagedPods emptyDir", config.LabelMIGConfig, &both},
-		"a label that another overrides": {"nvidia.com/mig.config=all-balanced emptyDir", config.LabelProfile, nil},
-		"for a change before":            {"nvidia.com/mig.config=all-disabled emptyDir", config.LabelMIGConfig, nil},
-		"for a label that is not there":  {"gpuslice.io/profile=all-balanced emptyDir", config.LabelProfile, nil},
-		"for no name":                    {"gpuslice.io/profile= emptyDir", config.LabelProfile, nil},
-		"for any change":                 {"now", config.LabelMIGConfig, nil},
-		"nothing":                        {"nvidia.com/mig.config=all-balanced", config.LabelMIGConfig, nil},
-		"empty":                          {"", config.LabelMIGConfig, nil},
-		"a field that there is not":      {"nvidia.com/mig.config=all-balanced emptyDir rules", config.LabelMIGConfig, nil},
-		"too long":                       {"nvidia.com/mig.config=all-balanced" + strings.Repeat(" emptyDir", 30), config.LabelMIGConfig, nil},
+		"both":                           {config.Allowance(config.LabelMIGConfig, "all-balanced", config.FieldUnmanagedPods, config.FieldEmptyDir), mig, &both},
+		"one":                            {"nvidia.com/mig.config=all-balanced emptyDir", mig, &config.DrainOverrides{EmptyDir: config.DrainEvict}},
+		"asked by the second label":      {"nvidia.com/device-plugin.config=shared unmanagedPods emptyDir", mig, &both},
+		"a label that another overrides": {"nvidia.com/mig.config=all-balanced emptyDir", profile, nil},
+		"for a change before":            {"nvidia.com/mig.config=all-disabled emptyDir", mig, nil},
+		"for a label that is not there":  {"gpuslice.io/profile=all-balanced emptyDir", profile, nil},
+		"for no name":                    {"gpuslice.io/profile= emptyDir", profile, nil},
+		"for any change":                 {"now", mig, nil},
+		"nothing":                        {"nvidia.com/mig.config=all-balanced", mig, nil},
+		"empty":                          {"", mig, nil},
+		"a field that there is not":      {"nvidia.com/mig.config=all-balanced emptyDir rules", mig, nil},
+		"too long":                       {"nvidia.com/mig.config=all-balanced" + strings.Repeat(" emptyDir", 30), mig, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var none *config.DrainOverrides
-			if diff := cmp.Diff(c.want, none.Allowing(c.text, c.label, mig)); diff != "" {
+			if diff := cmp.Diff(c.want, none.Allowing(c.text, c.asks)); diff != "" {
 				t.Errorf("overrides (-want +got):\n%s", diff)
 			}
-			profile := config.DrainOverrides{EmptyDir: config.DrainRefuse, Deadline: time.Hour}
-			got := profile.Allowing(c.text, c.label, mig)
-			if profile.EmptyDir != config.DrainRefuse || got.Deadline != time.Hour || (got.EmptyDir == config.DrainEvict) != (c.want != nil) {
-				t.Errorf("a profile that refuses is %+v, with it %+v", profile, *got)
+			refuses := config.DrainOverrides{EmptyDir: config.DrainRefuse, Deadline: time.Hour}
+			got := refuses.Allowing(c.text, c.asks)
+			if refuses.EmptyDir != config.DrainRefuse || got.Deadline != time.Hour || (got.EmptyDir == config.DrainEvict) != (c.want != nil) {
+				t.Errorf("a profile that refuses is %+v, with it %+v", refuses, *got)
 			}
 		})
 	}

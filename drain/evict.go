@@ -59,6 +59,7 @@ type Verdict struct {
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
 	Awaits   string    // namespace/name of a pod that PDB lacks, since it has not started: mostly the successor of one that was evicted
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
+	Allow    []Choice  // those that refuse it, and that a user may allow for one change
 	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
 	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
@@ -303,7 +304,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 		// The API server takes an empty UID for no precondition at all.
 		return Verdict{State: Refused, Message: "its UID is not known, so another pod of its name might be evicted"}, true
 	case t.refusal != "":
-		return Verdict{State: Refused, By: t.by, Message: t.refusal}, true
+		return Verdict{State: Refused, By: t.by, Allow: t.allow, Message: t.refusal}, true
 	case t.wait > 0 && t.until.IsZero():
 		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, r.policy.source(t))}, true
 	case r.now.Before(t.until):

@@ -1,6 +1,7 @@
 package drain
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -103,6 +104,7 @@ const deletionSlack = time.Minute
 type terms struct {
 	by      string        // the field of the settings that says more than "evict"; empty if none does
 	refusal string        // why the policy forbids its eviction; empty if it allows it
+	allow   []Choice      // those that refuse it, which a user may allow for one change
 	wait    time.Duration // how long after the fence it may take to end by itself
 
 	// These are zero before the fence stands, and the last two where there is no deadline. They follow from when that was,
@@ -174,9 +176,11 @@ func (p Policy) ruling(pod holders.Pod) terms {
 
 // loss refuses a pod of which more would be lost than its place on the node.
 func (p Policy) loss(pod holders.Pod) (terms, bool) {
-	var lost, flags, fields []string
+	var t terms
+	var lost []string
 	refuse := func(c Choice, why string) {
-		lost, flags, fields = append(lost, why), append(flags, c.Flag), append(fields, c.Field)
+		t.by = cmp.Or(t.by, c.Field)
+		t.allow, lost = append(t.allow, c), append(lost, fmt.Sprintf("%s (%s: refuse)", why, c.Field))
 	}
 	if p.Unmanaged.Refuse && pod.Controller == "" {
 		refuse(p.Unmanaged, "no controller would bring it back")
@@ -184,12 +188,20 @@ func (p Policy) loss(pod holders.Pod) (terms, bool) {
 	if p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0 {
 		refuse(p.EmptyDir, "its files on emptyDir "+strings.Join(pod.EmptyDirs, ", ")+" would be lost")
 	}
-	if lost == nil {
-		return terms{}, false
+	t.refusal = strings.Join(lost, ", and ")
+	return t, lost != nil
+}
+
+// Flags are those of kubectl gpuslice apply that let one change evict what the policy refuses to evict, each once.
+func Flags(verdicts []Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		for _, c := range v.Allow {
+			out = append(out, c.Flag)
+		}
 	}
-	return terms{by: fields[0], refusal: fmt.Sprintf("%s: delete it yourself, or allow that for this change by kubectl gpuslice apply %s, "+
-		"or for all by %s: evict in the profile or the settings, or by a rule there",
-		strings.Join(lost, ", and "), strings.Join(flags, " "), strings.Join(fields, ": evict and "))}, true
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // source names the setting that lets a pod end by itself.

@@ -61,10 +61,8 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 	both := drain.Policy{Unmanaged: choice("drain.unmanagedPods"), EmptyDir: choice("drain.emptyDir")}
 	with := func(p drain.Policy, rules ...drain.Rule) drain.Policy { p.Rules = rules; return p }
 	const byRule = "drain.rules[0] says that it is not sent away: delete it yourself, or change the rule"
-	const bare = "no controller would bring it back: delete it yourself, or allow that for this change by kubectl gpuslice apply --unmanagedPods, " +
-		"or for all by drain.unmanagedPods: evict in the profile or the settings, or by a rule there"
-	const lost = "its files on emptyDir scratch, tmp would be lost: delete it yourself, or allow that for this change by kubectl gpuslice apply --emptyDir, " +
-		"or for all by drain.emptyDir: evict in the profile or the settings, or by a rule there"
+	const bare = "no controller would bring it back (drain.unmanagedPods: refuse)"
+	const lost = "its files on emptyDir scratch, tmp would be lost (drain.emptyDir: refuse)"
 
 	for name, c := range map[string]struct {
 		pod     holders.Pod
@@ -78,8 +76,7 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 		},
 		"a pod that no controller brings back, with files on the node": {
 			of("a", "", isUnmanaged, hasEmptyDir), both, "drain.unmanagedPods",
-			"no controller would bring it back, and its files on emptyDir scratch, tmp would be lost: delete it yourself, or allow that for this change by " +
-				"kubectl gpuslice apply --unmanagedPods --emptyDir, or for all by drain.unmanagedPods: evict and drain.emptyDir: evict in the profile or the settings, or by a rule there",
+			bare + ", and " + lost,
 		},
 		"a pod with files on the node":   {of("a", "StatefulSet", hasEmptyDir), both, "drain.emptyDir", lost},
 		"a pod that loses nothing":       {of("a", "ReplicaSet"), both, "", ""},
@@ -135,6 +132,11 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 					continue
 				}
 				want := drain.Verdict{Pod: c.pod, State: drain.Refused, By: c.by, Message: c.message, Since: noon}
+				for _, may := range []drain.Choice{both.Unmanaged, both.EmptyDir} {
+					if strings.Contains(c.message, may.Field+": refuse") {
+						want.Allow = append(want.Allow, may)
+					}
+				}
 				if diff := cmp.Diff(want, got); diff != "" || len(s.evictions) > 0 {
 					t.Errorf("%d requests, want none; verdict (-want +got):\n%s", len(s.evictions), diff)
 				}
@@ -245,8 +247,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 		want := []string{
 			"Requested",
 			"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[1])",
-			"Refused no controller would bring it back: delete it yourself, or allow that for this change by kubectl gpuslice apply --unmanagedPods, " +
-				"or for all by drain.unmanagedPods: evict in the profile or the settings, or by a rule there",
+			"Refused no controller would bring it back (drain.unmanagedPods: refuse)",
 		}
 		if diff := cmp.Diff(want, outcome(got)); diff != "" {
 			t.Errorf("verdicts (-want +got):\n%s", diff)

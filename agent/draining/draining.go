@@ -123,7 +123,7 @@ func (d *Draining) await(seen state.Observed, want state.Desired, policy drain.P
 		}
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
-		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, legible.Listed(blocked)
+		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, d.allowing(want, verdicts)+legible.Listed(blocked)
 		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
 		if pending := awaitedBy(verdicts); pending != "" {
 			wait.Advice = fmt.Sprintf("give %s room on another node to go on; %s, and it has room here again", pending, cancelAdvice(want))
@@ -249,6 +249,15 @@ func blockedOf(verdicts []drain.Verdict) []string {
 	return out
 }
 
+// allowing is what a message begins with that names pods of which more would be lost than their place: how a user lets this change evict them.
+// It is empty if the settings refuse none for that, or no user has asked for the change.
+func (d *Draining) allowing(want state.Desired, verdicts []drain.Verdict) string {
+	if command := want.ApplyCommand(d.Node, drain.Flags(verdicts)...); command != "" {
+		return "to let this change evict what would be lost: " + command + "; until then: "
+	}
+	return ""
+}
+
 // awaitedBy names the first pod that has to start before a budget lets another one go; empty if none is known.
 func awaitedBy(verdicts []drain.Verdict) string {
 	for _, v := range verdicts {
@@ -290,7 +299,7 @@ func (d *Draining) Drainable(ctx context.Context, seen state.Observed, want stat
 		if len(blocked) > 0 {
 			return &outcome.Waiting{
 				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
-				Message: "nothing is disturbed before these pods may be evicted: " + legible.Listed(blocked),
+				Message: d.allowing(want, verdicts) + "nothing is disturbed before these pods may be evicted: " + legible.Listed(blocked),
 				Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
 				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(want),
 			}

@@ -91,7 +91,11 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 			return want, err
 		}
 	}
-	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], want.Label, seen.Node.Labels)
+	asks := map[string]string{want.Label: migName(want.Name, pluginKey)}
+	if pluginKey != "" {
+		asks[config.LabelDevicePluginConfig] = pluginKey
+	}
+	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
 	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
 	return want, r.refuses(ctx, *seen, want)

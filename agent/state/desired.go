@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
@@ -33,6 +34,16 @@ type Desired struct {
 	Unread           error           // why a file could not be read that this is from: it is as last proven, and no change begins by it; nil if all were
 	Undo             bool            // the agent undoes the change instead
 	UndoCause        error           // why, unless that is the failure in the journal
+}
+
+// ApplyCommand is the command by which a user asks the node for the same again, with these flags; empty if no user can.
+func (d Desired) ApplyCommand(node string, flags ...string) string {
+	of := map[string]string{config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config", config.LabelDevicePluginConfig: "--device-plugin-config"}[d.Label]
+	name, _, _ := strings.Cut(d.Name, api.DesiredSeparator) // the label of a MIG config counts beside that of the device plugin's
+	if of == "" || d.Undo || len(flags) == 0 {
+		return ""
+	}
+	return strings.Join(append([]string{"kubectl gpuslice apply", node, of, name}, flags...), " ")
 }
 
 // ResetTarget is what a change is for that resets GPUs which are not well, on a node of which nothing is asked. No label can have it as its value.

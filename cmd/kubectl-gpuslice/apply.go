@@ -76,21 +76,23 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
 	flags.BoolVar(&a.none, "none", false, "ask for nothing any more: take the labels away")
-	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false, "let this change evict pods that no controller brings back, which the settings refuse by default")
-	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false, "let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
 	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config", "none")
 	c.MarkFlagsMutuallyExclusive("wait", "none")
+	c.MarkFlagsMutuallyExclusive(config.FlagForceUnmanaged, "none")
+	c.MarkFlagsMutuallyExclusive(config.FlagDeleteEmptyDirData, "none")
 	return c
 }
 
-// bind adds the flags that select the nodes and the config.
+// bind adds the flags that select the nodes and the config, and say what the change may evict.
 func (a *application) bind(c *cobra.Command, o *options) {
 	a.nodes.bind(c)
 	flags := c.Flags()
 	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
 	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
+	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false, "let this change evict pods that no controller brings back, which the settings refuse by default")
+	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false, "let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
 	for flag, label := range map[string]string{
 		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
@@ -132,7 +134,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, nam
 		return err
 	}
 	if a.dryRun {
-		return preview(ctx, client, nodes, w, out)
+		return preview(ctx, client, nodes, w, a.allowed(), out)
 	}
 	if err := foresee(ctx, client, nodes, w, out); err != nil {
 		return err
@@ -184,7 +186,7 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	for i := range nodes {
 		n := &nodes[i]
 		now, has := time.Now(), n.Labels[w.label] == w.name
-		if has && !a.allows() {
+		if has && len(a.allowed()) == 0 {
 			out.Printf("%s  has label %s already\n", n.Name, w)
 			asked = append(asked, waitFor(n, w, false, now))
 			continue
@@ -205,22 +207,8 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	return asked, nil
 }
 
-// allows reports whether the change may evict pods that the settings refuse to evict.
-func (a *application) allows() bool { return a.unmanaged || a.emptyDir }
-
-// change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What was allowed for a
-// change before goes.
-func (a *application) change(n *corev1.Node, w wish) change {
-	c := change{labels: map[string]*string{w.label: &w.name}}
-	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.label] != w.name {
-		c.labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
-	}
-	if !a.allows() {
-		if _, stale := n.Annotations[config.AnnotationAllowEviction]; stale {
-			c.annotations = map[string]*string{config.AnnotationAllowEviction: nil}
-		}
-		return c
-	}
+// allowed are the fields of the settings whose refusal the user lifts for this change.
+func (a *application) allowed() []string {
 	var fields []string
 	if a.unmanaged {
 		fields = append(fields, config.FieldUnmanagedPods)
@@ -228,8 +216,25 @@ func (a *application) change(n *corev1.Node, w wish) change {
 	if a.emptyDir {
 		fields = append(fields, config.FieldEmptyDir)
 	}
-	allowance := config.Allowance(w.label, w.name, fields...)
-	c.annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
+	return fields
+}
+
+// change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What is allowed for
+// another change goes.
+func (a *application) change(n *corev1.Node, w wish) change {
+	c := change{labels: map[string]*string{w.label: &w.name}}
+	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.label] != w.name {
+		c.labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
+	}
+	if fields := a.allowed(); len(fields) > 0 {
+		allowance := config.Allowance(w.label, w.name, fields...)
+		c.annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
+		return c
+	}
+	former, there := n.Annotations[config.AnnotationAllowEviction]
+	if asked, _, _ := config.ParseAllowance(former); there && asked != w.String() {
+		c.annotations = map[string]*string{config.AnnotationAllowEviction: nil}
+	}
 	return c
 }
 

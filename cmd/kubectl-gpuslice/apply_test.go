@@ -651,6 +651,7 @@ func TestWhatMayBeLostIsAllowedWithTheLabel(t *testing.T) {
 		"both":                           {flags: []string{"--force-unmanaged", "--delete-emptydir-data"}, allowed: "gpuslice.io/profile=research unmanagedPods emptyDir"},
 		"files, for a change that waits": {flags: []string{"--delete-emptydir-data"}, label: "research", allowed: "gpuslice.io/profile=research emptyDir"},
 		"what was allowed before goes":   {before: "gpuslice.io/profile=other emptyDir"},
+		"what is allowed for it stays":   {before: "gpuslice.io/profile=research emptyDir", allowed: "gpuslice.io/profile=research emptyDir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := gpuNode("gpu-1")

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -25,9 +26,9 @@ type plans struct {
 	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
 }
 
-// preview prints what the wish would do to each node.
-func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
-	q, err := inquire(ctx, client, nodes, w.String(), planTime, out)
+// preview prints what the wish would do to each node, if the change is allowed to evict what these fields are about.
+func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, allowed []string, out *cli.Printer) error {
+	q, err := inquire(ctx, client, nodes, config.Allowance(w.label, w.name, allowed...), planTime, out)
 	if err != nil {
 		return interrupted(ctx, err)
 	}

@@ -158,3 +158,35 @@ func TestADryRunEndsByTheVerdict(t *testing.T) {
 		})
 	}
 }
+
+// The verdict has to be the one that the same flags get without --dry-run.
+func TestADryRunAsksForWhatTheFlagsAllow(t *testing.T) {
+	flags := []string{"--force-unmanaged", "--delete-emptydir-data"}
+	for name, c := range map[string]struct {
+		args []string
+		asks string
+	}{
+		"apply":                        {apply(append(flags, "--dry-run")...), request + " unmanagedPods emptyDir"},
+		"plan":                         {append([]string{"plan", "gpu-1", "--profile", "research"}, flags[0]), request + " unmanagedPods"},
+		"plan for what is asked of it": {append([]string{"plan", "gpu-2"}, flags[1]), request + " emptyDir"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := c.args[1]
+			if node == "-l" {
+				node = "gpu-1"
+			}
+			n := gpuNode(node)
+			if node == "gpu-2" {
+				n.Labels[config.LabelProfile] = "research"
+			}
+			inWorld(t, func(w *world) {
+				w.start(c.args...)
+				if asked := w.node(node).Annotations[config.AnnotationPreview]; asked != c.asks {
+					t.Errorf("the agent is asked %q, want %q", asked, c.asks)
+				}
+				w.answers(node, api.Answer{})
+				w.is(node+": nothing to do\nprofile research: 0 of 1 node would change; nothing was labelled\n", 0)
+			}, func() *corev1.Node { return n })
+		})
+	}
+}

@@ -43,7 +43,7 @@ something else went wrong; 130 interrupted.`,
 				if err := checkLabelPrecedence(nodes, w); err != nil {
 					return err
 				}
-				return preview(cmd.Context(), client, nodes, w, out)
+				return preview(cmd.Context(), client, nodes, w, a.allowed(), out)
 			}
 			groups, err := byWish(nodes)
 			if err != nil {
@@ -51,7 +51,7 @@ something else went wrong; 130 interrupted.`,
 			}
 			var worst error
 			for _, g := range groups {
-				err := preview(cmd.Context(), client, g.nodes, g.wish, out)
+				err := preview(cmd.Context(), client, g.nodes, g.wish, a.allowed(), out)
 				if code := cli.ExitCode(err); code != 0 && code != exitHeldUp {
 					return err
 				}

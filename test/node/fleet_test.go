@@ -64,6 +64,66 @@ func newFleet(t *testing.T, n, limit int) *fleet {
 	return f
 }
 
+// Without a word in the settings or a maintenance file, nodes that are asked for the same are a pool, and a bare pod leaves only if whoever asks for
+// the change allows it.
+func TestByDefaultNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
+	t.Parallel()
+	name := fmt.Sprintf("alike-%d", rand.Uint32()) // of a profile that no other test asks for
+	f := &fleet{t: t, pool: name, limit: 1, client: clustertest.Client(t), seen: map[string]*corev1.Node{}}
+	for range 2 {
+		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", "profiles: {name: "+name+"}\nmaintenance: {name: "+name+"}\ndrain: {}\n",
+			func(o *node.Options) { o.Labels = map[string]string{labelPool: name} }))
+	}
+	f.nodes[0].configMapOf(name, map[string]string{"profiles.yaml": "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {" + name +
+		": {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]}}\n"})
+	namespace := clustertest.Namespace(t)
+	for i, r := range f.nodes {
+		r.awaitOffered("nvidia.com/gpu", 1)
+		pod := fmt.Sprintf("bare-%d", i)
+		r.pod(namespace, pod, map[string]string{"nvidia.com/gpu": "1"})
+		r.awaitRunning(namespace, pod)
+	}
+	f.run()
+	events := f.nodeEvents()
+	for _, r := range f.nodes {
+		r.label(config.LabelProfile, name)
+	}
+	for _, r := range f.nodes {
+		if said := condition(r.awaitReason(config.ReasonEvictionBlocked)).Message; !strings.Contains(said, "kubectl gpuslice apply "+r.Name+" --profile "+name+" --force-unmanaged; ") {
+			t.Errorf("node %s says %s", r.Name, said)
+		}
+	}
+	for _, r := range f.nodes {
+		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, config.AnnotationAllowEviction, config.Allowance(config.LabelProfile, name, config.FieldUnmanagedPods))
+		if _, err := f.client.CoreV1().Nodes().Patch(t.Context(), r.Name, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := func() bool {
+		for _, n := range f.seen {
+			if !converged(name)(n) || unavailable(n) || n.Annotations[config.AnnotationAllowEviction] != "" {
+				return false
+			}
+		}
+		return true
+	}
+	timeout := time.After(patience)
+	for !ended() {
+		select {
+		case e := <-events:
+			f.look(e)
+		case <-timeout:
+			t.Fatalf("the nodes take too long: %v", f.seen)
+		}
+	}
+	if f.most != 1 {
+		t.Errorf("%d nodes were unavailable at once", f.most)
+	}
+	if _, err := f.client.CoordinationV1().Leases(agentNamespace).Get(t.Context(), config.LeasePrefix+"profile."+name, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
 // run starts the agents.
 func (f *fleet) run() {
 	f.t.Helper()

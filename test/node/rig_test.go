@@ -140,7 +140,7 @@ func deploy(c *cluster.Cluster) error {
 	files := []string{"--kubeconfig", c.AdminKubeconfig(), "apply"}
 	for _, file := range []string{
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
-		"../../deploy/base/namespace.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", pods,
+		"../../deploy/base/namespace.yaml", "manifests/maintenance.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", pods,
 		"../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",

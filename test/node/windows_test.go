@@ -45,7 +45,7 @@ func newScheduled(t *testing.T, window span) *scheduled {
 
 const (
 	maintenanceKey    = "maintenance.yaml"
-	maintenanceHeader = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1s\njitter: 0s\n"
+	maintenanceHeader = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1s\njitter: 0s\nmaxUnavailable: none\n"
 )
 
 // file is a maintenance file with one-off windows.
