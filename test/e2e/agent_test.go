@@ -159,7 +159,7 @@ func (r *rig) startAgent() {
 	if err := cluster.WriteKubeconfig(r.file("agent.kubeconfig"), account); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\ndrain: {unmanagedPods: evict, emptyDir: evict}\n"), 0o600); err != nil {
+	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"), 0o600); err != nil {
 		r.t.Fatal(err)
 	}
 	log, err := os.OpenFile(r.file("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -179,9 +179,14 @@ func (r *rig) startAgent() {
 	r.t.Cleanup(func() { _ = cmd.Wait() }) // the test's context has killed it
 }
 
+// label sets a label. A change that it asks for may evict bare pods, as those of these tests are: it is what kubectl gpuslice apply --force-unmanaged does.
 func (r *rig) label(name, value string) {
 	r.t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, name, value)
+	if name == config.LabelMIGConfig || name == config.LabelProfile {
+		patch = fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q},"annotations":{%q:%q}}}`,
+			name, value, config.AnnotationAllowEviction, config.Allowance(name, value, config.FieldUnmanagedPods))
+	}
 	if _, err := r.Client.CoreV1().Nodes().Patch(r.t.Context(), r.View.Node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
