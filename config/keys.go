@@ -269,7 +269,8 @@ const (
 	// ReasonEvictionBlocked is given when a pod cannot be evicted now, as when its disruption budget is used up. Before the cordon the
 	// node stays schedulable until it can.
 	//
-	// You can: make room in the disruption budget that the message names, or delete the pod.
+	// You can: make room in the disruption budget that the message names; enter the command that it begins with, which lets this change evict
+	// what would be lost; or delete the pod.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
 	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device. The agent evicts no pod before it does.
 	//
