@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -71,7 +72,7 @@ func TestByDefaultNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 	name := fmt.Sprintf("alike-%d", rand.Uint32()) // of a profile that no other test asks for
 	f := &fleet{t: t, pool: name, limit: 1, client: clustertest.Client(t), seen: map[string]*corev1.Node{}}
 	for range 2 {
-		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", "profiles: {name: "+name+"}\nmaintenance: {name: "+name+"}\ndrain: {}\n",
+		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", "profiles: {name: "+name+"}\nmaintenance: {name: no-"+name+"}\ndrain: {}\n",
 			func(o *node.Options) { o.Labels = map[string]string{labelPool: name} }))
 	}
 	f.nodes[0].configMapOf(name, map[string]string{"profiles.yaml": "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {" + name +
@@ -93,34 +94,34 @@ func TestByDefaultNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 			t.Errorf("node %s says %s", r.Name, said)
 		}
 	}
+	allowance := map[string]string{config.AnnotationAllowEviction: config.Allowance(config.LabelProfile, name, config.FieldUnmanagedPods)}
 	for _, r := range f.nodes {
-		body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, config.AnnotationAllowEviction, config.Allowance(config.LabelProfile, name, config.FieldUnmanagedPods))
-		if _, err := f.client.CoreV1().Nodes().Patch(t.Context(), r.Name, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		if _, err := r.patch(t.Context(), map[string]any{"metadata": map[string]any{"annotations": allowance}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ended := func() bool {
-		for _, n := range f.seen {
-			if !converged(name)(n) || unavailable(n) || n.Annotations[config.AnnotationAllowEviction] != "" {
-				return false
-			}
-		}
-		return true
-	}
-	timeout := time.After(patience)
-	for !ended() {
-		select {
-		case e := <-events:
-			f.look(e)
-		case <-timeout:
-			t.Fatalf("the nodes take too long: %v", f.seen)
-		}
-	}
+	f.until(events, func(n *corev1.Node) bool {
+		return converged(name)(n) && !unavailable(n) && n.Annotations[config.AnnotationAllowEviction] == ""
+	})
 	if f.most != 1 {
 		t.Errorf("%d nodes were unavailable at once", f.most)
 	}
 	if _, err := f.client.CoordinationV1().Leases(agentNamespace).Get(t.Context(), config.LeasePrefix+"profile."+name, metav1.GetOptions{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// until looks at the events about nodes until each node is as wanted.
+func (f *fleet) until(events <-chan watch.Event, wanted func(*corev1.Node) bool) {
+	f.t.Helper()
+	timeout := time.After(patience)
+	for slices.ContainsFunc(slices.Collect(maps.Values(f.seen)), func(n *corev1.Node) bool { return !wanted(n) }) {
+		select {
+		case e := <-events:
+			f.look(e)
+		case <-timeout:
+			f.t.Fatal("the nodes take too long")
+		}
 	}
 }
 
