@@ -336,3 +336,12 @@ func Refusal(err *plan.Refused) config.Reason {
 		return config.ReasonNoCapableGPU
 	}
 }
+
+// ByDefault reports whether no label of the node asks for the config of the device plugin in want, but the settings do; nil if want has none.
+func ByDefault(node *corev1.Node, want state.Desired) *bool {
+	if want.Label != config.LabelDevicePluginConfig && (want.Label != config.LabelMIGConfig || !strings.Contains(want.Name, api.DesiredSeparator)) {
+		return nil
+	}
+	key := node.Labels[config.LabelDevicePluginConfig]
+	return new(key == "" || strings.HasPrefix(key, config.OwnPluginKey))
+}

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
 )
 
 func TestAMisspeltLabelIsNamed(t *testing.T) {
@@ -26,6 +28,29 @@ func TestAMisspeltLabelIsNamed(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "x"}}}
 		if got := idleReport(state.Observed{Node: node}, state.Desired{}).Message; !strings.HasSuffix(got, "are left as they are"+want) {
 			t.Errorf("label %s: the condition says %q, want it to end with %q", label, got, want)
+		}
+	}
+}
+
+func TestAStatusSaysWhetherTheSettingsAskForTheConfigOfTheDevicePlugin(t *testing.T) {
+	for _, row := range []struct{ label, name, plugin, want string }{
+		{config.LabelProfile, "research", "slices", "nil"},
+		{config.LabelMIGConfig, "all-1g.10gb", "", "nil"},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", "slices", "false"},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", "", "true"},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", config.OwnPluginKey + "x", "true"},
+		{config.LabelDevicePluginConfig, "slices", "slices", "false"},
+		{config.LabelDevicePluginConfig, "slices", "", "true"},
+		{config.LabelMIGConfig, "", "", "nil"},
+		{"", state.ResetTarget, "", "nil"},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelDevicePluginConfig: row.plugin}}}
+		got := "nil"
+		if by := ByDefault(node, state.Desired{Label: row.label, Name: row.name}); by != nil {
+			got = strconv.FormatBool(*by)
+		}
+		if got != row.want {
+			t.Errorf("%+v: %s", row, got)
 		}
 	}
 }

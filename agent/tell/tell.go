@@ -176,7 +176,7 @@ func (t *Teller) status(ctx context.Context, seen state.Observed, want state.Des
 		status.Since = t.Clock.Stamp()
 	}
 	if want.Name != "" {
-		status.Label = want.Label
+		status.Label, status.ByDefault = want.Label, report.ByDefault(seen.Node, want)
 	}
 	if t.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
 		status.Heartbeat = api.Duration(t.Settings.NodeHeartbeat)

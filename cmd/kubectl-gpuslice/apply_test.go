@@ -195,6 +195,12 @@ func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("apply", "gpu-1", "--mig-config", "all-1g.10gb", "--wait")
 		s := api.Status{Desired: "all-1g.10gb + slices", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+		w.edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelDevicePluginConfig] = "other" })
+		w.says("gpu-1", s, "all-1g.10gb + slices: as asked")
+		if !w.runs() {
+			t.Fatal("a status with another config of the device plugin is believed")
+		}
+		w.edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelDevicePluginConfig] = "slices" })
 		w.says("gpu-1", s, "all-1g.10gb + slices: as asked")
 		if said, code := w.ended(); code != 0 {
 			t.Errorf("exit code %d: %s", code, said)
@@ -210,6 +216,9 @@ func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T)
 	} {
 		t.Run(desired, func(t *testing.T) {
 			inWorld(t, func(w *world) {
+				if label == config.LabelMIGConfig {
+					w.edit("gpu-1", func(n *corev1.Node) { n.Labels[label] = "all-1g.10gb" })
+				}
 				w.start("apply", "gpu-1", "--device-plugin-config", "slices", "--wait")
 				s := api.Status{Desired: desired, Label: label, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
 				w.says("gpu-1", api.Status{Desired: "all-1g.10gb + other", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}, "as before")

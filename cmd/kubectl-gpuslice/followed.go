@@ -93,23 +93,43 @@ func (t agentReport) sameCondition(o agentReport) bool {
 		t.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
 }
 
-// about reports whether the status is about the wish. A MIG config and a config of the device plugin are one wish of the agent, by the
-// label of the former.
-func (t agentReport) about(w wish) bool {
-	migConfig, pluginConfig, joined := strings.Cut(t.status.Desired, api.DesiredSeparator)
-	switch {
-	case joined && w.label == config.LabelMIGConfig:
-		return w.name == migConfig && t.isOfLabel(w.label)
-	case joined && w.label == config.LabelDevicePluginConfig:
-		return w.name == pluginConfig && t.isOfLabel(config.LabelMIGConfig)
-	default:
-		return w.name == t.status.Desired && t.isOfLabel(w.label)
+// labelled is all that labels ask for together: a profile alone, or a MIG config, a config of the device plugin, or both.
+type labelled struct{ profile, migConfig, pluginConfig string }
+
+// labelledOf returns what the labels of the node ask for.
+func labelledOf(n *corev1.Node) (out labelled) {
+	for _, w := range wishesOf(n) {
+		switch w.label {
+		case config.LabelProfile:
+			return labelled{profile: w.name} // the others do not count
+		case config.LabelMIGConfig:
+			out.migConfig = w.name
+		case config.LabelDevicePluginConfig:
+			out.pluginConfig = w.name
+		}
 	}
+	return out
 }
 
-// isOfLabel reports whether the status is about the config of that label. Older agents do not write the label.
-func (t agentReport) isOfLabel(label string) bool {
-	return t.status.Label == "" || t.status.Label == label
+// answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may be that of the
+// settings, for which there is no label: of older agents, which do not say so, any may be.
+func (t agentReport) answers(n *corev1.Node) bool {
+	s, asked := t.status, labelledOf(n)
+	var answered labelled
+	switch s.Label {
+	case config.LabelProfile:
+		answered.profile = s.Desired
+	case config.LabelMIGConfig:
+		answered.migConfig, answered.pluginConfig, _ = strings.Cut(s.Desired, api.DesiredSeparator)
+	case config.LabelDevicePluginConfig:
+		answered.pluginConfig = s.Desired
+	default: // nothing is asked for, as while a GPU is reset, or the agent is so old that it does not write the label
+		return asked == labelled{} || asks(n) == s.Desired
+	}
+	if asked.pluginConfig == "" && (s.ByDefault == nil || *s.ByDefault) {
+		answered.pluginConfig = ""
+	}
+	return asked == answered
 }
 
 // Of heartbeats that a status names: no agent has a shorter or a longer one.
@@ -204,7 +224,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	case !fresh:
 	case t.condition.Reason == string(config.ReasonJournalUnreadable): // it touches nothing, nor the status: the condition is all that it writes
 		f.end(failed, config.ReasonJournalUnreadable, t.condition.Message)
-	case t.about(f.wish):
+	case t.answers(n):
 		f.judge(t, before, now)
 	case t.condition.Reason != string(t.status.Reason) && !t.sameCondition(f.first):
 		f.heedCondition(t, before, now)
@@ -227,7 +247,7 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 	}
 }
 
-// judge takes a status that is about the wish.
+// judge takes a status that answers what the labels ask for, which is the wish, and may be more.
 func (f *followed) judge(t, before agentReport, now time.Time) {
 	s := t.status
 	if t.agrees() {

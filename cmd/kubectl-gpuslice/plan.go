@@ -106,9 +106,11 @@ func wishOf(n *corev1.Node) (wish, bool) {
 // wishesOf returns the labels of the node that ask for a config, first the one that wins.
 func wishesOf(n *corev1.Node) (out []wish) {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := n.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
-			out = append(out, wish{label, name})
+		name := n.Labels[label]
+		if name == "" || label == config.LabelDevicePluginConfig && strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
+			continue
 		}
+		out = append(out, wish{label, name})
 	}
 	return out
 }

@@ -53,6 +53,12 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 	asked := func(label, name string) func(n *corev1.Node) { return func(n *corev1.Node) { n.Labels[label] = name } }
 	joined := api.Status{Desired: "all-1g.10gb" + api.DesiredSeparator + "slices", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
 	byDefault := api.Status{Desired: "slices", Label: config.LabelDevicePluginConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+	alone := api.Status{Desired: "all-1g.10gb", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+	by := func(s api.Status, settings bool) api.Status { s.ByDefault = &settings; return s }
+	mig, shared := asked(config.LabelMIGConfig, "all-1g.10gb"), asked(config.LabelDevicePluginConfig, "slices")
+	other, own := asked(config.LabelDevicePluginConfig, "other"), asked(config.LabelDevicePluginConfig, config.OwnPluginKey+"x")
+	ours := done()
+	ours.Desired = config.OwnPluginKey + "research"
 	often := done()
 	often.Heartbeat = api.Duration(time.Minute)
 	odd := done()
@@ -67,10 +73,22 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 		"asked for another one":                   {done(), []func(*corev1.Node){asked(config.LabelProfile, "training")}, time.Minute, "NotSeenYet"},
 		"the same name by another label":          {done(), []func(*corev1.Node){asked(config.LabelMIGConfig, "research")}, time.Minute, "NotSeenYet"},
 		"the label was removed":                   {done(), nil, time.Minute, "NotSeenYet"},
-		"by two labels":                           {joined, []func(*corev1.Node){asked(config.LabelMIGConfig, "all-1g.10gb"), asked(config.LabelDevicePluginConfig, "slices")}, time.Minute, "Converged"},
-		"by one label and the settings":           {joined, []func(*corev1.Node){asked(config.LabelMIGConfig, "all-1g.10gb")}, time.Minute, "Converged"},
+		"by two labels":                           {joined, []func(*corev1.Node){mig, shared}, time.Minute, "Converged"},
+		"by one label and the settings":           {joined, []func(*corev1.Node){mig}, time.Minute, "Converged"},
+		"so, and the agent says so":               {by(joined, true), []func(*corev1.Node){mig}, time.Minute, "Converged"},
+		"by two labels, and the agent says so":    {by(joined, false), []func(*corev1.Node){mig, shared}, time.Minute, "Converged"},
+		"the second label was changed":            {joined, []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
+		"a second label was added":                {alone, []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
+		"one was added beside the settings":       {by(joined, true), []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
+		"the second label was removed":            {by(joined, false), []func(*corev1.Node){mig}, time.Minute, "NotSeenYet"},
+		"the second label was emptied":            {by(joined, false), []func(*corev1.Node){mig, asked(config.LabelDevicePluginConfig, "")}, time.Minute, "NotSeenYet"},
+		"the first of two labels was removed":     {joined, []func(*corev1.Node){shared}, time.Minute, "NotSeenYet"},
+		"a config of the plugin, its label gone":  {by(byDefault, false), nil, time.Minute, "NotSeenYet"},
+		"a key of ours in place of a config":      {by(byDefault, false), []func(*corev1.Node){own}, time.Minute, "NotSeenYet"},
+		"a profile over two labels":               {by(joined, false), []func(*corev1.Node){mig, shared, asked(config.LabelProfile, "research")}, time.Minute, "NotSeenYet"},
+		"a profile named as a key of ours":        {ours, []func(*corev1.Node){asked(config.LabelProfile, config.OwnPluginKey+"research")}, time.Minute, "Converged"},
 		"by the settings alone":                   {byDefault, nil, time.Minute, "Converged"},
-		"by the settings, through a key of ours":  {byDefault, []func(*corev1.Node){asked(config.LabelDevicePluginConfig, config.OwnPluginKey+"x")}, time.Minute, "Converged"},
+		"by the settings, through a key of ours":  {by(byDefault, true), []func(*corev1.Node){own}, time.Minute, "Converged"},
 		"after two heartbeats":                    {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 12 * time.Minute, "Converged"},
 		"after three heartbeats":                  {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 15 * time.Minute, "AgentSilent (15m)"},
 		"silent, and asked for another one":       {done(), []func(*corev1.Node){asked(config.LabelProfile, "training")}, 15 * time.Minute, "AgentSilent (15m)"},
@@ -109,6 +127,31 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 		}
 	}, gpu("gpu-1"), gpu("gpu-2"))
 }
+
+// An agent writes the condition before the status, and may die between the two. The condition stands alone only where the agent could not look.
+func TestAConditionAheadOfItsStatusAnswersNoOtherRequest(t *testing.T) {
+	for reason, want := range map[config.Reason]string{
+		config.ReasonConverged:             "NotSeenYet",
+		config.ReasonEvictionBlocked:       "NotSeenYet",
+		config.ReasonDriverNotLoaded:       "DriverNotLoaded",
+		config.ReasonRetrying:              "Retrying",
+		config.ReasonJournalUnreadable:     "JournalUnreadable",
+		config.ReasonHostRecordUnavailable: "HostRecordUnavailable",
+	} {
+		n := gpuNode("gpu-1")
+		n.Labels[config.LabelProfile] = "training"
+		concludes(states(n, research(api.PhaseDraining, config.ReasonFencing, 3)), research(api.PhaseIdle, reason, 0), "of research")
+		if v := viewOf(n, time.Now()); reasonOf(v) != want {
+			t.Errorf("%s ahead of the status: %s is said, want %s", reason, reasonOf(v), want)
+		}
+		n.Labels[config.LabelProfile] = "research"
+		if v := viewOf(n, time.Now()); reasonOf(v) != string(reason) {
+			t.Errorf("%s ahead of the status about the same: %s is said", reason, reasonOf(v))
+		}
+	}
+}
+
+func reasonOf(v nodeView) string { return reason(&v, paper{now: time.Now()}) }
 
 func TestAnXidIsNoOlderThanItsFirst(t *testing.T) {
 	first := time.Date(2026, 1, 1, 1, 45, 41, 0, time.UTC)

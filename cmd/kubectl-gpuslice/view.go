@@ -123,18 +123,20 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 	return v
 }
 
-// answersAnother reports whether the status is about something else than the labels of the node ask for by now. Where the agent cannot look at the
-// node, its condition says why, and the status is of a look before.
+// answersAnother reports whether the agent's last word is about something else than the labels of the node ask for by now. Of
+// a status that cannot be read, nothing is known.
 func (t agentReport) answersAnother(n *corev1.Node) bool {
-	w, asked := wishOf(n)
-	switch {
-	case t.text == "" || t.condition.Reason != string(t.status.Reason):
-		return false
-	case asked:
-		return !t.about(w)
-	default: // what a config of the device plugin is asked for without a label, the settings ask for
-		return t.status.Desired != "" && (t.status.Label == config.LabelProfile || t.status.Label == config.LabelMIGConfig)
-	}
+	return t.status.Phase != "" && !t.standsAlone() && !t.answers(n)
+}
+
+// looksEndedBy are the reasons of a condition that says why the agent could not look at the node, besides those by which it is Unknown.
+var looksEndedBy = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
+
+// standsAlone reports whether the condition says why the agent cannot look at the node: then no status follows it, and that on the node is of a
+// look before.
+func (t agentReport) standsAlone() bool {
+	return t.condition.Reason != string(t.status.Reason) &&
+		(t.condition.Status == corev1.ConditionUnknown || slices.Contains(looksEndedBy, config.Reason(t.condition.Reason)))
 }
 
 // asks returns what the node's labels ask for. Beside a profile, which alone counts, it has what does not.
