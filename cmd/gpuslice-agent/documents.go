@@ -42,7 +42,7 @@ type piece struct {
 // longestFile bounds a file of manifests, in bytes: it has room for a cluster's ConfigMaps in one stream, and ends the reading of a device file.
 const longestFile = 64 << 20
 
-// readFile reads a file, or standard input for "-".
+// readFile reads a file, or standard input for "-". Its errors are in one line, whatever the name.
 func readFile(file string, stdin io.Reader) ([]byte, error) {
 	from := stdin
 	if file == "" {
@@ -51,7 +51,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	if file != "-" {
 		opened, err := os.Open(path.Clean(file))
 		if err != nil {
-			return nil, err
+			return nil, errors.New(legible.Text(err.Error()))
 		}
 		defer opened.Close()
 		from = opened
@@ -60,7 +60,10 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	if err == nil && len(text) > longestFile {
 		err = fmt.Errorf("%s is longer than %d bytes, which is all that is read: split it", file, longestFile)
 	}
-	return text, err
+	if err != nil {
+		return nil, errors.New(legible.Text(err.Error()))
+	}
+	return text, nil
 }
 
 // origin is the place of a text in the file.

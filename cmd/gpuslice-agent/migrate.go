@@ -92,7 +92,7 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 		if err != nil {
 			return err
 		}
-		m.used = false
+		m.used, name = false, legible.Text(name)
 		if r.read(name, text); bad != nil {
 			return bad
 		}

@@ -14,8 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+	labelvalues "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -54,11 +57,8 @@ is asked, and there is no verdict.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.files = append(w.files, profiles...)
-			switch {
-			case w.Ask == preview.Ask{}:
-				return errNoName
-			case w.Profile != "" && (w.MIGConfig != "" || w.PluginConfig != ""):
-				return errBothAsk
+			if err := checkAsk(w.Ask); err != nil {
+				return err
 			}
 			if w.offline && cmd.Flags().Changed("settings") { // a plan of the GPUs alone does not depend on them, but what was named is looked at
 				if _, err := o.load(); err != nil {
@@ -71,13 +71,8 @@ is asked, and there is no verdict.`,
 			}
 			_, name := w.Label()
 			preview, err := o.preview(cmd, w, known)
-			switch {
-			case errors.Is(err, nvml.ErrNoDriver):
-				return fmt.Errorf("the GPUs cannot be seen, so nothing is known of %s: %w", name, err)
-			case err != nil && w.offline:
-				return fmt.Errorf("%s cannot be: %w", name, err)
-			case err != nil:
-				return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be refused: %w", name, err)}
+			if err != nil {
+				return unplanned(name, err, w.offline)
 			}
 			return o.say(cmd.OutOrStdout(), name, preview, w.offline)
 		},
@@ -91,8 +86,43 @@ is asked, and there is no verdict.`,
 	return c
 }
 
+// checkAsk says what is wrong with the names to plan for, before any is printed: no label can have a name with a line feed.
+func checkAsk(a preview.Ask) error {
+	switch {
+	case a == preview.Ask{}:
+		return errNoName
+	case a.Profile != "" && (a.MIGConfig != "" || a.PluginConfig != ""):
+		return errBothAsk
+	}
+	for label, name := range map[string]string{
+		config.LabelProfile: a.Profile, config.LabelMIGConfig: a.MIGConfig, config.LabelDevicePluginConfig: a.PluginConfig,
+	} {
+		if wrong := labelvalues.IsValidLabelValue(name); len(wrong) > 0 {
+			return fmt.Errorf("%q can be no value of label %s: %s", name, label, strings.Join(wrong, "; "))
+		}
+	}
+	return nil
+}
+
 // exitHeldUp is the exit code of a plan which the agent would refuse, or not begin now.
 const exitHeldUp = 4
+
+// unplanned is why there is no plan. Only what the agent itself would not try again is its verdict on the config: the rest kept the command from asking.
+func unplanned(name string, err error, offline bool) error {
+	switch {
+	case errors.Is(err, nvml.ErrNoDriver):
+		return fmt.Errorf("the GPUs cannot be seen, so nothing is known of %s: %w", name, err)
+	case offline:
+		return fmt.Errorf("%s cannot be: %w", name, err)
+	}
+	_, stalled := errors.AsType[*outcome.Stalled](err)
+	_, refused := errors.AsType[*plan.Refused](err)
+	_, failed := errors.AsType[*api.Failure](err)
+	if !stalled && !refused && !failed {
+		return err
+	}
+	return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be refused: %w", name, err)}
+}
 
 // say prints the plan, and before it, on a node, the agent's verdict.
 func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) error {
@@ -148,6 +178,7 @@ func readConfigs(files []string, stdin io.Reader) (configs, error) {
 		if err != nil {
 			return configs{}, fmt.Errorf("reading configs: %w", err)
 		}
+		file = legible.Text(file)
 		found := 0
 		var wrong error // the first
 		r := reader{found: func(p piece) {

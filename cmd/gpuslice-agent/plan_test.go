@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"flag"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,8 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/preview"
+	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -80,6 +85,69 @@ func TestAPlanWithoutADriverBlamesNoConfig(t *testing.T) {
 	got := validated(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")
 	if !strings.HasPrefix(got, "error: the GPUs cannot be seen, so nothing is known of all-balanced: ") || strings.Contains(got, "cannot be:") {
 		t.Errorf("it says %q", got)
+	}
+}
+
+// Only the agent's own verdict is a refusal: what keeps the command from asking says nothing of the config.
+func TestAPlanThatCannotAskRefusesNothing(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	refusing := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]}"
+	if err := os.WriteFile(refusing, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--node= --kubeconfig " + refusing:                                  "--node",
+		"--node n --kubeconfig=":                                            "KUBERNETES_SERVICE_HOST",
+		"--node n --kubeconfig /none/such":                                  "/none/such",
+		"--node n --settings /none/such --kubeconfig " + refusing:           "/none/such",
+		"--node n --state-dir " + t.TempDir() + " --kubeconfig " + refusing: "connection refused",
+	} {
+		_, err := runs(t, "", append([]string{"plan", "--mig-config", "all-balanced"}, strings.Fields(args)...)...)
+		if err == nil || cli.ExitCode(err) != 1 || strings.Contains(err.Error(), "refused:") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d: %v", args, cli.ExitCode(err), err)
+		}
+	}
+}
+
+func TestAPlanEndsByTheVerdictOfTheAgent(t *testing.T) {
+	for want, errs := range map[int][]error{
+		exitHeldUp: {&outcome.Stalled{Message: "no MIG config has the name"}, &plan.Refused{Err: nvml.ErrLost}, &api.Failure{Message: "it has failed"}},
+		1:          {io.ErrUnexpectedEOF, &outcome.UnseenError{Err: io.ErrUnexpectedEOF}, nvml.ErrNoDriver},
+	} {
+		for _, cause := range errs {
+			err := unplanned("all-balanced", fmt.Errorf("planning: %w", cause), false)
+			if cli.ExitCode(err) != want || strings.Contains(err.Error(), "would be refused: ") != (want == exitHeldUp) {
+				t.Errorf("%T: exit code %d, want %d: %v", cause, cli.ExitCode(err), want, err)
+			}
+		}
+	}
+}
+
+// A name that no label can have would forge lines of what is printed.
+func TestNamesOfTheCommandLineForgeNoLine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a\nFAKE")
+	if err := os.WriteFile(file, []byte("version: v1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "a\nFAKE")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"validate", "-f", "no\nFAKE"},
+		{"validate", "-f", folder},
+		{"migrate", "--dry-run", "-f", file},
+		{"validate", "-f", file},
+		{"plan", "--offline", "--mig-config", "any", "-f", "no\nFAKE"},
+		{"plan", "--offline", "--mig-config", "any", "-f", file, "-f", file},
+		{"plan", "--offline", "--mig-config", "a\nFAKE"},
+		{"plan", "--offline", "--profile", "a\nFAKE"},
+		{"plan", "--mig-config", "a", "--device-plugin-config", "a\nFAKE"},
+	} {
+		if said := validated(t, "", args...); strings.Contains(said, "\nFAKE") {
+			t.Errorf("%q: a line is forged: %s", args, said)
+		}
 	}
 }
 

@@ -63,7 +63,7 @@ func (o *options) validate() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				v.file(file, text)
+				v.file(legible.Text(file), text)
 			}
 			return v.result()
 		},
