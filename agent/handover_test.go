@@ -3,6 +3,7 @@ package agent_test
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -423,6 +428,83 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 			})
 		})
 	}
+}
+
+// Any agent can fill the ConfigMap that all nodes share. An agent finds that out before it disturbs anything; after that it gives the node back.
+func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		takes  func(fenced, dryRun bool) bool
+		fences bool
+		taken  bool // somebody takes the agent's key away when the node is fenced
+	}{
+		"before the change":                  {takes: func(bool, bool) bool { return false }},
+		"as soon as it would take it":        {takes: func(_, dryRun bool) bool { return dryRun }},
+		"at the fence, with the key in it":   {takes: func(fenced, _ bool) bool { return !fenced }, fences: true},
+		"at the fence, and the key is taken": {takes: func(fenced, _ bool) bool { return !fenced }, fences: true, taken: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.managed()
+				full := true
+				w.client.PrependReactor("patch", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
+					patch := action.(k8stesting.PatchActionImpl) //nolint:errcheck // it is a patch
+					node, err := w.client.nodes.Get(nodeResource, "", nodeName)
+					tries := len(patch.PatchOptions.DryRun) > 0                                          // the fake writes that, too
+					if err != nil || !full || row.takes(node.(*corev1.Node).Spec.Unschedulable, tries) { //nolint:errcheck // it is a node
+						return err != nil || tries, &corev1.ConfigMap{}, err
+					}
+					return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, "plugin-configs", field.ErrorList{field.TooLong(field.NewPath("data"), nil, 1<<20)})
+				})
+				w.pod("train", string(w.snapshot()[0].UUID))
+				cordons := w.cordons()
+				w.profile("two")
+				if !row.fences {
+					w.spend(90 * time.Minute)
+					c := w.condition()
+					if want := "two: make room in ConfigMap kube-system/plugin-configs"; c.Reason != string(config.ReasonNoHandover) || !strings.HasPrefix(c.Message, want) {
+						t.Errorf("%s: %q, want %q first", c.Reason, c.Message, want)
+					}
+					if w.owed() || len(*cordons) > 0 || !w.runs("train") {
+						t.Errorf("something was begun, and the node was cordoned %d times; %s: %s", len(*cordons), c.Reason, c.Message)
+					}
+					full = false
+					w.reach("two")
+					return
+				}
+				w.fence()
+				if !row.taken {
+					w.reach("two")
+					return
+				}
+				w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": w.pluginConfigs()["default"]})
+				w.settle(config.ReasonNoHandover)
+				w.givenBack()
+				if got := w.offers(); got != "gpu=2" {
+					t.Errorf("kubelet offers %s", got)
+				}
+			})
+		})
+	}
+}
+
+// A key that a change has left, which came to nothing, takes none of the few that a node may have.
+func TestAKeyOfAnUndoneChangeGoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.managed()
+		w.profile("four")
+		w.reach("four")
+		w.refusesConfig = "replicas: 2"
+		w.profile("two")
+		w.settle(config.ReasonCapacityMismatch)
+		w.givenBack()
+		if keys := w.pluginConfigs(); len(keys) != 2 {
+			t.Errorf("beside default and %s there are %v", w.node().Labels[config.LabelDevicePluginConfig], slices.Sorted(maps.Keys(keys)))
+		}
+	})
 }
 
 // The settings' default counts on every node without a label of its own, even if the config manager of the GPU Operator has a default of

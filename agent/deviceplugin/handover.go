@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -95,8 +96,11 @@ func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want st
 // Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
 func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
-	if want.Undo || !writes || seen.Plugin.Manager != nil || seen.HardwareOrPluginTouched() {
+	switch {
+	case want.Undo || !writes || seen.HardwareOrPluginTouched():
 		return nil
+	case seen.Plugin.Manager != nil:
+		return dp.prepareKey(ctx, seen, want, steps[0])
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -115,6 +119,54 @@ func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.D
 	return nil
 }
 
+// prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
+// that asks for its turn only tries it, since its change may be withdrawn before it begins.
+func (dp *Plugin) prepareKey(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	m := seen.Plugin.Manager
+	if !lacksKey(m, want) {
+		return nil
+	}
+	var try []string
+	if step.Kind == plan.AcquireSlot {
+		try = []string{metav1.DryRunAll}
+	}
+	err := dp.patchConfigMap(ctx, m, want.Plugin.Text, &want.Plugin.KeyContent, try...)
+	switch why := whyRefused(m, err); {
+	case why != "":
+		wait := &outcome.Waiting{
+			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
+			Advice: "nothing is disturbed before the key is there, for which " + want.PluginAskedBy() + " asks",
+		}
+		wait.Since = seen.Since(wait.Reason, dp.Clock.Stamp())
+		return wait
+	case err != nil && try != nil: // a webhook may know no dry run
+		dp.Log.Debug("trying whether the config manager's ConfigMap takes a key", zap.Error(err))
+		return nil
+	}
+	return err
+}
+
+// lacksKey reports whether the agent has to write the key that the label is to name.
+func lacksKey(m *state.ConfigManager, want state.Desired) bool {
+	return want.Plugin.KeyContent != "" && m.Files[want.Plugin.Text] != want.Plugin.KeyContent
+}
+
+// whyRefused says what a user has to do so that the API server takes the key; empty if the same request may succeed later by itself.
+func whyRefused(m *state.ConfigManager, err error) string {
+	todo := ""
+	switch {
+	case apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
+		todo = "make room in ConfigMap %s/%s, as by taking away keys that no node's label names: %v"
+	case apierrors.IsForbidden(err):
+		todo = "let the agent write its key of ConfigMap %s/%s: %v"
+	case apierrors.IsNotFound(err):
+		todo = "create ConfigMap %s/%s again: %v"
+	default:
+		return ""
+	}
+	return fmt.Sprintf(todo, m.Namespace, m.ConfigMap, err)
+}
+
 // fullFolder waits until an administrator has made room in the folder.
 func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Waiting {
 	return &outcome.Waiting{
@@ -130,8 +182,12 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 	if err := dp.refuseToSetAgain(seen, want); err != nil {
 		return err
 	}
-	if want.Plugin.KeyContent != "" && m.Files[key] != want.Plugin.KeyContent {
-		if err := dp.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent); err != nil {
+	if lacksKey(m, want) { // somebody has taken it away since Prepare, or this is the way back
+		err := dp.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
+		if why := whyRefused(m, err); why != "" && !want.Undo {
+			return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
+		}
+		if err != nil {
 			return err
 		}
 		m.Files[key] = want.Plugin.KeyContent
@@ -182,7 +238,7 @@ func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.
 }
 
 // patchConfigMap sets one key, or removes it if text is nil.
-func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string) error {
+func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
 	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
 		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
 			m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
@@ -194,7 +250,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
+		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager, DryRun: dryRun})
 		return err
 	})
 	if err != nil {
@@ -227,7 +283,7 @@ func (dp *Plugin) Mend(ctx context.Context, seen state.Observed, want state.Desi
 // Tidy removes what a change of the plugin's config has left.
 func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
 	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
-		dp.collectKey(ctx, seen)
+		dp.collectKeys(ctx, seen)
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -237,27 +293,40 @@ func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
 	}
 }
 
-// collectKey removes the key that the agent had written for this node before the change, unless another node's label names it.
-func (dp *Plugin) collectKey(ctx context.Context, seen state.Observed) {
-	former := seen.Journal.Plugin
-	if former == nil {
+// collectKeys removes the keys that the agent has written for this node and by which no node goes: that of before the change, or that of a change
+// which came to nothing. The policy lets a node have a few alone.
+func (dp *Plugin) collectKeys(ctx context.Context, seen state.Observed) {
+	former, m := seen.Journal.Plugin, seen.Plugin.Manager
+	if former == nil || former.Stays {
 		return
 	}
 	manager := formerManager(former, seen.Node.UID)
-	if m := seen.Plugin.Manager; m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
+	if manager == nil || m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
 		return // the plugin's DaemonSet names another ConfigMap by now
 	}
-	if former.Stays || manager == nil || !manager.Owns(former.Text) || seen.Node.Labels[former.Label] == former.Text {
-		return
+	keys := map[string]bool{former.Text: true}
+	if m != nil {
+		for key := range m.Files {
+			keys[key] = true
+		}
 	}
+	for key := range keys {
+		if manager.Owns(key) && seen.Node.Labels[former.Label] != key {
+			dp.collectKey(ctx, manager, key)
+		}
+	}
+}
+
+// collectKey removes a key of this node's agent, unless another node's label names it.
+func (dp *Plugin) collectKey(ctx context.Context, m *state.ConfigManager, key string) {
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
-	users, err := dp.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: former.Label + "=" + former.Text, Limit: 1})
+	users, err := dp.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: m.Label + "=" + key, Limit: 1})
 	if err == nil && len(users.Items) == 0 {
-		err = dp.patchConfigMap(ctx, manager, former.Text, nil)
+		err = dp.patchConfigMap(ctx, m, key, nil)
 	}
 	if err != nil {
-		dp.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", former.Text), zap.Error(err))
+		dp.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", key), zap.Error(err))
 	}
 }
 
