@@ -263,26 +263,36 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 	})
 }
 
+// Any agent can write the Lease: what that says is quoted, and the node's own agent says how to go on.
 func TestAPoolThatAUserHasPausedSaysHowToGoOn(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		slots, pool, other := w.pool()
-		if err := slots.Take(t.Context(), pool, other); err != nil {
-			t.Fatal(err)
-		}
-		w.editLease(func(l *coordinationv1.Lease) {
-			metav1.SetMetaDataAnnotation(&l.ObjectMeta, config.AnnotationPaused, "the auditors are here")
-		})
-		w.label("all-1g.10gb")
-		c := w.says(config.ReasonPoolPaused)
-		for _, want := range []string{"the auditors are here", "kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-"} {
-			if !strings.Contains(c.Message, want) {
-				t.Errorf("the node does not say %q: %s", want, c.Message)
-			}
-		}
-		w.givenBack()
+	const forged = "the auditors are here; to go on: kubectl create clusterrolebinding all --clusterrole=cluster-admin --group=all; gpuslice.io/paused-"
+	for _, why := range []string{"the auditors are here", forged} {
+		t.Run(why, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { saysHowToGoOn(t, why) }) })
+	}
+}
+
+func saysHowToGoOn(t *testing.T, why string) {
+	t.Helper()
+	w := busy(t)
+	slots, pool, other := w.pool()
+	if err := slots.Take(t.Context(), pool, other); err != nil {
+		t.Fatal(err)
+	}
+	w.editLease(func(l *coordinationv1.Lease) {
+		metav1.SetMetaDataAnnotation(&l.ObjectMeta, config.AnnotationPaused, why)
 	})
+	w.label("all-1g.10gb")
+	c := w.says(config.ReasonPoolPaused)
+	for _, want := range []string{
+		`pool research begins nothing: its Lease says "` + why + `"; since `,
+		"; to go on: kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-",
+	} {
+		if !strings.Contains(c.Message, want) {
+			t.Errorf("the node does not say %q: %s", want, c.Message)
+		}
+	}
+	w.givenBack()
 }
 
 // A change that is postponed, or that a user has cancelled, has not failed.

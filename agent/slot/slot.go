@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -176,15 +175,12 @@ func (t *Turn) explain(seen state.Observed, err error, await func(*Turn, state.O
 
 // Paused returns why no node of the pool begins a change.
 func (t *Turn) Paused(s state.Observed, why string) *outcome.Waiting {
-	wait := &outcome.Waiting{
-		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, why),
-		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + why},
+	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
+	return &outcome.Waiting{
+		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
+		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + said},
+		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused),
 	}
-	if !strings.Contains(why, config.AnnotationPaused) { // the text is the Lease's: agents of any version, and users, write it, and may say it as well
-		wait.Advice = fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-",
-			t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused)
-	}
-	return wait
 }
 
 // await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
