@@ -355,6 +355,15 @@ func TestWhatHappensAfterTheAcknowledgementWasWrittenIsNotAcknowledged(t *testin
 		w.pass(false)
 		w.stays(70*time.Second, corev1.ConditionTrue)
 
+		w.node.Annotations = map[string]string{config.AnnotationHealthAck: time.Now().Add(72 * time.Second).Format(time.RFC3339)}
+		w.node.ManagedFields = nil // who may patch the node can empty them
+		w.pass(false)
+		w.passes(5 * time.Second)
+		must(t, w.gpus.Xid(0, 62))
+		w.passes(15 * time.Second)
+		w.pass(false)
+		w.stays(70*time.Second, corev1.ConditionTrue)
+
 		w.kill()
 		acknowledge(&metav1.Time{Time: time.Now().Add(-2 * time.Minute)})
 		w.start()

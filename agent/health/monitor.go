@@ -450,7 +450,11 @@ func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, po
 			g.NoteArchitecture(known.ComputeCapability)
 		}
 	}
-	m.acknowledged = acknowledgementOf(node)
+	acknowledged := acknowledgementOf(node)
+	if acknowledged.seen = m.Clock.Now(); acknowledged.text == m.acknowledged.text {
+		acknowledged.seen = m.acknowledged.seen
+	}
+	m.acknowledged = acknowledged
 	m.readAcknowledgement()
 }
 
@@ -459,6 +463,7 @@ type acknowledgement struct {
 	text string
 	by   string    // the managers that have written it, by managedFields; empty if that is not known
 	at   time.Time // when; zero if that is not known
+	seen time.Time // when this agent first saw it
 }
 
 func acknowledgementOf(node *corev1.Node) acknowledgement {
@@ -467,7 +472,7 @@ func acknowledgementOf(node *corev1.Node) acknowledgement {
 		return acknowledgement{}
 	}
 	by, at := fence.Annotators(node, config.AnnotationHealthAck)
-	return acknowledgement{legible.Cut(text, 64), nodewrite.Others(by), at}
+	return acknowledgement{text: legible.Cut(text, 64), by: nodewrite.Others(by), at: at}
 }
 
 // readAcknowledgement drops what a person says, by an annotation, to have looked at.
@@ -482,7 +487,8 @@ func (m *Monitor) readAcknowledgement() {
 		return
 	}
 	// What happens after the annotation was written can have been looked at by no person: not even what a clock that is ahead has put before it.
-	for _, latest := range []time.Time{now, a.at} {
+	// Who may patch the node can take away when that was, and not when this agent first saw it.
+	for _, latest := range []time.Time{now, a.at, a.seen} {
 		if !latest.IsZero() && until.After(latest) {
 			until = latest
 		}
@@ -524,6 +530,9 @@ func (m *Monitor) Forget(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.node.LimitTimes(now)
+	if m.acknowledged.seen.After(now) {
+		m.acknowledged.seen = now
+	}
 }
 
 // Report adds the health of the GPUs to the status.
