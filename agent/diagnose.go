@@ -87,7 +87,7 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 	}
 	if e.Pods == nil {
 		var err error
-		if e.Pods, err = a.listPods(ctx); err != nil {
+		if e.Pods, err = a.listPods(ctx, e.Node.UID); err != nil {
 			e.Unseen = append(e.Unseen, err.Error())
 		}
 	}

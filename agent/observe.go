@@ -46,7 +46,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if seen.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
 		return seen, err
 	}
-	pods, err := a.listPods(ctx)
+	pods, err := a.listPods(ctx, node.UID)
 	if err != nil {
 		return seen, err
 	}
@@ -68,16 +68,16 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	return seen, nil
 }
 
-// listPods lists all pods of the node. It drops owner references to DaemonSets that do not exist: the agent knows pods of NVIDIA's programs by
+// listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that are not there: the agent knows pods of NVIDIA's programs by
 // their labels, which any user may set, and so such a pod counts only if its DaemonSet exists.
-func (a *Agent) listPods(ctx context.Context) ([]corev1.Pod, error) {
+func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, error) {
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
 	defer cancel()
 	pods, err := a.objects.Pods(call)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
 	}
-	return a.sets.Believe(call, pods)
+	return a.sets.Believe(call, node, pods)
 }
 
 // observeKubelet sorts the pods into holders and operands, and compares the capacity. If kubelet does not answer, that is

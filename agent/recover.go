@@ -143,11 +143,11 @@ var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and 
 // recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent owes the node nothing: in the
 // middle of a change operands have to stay away.
 func (a *Agent) Restore(ctx context.Context) ([]string, error) {
-	pods, err := a.listPods(ctx)
+	node, err := a.readNode(ctx)
 	if err != nil {
 		return nil, err
 	}
-	node, err := a.readNode(ctx)
+	pods, err := a.listPods(ctx, node.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +181,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 		}
 	}
 	if len(a.settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
-		if seen.Pods, err = a.listPods(ctx); err != nil {
+		if seen.Pods, err = a.listPods(ctx, seen.Node.UID); err != nil {
 			left.others = append(left.others, err.Error())
 		}
 		seen.Leftovers.Adopts = err == nil && a.leftovers.Adopts(seen.Pods)

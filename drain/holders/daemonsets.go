@@ -53,15 +53,19 @@ func NewDaemonSets(client kube.Interface, clock clock.PassiveClock) *DaemonSets 
 func (d *DaemonSets) Forget(time.Time) { clear(d.known) }
 
 // Believe gives copies of the pods without the owners that they only claim to have: a DaemonSet stays as owner if it exists, with this
-// UID, in the pod's namespace. Nothing else of a pod changes, and the pods that are passed in are not changed. The pods are all of the
-// node: Believe forgets answers about other DaemonSets.
+// UID, in the pod's namespace, and a node if it is the one with this UID. Nothing else of a pod changes, and the pods that are passed in are not
+// changed. The pods are all of the node: Believe forgets answers about other DaemonSets.
 //
 // The error means that the API server did not answer. Then the caller may decide nothing by the owner of any pod.
-func (d *DaemonSets) Believe(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
+func (d *DaemonSets) Believe(ctx context.Context, node types.UID, pods []corev1.Pod) ([]corev1.Pod, error) {
 	out := slices.Clone(pods)
 	kept := map[daemonSet]daemonSetAnswer{}
 	for i := range out {
 		owner := metav1.GetControllerOfNoCopy(&out[i])
+		if owner != nil && isNode(owner) && owner.UID != node {
+			out[i].OwnerReferences = slices.DeleteFunc(slices.Clone(out[i].OwnerReferences), func(r metav1.OwnerReference) bool { return isNode(&r) })
+			continue
+		}
 		if owner == nil || !isDaemonSet(owner) {
 			continue
 		}
@@ -128,9 +132,15 @@ func DaemonSetOf(pod *corev1.Pod) (types.UID, bool) {
 	return owner.UID, true
 }
 
-// isMirror reports whether the pod is the image of a static pod: kubelet makes it, and names the node as its owner.
+// isNode reports whether the pod names a node as this owner.
+func isNode(owner *metav1.OwnerReference) bool {
+	return owner.APIVersion == "v1" && owner.Kind == "Node"
+}
+
+// isMirror reports whether the pod is the image of a static pod: kubelet makes it, and names the node as its owner. It takes pods from
+// DaemonSets.Believe, not from the API server.
 func isMirror(pod *corev1.Pod) bool {
 	_, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOfNoCopy(pod)
-	return is && owner != nil && owner.APIVersion == "v1" && owner.Kind == "Node" && owner.Name == pod.Spec.NodeName
+	return is && owner != nil && isNode(owner) && owner.Name == pod.Spec.NodeName
 }

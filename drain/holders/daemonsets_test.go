@@ -62,7 +62,7 @@ func TestAPodIsOfADaemonSetThatExists(t *testing.T) {
 		daemonPod("of-an-old-group", "extensions/v1beta1", "monitor", "1"),
 	}
 	before := slices.Clone(pods)
-	got, err := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), pods)
+	got, err := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), "node", pods)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestAnOwnerWhoseNameNoDaemonSetCanHaveIsNone(t *testing.T) {
 	}
 	sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
 	for _, name := range []string{"../pods", ".", "..", "a%2fb", "Monitor", "a\nb", strings.Repeat("x", 1<<20)} {
-		got, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", name, "1")})
+		got, err := sets.Believe(t.Context(), "node", []corev1.Pod{daemonPod("a", "apps/v1", name, "1")})
 		if err != nil || ofDaemonSets(got) != "" {
 			t.Errorf("%.20q: of DaemonSets are %q, error %.200v", name, ofDaemonSets(got), err)
 		}
@@ -109,7 +109,7 @@ func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
 	pods := []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1"), daemonPod("b", "apps/v1", "monitor", "1"), daemonPod("c", "apps/v1", "monitor", "forged")}
 	look := func(pods []corev1.Pod, want int) {
 		t.Helper()
-		if _, err := sets.Believe(t.Context(), pods); err != nil {
+		if _, err := sets.Believe(t.Context(), "node", pods); err != nil {
 			t.Fatal(err)
 		}
 		if asked != want {
@@ -134,10 +134,29 @@ func TestAnOwnerThatCannotBeLookedForIsNotGuessed(t *testing.T) {
 			client := fake.NewClientset()
 			client.PrependReactor("get", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, cause })
 			sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
-			pods, err := sets.Believe(t.Context(), []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1")})
+			pods, err := sets.Believe(t.Context(), "node", []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1")})
 			if pods != nil || !errors.Is(err, cause) || !strings.Contains(err.Error(), "team/monitor") {
 				t.Errorf("got %d pods and %v", len(pods), err)
 			}
 		})
+	}
+}
+
+// A mirror pod's owner is the node with the UID that the node has: any user may write the annotation and the node's name.
+func TestAMirrorPodIsOfThisNode(t *testing.T) {
+	pods := make([]corev1.Pod, 3)
+	for i, uid := range []types.UID{"node", "another", ""} {
+		pods[i].Name, pods[i].Spec.NodeName = "of "+string(uid), "gpu-1"
+		pods[i].Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		pods[i].OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "gpu-1", UID: uid, Controller: ptr.To(true)}}
+	}
+	got, err := holders.NewDaemonSets(clientset.Of(fake.NewClientset()), clocktesting.NewFakePassiveClock(time.Now())).Believe(t.Context(), "node", pods)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if p := holders.Describe(&got[i]); p.Mirror != (i == 0) || len(pods[i].OwnerReferences) != 1 {
+			t.Errorf("pod %q is a mirror pod: %t, and the one that was passed in has %d owners", p.Name, p.Mirror, len(pods[i].OwnerReferences))
+		}
 	}
 }
