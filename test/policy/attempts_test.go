@@ -433,6 +433,18 @@ var attempts = []attempt{
 			}
 		}
 	})},
+	{"Lease of a pool: say that kubectl has applied the pause, which its next apply ends", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) {
+		l.Annotations[corev1.LastAppliedConfigAnnotation] = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"annotations":{"gpuslice.io/paused":""}}}`
+	})},
+	{"Lease of a pool: another one, with an annotation that is not the agents'", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-pool-new", Annotations: map[string]string{"example.com/any": long}},
+		}, metav1.CreateOptions{})
+		return err
+	}},
+	{"Lease of a pool: a pause of 100,000 characters", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
+		l.Annotations = map[string]string{"gpuslice.io/paused": long}
+	})},
 	{"Lease of a pool: holders of 100,000 characters", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new(long) })},
 	{"Lease of a pool: another one, for a holder of 100,000 characters", closed, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		_, err := c.CoordinationV1().Leases("gpuslice").Create(ctx, &coordinationv1.Lease{
@@ -466,6 +478,8 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-UID-7a8b9c":{}}}`)},
 	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
 	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
+	{"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
+		addEntry(nodewrite.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`)},
 	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(nodewrite.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
 	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
 	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
