@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -43,7 +42,7 @@ func TestAChangeGoesOnAfterTheUpgradeOfAnAgentWithoutARecord(t *testing.T) {
 					n.Spec.Unschedulable = true
 					n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
 					n.Annotations = map[string]string{config.AnnotationJournal: journal}
-					if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{FieldManager: nodewrite.FieldManager}); err != nil {
+					if _, err := w.client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{FieldManager: config.FieldManager}); err != nil {
 						t.Fatal(err)
 					}
 					if wanted {

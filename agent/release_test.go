@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -81,7 +80,7 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 		for _, want := range []struct {
 			who string
 			on  bool
-		}{{nodewrite.FieldManager, true}, {"", false}, {administrator, true}} {
+		}{{config.FieldManager, true}, {"", false}, {administrator, true}} {
 			w.cordon(want.on)
 			if who, _, on := fence.Cordoner(w.node()); who != want.who || on != want.on {
 				t.Fatalf("cordoned %t by %q, want %t by %q", on, who, want.on, want.who)

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
@@ -85,14 +84,14 @@ func TestTheSentinelIsThereAsAWholeOrNotAtAll(t *testing.T) {
 		w := virtual(t, config.RebootDelegate)
 		path := w.settings.Reboot.Sentinel
 		folder := filepath.Dir(path)
-		half := filepath.Join(folder, "."+filepath.Base(path)+"."+nodewrite.FieldManager)
+		half := filepath.Join(folder, "."+filepath.Base(path)+"."+config.FieldManager)
 		if err := os.WriteFile(half, []byte("gpusl"), 0o600); err != nil { // an agent was killed while it wrote
 			t.Fatal(err)
 		}
 		w.label("all-balanced")
 		w.passes("the request", w.asked)
 		text, err := os.ReadFile(path)
-		if err != nil || !strings.HasPrefix(string(text), nodewrite.FieldManager+":") || !strings.HasSuffix(string(text), "\n") {
+		if err != nil || !strings.HasPrefix(string(text), config.FieldManager+":") || !strings.HasSuffix(string(text), "\n") {
 			t.Errorf("the request is %q, %v", text, err)
 		}
 		if is, err := os.Stat(path); err != nil || is.Mode().Perm()&0o444 != 0o444 {

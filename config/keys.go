@@ -2,6 +2,9 @@ package config
 
 //go:generate go test -count=1 ../test/repo -run TestTheAgentsPageHas -update
 
+// FieldManager names the agent in the managedFields of what it writes.
+const FieldManager = "gpuslice-agent"
+
 // Labels of the node that the agent reads.
 const (
 	// LabelMIGConfig names the MIG config that the node shall have. Without it the GPUs are left as they are.

@@ -142,7 +142,7 @@ func (c *Cleaner) removeConditions(ctx context.Context, node *corev1.Node, found
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	options := metav1.PatchOptions{FieldManager: nodewrite.FieldManager}
+	options := metav1.PatchOptions{FieldManager: config.FieldManager}
 	if _, err := c.Client.Nodes().Patch(ctx, node.Name, types.StrategicMergePatchType, body, options, "status"); err != nil {
 		return fmt.Errorf("removing conditions from node %s: %w", c.Node, err)
 	}
@@ -186,7 +186,7 @@ var kubeletsConditions = []corev1.NodeConditionType{
 // lookAt finds what agents have left on the node.
 func (c *Cleaner) lookAt(node *corev1.Node, published nodekeys.Keys) found {
 	var f found
-	wrote := writtenBy(node, nodewrite.FieldManager)
+	wrote := writtenBy(node, config.FieldManager)
 	for _, key := range []string{config.AnnotationStatus, config.AnnotationPublished, config.AnnotationPlan} {
 		if _, there := node.Annotations[key]; there && (key != config.AnnotationPublished || !published.Empty()) {
 			f.annotations = append(f.annotations, key)

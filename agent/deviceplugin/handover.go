@@ -20,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -250,7 +249,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager, DryRun: dryRun})
+		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
 		return err
 	})
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
@@ -38,8 +37,8 @@ func (f *Finder) Orphan(seen *state.Observed) state.Orphan {
 	}
 	who, _, cordoned := fence.Cordoner(seen.Node)
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
-	o.Cordon = cordoned && who == nodewrite.FieldManager && !kept
-	o.Kept = fence.KeptBy(seen.Node, nodewrite.FieldManager, config.AutoscalerAnnotations())
+	o.Cordon = cordoned && who == config.FieldManager && !kept
+	o.Kept = fence.KeptBy(seen.Node, config.FieldManager, config.AutoscalerAnnotations())
 	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Owed
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {

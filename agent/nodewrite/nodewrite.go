@@ -25,15 +25,12 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// FieldManager names the agent in the managedFields of what it writes.
-const FieldManager = "gpuslice-agent"
-
 // longestOthers bounds what a message quotes of managedFields, in characters.
 const longestOthers = 100
 
 // Others names the programs among the managers of a field, for a message; empty if there are none but the agent.
 func Others(managers []string) string {
-	others := slices.DeleteFunc(slices.Clone(managers), func(m string) bool { return m == FieldManager })
+	others := slices.DeleteFunc(slices.Clone(managers), func(m string) bool { return m == config.FieldManager })
 	return legible.Message(strings.Join(others, ", "), longestOthers)
 }
 
@@ -155,7 +152,7 @@ func (w Writer) once(ctx context.Context, node *corev1.Node, write func(*corev1.
 	}
 	var after *corev1.Node
 	err = retried.Do(ctx, func() (err error) {
-		after, err = w.Client.Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: FieldManager})
+		after, err = w.Client.Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager})
 		return err
 	})
 	if err != nil {
@@ -208,7 +205,7 @@ func (w Writer) status(ctx context.Context, name string, kind types.PatchType, b
 	defer cancel()
 	var after *corev1.Node
 	err := retried.Do(api, func() (err error) {
-		after, err = w.Client.Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: FieldManager}, "status")
+		after, err = w.Client.Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: config.FieldManager}, "status")
 		return err
 	})
 	if err == nil {

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
@@ -47,7 +47,7 @@ func (s *File) asked() plan.Asked {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, aside.ErrNoFile):
 		return plan.NotAsked
-	case err == nil && strings.HasPrefix(string(text), nodewrite.FieldManager+":"):
+	case err == nil && strings.HasPrefix(string(text), config.FieldManager+":"):
 		return plan.AskedByUs
 	default:
 		return plan.AskedByOthers
@@ -68,13 +68,13 @@ func (s *File) Ask(ctx context.Context, why string) error {
 
 func (s *File) write(ctx context.Context, why string) (err error) {
 	// Only one agent runs on a machine: a file of this name is left from one that was killed.
-	whole := filepath.Join(filepath.Dir(s.Path), "."+filepath.Base(s.Path)+"."+nodewrite.FieldManager)
+	whole := filepath.Join(filepath.Dir(s.Path), "."+filepath.Base(s.Path)+"."+config.FieldManager)
 	defer func() {
 		if gone := os.Remove(whole); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
 			err = errors.Join(err, fmt.Errorf("tidying up after asking for a reboot: %w", gone))
 		}
 	}()
-	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", nodewrite.FieldManager, why)); err != nil {
+	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", config.FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
 	if ctx.Err() != nil { // the caller does not wait any more, and may not need the reboot by now

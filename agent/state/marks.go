@@ -10,7 +10,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -25,7 +24,7 @@ func FenceTaint() corev1.Taint {
 // Cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
 func (s Observed) Cancelled(want Desired) *api.Failure {
 	text := "a user or tool has uncordoned the node"
-	who, when := fence.Uncordoner(s.Node, nodewrite.FieldManager)
+	who, when := fence.Uncordoner(s.Node, config.FieldManager)
 	if !when.IsZero() {
 		text += " at " + outcome.Moment(when)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -265,7 +264,7 @@ func (s Observed) ForeignCordon() bool {
 	who, _, ok := fence.Cordoner(s.Node)
 	switch {
 	case ok && who != "":
-		return who != nodewrite.FieldManager
+		return who != config.FieldManager
 	case s.Journal != nil && s.Journal.Cordoned:
 		return s.Journal.WasUnschedulable
 	default:

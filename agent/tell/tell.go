@@ -298,7 +298,7 @@ func (t *Teller) drainConditions(node *corev1.Node, r report.Report) []corev1.No
 		if old == nil && !c.is || old != nil && old.Status == status {
 			continue
 		}
-		out = append(out, condition.After(old, c.kind, status, reason, "by "+nodewrite.FieldManager+", see condition "+config.ConditionGPUPartitionReady, t.Clock.Now()))
+		out = append(out, condition.After(old, c.kind, status, reason, "by "+config.FieldManager+", see condition "+config.ConditionGPUPartitionReady, t.Clock.Now()))
 	}
 	return out
 }
@@ -309,10 +309,10 @@ func (t *Teller) plannedCondition(seen state.Observed, want state.Desired, r rep
 		return nil
 	}
 	old := condition.Find(seen.Node, config.ConditionMaintenancePlanned)
-	status, reason, message := corev1.ConditionFalse, config.ReasonNotPlanned, "by "+nodewrite.FieldManager+": nothing waits for a window"
+	status, reason, message := corev1.ConditionFalse, config.ReasonNotPlanned, "by "+config.FieldManager+": nothing waits for a window"
 	if !r.Planned.IsZero() {
 		status, reason = corev1.ConditionTrue, config.ReasonMaintenanceWindow
-		message = fmt.Sprintf("by %s: the change to %s begins at %s", nodewrite.FieldManager, want.Name, outcome.Zoned(r.Planned))
+		message = fmt.Sprintf("by %s: the change to %s begins at %s", config.FieldManager, want.Name, outcome.Zoned(r.Planned))
 	}
 	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
 		return nil

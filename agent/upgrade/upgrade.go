@@ -102,7 +102,7 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 	switch who, _, cordoned := fence.Cordoner(seen.Node); {
 	case seen.Journal != nil && seen.Journal.Cordoned:
 		err = u.Fencing.LeaveJournal(ctx, seen, ledger.Purpose{GivesBack: true}, *seen.Journal)
-	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == nodewrite.FieldManager):
+	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == config.FieldManager):
 		uncordon := cordoned && !seen.ForeignCordon()
 		err = u.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return u.Fence.Lift(node, uncordon) })
 	default:

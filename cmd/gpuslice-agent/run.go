@@ -24,7 +24,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/health/kernellog"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/agent/tell"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -119,7 +118,7 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) 
 	if err != nil {
 		return nil, err
 	}
-	recorder := events.NewRecorder(kinds, corev1.EventSource{Component: nodewrite.FieldManager, Host: o.node})
+	recorder := events.NewRecorder(kinds, corev1.EventSource{Component: config.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Heartbeat: settings.NodeHeartbeat,
@@ -195,5 +194,5 @@ func (o *options) config() (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	return cli.Config(c, nodewrite.FieldManager, version), nil
+	return cli.Config(c, config.FieldManager, version), nil
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/health/kernellog"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -88,7 +87,7 @@ func (p *plane) startAgent(ctx context.Context) error {
 		Specs:     cdi.New(cdi.Options{Dirs: []string{filepath.Join(p.dir, "cdi")}, DriverRoot: p.driverRoot, DevRoot: "/", Logger: p.log}),
 		Parse:     migparted.Parse,
 		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: p.pluginConfig(),
-		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: nodeName}),
+		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: config.FieldManager, Host: nodeName}),
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	p.agent = &agentRun{cancel: cancel, ended: make(chan error, 1), metrics: set.Handler()}

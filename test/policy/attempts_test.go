@@ -25,7 +25,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/access"
 	"github.com/gpuslice/gpuslice/agent/asnode"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -479,8 +478,8 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
 	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
 	{"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
-		addEntry(nodewrite.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`)},
-	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(nodewrite.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
+		addEntry(config.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`)},
+	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(config.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
 	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
 	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
 	{"ConfigMap of the device plugin: take away a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":null}}`)},

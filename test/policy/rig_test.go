@@ -30,7 +30,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -257,7 +256,7 @@ func inTheNameOf(c *rest.Config, user string, groups ...string) *rest.Config {
 func (s *scene) tries(c *rest.Config) kubernetes.Interface {
 	s.t.Helper()
 	c = rest.CopyConfig(c)
-	c.UserAgent = nodewrite.FieldManager // the API server takes the name of a writer's fields from it
+	c.UserAgent = config.FieldManager // the API server takes the name of a writer's fields from it
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return dryRun{next} })
 	client, err := kubernetes.NewForConfig(c)
 	if err != nil {

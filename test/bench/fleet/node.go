@@ -20,7 +20,6 @@ import (
 	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/podlist"
 	"github.com/gpuslice/gpuslice/agent/tell"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -114,7 +113,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	settings.Reboot.Sentinel = filepath.Join(n.dir, "reboot-required")
 	log = log.With(zap.String("node", n.name))
 	asNode := asnode.New(asnode.Options{Node: n.name, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
-	c := cli.Config(account, nodewrite.FieldManager, "bench")
+	c := cli.Config(account, config.FieldManager, "bench")
 	c.Wrap(t.wrap)
 	c.Wrap(asNode.Wrap)
 	client, err := kube.New(c)
@@ -123,7 +122,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	}
 	events := record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 150, QPS: 1.0 / 30}), record.WithContext(ctx))
 	events.StartRecordingToSink(kube.EventSink{Client: client})
-	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: nodewrite.FieldManager, Host: n.name})
+	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: config.FieldManager, Host: n.name})
 	checker := access.New(access.Options{
 		Client: client, Node: n.name, Namespace: namespace, Access: settings.PodAccess, Pods: asNode, Timeout: settings.Timeouts.APICall,
 		Events: recorder, Log: log.Named("access"),
