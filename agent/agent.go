@@ -231,7 +231,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	a.budget.ForgetLooks()
 	a.countRecovery(seen)
 	a.shareObserved(ctx, seen)
-	a.ledger.Tidy(ctx, seen)
+	a.ledger.Tidy(ctx, !seen.OwesNothing())
 	a.setClock(seen)
 	a.turn.Renew(ctx, seen)
 	a.rebooter.Withdraw(ctx, seen)

@@ -32,7 +32,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
 	seen.Marks.Fenced = a.marks.IsRaised(node)
 	a.rebooter.ObserveBoot(ctx, &seen)
-	err = a.ledger.Observe(ctx, &seen)
+	seen.Journal, seen.Record.Known, err = a.ledger.Read(ctx, node, seen.Boot.ID)
 	seen.Marks.Startup = a.fencing.Startup(node, seen.Journal)
 	if err != nil {
 		return seen, err

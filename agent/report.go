@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/fleet"
-	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -151,7 +150,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision,
 func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
-	if err := a.ledger.Amend(ctx, seen, ledger.For(want, plan.Record), j); err != nil {
+	if err := a.ledger.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}

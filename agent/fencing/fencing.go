@@ -62,7 +62,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 	if err != nil {
 		return err
 	}
-	if err := f.Ledger.Amend(ctx, seen, ledger.For(want, steps[0].Kind), *j, seen.SpentAnnotations(*j)...); err != nil {
+	if err := f.Ledger.Amend(ctx, seen.Writing(want, steps[0].Kind), *j, seen.SpentAnnotations(*j)...); err != nil {
 		return err
 	}
 	if left := seen.Leftovers.Orphan.String(); seen.Journal == nil && left != "" {
@@ -90,7 +90,7 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 	j.Cordoned, j.WasUnschedulable = true, seen.ForeignCordon()
 	j.RecordStartup(seen.Marks.Startup)
 	keep(j, seen.Node)
-	if _, err := f.Ledger.Write(ctx, seen, ledger.For(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
+	if _, err := f.Ledger.Write(ctx, seen.Writing(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Keeps(j.Kept).Raise(node, text, seen.SpentAnnotations(*j)...)
 	}); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 	uncordoned := j.WasUnschedulable && !seen.Node.Spec.Unschedulable
 	j.WasUnschedulable = j.WasUnschedulable && !uncordoned
 	if j.RecordStartup(seen.Marks.Startup) || uncordoned {
-		return f.Ledger.Amend(ctx, seen, ledger.For(want, plan.ResumeOperands), j)
+		return f.Ledger.Amend(ctx, seen.Writing(want, plan.ResumeOperands), j)
 	}
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
@@ -204,7 +204,7 @@ func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want st
 func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desired) error {
 	j := *seen.Journal
 	j.Paused, j.Stopped, j.Parked = nil, nil, true
-	if err := f.LeaveJournal(ctx, seen, ledger.For(want, plan.Park), j); err != nil {
+	if err := f.LeaveJournal(ctx, seen, seen.Writing(want, plan.Park), j); err != nil {
 		return err
 	}
 	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
@@ -212,11 +212,11 @@ func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 // LeaveJournal gives the node back, and leaves the journal with what the agent owes still.
-func (f *Fencing) LeaveJournal(ctx context.Context, seen state.Observed, p ledger.Purpose, j journal.Journal) error {
+func (f *Fencing) LeaveJournal(ctx context.Context, seen state.Observed, w ledger.Write, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	lifted := f.by(&j)
 	j.Cordoned, j.Kept = false, nil
-	if _, err := f.Ledger.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) {
+	if _, err := f.Ledger.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return lifted.Park(node, text, uncordon, j.Startup()...) // a node that has just been registered keeps its startup taints meanwhile
 	}); err != nil {
 		return err

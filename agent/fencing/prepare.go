@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -28,12 +27,12 @@ func (f *Fencing) Prepare(ctx context.Context, seen *state.Observed, want state.
 		return err
 	}
 	step := steps[0]
-	if err := f.Ledger.RecordDebts(ctx, *seen, want, step); err != nil {
+	if err := f.Ledger.RecordDebts(ctx, seen.Writing(want, step.Kind), step); err != nil {
 		return err
 	}
 	starts := startsDisruption(*seen, want, steps)
 	if starts {
-		if err := f.Ledger.TryRecord(ctx, *seen, ledger.For(want, step.Kind)); err != nil {
+		if err := f.Ledger.TryRecord(ctx, seen.Writing(want, step.Kind)); err != nil {
 			return err
 		}
 	}
@@ -51,7 +50,7 @@ func (f *Fencing) noteForced(ctx context.Context, seen *state.Observed, want sta
 	}
 	j := *seen.Journal
 	j.Forced = true
-	node, err := f.Ledger.Write(ctx, *seen, ledger.For(want, plan.Record), j, func(node *corev1.Node, text string) ([]byte, error) {
+	node, err := f.Ledger.Write(ctx, seen.Writing(want, plan.Record), j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Record(node, text, config.AnnotationForce)
 	})
 	if err != nil {

@@ -142,7 +142,7 @@ func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want
 		j.Previous = append(j.Previous, c)
 	}
 	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
-	return g.Ledger.Amend(ctx, seen, ledger.For(want, step.Kind), j)
+	return g.Ledger.Amend(ctx, seen.Writing(want, step.Kind), j)
 }
 
 // Snapshot reads the present state of the GPUs.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -34,20 +34,20 @@ type Ledger struct {
 	Clock  *steady.Clock
 }
 
-// Purpose is what a step is performed for.
-type Purpose struct {
-	Wish      string // fingerprint of the desired config
-	GivesBack bool   // the step takes nothing: the agent performs it even if it cannot write the host's record
-}
-
-// For returns the purpose of a step on the way to the desired state.
-func For(want state.Desired, step plan.Kind) Purpose {
-	return Purpose{Wish: want.Fingerprint, GivesBack: want.Undo || step == plan.Adopt}
+// Write is what a journal is written for.
+type Write struct {
+	Node      *corev1.Node
+	Boot      string           // ID of the host's boot
+	Before    *journal.Journal // that the node has now; nil if it has none
+	Wish      string           // fingerprint of the desired config
+	GivesBack bool             // the step takes nothing: the agent performs it even if it cannot write the host's record
+	Disrupted bool             // the change has taken something from the node already
+	Since     time.Time        // since when the agent waits until it can write the host's record; zero if it does not wait
 }
 
 // Amend writes the journal anew, and removes the annotations of users that the journal now holds.
-func (l *Ledger) Amend(ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, spent ...string) error {
-	_, err := l.Write(ctx, seen, p, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
+func (l *Ledger) Amend(ctx context.Context, w Write, j journal.Journal, spent ...string) error {
+	_, err := l.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
 	return err
 }
 
@@ -67,9 +67,7 @@ const mostSent = 4
 
 // Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
 // a step that takes something from the node or the host, and performs one that gives back without.
-func (l *Ledger) Write(
-	ctx context.Context, seen state.Observed, p Purpose, j journal.Journal, write func(node *corev1.Node, text string) ([]byte, error),
-) (*corev1.Node, error) {
+func (l *Ledger) Write(ctx context.Context, w Write, j journal.Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
 	text, err := j.Encode()
 	if err != nil {
 		return nil, err
@@ -81,19 +79,19 @@ func (l *Ledger) Write(
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := hostrecord.OwedBy(j, seen.Boot.ID)
+	host := hostrecord.OwedBy(j, w.Boot)
 	r.Host = hostrecord.Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
-	if p.GivesBack || j.Undo != nil || !j.TakesMore(seen.Journal) {
+	if w.GivesBack || j.Undo != nil || !j.TakesMore(w.Before) {
 		h.Keep(ctx, r, l.Clock.Now())
 	} else if err := h.Write(ctx, r, l.Clock.Now()); err != nil {
-		return nil, l.Unrecorded(seen, p, err)
+		return nil, l.Unrecorded(w, err)
 	}
-	node, err := l.Nodes.Patched(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return write(node, text) })
+	node, err := l.Nodes.Patched(ctx, w.Node, func(node *corev1.Node) ([]byte, error) { return patch(node, text) })
 	switch {
 	case err == nil:
-		h.Keep(ctx, h.AfterJournalWrite(seen.Boot.ID, j, text), l.Clock.Now())
+		h.Keep(ctx, h.AfterJournalWrite(w.Boot, j, text), l.Clock.Now())
 	case Refused(err): // the write will not succeed later
 		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
 	}
@@ -108,10 +106,10 @@ func Refused(err error) bool {
 
 // Unrecorded returns why the agent takes nothing: it cannot record that. A change that is under way is postponed, and undone
 // until then.
-func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
-	if seen.DisruptionStarted() {
+func (l *Ledger) Unrecorded(w Write, err error) error {
+	if w.Disrupted {
 		return &api.Failure{
-			Wish: p.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Wish: w.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}
@@ -120,36 +118,35 @@ func (l *Ledger) Unrecorded(seen state.Observed, p Purpose, err error) error {
 		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonHostRecordUnavailable, After: hostrecord.Retry, Since: seen.Since(config.ReasonHostRecordUnavailable, l.Clock.Stamp()),
+		Reason: config.ReasonHostRecordUnavailable, After: hostrecord.Retry, Since: cmp.Or(w.Since, l.Clock.Stamp()),
 		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
 }
 
 // TryRecord writes the present record, before the agent disturbs anything, and returns why it has to wait if it cannot.
-func (l *Ledger) TryRecord(ctx context.Context, seen state.Observed, p Purpose) error {
+func (l *Ledger) TryRecord(ctx context.Context, w Write) error {
 	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
-		return l.Unrecorded(seen, p, err)
+		return l.Unrecorded(w, err)
 	}
 	return nil
 }
 
 // RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
 // than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
-func (l *Ledger) RecordDebts(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	p := For(want, step.Kind)
-	if !step.Traits().TakesFromHost || p.GivesBack || l.Record.DiskCoversDebts() {
+func (l *Ledger) RecordDebts(ctx context.Context, w Write, step plan.Step) error {
+	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversDebts() {
 		return nil
 	}
 	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {
-		return l.Unrecorded(seen, p, err)
+		return l.Unrecorded(w, err)
 	}
 	return nil
 }
 
-// Tidy removes a change from the record that owes nothing more, and repeats a write that has failed.
-func (l *Ledger) Tidy(ctx context.Context, seen state.Observed) {
+// Tidy removes the change from the record if it owes nothing more, and repeats a write that has failed.
+func (l *Ledger) Tidy(ctx context.Context, owes bool) {
 	r := l.Record.Now
-	if seen.Journal == nil && !seen.Record.StrangeJournal && len(seen.Record.Owed.Stopped)+len(seen.Record.Owed.Persistent) == 0 {
+	if !owes {
 		r.DropChange()
 	}
 	if l.Record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && hostrecord.Same(r, hostrecord.Record{Node: r.Node, UID: r.UID}) {

@@ -102,7 +102,7 @@ func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", ResourceVersion: "1"}}
 			h := &host{full: row.full}
 			l := h.ledger(t, node)
-			err := l.Amend(t.Context(), state.Observed{Node: node, Journal: row.before}, ledger.Purpose{Wish: "wish"}, *row.writes)
+			err := l.Amend(t.Context(), ledger.Write{Node: node, Before: row.before, Wish: "wish"}, *row.writes)
 			var wait *outcome.Waiting
 			if row.reason == "" && err != nil || row.reason != "" && (!errors.As(err, &wait) || wait.Reason != row.reason) {
 				t.Errorf("got %v", err)
@@ -136,22 +136,22 @@ func TestTheNextAgentKnowsTheJournalThatWasBeingWritten(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := l.Amend(t.Context(), state.Observed{Node: node}, ledger.Purpose{Wish: "wish"}, j); (err == nil) != (row.answer == nil) {
+				if err := l.Amend(t.Context(), ledger.Write{Node: node, Wish: "wish"}, j); (err == nil) != (row.answer == nil) {
 					t.Fatalf("got %v", err)
 				}
 				if !row.known { // the agent lives on, and looks again
-					l.Tidy(t.Context(), state.Observed{Node: node})
+					l.Tidy(t.Context(), false)
 				}
 				if known := h.record.Journal == text || slices.Contains(h.record.Next, text); known != row.known {
 					t.Errorf("the record has the journal: %t, want %t: %s", known, row.known, strings.Join(h.record.Next, "; "))
 				}
 				after := node.DeepCopy()
 				metav1.SetMetaDataAnnotation(&after.ObjectMeta, config.AnnotationJournal, text)
-				seen, next := state.Observed{Node: after}, h.ledger(t, after)
-				if err := next.Observe(t.Context(), &seen); err != nil {
+				believed, next, err := h.ledger(t, after).Read(t.Context(), after, "")
+				if err != nil {
 					t.Fatal(err)
 				}
-				if believed := seen.Journal != nil; believed != row.known || seen.Record.StrangeJournal == row.known {
+				if believed := believed != nil; believed != row.known || next.StrangeJournal == row.known {
 					t.Errorf("the next agent believes the journal: %t, want %t", believed, row.known)
 				}
 			})

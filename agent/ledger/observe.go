@@ -6,59 +6,65 @@ import (
 	"errors"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Observe reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
-// for the node object that it was written for.
-func (l *Ledger) Observe(ctx context.Context, seen *state.Observed) error {
+// Known is what the host's record and the node's annotations say together, beside the journal.
+type Known struct {
+	StrangeJournal bool       // the node has a journal that this host's agent did not write for it
+	Status         api.Status // the last status that the agent wrote, with what the record holds of it
+	Learnt         hostrecord.Learnt
+}
+
+// Read reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
+// for the node object that it was written for. Boot is the ID of the host's boot. The journal is nil if no change is under way.
+func (l *Ledger) Read(ctx context.Context, node *corev1.Node, boot string) (j *journal.Journal, known Known, err error) {
 	h := l.Record
 	if err := h.Load(ctx); err != nil {
-		return unreadable(err)
+		return nil, known, unreadable(err)
 	}
-	if h.Now.Node != seen.Node.Name || h.Now.UID != string(seen.Node.UID) {
-		h.Now = hostrecord.Record{Node: seen.Node.Name, UID: string(seen.Node.UID), Host: h.Now.Host}
+	if h.Now.Node != node.Name || h.Now.UID != string(node.UID) {
+		h.Now = hostrecord.Record{Node: node.Name, UID: string(node.UID), Host: h.Now.Host}
 	}
-	if h.Now.Host.Boot != seen.Boot.ID && h.Now.Host.Boot != "" && seen.Boot.ID != "" {
+	if h.Now.Host.Boot != boot && h.Now.Host.Boot != "" && boot != "" {
 		h.Now.Host = hostrecord.Host{} // a reboot has restored the host
 	}
-	text := seen.Node.Annotations[config.AnnotationJournal]
+	text := node.Annotations[config.AnnotationJournal]
 	sent := slices.Contains(h.Now.Next, text)
 	switch {
 	case text == "":
 	case text == h.Now.Journal || sent:
-		j, err := journal.Parse(text)
-		if err != nil {
-			return &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
+		if j, err = journal.Parse(text); err != nil {
+			return nil, known, &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}
-		seen.Journal = j
 		if sent {
-			h.Now = h.AfterJournalWrite(seen.Boot.ID, *j, text)
+			h.Now = h.AfterJournalWrite(boot, *j, text)
 		}
 	default:
-		seen.Record.StrangeJournal = true
-		l.adoptOlder(seen, text)
+		known.StrangeJournal = true
+		l.adoptOlder(boot, text)
 	}
-	seen.Record.Learnt = h.Now.Learnt
-	seen.Record.Status = hostrecord.StatusWith(parseStatus(seen.Node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
-	return nil
+	known.Learnt = h.Now.Learnt
+	known.Status = hostrecord.StatusWith(parseStatus(node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
+	return j, known, nil
 }
 
 // adoptOlder takes one thing from a journal for which there is no record, as an older agent's before an upgrade: the units of the settings
 // that it has to start. If another program has written that journal, their start does no harm.
-func (l *Ledger) adoptOlder(seen *state.Observed, text string) {
+func (l *Ledger) adoptOlder(boot, text string) {
 	j, err := journal.Parse(text)
 	if !l.Record.Absent || err != nil || l.Record.Now.Host.Boot != "" {
 		return
 	}
-	l.Record.Now.Host.Boot = seen.Boot.ID
+	l.Record.Now.Host.Boot = boot
 	for _, unit := range l.Units {
 		if slices.Contains(j.Stopped, unit) {
 			l.Record.Now.Host.Stopped = append(l.Record.Now.Host.Stopped, unit)

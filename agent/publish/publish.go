@@ -36,7 +36,7 @@ func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
 // Publish writes the profile's labels and taints to the node. Before that it adds them to the host's record, and after it removes those of the
 // former profile from there.
 func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state.Desired) error {
-	ours, purpose := seen.Record.Published, ledger.For(want, plan.PublishNodeKeys)
+	ours, purpose := seen.Record.Published, seen.Writing(want, plan.PublishNodeKeys)
 	_, _, note := nodekeys.Settled(seen.Node, ours, *want.Keys)
 	during := note.And(ours)
 	r := p.Record.Now
@@ -44,7 +44,7 @@ func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state
 	if purpose.GivesBack {
 		p.Record.Keep(ctx, r, p.Clock.Now())
 	} else if err := p.Record.Write(ctx, r, p.Clock.Now()); err != nil {
-		return p.Ledger.Unrecorded(seen, purpose, err)
+		return p.Ledger.Unrecorded(purpose, err)
 	}
 	var body []byte
 	err := p.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) (_ []byte, err error) {

@@ -72,7 +72,7 @@ func (r *Rebooter) NoteNoReset(ctx context.Context, seen state.Observed, want st
 	if known := seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
-	if err := r.Ledger.Amend(ctx, seen, ledger.For(want, plan.Reset), j); err != nil {
+	if err := r.Ledger.Amend(ctx, seen.Writing(want, plan.Reset), j); err != nil {
 		r.Log.Warn("recording that a GPU is not reset here", zap.Error(err))
 		return r.Settings.Retry.First
 	}
@@ -176,7 +176,7 @@ func (r *Rebooter) note(ctx context.Context, seen state.Observed, want state.Des
 			j.Previous[len(j.Previous)-1].Foreign = true
 		}
 	}
-	if err := r.Ledger.Amend(ctx, seen, ledger.For(want, plan.Reboot), *j); err != nil {
+	if err := r.Ledger.Amend(ctx, seen.Writing(want, plan.Reboot), *j); err != nil {
 		return err
 	}
 	r.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.Name)

@@ -4,13 +4,16 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -117,6 +120,26 @@ func (o Orphan) String() string {
 		parts = append(parts, "persistence mode of "+legible.Counted(n, "GPU"))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// Writing returns what a journal is written for: a step on the way to the desired state.
+func (s Observed) Writing(want Desired, step plan.Kind) ledger.Write {
+	w := s.GivingBack()
+	w.Wish, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
+	return w
+}
+
+// GivingBack returns what a journal is written for that takes nothing more.
+func (s Observed) GivingBack() ledger.Write {
+	return ledger.Write{
+		Node: s.Node, Boot: s.Boot.ID, Before: s.Journal, GivesBack: true, Disrupted: s.DisruptionStarted(),
+		Since: s.Since(config.ReasonHostRecordUnavailable, time.Time{}),
+	}
+}
+
+// OwesNothing reports whether neither a journal nor the host's record has anything that the agent has to give back.
+func (s Observed) OwesNothing() bool {
+	return s.Journal == nil && !s.Record.StrangeJournal && len(s.Record.Owed.Stopped)+len(s.Record.Owed.Persistent) == 0
 }
 
 // pausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.

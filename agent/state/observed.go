@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
 	"github.com/gpuslice/gpuslice/agent/fleet"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -69,12 +69,11 @@ type Boot struct {
 
 // Record is what the host's record says, beside the journal.
 type Record struct {
-	StrangeJournal bool       // the node has a journal that this host's agent did not write for it
-	Status         api.Status // the last status that the agent wrote, with what the record holds of it
-	Learnt         hostrecord.Learnt
-	Published      nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
-	Owed           Owed              // what the agent owes the host by a journal that was lost
-	Dropped        map[string]string // units that the agent has stopped and does not start, and why
+	ledger.Known
+
+	Published nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
+	Owed      Owed              // what the agent owes the host by a journal that was lost
+	Dropped   map[string]string // units that the agent has stopped and does not start, and why
 }
 
 // Files are the administrator's files.

@@ -135,7 +135,7 @@ func (u *Units) abandon(ctx context.Context, seen state.Observed, want state.Des
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
 	j := *seen.Journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
-	if err := u.Ledger.Amend(ctx, seen, ledger.For(want, step.Kind), j); err != nil {
+	if err := u.Ledger.Amend(ctx, seen.Writing(want, step.Kind), j); err != nil {
 		return err
 	}
 	u.note(step.Unit, start{failed: true})

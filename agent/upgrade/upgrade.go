@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/fencing"
-	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -101,7 +100,7 @@ func (u *Watch) ReleaseNode(ctx context.Context, seen state.Observed) {
 	var err error
 	switch who, _, cordoned := fence.Cordoner(seen.Node); {
 	case seen.Journal != nil && seen.Journal.Cordoned:
-		err = u.Fencing.LeaveJournal(ctx, seen, ledger.Purpose{GivesBack: true}, *seen.Journal)
+		err = u.Fencing.LeaveJournal(ctx, seen, seen.GivingBack(), *seen.Journal)
 	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == config.FieldManager):
 		uncordon := cordoned && !seen.ForeignCordon()
 		err = u.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return u.Fence.Lift(node, uncordon) })
