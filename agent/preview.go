@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -116,7 +115,7 @@ func poolFor(seen state.Observed, label, name string) state.Pool {
 	}
 	pool := seen.Pool
 	if pool.Pool = pool.File.For(node); pool.Name != seen.Pool.Name {
-		pool.Slot = fleet.State{}
+		pool.Slot = state.Slot{}
 	}
 	return pool
 }

@@ -25,6 +25,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -303,7 +304,7 @@ func (a *agent) renew()   { a.Helper(); a.must(a.Renew(a.Context(), a.pool, a.ch
 func (a *agent) leave()   { a.Helper(); a.must(a.Leave(a.Context(), a.pool, a.change)) }
 func (a *agent) fail()    { a.Helper(); a.must(a.Fail(a.Context(), a.pool, a.change, "HardwareFailure")) }
 
-func (a *agent) look() fleet.State {
+func (a *agent) look() state.Slot {
 	a.Helper()
 	seen, err := a.Look(a.Context(), a.pool, a.change)
 	a.must(err)

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -111,23 +112,14 @@ type Slots struct {
 // Forget drops everything that this process has seen of other nodes, as a restart does. Call it when the clock was set.
 func (s *Slots) Forget() { s.views = nil }
 
-// State is what the Lease of a pool says of a node.
-type State struct {
-	Held      bool   // the node has a slot
-	Operation string // the change that it has the slot for
-	Failed    bool   // that change has failed
-	Waiting   bool   // the node is in the queue
-	Paused    string // why the pool is paused; empty if it is not
-}
-
 // Look reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
 // more often a node looks, the sooner it finds out that the holder of a slot is gone.
-func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (State, error) {
+func (s *Slots) Look(ctx context.Context, pool Pool, c Change) (state.Slot, error) {
 	r, err := s.read(ctx, pool)
 	if err != nil {
-		return State{}, err
+		return state.Slot{}, err
 	}
-	seen := State{Waiting: r.state.waits(c.UID), Paused: r.paused()}
+	seen := state.Slot{Waiting: r.state.waits(c.UID), Paused: r.paused()}
 	if h := r.state.holder(c.UID); h != nil {
 		seen.Held, seen.Operation, seen.Failed = true, h.Operation, h.Failed
 	}

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -704,14 +705,14 @@ func TestAnyRestartAsksForItsOwnSlotAnew(t *testing.T) {
 	before := a.change.Operation
 	a.restart()
 	w.annotate(config.AnnotationPaused, "tests")
-	if got, want := a.look(), (fleet.State{Held: true, Operation: before, Failed: true, Paused: "tests"}); got != want {
+	if got, want := a.look(), (state.Slot{Held: true, Operation: before, Failed: true, Paused: "tests"}); got != want {
 		t.Errorf("after the restart it sees %+v, want %+v", got, want)
 	}
 	a.wantRefused("pool research is paused: tests")
 	w.annotate(config.AnnotationPaused, "")
 	b.refused()
 	a.mustTake()
-	if got, want := a.look(), (fleet.State{Held: true, Operation: a.change.Operation}); got != want {
+	if got, want := a.look(), (state.Slot{Held: true, Operation: a.change.Operation}); got != want {
 		t.Errorf("after it took it sees %+v, want %+v", got, want)
 	}
 	b.refused()
@@ -836,7 +837,7 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 		w.wire.conflicts.Store(10)
 		call()
 	}
-	if got := a.look(); got != (fleet.State{}) || w.state().Failed != 1 {
+	if got := a.look(); got != (state.Slot{}) || w.state().Failed != 1 {
 		t.Errorf("it looks and sees %+v; %d failures", got, w.state().Failed)
 	}
 }

@@ -27,8 +27,8 @@ import (
 // decide which node may take a slot.
 const stateVersion = 1
 
-// state is what the Lease's annotation holds. Its times are for users to read, except those of the queue.
-type state struct {
+// leaseState is what the Lease's annotation holds. Its times are for users to read, except those of the queue.
+type leaseState struct {
 	Version  int       `json:"version"`
 	Turn     int64     `json:"turn"`               // grows by one with each write
 	Left     int64     `json:"left"`               // grows by one with each node that loses or returns a slot
@@ -67,7 +67,7 @@ const (
 	whyLength    = 160 // characters
 )
 
-func (st *state) holder(uid types.UID) *holder {
+func (st *leaseState) holder(uid types.UID) *holder {
 	for i := range st.Holders {
 		if st.Holders[i].UID == uid {
 			return &st.Holders[i]
@@ -77,7 +77,7 @@ func (st *state) holder(uid types.UID) *holder {
 }
 
 // hold gives the node a slot for the operation, or renews the one that it has.
-func (st *state) hold(c Change, now time.Time) {
+func (st *leaseState) hold(c Change, now time.Time) {
 	st.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
 	st.dropHolders(func(h holder) bool { return h.Node == c.Node && h.UID != c.UID })
 	h := st.holder(c.UID)
@@ -93,7 +93,7 @@ func (st *state) hold(c Change, now time.Time) {
 }
 
 // trimQueue drops the nodes at the queue's end for which there is no room.
-func (st *state) trimQueue() {
+func (st *leaseState) trimQueue() {
 	room := maxStateBytes
 	for _, h := range st.Holders {
 		room -= size(h)
@@ -116,19 +116,19 @@ func size[T holder | waiter](entry T) int {
 }
 
 // dropHolders reports whether it has dropped any holder.
-func (st *state) dropHolders(which func(holder) bool) bool {
+func (st *leaseState) dropHolders(which func(holder) bool) bool {
 	before := len(st.Holders)
 	st.Holders = slices.DeleteFunc(st.Holders, which)
 	return len(st.Holders) < before
 }
 
-func (st *state) waits(uid types.UID) bool {
+func (st *leaseState) waits(uid types.UID) bool {
 	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
 }
 
 // enqueue puts the node at its place in the queue, unless the queue is full of nodes that have waited longer. It reports whether that
 // changes the queue.
-func (st *state) enqueue(c Change) bool {
+func (st *leaseState) enqueue(c Change) bool {
 	me := waiter{Node: c.Node, UID: c.UID, Since: waitingSince(c)}
 	if i := slices.IndexFunc(st.Queue, func(w waiter) bool { return w.UID == me.UID }); i >= 0 {
 		if st.Queue[i].Node == me.Node && st.Queue[i].Since.Equal(&me.Since) {
@@ -146,7 +146,7 @@ func (st *state) enqueue(c Change) bool {
 func waitingSince(c Change) metav1.Time { return metav1.NewTime(c.Since.UTC().Truncate(time.Second)) }
 
 // ahead returns the nodes that get a slot before this one.
-func (st *state) ahead(c Change) []waiter {
+func (st *leaseState) ahead(c Change) []waiter {
 	i, _ := slices.BinarySearchFunc(st.Queue, waiter{Node: c.Node, Since: waitingSince(c)}, age)
 	return st.Queue[:i]
 }
@@ -156,18 +156,18 @@ func age(a, b waiter) int {
 }
 
 // dropWaiters reports whether it has dropped any waiter.
-func (st *state) dropWaiters(which func(waiter) bool) bool {
+func (st *leaseState) dropWaiters(which func(waiter) bool) bool {
 	before := len(st.Queue)
 	st.Queue = slices.DeleteFunc(st.Queue, which)
 	return len(st.Queue) < before
 }
 
 // failed reports whether the state already counts the failure of this change.
-func (st *state) failed(c Change) bool {
+func (st *leaseState) failed(c Change) bool {
 	return slices.ContainsFunc(st.Failures, func(f failure) bool { return f.Node == c.Node && f.Operation == c.Operation })
 }
 
-func (st *state) fail(c Change, why string, now time.Time) {
+func (st *leaseState) fail(c Change, why string, now time.Time) {
 	why = legible.Message(why, whyLength)
 	st.Failed++
 	st.Failures = append(st.Failures, failure{Node: c.Node, Operation: c.Operation, Why: why, At: metav1.NewTime(now.UTC())})
@@ -175,7 +175,7 @@ func (st *state) fail(c Change, why string, now time.Time) {
 }
 
 // tooMany says why the pool is paused, and how a user lets it go on. That comes first, since the list of failures may be cut off.
-func (st *state) tooMany(namespace, lease string) string {
+func (st *leaseState) tooMany(namespace, lease string) string {
 	which := make([]string, len(st.Failures))
 	for i, f := range st.Failures {
 		which[i] = fmt.Sprintf("%s (%s)", f.Node, f.Why)
@@ -185,24 +185,24 @@ func (st *state) tooMany(namespace, lease string) string {
 }
 
 // parse reads the state. It refuses fields that it does not know.
-func parse(text string) (state, error) {
+func parse(text string) (leaseState, error) {
 	var version struct {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal([]byte(text), &version); err != nil {
-		return state{}, err
+		return leaseState{}, err
 	}
 	if version.Version != stateVersion {
-		return state{}, fmt.Errorf("its version is %d, and this agent knows version %d", version.Version, stateVersion)
+		return leaseState{}, fmt.Errorf("its version is %d, and this agent knows version %d", version.Version, stateVersion)
 	}
-	var st state
+	var st leaseState
 	strict, err := strictjson.UnmarshalStrict([]byte(text), &st)
 	if err := errors.Join(append(strict, err)...); err != nil {
-		return state{}, err
+		return leaseState{}, err
 	}
 	for i, h := range st.Holders {
 		if h.Node == "" || h.UID == "" {
-			return state{}, fmt.Errorf("holders[%d]: node is %q and uid %q; neither may be empty", i, h.Node, h.UID)
+			return leaseState{}, fmt.Errorf("holders[%d]: node is %q and uid %q; neither may be empty", i, h.Node, h.UID)
 		}
 	}
 	// A user who edits it need not keep the order.
@@ -215,7 +215,7 @@ type record struct {
 	lease  *coordinationv1.Lease
 	absent bool
 	before []holder
-	state  state
+	state  leaseState
 	pauses bool // the write pauses the pool
 }
 
@@ -277,7 +277,7 @@ func (s *Slots) read(ctx context.Context, pool Pool) (*record, error) {
 	} else {
 		// The clock starts the turns, so that none is used twice even after a user has removed the annotation or the Lease.
 		first := s.Clock.Now().UnixMilli()
-		r.state = state{Version: stateVersion, Turn: first, Left: first}
+		r.state = leaseState{Version: stateVersion, Turn: first, Left: first}
 	}
 	r.before = slices.Clone(r.state.Holders)
 	s.view(pool).noteRenewals(r.state.Holders, s.Clock.Now())

@@ -164,7 +164,7 @@ const (
 
 // probe drops holders whose node was deleted, if this node is one of the probers. It asks for those that have not renewed for the
 // longest. It reports whether it has dropped any.
-func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
+func (t *taking) probe(ctx context.Context, st *leaseState) (bool, error) {
 	if _, room := t.expected(st); room > 0 || len(st.ahead(t.change)) >= probers {
 		return false, nil
 	}
@@ -181,7 +181,7 @@ func (t *taking) probe(ctx context.Context, st *state) (bool, error) {
 
 // hold gives the node its slot, and takes the nodes out of the queue that it has passed over. If their agents live, they join the queue
 // again, with the time that they had.
-func (t *taking) hold(st *state, now time.Time) (bool, error) {
+func (t *taking) hold(st *leaseState, now time.Time) (bool, error) {
 	st.dropWaiters(func(w waiter) bool { return t.view.goesFirst(w, now) })
 	st.hold(t.change, now)
 	t.renews = true
@@ -191,7 +191,7 @@ func (t *taking) hold(st *state, now time.Time) (bool, error) {
 // expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
 // unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them anew: always in
 // a small pool, and now and then in a large one.
-func (t *taking) expected(st *state) (limit, room int) {
+func (t *taking) expected(st *leaseState) (limit, room int) {
 	switch l := t.pool.Limit; {
 	case l == nil:
 		return MaxNodes, MaxNodes - len(st.Holders)
@@ -268,7 +268,7 @@ func (t *taking) count(ctx context.Context, r *record, changed bool) (bool, erro
 // grant gives so many nodes that wait the slots that are free by this count, so that no others take them meanwhile. Such a node finds its slot when it looks again, and counts the
 // nodes itself before it goes by it: any agent can write the Lease. If it wants none any more it returns it, and if its agent is dead it loses it
 // after Duration, like any other.
-func (t *taking) grant(st *state, room int) {
+func (t *taking) grant(st *leaseState, room int) {
 	if len(t.nodes.all) <= page {
 		return
 	}
@@ -278,7 +278,7 @@ func (t *taking) grant(st *state, room int) {
 }
 
 // full returns what is in the way. Away is nil if the agent has not counted the nodes.
-func (t *taking) full(limit, rank int, st *state, away []string) *Full {
+func (t *taking) full(limit, rank int, st *leaseState, away []string) *Full {
 	if away == nil {
 		for _, h := range st.Holders {
 			away = append(away, h.Node+": "+changing)

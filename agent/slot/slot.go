@@ -65,6 +65,9 @@ func (t *Turn) change(s state.Observed) fleet.Change {
 	return fleet.Change{Node: s.Node.Name, UID: s.Node.UID, Operation: cmp.Or(s.Operation(), t.claim), Since: t.Clock.Stamp()}
 }
 
+// poolOf returns the node's pool.
+func poolOf(s state.Observed) fleet.Pool { return fleet.PoolOf(s.Pool.File, s.Pool.Pool) }
+
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
@@ -79,14 +82,14 @@ func (t *Turn) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		return
 	}
 	var err error
-	if seen.Pool.Slot, err = t.slots().Look(ctx, seen.PoolOf(), t.change(*seen)); err != nil {
+	if seen.Pool.Slot, err = t.slots().Look(ctx, poolOf(*seen), t.change(*seen)); err != nil {
 		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
 	if !seen.DisruptionStarted() && !t.holds(*seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
 		t.claim = ""
 	}
-	if seen.Pool.Slot == (fleet.State{}) && t.claim == "" {
+	if seen.Pool.Slot == (state.Slot{}) && t.claim == "" {
 		t.apart = apart
 	}
 }
@@ -98,7 +101,7 @@ func (t *Turn) Renew(ctx context.Context, seen state.Observed) {
 	if !lost && !t.holds(seen) {
 		return
 	}
-	if err := t.slots().Renew(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Renew(ctx, poolOf(seen), t.change(seen)); err != nil {
 		t.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
@@ -133,7 +136,7 @@ func (t *Turn) Take(ctx context.Context, seen state.Observed, want state.Desired
 func (t *Turn) Foresee(ctx context.Context, seen state.Observed, want state.Desired) error {
 	c := t.change(seen)
 	c.Since = seen.AskedSince(want, t.Clock.Stamp())
-	return t.explain(seen, t.Slots.Foresee(ctx, seen.PoolOf(), c), (*Turn).waitFor)
+	return t.explain(seen, t.Slots.Foresee(ctx, poolOf(seen), c), (*Turn).waitFor)
 }
 
 // Confirm makes sure right before the fence that no other node has got the slot meanwhile.
@@ -147,7 +150,7 @@ func (t *Turn) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 func (t *Turn) ask(ctx context.Context, seen state.Observed, c fleet.Change) error {
-	return t.explain(seen, t.slots().Take(ctx, seen.PoolOf(), c), (*Turn).await)
+	return t.explain(seen, t.slots().Take(ctx, poolOf(seen), c), (*Turn).await)
 }
 
 // explain turns the answer of the pool into a wait.
@@ -230,7 +233,7 @@ func (t *Turn) Return(ctx context.Context, seen state.Observed) error {
 	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil
 	}
-	if err := t.slots().Leave(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Leave(ctx, poolOf(seen), t.change(seen)); err != nil {
 		return err
 	}
 	t.claim = ""
@@ -245,7 +248,7 @@ func (t *Turn) End(ctx context.Context, seen state.Observed, want state.Desired)
 		t.Leave(ctx, seen)
 		return
 	}
-	if err := t.slots().Release(ctx, seen.PoolOf(), t.change(seen)); err != nil {
+	if err := t.slots().Release(ctx, poolOf(seen), t.change(seen)); err != nil {
 		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
@@ -256,7 +259,7 @@ func (t *Turn) CountFailure(ctx context.Context, seen state.Observed, failure *a
 	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
 		return
 	}
-	if err := t.slots().Fail(ctx, seen.PoolOf(), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+	if err := t.slots().Fail(ctx, poolOf(seen), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
 		t.Log.Warn("telling the pool of a failure", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -154,9 +153,6 @@ func (s Observed) Drained(pods []plan.Pod) []holders.Pod {
 
 // InLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
 func (s Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
-
-// PoolOf returns the node's pool, for package fleet.
-func (s Observed) PoolOf() fleet.Pool { return fleet.PoolOf(s.Pool.File, s.Pool.Pool) }
 
 // AskedSince returns since when a label asks for the desired state.
 func (s Observed) AskedSince(want Desired, now time.Time) time.Time {

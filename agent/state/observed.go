@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/ledger"
 	"github.com/gpuslice/gpuslice/agent/nodekeys"
@@ -87,7 +86,16 @@ type Pool struct {
 	config.Pool
 	File config.Maintenance
 	Err  error // why the maintenance file cannot be read, which keeps the node from any change
-	Slot fleet.State
+	Slot Slot
+}
+
+// Slot is what the Lease of a pool says of a node.
+type Slot struct {
+	Held      bool   // the node has a slot
+	Operation string // the change that it has the slot for
+	Failed    bool   // that change has failed
+	Waiting   bool   // the node is in the queue
+	Paused    string // why the pool is paused; empty if it is not
 }
 
 // Kubelet is what kubelet says.
