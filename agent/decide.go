@@ -16,34 +16,34 @@ import (
 
 // decide turns the error that ended a pass into a decision. Package budget decides on steps that fail or find a GPU in use, by how often and
 // how long they have.
-func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
+func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
 	var failure *api.Failure
 	var refused *plan.Refused
 	switch {
 	case errors.As(err, &waiting):
-		return report.Decision{
+		return outcome.Decision{
 			Reason: waiting.Reason, Message: waiting.Error(), After: waiting.After, Blockers: waiting.Blockers, Planned: waiting.Planned,
 			Waits: waiting.For,
 		}
 	case errors.As(err, &stalled):
-		return report.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &refused):
-		return report.Decision{Reason: report.Refusal(refused), Message: err.Error(), After: a.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: report.Refusal(refused), Message: err.Error(), After: a.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &failure):
-		return report.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
+		return outcome.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
-		return report.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; starting anew", Waits: outcome.ForDriver}
+		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; starting anew", Waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrNoDriver):
-		return report.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; waiting for the driver to be loaded", After: outcome.DriverRetry, Waits: outcome.ForDriver}
+		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; waiting for the driver to be loaded", After: outcome.DriverRetry, Waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrUnresponsive):
-		return report.Decision{
+		return outcome.Decision{
 			Reason:  config.ReasonDriverUnresponsive,
 			Message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", After: outcome.DriverRetry, Waits: outcome.ForDriver,
 		}
 	case apierrors.IsConflict(err):
-		return report.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
+		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrInUse):
 		return a.budget.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):
@@ -57,9 +57,9 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 
 // unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only
 // if the boot ID shows the agent that the reboot has happened.
-func unsupported(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
+func unsupported(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	if step.Kind == plan.Reset && seen.Boot.ID != "" {
-		return report.Decision{NoReset: true}
+		return outcome.Decision{NoReset: true}
 	}
-	return report.Decision{Failure: &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
+	return outcome.Decision{Failure: &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 }

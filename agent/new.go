@@ -178,7 +178,7 @@ func (a *Agent) addSteps(o Options) {
 func (a *Agent) addDecisions(o Options) {
 	a.leftovers = &leftovers.Finder{Record: a.record, Settings: o.Settings, Clock: a.clock}
 	a.resolver = &resolve.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
-	a.files = &files.Files{Objects: a.objects, Resolver: a.resolver, Turn: a.turn, Settings: o.Settings}
+	a.files = &files.Files{Objects: a.objects, Settings: o.Settings}
 	a.gates = &gate.Gate{Settings: o.Settings, Wall: o.Clock, Clock: a.clock}
 }
 

@@ -40,6 +40,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err = a.files.Observe(call, &seen); err != nil {
 		return seen, err
 	}
+	a.turn.Observe(call, &seen, a.objects.AreFresh())
 	if err := a.upgrades.Observe(&seen); err != nil {
 		return seen, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -35,7 +36,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
-	var d report.Decision
+	var d outcome.Decision
 	if err != nil {
 		d = a.decide(seen, want, first, err).Bounded()
 	}
@@ -50,7 +51,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 		a.resets.NoteFailed(steps, d.Failure)
 		return a.giveUp(ctx, seen, want, d.Failure)
 	case d.Failure != nil: // the roll-back fails, too
-		d = report.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}
+		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}
 	}
 	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
@@ -118,7 +119,7 @@ func (d activity) String() string { return string(d) }
 
 // sleep returns the time until the next pass: none after a step, else what the decision says, at the latest until the
 // heartbeat is due.
-func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d report.Decision, err error) time.Duration {
+func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d outcome.Decision, err error) time.Duration {
 	if err == nil && len(steps) > 0 {
 		return 0
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/steady"
@@ -40,11 +39,11 @@ func (b *Budget) Forget(time.Time) { *b = *New(b.clock, b.settings) }
 
 // Attempt is what the agent knows of a step that fails.
 type Attempt struct {
-	Failures       int             // in a row
-	Next           time.Time       // the agent does not try the step before, whatever wakes the loop
-	LastDecision   report.Decision // the decision after the last failure
-	InUse          bool            // the step waits for processes that hold the GPU
-	LastDecisionAt time.Time       // when the condition reported LastDecision
+	Failures       int              // in a row
+	Next           time.Time        // the agent does not try the step before, whatever wakes the loop
+	LastDecision   outcome.Decision // the decision after the last failure
+	InUse          bool             // the step waits for processes that hold the GPU
+	LastDecisionAt time.Time        // when the condition reported LastDecision
 }
 
 // TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
@@ -154,7 +153,7 @@ func (b *Budget) CheckNoEffect(want state.Desired, step plan.Step) error {
 }
 
 // LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
-func (b *Budget) LookFailed(err error) report.Decision {
+func (b *Budget) LookFailed(err error) outcome.Decision {
 	b.failedLooks++
 	pause := b.pauseAfter(b.failedLooks)
 	if _, is := errors.AsType[*retried.Unanswered](err); is {
@@ -175,12 +174,12 @@ func (b *Budget) pauseAfter(failures int) time.Duration {
 	return pause
 }
 
-func tryAgain(pause time.Duration, err error) report.Decision {
-	return report.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause, Waits: outcome.ForRetry}
+func tryAgain(pause time.Duration, err error) outcome.Decision {
+	return outcome.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause, Waits: outcome.ForRetry}
 }
 
 // Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
-func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.Decision {
+func (b *Budget) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
 	tried := b.Attempts[step.String()]
 	tried.Failures++
 	pause := b.pauseAfter(tried.Failures)
@@ -191,7 +190,7 @@ func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.De
 			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, legible.Counted(b.settings.Retry.Failures, "attempt")),
 		}
-		tried.LastDecision = report.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
+		tried.LastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
 	b.Attempts[step.String()] = tried
 	return tried.LastDecision
@@ -199,10 +198,10 @@ func (b *Budget) Failed(step plan.Step, want state.Desired, err error) report.De
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
 // the agent does not report each of them.
-func (b *Budget) InUse(seen state.Observed, want state.Desired, step plan.Step, err error) report.Decision {
+func (b *Budget) InUse(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	now := b.clock.Now()
 	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {
-		return report.Decision{Failure: &api.Failure{
+		return outcome.Decision{Failure: &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonGPUInUse,
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(b.Deadline(seen, want, step))),
 		}}
@@ -215,7 +214,7 @@ func (b *Budget) InUse(seen state.Observed, want state.Desired, step plan.Step, 
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(b.Deadline(seen, want, step), want)
 		}
-		tried.LastDecision = report.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
+		tried.LastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
 	}
 	tried.Next = now.Add(outcome.InUseRetry)
 	b.Attempts[step.String()] = tried

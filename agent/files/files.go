@@ -8,8 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/gpuslice/gpuslice/agent/resolve"
-	"github.com/gpuslice/gpuslice/agent/slot"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
@@ -18,8 +16,6 @@ import (
 // Files reads the administrators' ConfigMaps for one node.
 type Files struct {
 	Objects  *watched.Objects
-	Resolver *resolve.Resolver
-	Turn     *slot.Turn
 	Settings config.Settings
 }
 
@@ -36,13 +32,12 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	})
 	seen.Pool.File.Asked = f.asked
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
-	f.Turn.Observe(ctx, seen, f.Objects.AreFresh())
 	return nil
 }
 
 // asked returns the label that counts on the node, and what it asks for; for the config of the settings alone, no node has that label.
 func (f *Files) asked(node *corev1.Node) (label, name string) {
-	want, _ := f.Resolver.Asked(node)
+	want, _ := state.Asked(node, f.Settings.DevicePlugin.DefaultConfig)
 	if want.Label == config.LabelMIGConfig { // its name may be joined with that of a config of the device plugin
 		return want.Label, node.Labels[want.Label]
 	}
@@ -51,7 +46,7 @@ func (f *Files) asked(node *corev1.Node) (label, name string) {
 
 // Observe reads the files of the administrator. If it cannot read one, it ends the look only if the node's labels need that file.
 func (f *Files) Observe(ctx context.Context, seen *state.Observed) (err error) {
-	want, _ := f.Resolver.Asked(seen.Node)
+	want, _ := state.Asked(seen.Node, f.Settings.DevicePlugin.DefaultConfig)
 	geometry := want.Name != "" && want.Label != config.LabelDevicePluginConfig
 	if seen.Files.Configs, err = f.read(ctx, f.Settings.MIGConfigMap); err != nil && geometry {
 		return err

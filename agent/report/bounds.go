@@ -10,13 +10,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Bounds of what the agent writes to its node.
 const (
-	// longestDecision bounds the cause, so that a condition has room for the desired config, and for what becomes of the node.
-	longestDecision = 768 // characters
 	// longestBlocker is enough for a pod with the budget that keeps it.
 	longestBlocker = 256 // characters
 
@@ -28,30 +27,11 @@ const (
 	AnswerRoom = 48 << 10 // bytes
 )
 
-// Bounded returns the decision with texts short enough for a condition.
-func (d Decision) Bounded() Decision {
-	d.Message = legible.Message(d.Message, longestDecision)
-	if d.Failure != nil {
-		d.Failure = boundedFailure(d.Failure)
-	}
-	return d
-}
-
-// boundedFailure returns the failure with texts short enough for the node's annotation.
-func boundedFailure(f *api.Failure) *api.Failure {
-	if f == nil {
-		return nil
-	}
-	out := *f
-	out.Message = legible.Message(f.Message, longestDecision)
-	return &out
-}
-
 // EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
 // and the capacity, which users find elsewhere, and at last which devices are full. It keeps what the agent reads back even if there is no room for that.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = legible.Cut(s.Desired, longestBlocker)
-	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), boundedFailure(s.Failed)
+	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), outcome.BoundedFailure(s.Failed)
 	blockers := s.Blockers
 	s.Blockers = nil
 	for _, b := range blockers[:min(len(blockers), mostBlockers)] {

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/report"
 )
 
@@ -35,13 +36,13 @@ func TestADecisionLeavesRoomForWhatIsSaidBesideIt(t *testing.T) {
 		"a long one is cut":  {long, 768},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := report.Decision{Message: c.text, Failure: &api.Failure{Message: c.text}}.Bounded()
+			d := outcome.Decision{Message: c.text, Failure: &api.Failure{Message: c.text}}.Bounded()
 			for of, got := range map[string]string{"message": d.Message, "failure": d.Failure.Message} {
 				if n := utf8.RuneCountInString(got); n > c.most || n < c.most/2 || !strings.HasPrefix(got, "no answer") {
 					t.Errorf("%d characters of the %s are left, want at most %d: %s", n, of, c.most, got)
 				}
 			}
-			if d = (report.Decision{Message: c.text}).Bounded(); d.Failure != nil {
+			if d = (outcome.Decision{Message: c.text}).Bounded(); d.Failure != nil {
 				t.Errorf("a decision without a failure has %v", d.Failure)
 			}
 		})

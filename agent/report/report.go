@@ -25,19 +25,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Decision is what the agent does after one pass.
-type Decision struct {
-	Reason   config.Reason
-	Message  string
-	After    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
-	Stalled  bool
-	Blockers []string // what is in the way
-	Planned  time.Time
-	Failure  *api.Failure // the agent gives the change up, and undoes it
-	Waits    outcome.For
-	NoReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
-}
-
 // mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
 const mostBlockers = 100
 
@@ -71,7 +58,7 @@ func (r Report) Silent() string {
 
 // Of puts the pass into words. A reset for which no label asks has no answer in the label of the state. Who waits for
 // the answer to a label that does not count is answered "failed": an answer ends the wait, and none would last until the waiting ends by itself.
-func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
+func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
 	r := reportOf(seen, want, steps, err, d)
 	r.GoesOn, r.Retries = goesOn(want, steps, err, d), err != nil && d.Waits == outcome.ForRetry
 	if want.Unanswered && r.State == config.StateSuccess {
@@ -83,7 +70,7 @@ func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d
 	return r
 }
 
-func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, d Decision) Report {
+func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
 	switch {
 	case err == nil && len(steps) == 0:
 		return idleReport(seen, want)
@@ -214,7 +201,7 @@ func waitingPhase(seen state.Observed, kind plan.Kind, want state.Desired) api.P
 }
 
 // goesOn reports whether a change goes on by itself, and waits for no user, tool or other node.
-func goesOn(want state.Desired, steps []plan.Step, err error, d Decision) bool {
+func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision) bool {
 	switch {
 	case err != nil:
 		return !d.Stalled && (d.Waits == outcome.ForStep || d.Waits == outcome.ForRetry)
@@ -283,7 +270,7 @@ func cordonOfOthers(seen state.Observed) string {
 	return text + ", which is not ours to lift"
 }
 
-func stalled(seen state.Observed, want state.Desired, d Decision) string {
+func stalled(seen state.Observed, want state.Desired, d outcome.Decision) string {
 	switch {
 	case seen.Journal != nil && seen.Journal.Cordoned:
 		return d.Message + "; the node stays cordoned until this is mended"

@@ -2,7 +2,6 @@
 package resolve
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -129,42 +128,6 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 	return err
 }
 
-// Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin.
-func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
-	if name := node.Labels[config.LabelProfile]; name != "" {
-		return overriding(node, state.Desired{Label: config.LabelProfile, Name: name}), ""
-	}
-	pluginKey = node.Labels[config.LabelDevicePluginConfig]
-	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // set by an agent, for a profile or the settings' default
-		pluginKey = ""
-	}
-	pluginKey = cmp.Or(pluginKey, r.Settings.DevicePlugin.DefaultConfig)
-	want = state.Desired{Label: config.LabelMIGConfig, Name: node.Labels[config.LabelMIGConfig]}
-	switch {
-	case pluginKey == "":
-	case want.Name == "":
-		want.Label, want.Name = config.LabelDevicePluginConfig, pluginKey
-	default:
-		want.Name += api.DesiredSeparator + pluginKey
-	}
-	if want.Name != "" {
-		want.Keys = &nodekeys.Keys{} // the keys of a profile go when the label of another config counts
-	}
-	return want, pluginKey
-}
-
-// overriding adds the labels that do not count beside a profile. What the label of MIG configs asks for may be what the profile asks for: as long as
-// that is not known, it has no success.
-func overriding(node *corev1.Node, want state.Desired) state.Desired {
-	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		if name := node.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) {
-			want.Overridden = append(want.Overridden, label+"="+name)
-			want.Unanswered = want.Unanswered || label == config.LabelMIGConfig
-		}
-	}
-	return want
-}
-
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
 func (r *Resolver) asksForTheSame(seen state.Observed, name string, gpus []nvml.GPU) bool {
 	_, wishes, _, err := r.Wishes(seen, config.LabelMIGConfig, name)
@@ -192,6 +155,11 @@ func (r *Resolver) asksForTheSame(seen state.Observed, name string, gpus []nvml.
 // migName returns the name of the MIG config in a name that may be joined with that of a config of the device plugin.
 func migName(name, pluginKey string) string {
 	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
+}
+
+// Asked is state.Asked by the settings.
+func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
+	return state.Asked(node, r.Settings.DevicePlugin.DefaultConfig)
 }
 
 // Apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.

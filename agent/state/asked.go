@@ -1,0 +1,49 @@
+package state
+
+import (
+	"cmp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/nodekeys"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin. Without
+// a label for it, that of the device plugin is byDefault, which the settings name.
+func Asked(node *corev1.Node, byDefault string) (want Desired, pluginKey string) {
+	if name := node.Labels[config.LabelProfile]; name != "" {
+		return overriding(node, Desired{Label: config.LabelProfile, Name: name}), ""
+	}
+	pluginKey = node.Labels[config.LabelDevicePluginConfig]
+	if strings.HasPrefix(pluginKey, config.OwnPluginKey) { // set by an agent, for a profile or the settings' default
+		pluginKey = ""
+	}
+	pluginKey = cmp.Or(pluginKey, byDefault)
+	want = Desired{Label: config.LabelMIGConfig, Name: node.Labels[config.LabelMIGConfig]}
+	switch {
+	case pluginKey == "":
+	case want.Name == "":
+		want.Label, want.Name = config.LabelDevicePluginConfig, pluginKey
+	default:
+		want.Name += api.DesiredSeparator + pluginKey
+	}
+	if want.Name != "" {
+		want.Keys = &nodekeys.Keys{} // the keys of a profile go when the label of another config counts
+	}
+	return want, pluginKey
+}
+
+// overriding adds the labels that do not count beside a profile. What the label of MIG configs asks for may be what the profile asks for: as long as
+// that is not known, it has no success.
+func overriding(node *corev1.Node, want Desired) Desired {
+	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		if name := node.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) {
+			want.Overridden = append(want.Overridden, label+"="+name)
+			want.Unanswered = want.Unanswered || label == config.LabelMIGConfig
+		}
+	}
+	return want
+}
