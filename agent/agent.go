@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/fencing"
 	"github.com/gpuslice/gpuslice/agent/files"
 	"github.com/gpuslice/gpuslice/agent/gate"
+	"github.com/gpuslice/gpuslice/agent/handover"
 	"github.com/gpuslice/gpuslice/agent/hardware"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/ledger"
@@ -79,6 +80,7 @@ type Agent struct {
 	processes    *processes.Finder
 	draining     *draining.Draining
 	devicePlugin *deviceplugin.Plugin
+	handover     *handover.Handover
 	units        *units.Units
 	rebooter     *reboot.Rebooter
 	hardware     *hardware.GPUs
@@ -114,7 +116,7 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.record, a.sets, a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.leftovers, a.upgrades, a.taint, a.resets, a.prover, a.turn, a.change,
+		a.record, a.sets, a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.prover, a.turn, a.change,
 		a.fencing, a.parts,
 	}
 }
@@ -278,7 +280,7 @@ func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
 func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want state.Desired) error {
-	done, err := a.devicePlugin.Mend(ctx, seen, want)
+	done, err := a.handover.Mend(ctx, seen, want)
 	if done != "" {
 		a.events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
 	}

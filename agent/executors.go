@@ -78,7 +78,7 @@ func (a *Agent) changeGPU(ctx context.Context, w work) error {
 
 // setComputeMode sets the compute mode of a GPU, once the MPS daemons on it have ended.
 func (a *Agent) setComputeMode(ctx context.Context, w work) error {
-	if err := a.devicePlugin.DaemonsGone(w.seen, w.want, w.step); err != nil {
+	if err := a.handover.DaemonsGone(w.seen, w.want, w.step); err != nil {
 		return err
 	}
 	return a.changeGPU(ctx, w)
@@ -113,13 +113,13 @@ func (a *Agent) evictPods(ctx context.Context, w work) error {
 // writeSharing gives the device plugin another config. The agent then has to prove the same devices anew.
 func (a *Agent) writeSharing(ctx context.Context, w work) error {
 	a.prover.ProveAnew()
-	return a.devicePlugin.WriteSharing(ctx, w.seen, w.want)
+	return a.handover.WriteSharing(ctx, w.seen, w.want)
 }
 
 // reloadPlugin makes the device plugin read its new config.
 func (a *Agent) reloadPlugin(ctx context.Context, w work) error {
 	a.prover.ProveAnew()
-	return a.devicePlugin.Reload(ctx, w.seen, w.want, w.step)
+	return a.handover.Reload(ctx, w.seen, w.want, w.step)
 }
 
 // adopt writes a journal for what an earlier agent has left without one.

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/files"
 	"github.com/gpuslice/gpuslice/agent/fleet"
 	"github.com/gpuslice/gpuslice/agent/gate"
+	"github.com/gpuslice/gpuslice/agent/handover"
 	"github.com/gpuslice/gpuslice/agent/hardware"
 	"github.com/gpuslice/gpuslice/agent/health"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
@@ -136,10 +137,11 @@ func (a *Agent) addSteps(o Options) {
 		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Budget: a.budget, Metrics: o.Metrics, Settings: o.Settings, Events: a.events, Clock: a.clock,
 	}
 	a.devicePlugin = &deviceplugin.Plugin{
-		Client: o.Client, Objects: a.objects, Nodes: a.nodes, Processes: o.Processes, Draining: a.draining, Budget: a.budget, Configs: o.Plugin,
+		Objects: a.objects, Processes: o.Processes, Configs: o.Plugin,
 		File:     pluginfile.New(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 		Settings: o.Settings, Clock: a.clock, Log: o.Log,
 	}
+	a.handover = &handover.Handover{Plugin: a.devicePlugin, Client: o.Client, Nodes: a.nodes, Draining: a.draining, Budget: a.budget}
 	a.units = &units.Units{
 		Systemd: o.Units, Settings: o.Settings, Budget: a.budget, Ledger: a.ledger, Events: a.events, Clock: a.clock, Log: o.Log,
 	}
@@ -165,7 +167,7 @@ func (a *Agent) addSteps(o Options) {
 	}
 	a.fencing = &fencing.Fencing{
 		Nodes: a.nodes, Fence: a.marks, Ledger: a.ledger, Record: a.record, Turn: a.turn, Draining: a.draining, Processes: a.processes,
-		DevicePlugin: a.devicePlugin, Change: a.change, Budget: a.budget, Events: a.events, Clock: a.clock,
+		Handover: a.handover, Change: a.change, Budget: a.budget, Events: a.events, Clock: a.clock,
 	}
 	a.upgrades = &upgrade.Watch{
 		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.marks, Fencing: a.fencing, Settings: o.Settings, Events: a.events, Clock: a.clock,

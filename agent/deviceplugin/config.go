@@ -1,5 +1,5 @@
-// Package deviceplugin knows NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, which config a
-// profile or a label asks for, and how the agent hands that over.
+// Package deviceplugin knows NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, and which config a
+// profile or a label asks for.
 package deviceplugin
 
 import (
@@ -19,10 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/agent/budget"
-	"github.com/gpuslice/gpuslice/agent/draining"
+	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -30,33 +28,32 @@ import (
 	"github.com/gpuslice/gpuslice/agent/watched"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
+// Readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
+var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
+
+// Retry is the pause between two looks at what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
+const Retry = time.Second
+
 // Plugin is the device plugin of one node.
 type Plugin struct {
-	Client    kube.Interface
 	Objects   *watched.Objects
-	Nodes     nodewrite.Writer
 	Processes holders.Processes
-	Draining  *draining.Draining
-	Budget    *budget.Budget
 	Configs   Configs
 	File      *pluginfile.File // its config on the host
 	Settings  config.Settings
 	Clock     *steady.Clock
 	Log       *zap.Logger
 
-	toldFirst   time.Time            // when other readers of the config than the plugin last got a SIGHUP before it
 	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
 	connectedAt time.Time            // when a look last saw nothing wrong between kubelet and the plugin
 	early       early                // a plugin that has read of MPS too early
 	ending      ending               // a plugin that ends by its new config
 	unpicked    unpicked             // configs that no label or setting names
 
-	labelWrites labelWrites // of the config manager's label
-	own         ownKey      // the agent's own key that the label named last
+	own ownKey // the agent's own key that the label named last
 }
 
 // ownKey is a config that the agent has written, under the key that it has.
@@ -64,7 +61,7 @@ type ownKey struct{ key, text string }
 
 // Forget drops what depends on times that the clock gave.
 func (dp *Plugin) Forget(time.Time) {
-	dp.unpicked, dp.early, dp.ending, dp.toldFirst, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}, time.Time{}
+	dp.unpicked, dp.early, dp.ending, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}
 }
 
 // Configs reads and writes config files of NVIDIA's device plugin.
@@ -111,7 +108,7 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 	case owed:
 		way = seen.Journal.Plugin.Way
 		if manager == nil {
-			manager = formerManager(seen.Journal.Plugin, seen.Node.UID)
+			manager = FormerManager(seen.Journal.Plugin, seen.Node.UID)
 		}
 	case way != config.HandoverAuto:
 	case manager != nil:
@@ -157,7 +154,7 @@ func runsReader(seen *state.Observed, pod *corev1.Pod) bool {
 	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
 	return slices.ContainsFunc(seen.DevicePlugin.Pods, is) || slices.ContainsFunc(seen.DevicePlugin.MPSDaemons, is) ||
 		slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-			return slices.ContainsFunc(readers, func(name string) bool {
+			return slices.ContainsFunc(Readers, func(name string) bool {
 				return strings.Contains(c.Name, name) ||
 					slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(word string) bool { return path.Base(word) == name })
 			})
@@ -237,9 +234,9 @@ func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
 // longestPassed leaves room in the condition for what else it says.
 const longestPassed = 300
 
-// noteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
+// NoteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
 // beside the file, a restarted agent signals them again.
-func (dp *Plugin) noteNotified(ctx context.Context, p state.PluginConfig) {
+func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.Readers {
 		if what, ok := p.NotifiedPods[pod.UID]; ok {
@@ -304,4 +301,12 @@ func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[st
 		return map[string]string{}, nil
 	}
 	return object.Data, nil
+}
+
+// FormerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.
+func FormerManager(f *journal.FormerPlugin, node types.UID) *state.ConfigManager {
+	if f.Label == "" {
+		return nil
+	}
+	return &state.ConfigManager{Node: node, Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
 }

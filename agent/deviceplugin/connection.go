@@ -52,7 +52,7 @@ func (dp *Plugin) listening(ctx context.Context, seen *state.Observed) (pod stri
 	for i := range seen.DevicePlugin.Pods {
 		p := &seen.DevicePlugin.Pods[i]
 		call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
-		of, err := dp.Processes.Listeners(call, p.UID, pluginCommand)
+		of, err := dp.Processes.Listeners(call, p.UID, Command)
 		cancel()
 		switch {
 		case errors.Is(err, holders.ErrNoProcess): // it does not run yet, or no more

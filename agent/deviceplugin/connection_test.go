@@ -8,14 +8,68 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/journal"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/steady"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
+
+// pids of programs on the node.
+const (
+	pluginPID    = 501
+	discoveryPID = 502
+	daemonPID    = 503
+)
+
+// host is a node on which pods of the device plugin run.
+type host struct {
+	t      *testing.T
+	clock  *clocktesting.FakeClock
+	table  string // of its processes
+	plugin *deviceplugin.Plugin
+	seen   state.Observed
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := &host{t: t, table: t.TempDir(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)), seen: state.Observed{Node: &corev1.Node{}}}
+	h.plugin = &deviceplugin.Plugin{
+		Processes: holders.Processes{Root: h.table}, Settings: config.Default(), Clock: steady.New(h.clock), Log: zaptest.NewLogger(t),
+	}
+	return h
+}
+
+// pod makes a pod whose program runs on the host.
+func (h *host) pod(pid int, command string, since time.Time) corev1.Pod {
+	h.t.Helper()
+	uid := "00000000-0000-4000-8000-000000000" + strconv.Itoa(pid)
+	dir := filepath.Join(h.table, strconv.Itoa(pid))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		h.t.Fatal(err)
+	}
+	cgroup := "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + strings.ReplaceAll(uid, "-", "_") +
+		".slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope"
+	for name, text := range map[string]string{"comm": command[:min(15, len(command))] + "\n", "cgroup": cgroup + "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: command, UID: types.UID(uid)},
+		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+			Name: command, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(since)}},
+		}}},
+	}
+}
 
 // pluginPod makes a pod of the device plugin's DaemonSet that runs the program and listens on these sockets.
 func (h *host) pluginPod(pid int, command string, sockets ...string) corev1.Pod {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/capacity"
@@ -24,8 +23,8 @@ const (
 	handlesHangup = 2 * time.Second
 )
 
-// pluginCommand is the program of the device plugin.
-const pluginCommand = "nvidia-device-plugin"
+// Command is the program of the device plugin.
+const Command = "nvidia-device-plugin"
 
 // early is a plugin that has read of MPS before MPS's control daemon was ready. It offers nothing, and tries again after half a minute. So it is where
 // a config manager tells the plugin at once, and where the plugin's pod starts before the daemon's. The zero value is no such plugin.
@@ -49,8 +48,8 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	if e.began.IsZero() {
 		e.began = now
 	}
-	p.AwaitsMPS = now.Sub(e.began) < mpsPatience
-	if !dp.servesMPS(ctx, *seen) {
+	p.AwaitsMPS = now.Sub(e.began) < MPSPatience
+	if !dp.MPSReady(ctx, *seen) {
 		e.missed, e.ready = true, time.Time{}
 		return
 	}
@@ -59,7 +58,7 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	}
 	due := e.missed || now.Sub(e.ready) >= mpsBegins // an agent that has just been started does not know what was before
 	paused := e.told > 0 && now.Sub(e.toldAt) < earlyPause<<(e.told-1)
-	p.Early = due && !paused && e.told < earlyTold && len(dp.earlyPods(*seen)) > 0
+	p.Early = due && !paused && e.told < earlyTold && len(dp.EarlyPods(*seen)) > 0
 }
 
 // offersShared reports whether kubelet has any device that the plugin offers by this sharing.
@@ -70,9 +69,9 @@ func offersShared(s config.Sharing, offered capacity.Resources) bool {
 	})
 }
 
-// earlyPods returns the plugin's pods that have read their config and can be told.
-func (dp *Plugin) earlyPods(seen state.Observed) []types.UID {
-	unnotified := dp.unnotifiedReaders(seen.Plugin)
+// EarlyPods returns the plugin's pods that have read their config and can be told.
+func (dp *Plugin) EarlyPods(seen state.Observed) []types.UID {
+	unnotified := dp.UnnotifiedReaders(seen.Plugin)
 	var out []types.UID
 	for i := range seen.DevicePlugin.Pods {
 		pod := &seen.DevicePlugin.Pods[i]
@@ -83,22 +82,10 @@ func (dp *Plugin) earlyPods(seen state.Observed) []types.UID {
 	return out
 }
 
-// tellEarly tells an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
-func (dp *Plugin) tellEarly(ctx context.Context, seen state.Observed) {
-	call, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.DriverCall)
-	defer cancel()
-	dp.noteTold()
-	told, err := dp.Processes.Hangup(call, dp.earlyPods(seen), []string{pluginCommand})
-	if err != nil {
-		dp.Log.Warn("telling the device plugin that the MPS control daemon is ready: it tries again by itself", zap.Error(err))
-	}
-	for _, c := range told {
-		dp.Log.Info("told the device plugin that the MPS control daemon is ready", zap.Int("pid", c.PID))
-	}
+// NoteEarlyNotified notes that the plugin was told just now to read its config.
+func (dp *Plugin) NoteEarlyNotified() {
+	dp.early.told, dp.early.toldAt = dp.early.told+1, dp.Clock.Now()
 }
-
-// noteTold notes that the plugin was told just now.
-func (dp *Plugin) noteTold() { dp.early.told, dp.early.toldAt = dp.early.told+1, dp.Clock.Now() }
 
 // AwaitsMPS returns the pause between two looks at a plugin that waits for MPS's control daemon; longest if it waits for none. No watch shows when the
 // daemon is ready.
@@ -106,5 +93,5 @@ func AwaitsMPS(seen state.Observed, longest time.Duration) time.Duration {
 	if !seen.Plugin.AwaitsMPS {
 		return longest
 	}
-	return min(longest, handoverRetry)
+	return min(longest, Retry)
 }

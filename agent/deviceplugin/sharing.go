@@ -286,11 +286,11 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 
 // allReadersNotified reports whether every pod that reads the plugin's config file has read it as it is.
 func (dp *Plugin) allReadersNotified(seen state.Observed) bool {
-	return len(dp.unnotifiedReaders(seen.Plugin)) == 0
+	return len(dp.UnnotifiedReaders(seen.Plugin)) == 0
 }
 
-// unnotifiedReaders returns the readers that run since before the file was written, and got no SIGHUP since.
-func (dp *Plugin) unnotifiedReaders(p state.PluginConfig) []types.UID {
+// UnnotifiedReaders returns the readers that run since before the file was written, and got no SIGHUP since.
+func (dp *Plugin) UnnotifiedReaders(p state.PluginConfig) []types.UID {
 	var out []types.UID
 	for _, pod := range p.Readers {
 		if p.NotifiedPods[pod.UID] == p.Writing() {

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/draining"
 	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/handover"
 	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/ledger"
@@ -33,18 +33,18 @@ import (
 
 // Fencing fences one node, and gives it back.
 type Fencing struct {
-	Nodes        nodewrite.Writer
-	Fence        fence.Fence
-	Ledger       *ledger.Ledger
-	Record       *hostrecord.Keeper
-	Turn         *slot.Turn
-	Draining     *draining.Draining
-	Processes    *processes.Finder
-	DevicePlugin *deviceplugin.Plugin
-	Change       *measure.Change
-	Budget       *budget.Budget
-	Events       events.Recorder
-	Clock        *steady.Clock
+	Nodes     nodewrite.Writer
+	Fence     fence.Fence
+	Ledger    *ledger.Ledger
+	Record    *hostrecord.Keeper
+	Turn      *slot.Turn
+	Draining  *draining.Draining
+	Processes *processes.Finder
+	Handover  *handover.Handover
+	Change    *measure.Change
+	Budget    *budget.Budget
+	Events    events.Recorder
+	Clock     *steady.Clock
 
 	returns returns
 }
@@ -155,7 +155,7 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 		}
 	}
 	if seen.Journal.Plugin != nil {
-		f.DevicePlugin.Tidy(ctx, seen)
+		f.Handover.Tidy(ctx, seen)
 	}
 	learnt = f.learnForGood(ctx, seen, want)
 	f.Record.Release(ctx, f.Clock.Now())

@@ -87,7 +87,7 @@ func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state
 	if seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
 		return nil
 	}
-	former, err := f.DevicePlugin.FormerConfig(seen, want)
+	former, err := f.Handover.FormerConfig(seen, want)
 	if err != nil {
 		return err
 	}

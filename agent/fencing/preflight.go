@@ -33,7 +33,7 @@ func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+seen.Holders.Err.Error()
 	case seen.LacksDevicePlugin():
-		wait.Reason, wait.Message = config.ReasonNoDevicePlugin, f.DevicePlugin.Advice(seen)+"; until then nothing is disturbed: "+seen.WhyNoPlugin()
+		wait.Reason, wait.Message = config.ReasonNoDevicePlugin, f.Handover.Advice(seen)+"; until then nothing is disturbed: "+seen.WhyNoPlugin()
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
 		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + legible.Listed(unowned)

@@ -39,7 +39,7 @@ func (f *Fencing) Prepare(ctx context.Context, seen *state.Observed, want state.
 	if !step.Traits().Opens || step.Kind == plan.Fence && !starts {
 		return nil
 	}
-	return f.DevicePlugin.Prepare(ctx, *seen, want, steps)
+	return f.Handover.Prepare(ctx, *seen, want, steps)
 }
 
 // noteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The

@@ -1,4 +1,5 @@
-package deviceplugin
+// Package handover gives NVIDIA's device plugin another config: it writes that where the plugin reads it, and makes the plugin read it.
+package handover
 
 import (
 	"context"
@@ -8,7 +9,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,8 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/budget"
+	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/draining"
 	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -27,34 +31,36 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-const (
-	// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and another
-	// minute for its cache.
-	propagation = 2 * time.Minute
-	// handoverRetry is the pause between two looks at what kubelet shows to a pod.
-	handoverRetry = time.Second
-)
+// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and another
+// minute for its cache.
+const propagation = 2 * time.Minute
 
-// readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
-var readers = []string{pluginCommand, "gpu-feature-discovery", "mps-control-daemon"}
+// Handover gives the device plugin of one node another config.
+type Handover struct {
+	*deviceplugin.Plugin // as the agent sees it
 
-// formerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.
-func formerManager(f *journal.FormerPlugin, node types.UID) *state.ConfigManager {
-	if f.Label == "" {
-		return nil
-	}
-	return &state.ConfigManager{Node: node, Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
+	Client   kube.Interface
+	Nodes    nodewrite.Writer
+	Draining *draining.Draining
+	Budget   *budget.Budget
+
+	toldFirst   time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
+	labelWrites labelWrites // of the config manager's label
 }
+
+// Forget drops what depends on times that the clock gave. The plugin that it embeds has a Forget of its own.
+func (h *Handover) Forget(time.Time) { h.toldFirst = time.Time{} }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
 
 // FormerConfig returns the config that the plugin has now, for the journal. If there is no file yet, that is a config which shares nothing,
 // and an undo writes it: a plugin that is started with a file does not run without.
-func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
+func (h *Handover) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
 	p := seen.Plugin
 	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
 	if m := p.Manager; m != nil {
@@ -63,7 +69,7 @@ func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journa
 			f.Body = m.Files[p.Text]
 		}
 	} else if !p.Exists {
-		text, err := dp.Configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
+		text, err := h.Configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
 		if err != nil {
 			return nil, err
 		}
@@ -72,55 +78,55 @@ func (dp *Plugin) FormerConfig(seen state.Observed, want state.Desired) (*journa
 	if len(f.Text)+len(f.Body) > maxFormer {
 		return nil, &outcome.Stalled{
 			Reason:  config.ReasonNoHandover,
-			Message: fmt.Sprintf("%s: noting the device plugin's config %s: %v; shorten it", want.PluginAskedBy(), dp.Settings.DevicePlugin.ConfigFile, errTooLong),
+			Message: fmt.Sprintf("%s: noting the device plugin's config %s: %v; shorten it", want.PluginAskedBy(), h.Settings.DevicePlugin.ConfigFile, errTooLong),
 		}
 	}
 	return f, nil
 }
 
 // WriteSharing gives the device plugin another config: by the label and ConfigMap of its config manager, or by the file.
-func (dp *Plugin) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
 	if seen.Plugin.Manager != nil {
-		return dp.setLabel(ctx, seen, want)
+		return h.setLabel(ctx, seen, want)
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := dp.File.Write(call, want.Plugin.Text, dp.Clock.Now())
-	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.Undo && dp.Clock.Now().Before(dp.Budget.Deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
+	err := h.File.Write(call, want.Plugin.Text, h.Clock.Now())
+	if full, is := errors.AsType[*pluginfile.NoRoomError](err); is && !want.Undo && h.Clock.Now().Before(h.Budget.Deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
 		return fullFolder(full, want.PluginAskedBy(), "the device plugin is given its config")
 	}
 	return err
 }
 
 // Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
-func (dp *Plugin) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (h *Handover) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
 	switch {
 	case want.Undo || !writes || seen.HardwareOrPluginTouched():
 		return nil
 	case seen.Plugin.Manager != nil:
-		return dp.prepareKey(ctx, seen, want, steps[0])
+		return h.prepareKey(ctx, seen, want, steps[0])
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := dp.File.Prepare(call, want.Plugin.Text)
+	err := h.File.Prepare(call, want.Plugin.Text)
 	full, is := errors.AsType[*pluginfile.NoRoomError](err)
 	switch {
 	case is:
 		wait := fullFolder(full, want.PluginAskedBy(), "anything is disturbed")
-		wait.Since = seen.Since(wait.Reason, dp.Clock.Stamp())
+		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
 	case aside.Hangs(err):
 		return &outcome.UnseenError{Err: err}
 	case err != nil: // the agent reports and counts any other fault of the folder when it writes the file
-		dp.Log.Debug("making room for the device plugin's config", zap.Error(err))
+		h.Log.Debug("making room for the device plugin's config", zap.Error(err))
 	}
 	return nil
 }
 
 // prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
 // that asks for its turn only tries it, since its change may be withdrawn before it begins.
-func (dp *Plugin) prepareKey(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (h *Handover) prepareKey(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
 	m := seen.Plugin.Manager
 	if !lacksKey(m, want) {
 		return nil
@@ -129,17 +135,17 @@ func (dp *Plugin) prepareKey(ctx context.Context, seen state.Observed, want stat
 	if step.Kind == plan.AcquireSlot {
 		try = []string{metav1.DryRunAll}
 	}
-	err := dp.patchConfigMap(ctx, m, want.Plugin.Text, &want.Plugin.KeyContent, try...)
+	err := h.patchConfigMap(ctx, m, want.Plugin.Text, &want.Plugin.KeyContent, try...)
 	switch why := whyRefused(m, err); {
 	case why != "":
 		wait := &outcome.Waiting{
 			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
 			Advice: "nothing is disturbed before the key is there, for which " + want.PluginAskedBy() + " asks",
 		}
-		wait.Since = seen.Since(wait.Reason, dp.Clock.Stamp())
+		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
 	case err != nil && try != nil: // a webhook may know no dry run
-		dp.Log.Debug("trying whether the config manager's ConfigMap takes a key", zap.Error(err))
+		h.Log.Debug("trying whether the config manager's ConfigMap takes a key", zap.Error(err))
 		return nil
 	}
 	return err
@@ -176,13 +182,13 @@ func fullFolder(full *pluginfile.NoRoomError, asked, before string) *outcome.Wai
 
 // setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
 // kubelet must have shown a key that the agent has written to its pod before.
-func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
-	if err := dp.refuseToSetAgain(seen, want); err != nil {
+	if err := h.refuseToSetAgain(seen, want); err != nil {
 		return err
 	}
 	if lacksKey(m, want) { // somebody has taken it away since Prepare, or this is the way back
-		err := dp.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
+		err := h.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
 		if why := whyRefused(m, err); why != "" && !want.Undo {
 			return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
 		}
@@ -192,7 +198,7 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 		m.Files[key] = want.Plugin.KeyContent
 	}
 	if want.Plugin.KeyContent != "" && m.Pod.UID != "" {
-		if err := dp.awaitKey(ctx, seen, want); err != nil {
+		if err := h.awaitKey(ctx, seen, want); err != nil {
 			return err
 		}
 	}
@@ -200,44 +206,44 @@ func (dp *Plugin) setLabel(ctx context.Context, seen state.Observed, want state.
 	if key == "" {
 		value = nil
 	}
-	err := dp.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := h.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
 		}})
 	})
 	if err == nil {
-		dp.labelWrites.add(seen.Operation(), key)
+		h.labelWrites.add(seen.Operation(), key)
 	}
 	return err
 }
 
 // awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
-func (dp *Plugin) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
-	began := dp.Budget.Began(step)
+	began := h.Budget.Began(step)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	there, err := dp.Processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
-	if there || dp.Clock.Since(began) > propagation {
+	there, err := h.Processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
+	if there || h.Clock.Since(began) > propagation {
 		return nil
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: handoverRetry, Since: began,
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
-	if dp.isSetBack(seen, want) {
+	if h.isSetBack(seen, want) {
 		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), seen.Node.Labels[m.Label])
 	}
 	if err != nil {
-		dp.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
+		h.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
 	}
 	return wait
 }
 
 // patchConfigMap sets one key, or removes it if text is nil.
-func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
+func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
 	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
 		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
 			m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
@@ -246,10 +252,10 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", m.KeyName(key), err)
 	}
-	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+	api, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.APICall)
 	defer cancel()
 	err = retried.Do(api, func() error {
-		_, err := dp.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
+		_, err := h.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
 		return err
 	})
 	if err != nil {
@@ -260,7 +266,7 @@ func (dp *Plugin) patchConfigMap(ctx context.Context, m *state.ConfigManager, ke
 
 // Mend writes the agent's key again by which the node goes, if somebody else has put another text in its place or taken it away. The plugin has
 // read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
-func (dp *Plugin) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
+func (h *Handover) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
 	m, key := seen.Plugin.Manager, seen.Plugin.Text
 	if m == nil || !m.Damaged {
 		return "", nil
@@ -272,7 +278,7 @@ func (dp *Plugin) Mend(ctx context.Context, seen state.Observed, want state.Desi
 	if text == "" {
 		return "", nil
 	}
-	if err := dp.patchConfigMap(ctx, m, key, &text); err != nil {
+	if err := h.patchConfigMap(ctx, m, key, &text); err != nil {
 		return "", err
 	}
 	return m.KeyName(key) + " was taken away, or had another text than this agent has written: it is written again, and no pod has to leave. " +
@@ -280,26 +286,26 @@ func (dp *Plugin) Mend(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 // Tidy removes what a change of the plugin's config has left.
-func (dp *Plugin) Tidy(ctx context.Context, seen state.Observed) {
+func (h *Handover) Tidy(ctx context.Context, seen state.Observed) {
 	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
-		dp.collectKeys(ctx, seen)
+		h.collectKeys(ctx, seen)
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	if err := dp.File.Tidy(call); err != nil {
-		dp.Log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
+	if err := h.File.Tidy(call); err != nil {
+		h.Log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
 	}
 }
 
 // collectKeys removes the keys that the agent has written for this node and by which no node goes: that of before the change, or that of a change
 // which came to nothing. The policy lets a node have a few alone.
-func (dp *Plugin) collectKeys(ctx context.Context, seen state.Observed) {
+func (h *Handover) collectKeys(ctx context.Context, seen state.Observed) {
 	former, m := seen.Journal.Plugin, seen.Plugin.Manager
 	if former == nil || former.Stays {
 		return
 	}
-	manager := formerManager(former, seen.Node.UID)
+	manager := deviceplugin.FormerManager(former, seen.Node.UID)
 	if manager == nil || m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
 		return // the plugin's DaemonSet names another ConfigMap by now
 	}
@@ -311,50 +317,50 @@ func (dp *Plugin) collectKeys(ctx context.Context, seen state.Observed) {
 	}
 	for key := range keys {
 		if manager.Owns(key) && seen.Node.Labels[former.Label] != key {
-			dp.collectKey(ctx, manager, key)
+			h.collectKey(ctx, manager, key)
 		}
 	}
 }
 
 // collectKey removes a key of this node's agent, unless another node's label names it.
-func (dp *Plugin) collectKey(ctx context.Context, m *state.ConfigManager, key string) {
-	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key string) {
+	api, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.APICall)
 	defer cancel()
-	users, err := dp.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: m.Label + "=" + key, Limit: 1})
+	users, err := h.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: m.Label + "=" + key, Limit: 1})
 	if err == nil && len(users.Items) == 0 {
-		err = dp.patchConfigMap(ctx, m, key, nil)
+		err = h.patchConfigMap(ctx, m, key, nil)
 	}
 	if err != nil {
-		dp.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", key), zap.Error(err))
+		h.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", key), zap.Error(err))
 	}
 }
 
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
-func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
-	untold, wait := dp.tellFirst(ctx, seen, want, step, dp.unnotifiedReaders(seen.Plugin))
+func (h *Handover) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	untold, wait := h.tellFirst(ctx, seen, want, step, h.UnnotifiedReaders(seen.Plugin))
 	if len(untold) == 0 {
 		if wait == nil && seen.Plugin.Early {
-			dp.tellEarly(ctx, seen)
+			h.tellEarly(ctx, seen)
 		}
 		return wait
 	}
 	if seen.Plugin.Method == config.HandoverFile {
-		call, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.DriverCall)
+		call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 		defer cancel()
-		told, err := dp.Processes.Hangup(call, untold, readers)
+		told, err := h.Processes.Hangup(call, untold, deviceplugin.Readers)
 		for _, c := range told {
 			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
-			dp.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+			h.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		dp.noteNotified(call, seen.Plugin)
-		if plugins, _ := dp.readersByRole(seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
-			dp.noteTold()
+		h.NoteNotified(call, seen.Plugin)
+		if plugins, _ := h.readersByRole(seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
+			h.NoteEarlyNotified()
 		}
 		if err != nil {
 			return err
 		}
-		still := dp.unnotifiedReaders(seen.Plugin)
+		still := h.UnnotifiedReaders(seen.Plugin)
 		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
 			return wait
 		}
@@ -367,63 +373,11 @@ func (dp *Plugin) Reload(ctx context.Context, seen state.Observed, want state.De
 			}
 		}
 	}
-	return dp.Draining.EvictPods(ctx, seen, want, step, restarted)
-}
-
-// longestLastWords bounds the termination message of a container in the agent's message.
-const longestLastWords = 256
-
-// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager tells the plugin by SIGHUP to read its config anew, and a plugin
-// that has only just started does not yet listen to it. Kubelet starts it again, and then it reads that config.
-const endedByHangup = 128 + int32(syscall.SIGHUP)
-
-// failsAfter is how long the device plugin has to end again and again until its config is at fault. It may end once for other reasons: a config
-// manager replaces the file, and a plugin that starts just then finds none.
-const failsAfter = 20 * time.Second
-
-// ending is a container of the device plugin that ends.
-type ending struct {
-	pod      types.UID
-	since    time.Time
-	restarts int32 // that the container had had when it was first seen to have ended
-}
-
-// Fails returns why the device plugin does not run by its present config; empty if it does, or has not tried yet. It is for good where kubelet has
-// started the plugin again meanwhile, and that has ended too.
-// Other containers of its pod do not count: a config manager ends once if it finds no plugin to signal.
-func (dp *Plugin) Fails(s state.Observed) (why string, forGood bool) {
-	since := s.Plugin.Written
-	if s.Journal != nil && since.IsZero() {
-		since = s.Journal.Started
-	}
-	for _, pod := range s.DevicePlugin.Pods {
-		for _, c := range pod.Status.ContainerStatuses {
-			last := c.LastTerminationState.Terminated
-			if !dp.endsAgain(c) || last.FinishedAt.Time.Before(since) {
-				continue
-			}
-			if dp.ending.pod != pod.UID || dp.ending.since.Before(since) {
-				dp.ending = ending{pod.UID, dp.Clock.Now(), c.RestartCount}
-			}
-			text := fmt.Sprintf("container %s of pod %s/%s ends again and again, with exit code %d", c.Name, pod.Namespace, pod.Name, last.ExitCode)
-			if last.Message != "" {
-				text += ": " + legible.Message(last.Message, longestLastWords)
-			}
-			return text, c.RestartCount > dp.ending.restarts && dp.Clock.Since(dp.ending.since) >= failsAfter
-		}
-	}
-	return "", false
-}
-
-// endsAgain reports whether the container is the device plugin's, has ended by itself, and waits to be started again.
-func (dp *Plugin) endsAgain(c corev1.ContainerStatus) bool {
-	plugin, last := dp.Settings.DevicePlugin.Containers, c.LastTerminationState.Terminated
-	return (len(plugin) == 0 || slices.Contains(plugin, c.Name)) && c.State.Waiting != nil && c.State.Waiting.Reason == "CrashLoopBackOff" &&
-		last != nil && last.ExitCode != endedByHangup
+	return h.Draining.EvictPods(ctx, seen, want, step, restarted)
 }
 
 // DaemonsGone waits for the end of the MPS control daemon, which resets the GPUs' compute mode if it is not killed.
-func (dp *Plugin) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
+func (h *Handover) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
 	if len(seen.DevicePlugin.MPSDaemons) == 0 {
 		return nil
 	}
@@ -432,8 +386,8 @@ func (dp *Plugin) DaemonsGone(seen state.Observed, want state.Desired, step plan
 		pods = append(pods, pod.Namespace+"/"+pod.Name)
 	}
 	message := "waiting for the MPS control daemon to end: " + legible.Listed(pods)
-	until := dp.Budget.Deadline(seen, want, step)
-	if dp.Clock.Now().After(until) && !want.Undo {
+	until := h.Budget.Deadline(seen, want, step)
+	if h.Clock.Now().After(until) && !want.Undo {
 		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{

@@ -1,4 +1,4 @@
-package deviceplugin
+package handover
 
 import (
 	"errors"
@@ -31,23 +31,23 @@ func (l *labelWrites) add(operation, key string) {
 const mostLabelWrites = 2
 
 // isSetBack reports whether the agent has set the label for this change, and it says something else.
-func (dp *Plugin) isSetBack(seen state.Observed, want state.Desired) bool {
+func (h *Handover) isSetBack(seen state.Observed, want state.Desired) bool {
 	key := want.Plugin.Text
-	l := dp.labelWrites
+	l := h.labelWrites
 	return l.times > 0 && l.operation == seen.Operation() && l.key == key && seen.Node.Labels[seen.Plugin.Manager.Label] != key
 }
 
 // refuseToSetAgain ends the change if something sets the config manager's label back each time. In the undo of a change the agent tries again, ever less
 // often.
-func (dp *Plugin) refuseToSetAgain(seen state.Observed, want state.Desired) error {
+func (h *Handover) refuseToSetAgain(seen state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
-	if !dp.isSetBack(seen, want) || dp.labelWrites.times < mostLabelWrites {
+	if !h.isSetBack(seen, want) || h.labelWrites.times < mostLabelWrites {
 		return nil
 	}
 	message := fmt.Sprintf("label %s was set back to %q each of the %d times that the agent had set it to %q for %s: %s must leave it; a MachineSet must not have it among "+
-		"its labels (deploy/AUTOSCALERS.md)", m.Label, seen.Node.Labels[m.Label], dp.labelWrites.times, key, want.PluginAskedBy(), labeler(seen.Node, m.Label))
+		"its labels (deploy/AUTOSCALERS.md)", m.Label, seen.Node.Labels[m.Label], h.labelWrites.times, key, want.PluginAskedBy(), labeler(seen.Node, m.Label))
 	if want.Undo {
-		dp.labelWrites.times = 0
+		h.labelWrites.times = 0
 		return errors.New(message)
 	}
 	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: message}

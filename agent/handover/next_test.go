@@ -1,4 +1,4 @@
-package deviceplugin_test
+package handover_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/handover"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -13,9 +14,11 @@ import (
 func (h *host) restarts() {
 	h.t.Helper()
 	last := h.plugin
-	h.plugin = &deviceplugin.Plugin{
-		Processes: last.Processes, Budget: budget.New(last.Clock, last.Settings), File: last.File, Configs: last.Configs,
-		Settings: last.Settings, Clock: last.Clock, Log: last.Log,
+	h.plugin = &handover.Handover{
+		Plugin: &deviceplugin.Plugin{
+			Processes: last.Processes, File: last.File, Configs: last.Configs, Settings: last.Settings, Clock: last.Clock, Log: last.Log,
+		},
+		Budget: budget.New(last.Clock, last.Settings),
 	}
 	readers := h.seen.Plugin.Readers
 	h.plugin.Observe(h.t.Context(), &h.seen)

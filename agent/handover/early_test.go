@@ -1,4 +1,4 @@
-package deviceplugin_test
+package handover_test
 
 import (
 	"path/filepath"

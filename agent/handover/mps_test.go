@@ -1,4 +1,4 @@
-package deviceplugin_test
+package handover_test
 
 import (
 	"errors"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/handover"
 	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/pluginfile"
@@ -41,7 +42,7 @@ type host struct {
 	t       *testing.T
 	clock   *clocktesting.FakeClock
 	table   string
-	plugin  *deviceplugin.Plugin
+	plugin  *handover.Handover
 	seen    state.Observed
 	signals []int // pids of programs that got a SIGHUP
 }
@@ -52,12 +53,15 @@ func newHost(t *testing.T) *host {
 	h := &host{t: t, table: t.TempDir(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC))}
 	settings, clock := config.Default(), steady.New(h.clock)
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	h.plugin = &deviceplugin.Plugin{
-		Processes: holders.Processes{Root: h.table, Signal: func(pid int, _ unix.Signal) error {
-			h.signals = append(h.signals, pid)
-			return nil
-		}},
-		Budget: budget.New(clock, settings), File: pluginfile.New(file, file), Settings: settings, Clock: clock, Log: zaptest.NewLogger(t),
+	h.plugin = &handover.Handover{
+		Plugin: &deviceplugin.Plugin{
+			Processes: holders.Processes{Root: h.table, Signal: func(pid int, _ unix.Signal) error {
+				h.signals = append(h.signals, pid)
+				return nil
+			}},
+			File: pluginfile.New(file, file), Settings: settings, Clock: clock, Log: zaptest.NewLogger(t),
+		},
+		Budget: budget.New(clock, settings),
 	}
 	h.seen = state.Observed{
 		Node: &corev1.Node{}, GPUs: []nvml.GPU{{UUID: "GPU-a", ComputeMode: nvml.ComputeDefault}},
