@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/budget"
 	"github.com/gpuslice/gpuslice/agent/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/draining"
@@ -213,30 +212,13 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 	}
 }
 
-// pass observes, decides, and performs at most one step. It returns how long the loop may sleep. The agent may be killed anywhere inside it.
+// pass observes, does the upkeep, decides, performs at most one step, and reports. It returns how long the loop may sleep. The agent may be killed
+// anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
-	a.changeUnderway = seen.Journal != nil
-	a.alive.Saw(seen.Node)
-	a.answer(ctx, seen, err)
-	a.taintUnhealthy(ctx, seen)
-	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
-		err = failed
-	}
-	if err != nil {
-		a.upgrades.ReleaseNode(ctx, seen)
-		if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) { // the node still counts as unavailable in its pool
-			a.turn.Renew(ctx, seen)
-		}
+	if err = a.upkeep(ctx, seen, err); err != nil {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
-	a.budget.ForgetLooks()
-	a.countRecovery(seen)
-	a.shareObserved(ctx, seen)
-	a.ledger.Tidy(ctx, !seen.OwesNothing())
-	a.setClock(seen)
-	a.turn.Renew(ctx, seen)
-	a.rebooter.Withdraw(ctx, seen)
 	want, steps, err := a.plan(ctx, &seen)
 	a.prover.Follow(seen)
 	if err == nil {
@@ -252,6 +234,36 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, seen, want, steps, err)
 }
 
+// upkeep does what each pass does whatever the labels ask for. Each chore is idempotent. Err is why the observation has ended early; upkeep returns it,
+// or why the pass cannot go on.
+func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) error {
+	a.changeUnderway = seen.Journal != nil
+	a.alive.Saw(seen.Node)
+	a.answer(ctx, seen, err)
+	a.taintUnhealthy(ctx, seen)
+	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
+		err = failed
+	}
+	if err != nil {
+		a.upgrades.ReleaseNode(ctx, seen)
+		a.renewWhileUnavailable(ctx, seen)
+		return err
+	}
+	for _, chore := range []func(context.Context, state.Observed){
+		a.noteObserved, a.shareObserved, a.tidyRecord, a.setClock, a.turn.Renew, a.rebooter.Withdraw,
+	} {
+		chore(ctx, seen)
+	}
+	return nil
+}
+
+// renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
+func (a *Agent) renewWhileUnavailable(ctx context.Context, seen state.Observed) {
+	if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) {
+		a.turn.Renew(ctx, seen)
+	}
+}
+
 // taintUnhealthy has the node tainted while a GPU is not well, also while nothing else can be seen of it.
 func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
 	if seen.Node == nil {
@@ -261,8 +273,9 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
 	a.taint.Follow(ctx, seen.Node, critical, known)
 }
 
-// countRecovery counts, in the metrics, a change that was under way when this process began.
-func (a *Agent) countRecovery(seen state.Observed) {
+// noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
+func (a *Agent) noteObserved(_ context.Context, seen state.Observed) {
+	a.budget.ForgetLooks()
 	if !a.hasLooked && seen.Journal != nil {
 		a.metrics.Resumed()
 	}
@@ -278,6 +291,11 @@ func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 	a.units.TellNotRunning(seen)
 }
 
+// tidyRecord removes a change from the host's record that owes nothing more.
+func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
+	a.ledger.Tidy(ctx, !seen.OwesNothing())
+}
+
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
 func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want state.Desired) error {
 	done, err := a.handover.Mend(ctx, seen, want)
@@ -290,12 +308,11 @@ func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want sta
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
 // perhaps for days.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
-	var wait *outcome.Waiting
-	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
-	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
-	if seen.Journal != nil || !seen.Leftovers.Orphan.Exists() && !taint || !errors.As(err, &wait) {
+	if !resolve.CleansUpMeanwhile(seen, err) {
 		return want, steps, err
 	}
+	var wait *outcome.Waiting
+	errors.As(err, &wait)
 	rest, failed := a.planCleanUp(ctx, &seen, want, err)
 	if failed != nil {
 		return want, steps, err
@@ -306,7 +323,7 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, wa
 
 // setClock follows a step of the host's clock, unless a change is under way, which has deadlines. The agent then forgets all times that it
 // remembers by the clock as it was before.
-func (a *Agent) setClock(seen state.Observed) {
+func (a *Agent) setClock(_ context.Context, seen state.Observed) {
 	if seen.Journal != nil {
 		return
 	}
@@ -320,24 +337,21 @@ func (a *Agent) setClock(seen state.Observed) {
 	}
 }
 
-// plan lists the steps to what the labels ask for. If that is impossible and the agent has begun a change already, it lists the
-// steps back to the former config.
+// plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, steps, err := a.planAsked(ctx, seen)
-	switch {
-	case outcome.IsUnseen(err):
-		return want, nil, err
-	case err == nil && a.changeCancelled(*seen, want, steps):
-		return want, nil, seen.Cancelled(want)
-	case err != nil && seen.Journal == nil:
-		steps, err = a.planCleanUp(ctx, seen, want, err)
+	goal := resolve.GoalOf(*seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
+	switch goal.Kind {
+	case resolve.Wanted:
+		return want, steps, nil
+	case resolve.CleanUp:
+		steps, err = a.planCleanUp(ctx, seen, want, goal.Why)
 		return want, steps, err
-	case seen.Journal == nil || err == nil && !seen.GivenUp(want):
-		return want, steps, err
-	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
-		return want, nil, &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	case resolve.Undo:
+		return a.planBack(ctx, seen, want, goal)
+	case resolve.StandStill, resolve.Cancel:
 	}
-	return a.planBack(ctx, seen, want, err)
+	return want, nil, goal.Why
 }
 
 // planAsked lists the steps to what the labels ask for. While a file of the administrator cannot be read no change begins: the node stays as it
@@ -358,34 +372,23 @@ func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desi
 	return want, steps, err
 }
 
-// planBack lists the steps back to the former config, which the GPUs and the device plugin get again because of the cause.
-func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, cause error) (state.Desired, []plan.Step, error) {
-	want.Undo, want.UndoCause, want.Plugin = true, cause, a.devicePlugin.Former(seen)
+// planBack lists the steps back to the former config, which the GPUs and the device plugin get again.
+func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, back resolve.Goal) (state.Desired, []plan.Step, error) {
+	want.Undo, want.UndoCause, want.Plugin = true, back.Why, a.devicePlugin.Former(seen)
 	a.prover.Prove(seen, want.Plugin)
 	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}
-	steps, err := a.observeTakenAndPlan(ctx, seen, want, seen.Journal.Targets(seen.GPUs))
+	steps, err := a.observeTakenAndPlan(ctx, seen, want, back.Targets)
 	return want, a.budget.OthersFirst(steps), err
 }
 
 // planCleanUp plans to restore what an earlier agent has left, although the agent refuses what the labels ask for.
 func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
-	if !seen.Leftovers.Orphan.Exists() && !seen.Marks.Fenced && !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting && !seen.WithholdsRecovered() {
-		return nil, err
-	}
 	want.Plugin, want.Keys = nil, nil
 	steps, planning := a.observeTakenAndPlan(ctx, seen, want, nil)
 	if planning != nil || len(steps) == 0 {
 		return nil, err
 	}
 	return steps, nil
-}
-
-// changeCancelled reports whether a user has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
-// uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
-// change gets a cordon of its own.
-func (a *Agent) changeCancelled(seen state.Observed, want state.Desired, steps []plan.Step) bool {
-	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
-	return a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonCancel && seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
 }
