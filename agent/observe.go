@@ -20,11 +20,9 @@ import (
 // draws the conclusions.
 // It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
 func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-	defer cancel()
 	var seen state.Observed
 	a.objects.BeginLook()
-	node, err := a.objects.Node(call)
+	node, err := a.observeNode(ctx)
 	if err != nil {
 		return seen, err
 	}
@@ -37,10 +35,10 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err != nil {
 		return seen, err
 	}
-	if err = a.files.Observe(call, &seen); err != nil {
+	if err = a.files.Observe(ctx, &seen); err != nil {
 		return seen, err
 	}
-	a.turn.Observe(call, &seen, a.objects.AreFresh())
+	a.turn.Observe(ctx, &seen, a.objects.AreFresh())
 	if err := a.upgrades.Observe(&seen); err != nil {
 		return seen, err
 	}
@@ -67,6 +65,14 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Started = a.units.ObserveStarted(ctx, seen)
 	seen.Complete = true
 	return seen, nil
+}
+
+// observeNode returns the node as the watches have shown it, or as the API server has it. Each read of a pass has a deadline of its own: a server that
+// answers slowly still lets a pass end.
+func (a *Agent) observeNode(ctx context.Context) (*corev1.Node, error) {
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	return a.objects.Node(call)
 }
 
 // listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that are not there: the agent knows pods of NVIDIA's programs by

@@ -70,7 +70,9 @@ func (f *Files) read(ctx context.Context, ref config.ConfigMapKey) (*state.Confi
 		return nil, nil
 	}
 	file := &state.ConfigMapFile{Name: fmt.Sprintf("ConfigMap %s/%s, key %s", ref.Namespace, ref.Name, ref.Key)}
-	object, err := f.Objects.ConfigMap(ctx, ref.Namespace, ref.Name)
+	call, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.APICall)
+	defer cancel()
+	object, err := f.Objects.ConfigMap(call, ref.Namespace, ref.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		file.Absent = true
