@@ -20,7 +20,7 @@ const leastPatience = 10 * time.Minute
 func Patience(s config.Settings) time.Duration {
 	const (
 		driverCalls = 8  // a look, its release, the specs, and the step
-		apiCalls    = 16 // node, files, pods, kubelet's two answers, slot, step with a look of its own, and the reports
+		apiCalls    = 20 // node, three files, pods, their DaemonSets, kubelet's two answers, slot, step with a look of its own, and the reports
 		evictions   = time.Minute
 	)
 	return max(leastPatience, driverCalls*s.Timeouts.DriverCall+apiCalls*s.Timeouts.APICall+s.Timeouts.Unit+evictions)

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -164,7 +163,7 @@ func setKey(ctx context.Context, by kubernetes.Interface, key string, text any) 
 	if err != nil {
 		return err
 	}
-	_, err = by.CoreV1().ConfigMaps("nvidia-device-plugin").Patch(ctx, "device-plugin-configs", types.MergePatchType, body, metav1.PatchOptions{FieldManager: nodewrite.FieldManager})
+	_, err = by.CoreV1().ConfigMaps("nvidia-device-plugin").Patch(ctx, "device-plugin-configs", types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager})
 	return err
 }
 
