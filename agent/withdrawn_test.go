@@ -466,3 +466,51 @@ func TestAPlanNamesWhoLosesWhatTheConfigManagerWillWithdraw(t *testing.T) {
 		w.withdraw()
 	})
 }
+
+// Promise 8. Going back gives the node what it had, and does not write over what people have asked for since.
+func TestALabelThatWasSetDuringAChangeIsObeyedAfterIt(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		former string
+		early  bool // people set the label before the agent has written it
+	}{
+		"before the agent's label": {"whole", true},
+		"after the agent's label":  {"whole", false},
+		"the former key is gone":   {"four", false},
+		"the former key is gone, and people are before the agent's label": {"four", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const later = "two"
+				w := managedWorld(t)
+				w.set(config.LabelDevicePluginConfig, row.former)
+				w.reach(row.former)
+				w.holdsFirst(map[string]string{"whole": "gpu", "four": "gpu::3"}[row.former])
+				relent := w.stubborn()
+				w.profile("apiece")
+				w.passes("the fence", func() bool { return w.owed() && w.node().Spec.Unschedulable })
+				if !row.early {
+					relent()
+					w.passes("the agent's label", func() bool {
+						return strings.HasPrefix(w.node().Labels[config.LabelDevicePluginConfig], config.OwnPluginKey)
+					})
+				}
+				if row.former == "four" {
+					configs := w.pluginConfigs()
+					delete(configs, "four")
+					w.setPluginConfigs("kube-system", "plugin-configs", configs)
+				}
+				w.edit(func(n *corev1.Node) {
+					delete(n.Labels, config.LabelProfile)
+					n.Labels[config.LabelDevicePluginConfig] = later
+				})
+				relent()
+				w.turns(300, w.done(later))
+				c := w.condition()
+				if got := w.node().Labels[config.LabelDevicePluginConfig]; got != later || c.Status != corev1.ConditionTrue || w.node().Spec.Unschedulable {
+					t.Errorf("people have set the label to %s, it is %q; cordoned %t; %s %s: %s", later, got, w.node().Spec.Unschedulable, c.Status, c.Reason, c.Message)
+				}
+			})
+		})
+	}
+}

@@ -258,10 +258,14 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 	return want, nil
 }
 
-// Former returns the config that the plugin had before the change, as the target of an undo.
+// Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where somebody
+// has set the config manager's label since to a key that is neither that nor an agent's: it is what is asked for from now on.
 func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	j := seen.Journal
 	if !j.ChangesPlugin() {
+		return nil
+	}
+	if key := seen.Plugin.Text; seen.Plugin.Manager != nil && key != "" && key != j.Plugin.Text && !strings.HasPrefix(key, config.OwnPluginKey) {
 		return nil
 	}
 	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
