@@ -30,7 +30,7 @@ GOTESTSUM := go tool -modfile=test/tools/go.mod gotestsum
 # -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT    := $(if $(CI),-count=1)
-PACKAGES  = ./test/node ./agent ./test/cluster/kubelet ./test/cluster ./agent/fleet ./cmd/gpuslice-agent ./test/policy ./...
+PACKAGES  = ./test/node ./agent ./test/cluster/kubelet ./test/cluster ./agent/act/fleet ./cmd/gpuslice-agent ./test/policy ./...
 # $(call gotest,FLAGS) runs the tests of PACKAGES, and prints the slowest in the end, whether they passed or not. A run in which no test ran, as by a
 # name that is gone, has failed.
 gotest    = events=$$(mktemp); trap 'rm -f "$$events"' EXIT; echo 2000000 >/proc/self/timerslack_ns || true; \
@@ -87,7 +87,7 @@ e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespace
 	@$(call gotest,$(E2EFLAGS))
 
 # PURE are the packages that decide and call nothing: their own tests are to catch each of their faults.
-PURE := agent/plan agent/health/verdict config/window nvml agent/capacity agent/drainpolicy
+PURE := agent/plan agent/monitor/health/verdict config/window nvml agent/state/capacity agent/decide
 .PHONY: mutants
 mutants: export GOFLAGS += -short -vet=off -count=1 "-ldflags=-s -w"
 mutants: ## small faults of the pure packages, one after the other: which none of their tests catches (PURE=agent/plan for one)

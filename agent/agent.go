@@ -14,39 +14,29 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/budget"
-	"github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/draining"
-	"github.com/gpuslice/gpuslice/agent/events"
-	"github.com/gpuslice/gpuslice/agent/fencing"
-	"github.com/gpuslice/gpuslice/agent/files"
-	"github.com/gpuslice/gpuslice/agent/gate"
-	"github.com/gpuslice/gpuslice/agent/handover"
-	"github.com/gpuslice/gpuslice/agent/hardware"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/ledger"
-	"github.com/gpuslice/gpuslice/agent/leftovers"
-	"github.com/gpuslice/gpuslice/agent/measure"
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/act/evict"
+	"github.com/gpuslice/gpuslice/agent/act/fencing"
+	"github.com/gpuslice/gpuslice/agent/act/fleet"
+	"github.com/gpuslice/gpuslice/agent/act/hardware"
+	"github.com/gpuslice/gpuslice/agent/act/nodekeys"
+	"github.com/gpuslice/gpuslice/agent/act/plugin"
+	"github.com/gpuslice/gpuslice/agent/act/reboot"
+	"github.com/gpuslice/gpuslice/agent/act/units"
+	"github.com/gpuslice/gpuslice/agent/act/verify"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/monitor"
+	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
-	"github.com/gpuslice/gpuslice/agent/outcome"
-	"github.com/gpuslice/gpuslice/agent/part"
+	"github.com/gpuslice/gpuslice/agent/observe"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/processes"
-	"github.com/gpuslice/gpuslice/agent/proving"
-	"github.com/gpuslice/gpuslice/agent/publish"
-	"github.com/gpuslice/gpuslice/agent/reboot"
-	"github.com/gpuslice/gpuslice/agent/remedy"
-	"github.com/gpuslice/gpuslice/agent/resolve"
-	"github.com/gpuslice/gpuslice/agent/slot"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/steady"
-	"github.com/gpuslice/gpuslice/agent/tell"
-	"github.com/gpuslice/gpuslice/agent/units"
-	"github.com/gpuslice/gpuslice/agent/upgrade"
-	"github.com/gpuslice/gpuslice/agent/wake"
-	"github.com/gpuslice/gpuslice/agent/watched"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -59,45 +49,45 @@ type Agent struct {
 	node     string
 	client   kube.Interface
 	nodes    nodewrite.Writer
-	objects  *watched.Objects
+	objects  *watch.Objects
 	kubelet  Kubelet
 	settings config.Settings
-	clock    *steady.Clock
-	events   events.Recorder
-	metrics  *metrics.Set
-	alive    *alive.Loop
+	clock    *monotonic.Clock
+	events   report.Events
+	metrics  *metrics.Metrics
+	liveness *report.Liveness
 	log      *zap.Logger
 	sets     *holders.DaemonSets
 	marks    fence.Fence
-	wakes    *wake.Sources
+	wakes    *watch.Sources
 
 	// Each of these packages keeps its own memory. A restart loses all of it, and the next passes gather it anew.
 
-	record       *hostrecord.Keeper
-	ledger       *ledger.Ledger
-	budget       *budget.Budget
-	processes    *processes.Finder
-	draining     *draining.Draining
+	record       *journal.Keeper
+	journal      *journal.Writer
+	retries      *decide.Retries
+	processes    *observe.Processes
+	evictions    *evict.Evictions
 	devicePlugin *deviceplugin.Plugin
-	handover     *handover.Handover
+	handover     *plugin.Handover
 	units        *units.Units
 	rebooter     *reboot.Rebooter
 	hardware     *hardware.GPUs
-	publisher    *publish.Publisher
-	prover       *proving.Prover
-	turn         *slot.Turn
-	change       *measure.Change
+	publisher    *nodekeys.Publisher
+	verifier     *verify.Verifier
+	slot         *fleet.Slot
+	timing       *fencing.Timing
 	fencing      *fencing.Fencing
-	upgrades     *upgrade.Watch
+	upgrades     *fencing.UpgradeWatch
 	taint        *remedy.Taint
 	resets       *remedy.Resets
-	leftovers    *leftovers.Finder
-	files        *files.Files
+	leftovers    *observe.Leftovers
+	files        *observe.Files
 
-	resolver *resolve.Resolver
-	gates    *gate.Gate
-	teller   *tell.Teller
-	parts    part.All
+	resolver *decide.Resolver
+	gates    *decide.Gate
+	reporter *report.Writer
+	monitors monitor.Monitors
 
 	edited func() (other bool, wrong string) // of the settings; nil if they are in no file
 
@@ -115,8 +105,8 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.record, a.sets, a.budget, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.prover, a.turn, a.change,
-		a.fencing, a.parts,
+		a.record, a.sets, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
+		a.fencing, a.monitors,
 	}
 }
 
@@ -127,7 +117,7 @@ var ErrEdited = errors.New("the settings were edited")
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on; or ErrEdited.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
-	a.parts.Watch(ctx, a.wakes.Beside)
+	a.monitors.Watch(ctx, a.wakes.Beside)
 	a.leftovers.Forget(a.clock.Now())
 	a.log.Info("watching", zap.String("node", a.node))
 	for ctx.Err() == nil {
@@ -136,10 +126,10 @@ func (a *Agent) Run(ctx context.Context) error {
 			return ErrEdited
 		}
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
-		a.alive.Begin()
+		a.liveness.Begin()
 		a.objects.TakeWish()
 		next := a.pass(context.WithoutCancel(ctx))
-		a.alive.End(next)
+		a.liveness.End(next)
 		a.metrics.Passed()
 		if a.driverReplaced {
 			a.log.Info("the driver was replaced", zap.String("node", a.node))
@@ -158,8 +148,8 @@ func (a *Agent) lookAtSettings() (other, news bool) {
 		return false, false
 	}
 	other, wrong := a.edited()
-	news = other || wrong != a.teller.WrongSettings
-	a.teller.WrongSettings = wrong
+	news = other || wrong != a.reporter.WrongSettings
+	a.reporter.WrongSettings = wrong
 	return other, news
 }
 
@@ -206,7 +196,7 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 		if _, news := a.lookAtSettings(); news {
 			return
 		}
-		if a.parts.LookAgain(context.WithoutCancel(ctx)) {
+		if a.monitors.LookAgain(context.WithoutCancel(ctx)) {
 			return
 		}
 	}
@@ -220,7 +210,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	want, steps, err := a.plan(ctx, &seen)
-	a.prover.Follow(seen)
+	a.verifier.Follow(seen)
 	if err == nil {
 		err = a.mendPluginKey(ctx, seen, want)
 	}
@@ -238,7 +228,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 // or why the pass cannot go on.
 func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) error {
 	a.changeUnderway = seen.Journal != nil
-	a.alive.Saw(seen.Node)
+	a.liveness.Saw(seen.Node)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
 	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
@@ -250,7 +240,7 @@ func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) erro
 		return err
 	}
 	for _, chore := range []func(context.Context, state.Observed){
-		a.noteObserved, a.shareObserved, a.tidyRecord, a.setClock, a.turn.Renew, a.rebooter.Withdraw,
+		a.noteObserved, a.shareObserved, a.tidyRecord, a.setClock, a.slot.Renew, a.rebooter.Withdraw,
 	} {
 		chore(ctx, seen)
 	}
@@ -260,7 +250,7 @@ func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) erro
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
 func (a *Agent) renewWhileUnavailable(ctx context.Context, seen state.Observed) {
 	if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) {
-		a.turn.Renew(ctx, seen)
+		a.slot.Renew(ctx, seen)
 	}
 }
 
@@ -269,13 +259,13 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
 	if seen.Node == nil {
 		return
 	}
-	critical, known := a.parts.Critical()
+	critical, known := a.monitors.Critical()
 	a.taint.Follow(ctx, seen.Node, critical, known)
 }
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
 func (a *Agent) noteObserved(_ context.Context, seen state.Observed) {
-	a.budget.ForgetLooks()
+	a.retries.ForgetLooks()
 	if !a.hasLooked && seen.Journal != nil {
 		a.metrics.Resumed()
 	}
@@ -287,13 +277,13 @@ func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
-	a.parts.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
+	a.monitors.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	a.units.TellNotRunning(seen)
 }
 
 // tidyRecord removes a change from the host's record that owes nothing more.
 func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
-	a.ledger.Tidy(ctx, !seen.OwesNothing())
+	a.journal.Tidy(ctx, !seen.OwesNothing())
 }
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
@@ -308,7 +298,7 @@ func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want sta
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
 // perhaps for days.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
-	if !resolve.CleansUpMeanwhile(seen, err) {
+	if !decide.CleansUpMeanwhile(seen, err) {
 		return want, steps, err
 	}
 	var wait *outcome.Waiting
@@ -340,16 +330,16 @@ func (a *Agent) setClock(_ context.Context, seen state.Observed) {
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, steps, err := a.planAsked(ctx, seen)
-	goal := resolve.GoalOf(*seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
+	goal := decide.GoalOf(*seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
 	switch goal.Kind {
-	case resolve.Wanted:
+	case decide.Wanted:
 		return want, steps, nil
-	case resolve.CleanUp:
+	case decide.CleanUp:
 		steps, err = a.planCleanUp(ctx, seen, want, goal.Why)
 		return want, steps, err
-	case resolve.Undo:
+	case decide.Undo:
 		return a.planBack(ctx, seen, want, goal)
-	case resolve.StandStill, resolve.Cancel:
+	case decide.StandStill, decide.Cancel:
 	}
 	return want, nil, goal.Why
 }
@@ -358,7 +348,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 // was last asked, and the mistake is the error.
 func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolver.Desired(ctx, seen)
-	a.prover.ProveDesired(seen, want)
+	a.verifier.ProveDesired(seen, want)
 	if err != nil {
 		return want, nil, err
 	}
@@ -373,14 +363,14 @@ func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desi
 }
 
 // planBack lists the steps back to the former config, which the GPUs and the device plugin get again.
-func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, back resolve.Goal) (state.Desired, []plan.Step, error) {
+func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, back decide.Goal) (state.Desired, []plan.Step, error) {
 	want.Undo, want.UndoCause, want.Plugin = true, back.Why, a.devicePlugin.Former(seen)
-	a.prover.Prove(seen, want.Plugin)
+	a.verifier.Prove(seen, want.Plugin)
 	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}
 	steps, err := a.observeTakenAndPlan(ctx, seen, want, back.Targets)
-	return want, a.budget.OthersFirst(steps), err
+	return want, a.retries.OthersFirst(steps), err
 }
 
 // planCleanUp plans to restore what an earlier agent has left, although the agent refuses what the labels ask for.

@@ -13,11 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/preview"
 	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -68,7 +68,7 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 		out.Diagnosis = &d
 		return out
 	case config.RequestTop:
-		out.Uses = a.parts.Uses()
+		out.Uses = a.monitors.Uses()
 		return out
 	}
 	asked, allowed, ok := config.ParseAllowance(request)

@@ -6,10 +6,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -45,14 +45,14 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 	case apierrors.IsConflict(err):
 		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrInUse):
-		return a.budget.InUse(seen, want, step, err)
+		return a.retries.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
 	}
 	if step.Kind == "" {
-		return a.budget.LookFailed(err)
+		return a.retries.LookFailed(err)
 	}
-	return a.budget.Failed(step, want, err)
+	return a.retries.Failed(step, want, err)
 }
 
 // unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only

@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/diagnosis"
-	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/report/diagnosis"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -27,7 +27,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	if err == nil {
 		want, _ := a.resolver.Desired(ctx, &e.Observed) // the plan below returns the refusal
 		e.Settings = a.settings.With(want.Drain)
-		a.prover.ProveDesired(&e.Observed, want)
+		a.verifier.ProveDesired(&e.Observed, want)
 	}
 	switch {
 	case seen.Node == nil:
@@ -43,12 +43,12 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, &e.Observed)
 		e.NotYet = a.whyNotBegun(e)
-		e.Verdicts = a.draining.Evictable(ctx, e.Observed, e.Want, e.Steps)
+		e.Verdicts = a.evictions.Evictable(ctx, e.Observed, e.Want, e.Steps)
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
 			e.PluginAdvice = a.devicePlugin.Advice(e.Observed)
 		} else if under := e.RunsUnder(); under != "" {
-			e.StrategyAdvice = a.prover.OtherStrategy(e.Observed, under)
+			e.StrategyAdvice = a.verifier.OtherStrategy(e.Observed, under)
 		}
 	}
 	if e.Boot.Err != nil {
@@ -67,7 +67,7 @@ func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
 	case e.Journal != nil || len(e.Steps) == 0:
 	case errors.As(a.gates.Allow(e.Observed, e.Want, e.Steps), &wait):
 	case e.Pool.Slot.Paused != "":
-		wait = a.turn.Paused(e.Observed, e.Pool.Slot.Paused)
+		wait = a.slot.Paused(e.Observed, e.Pool.Slot.Paused)
 	case e.Pool.Slot.Waiting:
 		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have their turn", e.Pool.Name, e.Pool.MaxUnavailable)}
 	}

@@ -7,9 +7,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -17,11 +17,11 @@ import (
 // next pass looks again.
 func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
-	a.alive.At(step)
+	a.liveness.At(step)
 	began := a.clock.Now()
-	err := a.budget.TooEarly(step)
+	err := a.retries.TooEarly(step)
 	if err == nil {
-		err = a.budget.CheckNoEffect(want, step)
+		err = a.retries.CheckNoEffect(want, step)
 	}
 	early := err != nil
 	if !early {
@@ -36,10 +36,10 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 		}
 	}
 	if !early || step.Kind != plan.AcquireSlot {
-		a.turn.Yield(ctx, seen, step, err)
+		a.slot.Yield(ctx, seen, step, err)
 	}
 	if err == nil {
-		a.budget.Done(step)
+		a.retries.Done(step)
 		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
 			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.Operation()))
 	}
@@ -69,7 +69,7 @@ func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Des
 		return &outcome.Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
 	if step.Traits().ReachesTarget && !want.Undo && !seen.HardwareOrPluginTouched() {
-		a.change.Touches(a.clock.Now())
+		a.timing.Touches(a.clock.Now())
 	}
 	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})
 }

@@ -24,8 +24,8 @@ var executors = map[plan.Kind]executor{
 		return a.fencing.WriteJournal(ctx, w.seen, w.want, w.steps)
 	},
 	plan.Adopt:       (*Agent).adopt,
-	plan.AcquireSlot: func(a *Agent, ctx context.Context, w work) error { return a.turn.Take(ctx, w.seen, w.want) },
-	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.turn.Return(ctx, w.seen) },
+	plan.AcquireSlot: func(a *Agent, ctx context.Context, w work) error { return a.slot.Take(ctx, w.seen, w.want) },
+	plan.ReleaseSlot: func(a *Agent, ctx context.Context, w work) error { return a.slot.Return(ctx, w.seen) },
 	plan.Fence: func(a *Agent, ctx context.Context, w work) error {
 		return a.fencing.Raise(ctx, w.seen, w.want, w.steps)
 	},
@@ -34,9 +34,9 @@ var executors = map[plan.Kind]executor{
 	plan.Evict:           (*Agent).evictPods,
 	plan.RestartOperands: (*Agent).evictPods,
 	plan.RestartLatePlugin: func(a *Agent, ctx context.Context, w work) error {
-		return a.prover.Within(w.seen, w.want, a.draining.Evict(ctx, w.seen, w.want, w.step))
+		return a.verifier.Within(w.seen, w.want, a.evictions.Evict(ctx, w.seen, w.want, w.step))
 	},
-	plan.RestartPlugin:  func(a *Agent, ctx context.Context, w work) error { return a.draining.Restart(ctx, w.seen, w.step) },
+	plan.RestartPlugin:  func(a *Agent, ctx context.Context, w work) error { return a.evictions.Restart(ctx, w.seen, w.step) },
 	plan.PauseOperands:  (*Agent).pauseOperands,
 	plan.ResumeOperands: (*Agent).resumeOperands,
 	plan.StopUnits:      func(a *Agent, ctx context.Context, w work) error { return a.units.Stop(ctx, w.seen, w.want, w.step) },
@@ -58,7 +58,7 @@ var executors = map[plan.Kind]executor{
 
 	plan.WriteSharing:    (*Agent).writeSharing,
 	plan.ReloadPlugin:    (*Agent).reloadPlugin,
-	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.prover.Await(w.seen, w.want) },
+	plan.VerifyCapacity:  func(a *Agent, ctx context.Context, w work) error { return a.verifier.Await(w.seen, w.want) },
 	plan.PublishNodeKeys: func(a *Agent, ctx context.Context, w work) error { return a.publisher.Publish(ctx, w.seen, w.want) },
 }
 
@@ -66,7 +66,7 @@ var executors = map[plan.Kind]executor{
 func (a *Agent) release(ctx context.Context, w work) error {
 	learnt, err := a.fencing.Release(ctx, w.seen, w.want)
 	if learnt != nil {
-		a.teller.Learn(learnt)
+		a.reporter.Learn(learnt)
 	}
 	return err
 }
@@ -89,7 +89,7 @@ func (a *Agent) pauseOperands(ctx context.Context, w work) error {
 	if w.step.Label == "" {
 		return a.evictPods(ctx, w)
 	}
-	return a.draining.PauseOperand(ctx, w.seen, w.want, w.step)
+	return a.evictions.PauseOperand(ctx, w.seen, w.want, w.step)
 }
 
 // resumeOperands brings operands back.
@@ -97,7 +97,7 @@ func (a *Agent) resumeOperands(ctx context.Context, w work) error {
 	if w.step.Label == "" {
 		return a.fencing.Resume(ctx, w.seen, w.want)
 	}
-	return a.draining.ResumeOperand(ctx, w.seen, w.step)
+	return a.evictions.ResumeOperand(ctx, w.seen, w.step)
 }
 
 // evictPods evicts pods. If a reboot is the next step, it does so only if the settings and gates allow the reboot.
@@ -107,18 +107,18 @@ func (a *Agent) evictPods(ctx context.Context, w work) error {
 			return err
 		}
 	}
-	return a.draining.Evict(ctx, w.seen, w.want, w.step)
+	return a.evictions.Evict(ctx, w.seen, w.want, w.step)
 }
 
 // writeSharing gives the device plugin another config. The agent then has to prove the same devices anew.
 func (a *Agent) writeSharing(ctx context.Context, w work) error {
-	a.prover.ProveAnew()
+	a.verifier.ProveAnew()
 	return a.handover.WriteSharing(ctx, w.seen, w.want)
 }
 
 // reloadPlugin makes the device plugin read its new config.
 func (a *Agent) reloadPlugin(ctx context.Context, w work) error {
-	a.prover.ProveAnew()
+	a.verifier.ProveAnew()
 	return a.handover.Reload(ctx, w.seen, w.want, w.step)
 }
 

@@ -23,7 +23,7 @@ func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 // WatchParts has the parts watch until ctx ends, as Run does, and returns when they do.
 func (a *Agent) WatchParts(ctx context.Context) {
 	var all sync.WaitGroup
-	a.parts.Watch(ctx, func(ctx context.Context, watch func(context.Context, func())) {
+	a.monitors.Watch(ctx, func(ctx context.Context, watch func(context.Context, func())) {
 		all.Go(func() { watch(ctx, func() {}) })
 	})
 	all.Wait()
@@ -80,10 +80,10 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 
 // keepsTimes are parts that remember times and have nothing to forget, each with the reason.
 var keepsTimes = map[string]string{
-	"clock":   "it finds out that the clock was set",
-	"metrics": "a metric tells when the last pass was, for people",
-	"alive":   "it goes by the monotonic clock of its reader",
-	"teller":  "what a change has taught is written with the next status, and decides nothing",
+	"clock":    "it finds out that the clock was set",
+	"metrics":  "a metric tells when the last pass was, for people",
+	"liveness": "it goes by the monotonic clock of its reader",
+	"reporter": "what a change has taught is written with the next status, and decides nothing",
 }
 
 // Unforgotten names the parts of the agent that remember times, or have a Forget, and are not among the forgetters.

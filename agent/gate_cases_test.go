@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -81,7 +81,7 @@ func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
 		w.maintain("")
 		w.converge("all-disabled")
 		r := w.disk.record(t)
-		r.Learnt.Took = []hostrecord.Took{{Whole: 300, Rest: 600}}
+		r.Learnt.Took = []journal.Took{{Whole: 300, Rest: 600}}
 		if err := w.disk.Write(t.Context(), *r); err != nil {
 			t.Fatal(err)
 		}

@@ -11,21 +11,21 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // measured gives the next agent metrics.
-func (p *pressure) measured() *metrics.Set {
+func (p *pressure) measured() *metrics.Metrics {
 	o := p.optionsFor(&p.host)
 	o.Metrics = metrics.New(clock.RealClock{})
 	p.agent = agent.New(o)
 	return o.Metrics
 }
 
-func expectMetrics(t *testing.T, m *metrics.Set, want string, names ...string) {
+func expectMetrics(t *testing.T, m *metrics.Metrics, want string, names ...string) {
 	t.Helper()
 	if err := testutil.GatherAndCompare(m.Gatherer(), strings.NewReader(want), names...); err != nil {
 		t.Error(err)
@@ -134,7 +134,7 @@ func TestStepsThatFailAreCounted(t *testing.T) {
 }
 
 // counters returns the counters and gauges of the agent, by name and the values of their labels.
-func counters(t *testing.T, m *metrics.Set) map[string]float64 {
+func counters(t *testing.T, m *metrics.Metrics) map[string]float64 {
 	t.Helper()
 	families, err := m.Gatherer().Gather()
 	if err != nil {
@@ -154,7 +154,7 @@ func counters(t *testing.T, m *metrics.Set) map[string]float64 {
 }
 
 // series counts the series of each metric.
-func series(t *testing.T, m *metrics.Set) map[string]int {
+func series(t *testing.T, m *metrics.Metrics) map[string]int {
 	t.Helper()
 	families, err := m.Gatherer().Gather()
 	if err != nil {

@@ -7,11 +7,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
@@ -30,7 +30,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
 	seen.Marks.Fenced = a.marks.IsRaised(node)
 	a.rebooter.ObserveBoot(ctx, &seen)
-	seen.Journal, seen.Record.Known, err = a.ledger.Read(ctx, node, seen.Boot.ID)
+	seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, seen.Boot.ID)
 	seen.Marks.Startup = a.fencing.Startup(node, seen.Journal)
 	if err != nil {
 		return seen, err
@@ -38,7 +38,7 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err = a.files.Observe(ctx, &seen); err != nil {
 		return seen, err
 	}
-	a.turn.Observe(ctx, &seen, a.objects.AreFresh())
+	a.slot.Observe(ctx, &seen, a.objects.AreFresh())
 	if err := a.upgrades.Observe(&seen); err != nil {
 		return seen, err
 	}
@@ -49,12 +49,12 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	if err != nil {
 		return seen, err
 	}
-	if seen.Record.Published = hostrecord.PublishedBy(seen.Record.Learnt); a.record.Absent {
+	if seen.Record.Published = journal.PublishedBy(seen.Record.Learnt); a.record.Absent {
 		seen.Record.Published = a.publisher.Noted(&seen)
 	}
 	a.units.ObserveOwed(ctx, &seen)
 	seen.Pods = pods
-	seen.Recovered = a.parts.Recovered()
+	seen.Recovered = a.monitors.Recovered()
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}
@@ -103,7 +103,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Kubelet.Assigned = assigned
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil)
 	a.devicePlugin.ObservePods(ctx, seen, pods)
-	a.prover.Prove(seen, nil)
+	a.verifier.Prove(seen, nil)
 	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0
 }
 
@@ -123,7 +123,7 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
-		Slot:  a.turn.Planned(s, want),
+		Slot:  a.slot.Planned(s, want),
 		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Published, *want.Keys),
 	}
 	if !want.Undo {
@@ -147,7 +147,7 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 	for _, p := range s.Holders.OfLibrary {
 		out.Clients = append(out.Clients, state.PlannedPod(p))
 	}
-	out.Pauses, out.Operands = a.prover.Operands(s, want)
+	out.Pauses, out.Operands = a.verifier.Operands(s, want)
 	return out
 }
 

@@ -8,12 +8,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/nodekeys"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/preview"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -46,7 +46,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.prover.ProveDesired(&seen, want)
+	a.verifier.ProveDesired(&seen, want)
 	want.KeepForeign(seen.Journal)
 	a.observeTaken(ctx, &seen, want, want.Targets)
 	planned := a.planned(seen, want)
@@ -57,7 +57,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		return p, err
 	}
 	p.Runs = a.gates.Runs(seen, want, p.Steps)
-	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.draining.Patience(want, p.Steps)
+	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.evictions.Patience(want, p.Steps)
 	return heldUp(p, a.foresee(ctx, seen, want, p.Steps))
 }
 
@@ -71,7 +71,7 @@ func (a *Agent) foresee(ctx context.Context, seen state.Observed, want state.Des
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err
 	}
-	return a.turn.Foresee(ctx, seen, want)
+	return a.slot.Foresee(ctx, seen, want)
 }
 
 // heldUp adds to a preview what the agent would wait for. Any other error is a refusal.

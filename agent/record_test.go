@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -451,7 +451,7 @@ func (w *world) dies() (dead bool) {
 
 // diesAtWrite has the agent killed at the n-th write of its record, before or after it, and then sets done; until takes that back once the agent is dead.
 func (w *world) diesAtWrite(n int, after bool, done *bool) {
-	die := func(hostrecord.Record) error {
+	die := func(journal.Record) error {
 		if w.disk.writes == n-1 && !after || w.disk.writes == n && after {
 			*done = true
 			panic(killed{})
@@ -515,7 +515,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 				w := owing(t)
 				w.turn()
 				more = false
-				w.disk.refuses = func(hostrecord.Record) error {
+				w.disk.refuses = func(journal.Record) error {
 					if w.disk.writes >= n-1 {
 						more = true
 						return errFull
@@ -548,7 +548,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
 		full := false
-		w.disk.refuses = func(r hostrecord.Record) error {
+		w.disk.refuses = func(r journal.Record) error {
 			if full {
 				return errFull
 			}
@@ -575,7 +575,7 @@ func TestARecordThatCannotBeReadIsTold(t *testing.T) {
 	}{
 		"of a newer agent": {func(d *disk) { d.text = []byte(`{"version":9,"owes":["start of ` + dcgm + `"]}`) }, "it owes start of " + dcgm, "kernel log"},
 		"corrupt":          {func(d *disk) { d.text = []byte(`{"version":1`) }, "Remove the file", "kernel log"},
-		"unsafe":           {func(d *disk) { d.reads = hostrecord.ErrUnsafe }, "modes 0600 and 0700", "kernel log"},
+		"unsafe":           {func(d *disk) { d.reads = journal.ErrUnsafe }, "modes 0600 and 0700", "kernel log"},
 		"a silent disk":    {func(d *disk) { d.silent = true }, "kernel log", "emove the file"},
 		"a broken disk":    {func(d *disk) { d.reads = syscall.EIO }, "input/output error", "emove the file"},
 	} {
@@ -659,7 +659,7 @@ func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
-		w.disk.refuses = func(hostrecord.Record) error { return errors.New("read-only file system") }
+		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
 		w.label("all-balanced")
 		w.says(config.ReasonHostRecordUnavailable)
 		w.unset(config.LabelMIGConfig)

@@ -170,7 +170,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	seen := state.Observed{Node: node}
 	var left debts
 	var err error
-	if seen.Journal, seen.Record.Known, err = a.ledger.Read(ctx, node, ""); err != nil {
+	if seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, ""); err != nil {
 		return left, err
 	}
 	if r := a.record.Now; seen.Journal == nil && !r.Ends {

@@ -9,30 +9,30 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act/fleet"
+	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/budget"
-	"github.com/gpuslice/gpuslice/agent/fleet"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/remedy"
 	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/units"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // conclude reports what the pass has found and done, by package tell, and returns how long the loop may sleep.
 func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
-	a.alive.At(telling)
+	a.liveness.At(telling)
 	var first plan.Step // zero if observing the node has failed
 	if len(steps) > 0 {
 		first = steps[0]
 	}
 	a.metrics.Stepped(steps, err)
 	if !seen.Complete {
-		a.prover.Pause() // the deadline for capacity does not run while the agent cannot see it
+		a.verifier.Pause() // the deadline for capacity does not run while the agent cannot see it
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
@@ -55,12 +55,12 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 	}
 	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
-	r.Message = legible.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+
-		a.teller.TellWindows(seen, want, d.Planned)+a.teller.TellIgnored(seen, want), legible.Longest)
+	r.Message = sanitize.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+
+		a.reporter.TellWindows(seen, want, d.Planned)+a.reporter.TellIgnored(seen, want), sanitize.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
-	a.prover.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
-	if err := a.teller.Tell(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
+	a.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
+	if err := a.reporter.Report(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
 		a.log.Warn("reporting", zap.Error(err))
 		return a.settings.Retry.First
 	}
@@ -72,7 +72,7 @@ func withdrawn(seen state.Observed, first plan.Step) string {
 	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfProof {
 		return ""
 	}
-	return "; " + legible.Listed(seen.WithdrawnTexts())
+	return "; " + sanitize.Listed(seen.WithdrawnTexts())
 }
 
 // count sets the metrics to what the report says.
@@ -95,17 +95,17 @@ func stepsLeft(steps []plan.Step, err error) int {
 // forget drops what the agent remembers of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
 	if !first.Traits().PartOfProof {
-		a.prover.End()
+		a.verifier.End()
 	}
 	if !first.Traits().TouchesGPU {
-		maps.DeleteFunc(a.budget.Successes, func(step string, _ int) bool { return step != first.String() })
+		maps.DeleteFunc(a.retries.Successes, func(step string, _ int) bool { return step != first.String() })
 	}
-	maps.DeleteFunc(a.budget.Waits, func(what string, _ time.Time) bool { return what != budget.WaitOf(first) })
+	maps.DeleteFunc(a.retries.Waits, func(what string, _ time.Time) bool { return what != decide.WaitOf(first) })
 	if !first.Traits().AsksBudgets {
 		a.wakes.BlockedBy(nil)
 	}
 	if converged {
-		clear(a.budget.Attempts)
+		clear(a.retries.Attempts)
 	}
 }
 
@@ -144,21 +144,21 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d outcome.Decision
 	if err == nil {
 		return due
 	}
-	return a.prover.Rest(min(d.After, due))
+	return a.verifier.Rest(min(d.After, due))
 }
 
 // giveUp writes the failure into the journal: from now on the agent rolls the change back.
 func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
-	if err := a.ledger.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
+	if err := a.journal.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
 		a.log.Warn("recording the failure", zap.Error(err))
 		return a.settings.Retry.First
 	}
-	a.turn.CountFailure(ctx, seen, failure)
-	a.prover.Pause()
-	clear(a.budget.Attempts)
-	clear(a.budget.Successes)
+	a.slot.CountFailure(ctx, seen, failure)
+	a.verifier.Pause()
+	clear(a.retries.Attempts)
+	clear(a.retries.Successes)
 	a.log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
 	return 0

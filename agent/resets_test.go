@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -79,7 +79,7 @@ func (w *world) ail(gpu, action int) {
 // unhealthy is what the node says of its GPUs.
 func (w *world) unhealthy() corev1.NodeCondition {
 	w.t.Helper()
-	if c := condition.Find(w.node(), config.ConditionGPUUnhealthy); c != nil {
+	if c := report.Find(w.node(), config.ConditionGPUUnhealthy); c != nil {
 		return *c
 	}
 	return corev1.NodeCondition{}

@@ -13,17 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/fleet"
+	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
-// The tests of agent/fleet hold, on a real API server, that nodes agree. The tests here hold what the agent does with its slot.
+// The tests of agent/act/fleet hold, on a real API server, that nodes agree. The tests here hold what the agent does with its slot.
 
 const onePool = "jitter: 0s\nestimate: 1m\npools: [{name: research, selector: pool=research, maxUnavailable: 1, pauseAfter: 2}]\n"
 
 // pool puts the node into a pool of two, and returns the other node's view of the slots.
-func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
+func (w *world) pool() (*fleet.Leases, fleet.Pool, fleet.Change) {
 	w.t.Helper()
 	w.maintain(onePool)
 	w.set("pool", "research")
@@ -37,13 +37,13 @@ func (w *world) pool() (*fleet.Slots, fleet.Pool, fleet.Change) {
 }
 
 // otherNode is the other node's view of the slots of the pool.
-func (w *world) otherNode() (*fleet.Slots, fleet.Pool, fleet.Change) {
+func (w *world) otherNode() (*fleet.Leases, fleet.Pool, fleet.Change) {
 	w.t.Helper()
 	m, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + onePool))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	slots := &fleet.Slots{Client: clientset.Of(w.client), Namespace: "gpuslice", Clock: clock.RealClock{}, Log: zap.NewNop()}
+	slots := &fleet.Leases{Client: clientset.Of(w.client), Namespace: "gpuslice", Clock: clock.RealClock{}, Log: zap.NewNop()}
 	return slots, fleet.PoolOf(m, m.Pools[0]), fleet.Change{Node: "gpu-2", UID: types.UID("other-uid"), Operation: "other", Since: time.Now()}
 }
 
@@ -86,7 +86,7 @@ func (w *world) editLease(change func(*coordinationv1.Lease)) {
 }
 
 // free reports whether the other node would get a slot.
-func free(t *testing.T, slots *fleet.Slots, pool fleet.Pool, c fleet.Change) bool {
+func free(t *testing.T, slots *fleet.Leases, pool fleet.Pool, c fleet.Change) bool {
 	t.Helper()
 	if slots.Take(t.Context(), pool, c) != nil {
 		return false

@@ -15,7 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -50,7 +50,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := agent.New(agent.Options{
-		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Pods: podlist.Lister{Client: client, Node: nodeName},
+		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Pods: watch.Lister{Client: client, Node: nodeName},
 		Settings: w.settings, Record: &w.disk,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
 	})

@@ -30,10 +30,10 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/reboot"
+	"github.com/gpuslice/gpuslice/agent/act/reboot"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -231,26 +231,26 @@ type disk struct {
 	access  sync.Mutex // to text
 	text    []byte
 	aside   []byte
-	refuses func(r hostrecord.Record) error // called before each write; its error refuses the write
-	after   func(r hostrecord.Record) error // called after each write
+	refuses func(r journal.Record) error // called before each write; its error refuses the write
+	after   func(r journal.Record) error // called after each write
 	silent  bool
 	reads   error // why it cannot be read
 	writes  int
 }
 
 // Read implements agent.Records.
-func (d *disk) Read(context.Context) (*hostrecord.Record, error) {
+func (d *disk) Read(context.Context) (*journal.Record, error) {
 	d.access.Lock()
 	defer d.access.Unlock()
 	switch {
 	case d.silent:
-		return nil, hostrecord.ErrSilent
+		return nil, journal.ErrSilent
 	case d.reads != nil:
 		return nil, d.reads
 	case d.text == nil:
 		return nil, nil
 	}
-	r, err := hostrecord.Parse(d.text)
+	r, err := journal.ParseRecord(d.text)
 	if err != nil {
 		return nil, err
 	}
@@ -258,9 +258,9 @@ func (d *disk) Read(context.Context) (*hostrecord.Record, error) {
 }
 
 // Write implements agent.Records.
-func (d *disk) Write(_ context.Context, r hostrecord.Record) error {
+func (d *disk) Write(_ context.Context, r journal.Record) error {
 	if d.silent {
-		return hostrecord.ErrSilent
+		return journal.ErrSilent
 	}
 	if d.refuses != nil {
 		if err := d.refuses(r); err != nil {
@@ -269,7 +269,7 @@ func (d *disk) Write(_ context.Context, r hostrecord.Record) error {
 	}
 	text, err := json.Marshal(r)
 	if err == nil {
-		_, err = hostrecord.Parse(text)
+		_, err = journal.ParseRecord(text)
 	}
 	if err == nil {
 		d.access.Lock()
@@ -290,12 +290,12 @@ func (d *disk) SetAside(context.Context) (string, error) {
 }
 
 // record returns the record on the disk; nil for none.
-func (d *disk) record(t *testing.T) *hostrecord.Record {
+func (d *disk) record(t *testing.T) *journal.Record {
 	t.Helper()
 	if d.text == nil {
 		return nil
 	}
-	r, err := hostrecord.Parse(d.text)
+	r, err := journal.ParseRecord(d.text)
 	if err != nil {
 		t.Fatal(err)
 	}

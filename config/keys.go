@@ -498,7 +498,7 @@ const (
 	// ReasonXidError is given, on the node and on the pods that have the GPU or the instance, when the driver has reported an error that
 	// is not a program's own.
 	//
-	// You can: see the condition GPUUnhealthy, and agent/health/README.md for the number.
+	// You can: see the condition GPUUnhealthy, and agent/monitor/health/README.md for the number.
 	ReasonXidError Reason = "XidError"
 	// ReasonApplicationXid is given on the pods alone that have the GPU or the instance, when a program of one has made an error, or was
 	// stopped by an error of memory that was contained.

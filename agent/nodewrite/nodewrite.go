@@ -18,9 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/retried"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -31,7 +30,7 @@ const longestOthers = 100
 // Others names the programs among the managers of a field, for a message; empty if there are none but the agent.
 func Others(managers []string) string {
 	others := slices.DeleteFunc(slices.Clone(managers), func(m string) bool { return m == config.FieldManager })
-	return legible.Message(strings.Join(others, ", "), longestOthers)
+	return sanitize.Message(strings.Join(others, ", "), longestOthers)
 }
 
 // Writer writes one node.
@@ -151,7 +150,7 @@ func (w Writer) once(ctx context.Context, node *corev1.Node, write func(*corev1.
 		return nil, err
 	}
 	var after *corev1.Node
-	err = retried.Do(ctx, func() (err error) {
+	err = kube.Retry(ctx, func() (err error) {
 		after, err = w.Client.Nodes().Patch(ctx, node.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager})
 		return err
 	})
@@ -204,7 +203,7 @@ func (w Writer) status(ctx context.Context, name string, kind types.PatchType, b
 	api, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()
 	var after *corev1.Node
-	err := retried.Do(api, func() (err error) {
+	err := kube.Retry(api, func() (err error) {
 		after, err = w.Client.Nodes().Patch(api, name, kind, body, metav1.PatchOptions{FieldManager: config.FieldManager}, "status")
 		return err
 	})

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/outcome"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -30,12 +30,12 @@ const (
 // EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
 // and the capacity, which users find elsewhere, and at last which devices are full. It keeps what the agent reads back even if there is no room for that.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
-	s.Desired = legible.Cut(s.Desired, longestBlocker)
-	s.Capacity, s.Failed = legible.Message(s.Capacity, legible.Longest), outcome.BoundedFailure(s.Failed)
+	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
+	s.Capacity, s.Failed = sanitize.Message(s.Capacity, sanitize.Longest), outcome.BoundedFailure(s.Failed)
 	blockers := s.Blockers
 	s.Blockers = nil
 	for _, b := range blockers[:min(len(blockers), mostBlockers)] {
-		s.Blockers = append(s.Blockers, legible.Message(b, longestBlocker))
+		s.Blockers = append(s.Blockers, sanitize.Message(b, longestBlocker))
 	}
 	for {
 		text, err = marshal(s)
@@ -60,9 +60,9 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 
 // EncodeAnswer encodes the answer in so many bytes: it counts the steps, pods and uses that it leaves out, and says what a diagnosis leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
-	a.Refused, a.Runs = legible.Message(a.Refused, legible.Longest), legible.Message(a.Runs, legible.Longest)
+	a.Refused, a.Runs = sanitize.Message(a.Refused, sanitize.Longest), sanitize.Message(a.Runs, sanitize.Longest)
 	for i := range a.Steps {
-		a.Steps[i] = legible.Message(a.Steps[i], legible.Longest)
+		a.Steps[i] = sanitize.Message(a.Steps[i], sanitize.Longest)
 	}
 	if a.Diagnosis != nil {
 		return encodeDiagnosis(a, room)

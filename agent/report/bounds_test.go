@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 )
 
 // cutUp is a status of so many GPUs of seven instances.

@@ -1,5 +1,5 @@
-// Package report puts a pass into words: the condition, the phase, the state label and the status, each within its bounds. It decides nothing, and
-// writes nothing.
+// Package report puts a pass into words and writes them to the node: the conditions, the phase, the state label, the status annotation and their
+// Events, each within its bounds. It says whether the loop goes on, for kubelet's probe.
 package report
 
 import (
@@ -14,13 +14,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/condition"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -78,7 +77,7 @@ func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err er
 		reason, phase := Progress(steps[0].Kind, want)
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
-			Message:      fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), legible.Counted(len(steps)-1, "step"), steps[0]),
+			Message:      fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), sanitize.Counted(len(steps)-1, "step"), steps[0]),
 			BeforeTarget: len(steps) > 1 && steps[1].Traits().ReachesTarget,
 		}
 	case d.Stalled:
@@ -219,7 +218,7 @@ func converged(seen state.Observed, want state.Desired) string {
 		for _, i := range want.MissingPositions {
 			positions = append(positions, strconv.Itoa(i))
 		}
-		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", legible.Listed(positions))
+		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", sanitize.Listed(positions))
 	}
 	if seen.Plugin.PassedOver != "" {
 		text += fmt.Sprintf(" (the device plugin passes over a part of its config: %s)", seen.Plugin.PassedOver)
@@ -297,7 +296,7 @@ type DrainReport struct{ Draining, Drained, Maintained bool }
 
 // PartitionReady is the agent's condition on the node; nil if there is none.
 func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
-	return condition.Find(node, config.ConditionGPUPartitionReady)
+	return Find(node, config.ConditionGPUPartitionReady)
 }
 
 // DrainOf returns how far the node is drained, by the first step that is left.

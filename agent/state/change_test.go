@@ -3,8 +3,8 @@ package state_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/agent/journal"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 

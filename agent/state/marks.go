@@ -9,12 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/journal"
-	"github.com/gpuslice/gpuslice/agent/ledger"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
@@ -117,21 +116,21 @@ func (o Orphan) String() string {
 		parts = append(parts, "start of "+strings.Join(o.Host.Stopped, ", "))
 	}
 	if n := len(o.Host.Persistent); n > 0 {
-		parts = append(parts, "persistence mode of "+legible.Counted(n, "GPU"))
+		parts = append(parts, "persistence mode of "+sanitize.Counted(n, "GPU"))
 	}
 	return strings.Join(parts, ", ")
 }
 
 // Writing returns what a journal is written for: a step on the way to the desired state.
-func (s Observed) Writing(want Desired, step plan.Kind) ledger.Write {
+func (s Observed) Writing(want Desired, step plan.Kind) journal.Write {
 	w := s.GivingBack()
 	w.Wish, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
 	return w
 }
 
 // GivingBack returns what a journal is written for that takes nothing more.
-func (s Observed) GivingBack() ledger.Write {
-	return ledger.Write{
+func (s Observed) GivingBack() journal.Write {
+	return journal.Write{
 		Node: s.Node, Boot: s.Boot.ID, Before: s.Journal, GivesBack: true, Disrupted: s.DisruptionStarted(),
 		Since: s.Since(config.ReasonHostRecordUnavailable, time.Time{}),
 	}

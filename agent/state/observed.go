@@ -12,12 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/journal"
-	"github.com/gpuslice/gpuslice/agent/ledger"
-	"github.com/gpuslice/gpuslice/agent/nodekeys"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -68,7 +67,7 @@ type Boot struct {
 
 // Record is what the host's record says, beside the journal.
 type Record struct {
-	ledger.Known
+	journal.Known
 
 	Published nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
 	Owed      Owed              // what the agent owes the host by a journal that was lost

@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -174,7 +174,7 @@ func KeysOf(files map[string]string) []string {
 
 // NoSuchKey is the error if a label names a key that is not in the ConfigMap.
 func NoSuchKey(namespace, configMap string, files map[string]string) error {
-	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(legible.Listed(KeysOf(files)), "none that a label can name"))
+	return fmt.Errorf("ConfigMap %s/%s has no such key; it has %s", namespace, configMap, cmp.Or(sanitize.Listed(KeysOf(files)), "none that a label can name"))
 }
 
 // KeyName names a key of the ConfigMap in messages.
@@ -356,7 +356,7 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 // WhyNoPlugin is the message about a node that LacksDevicePlugin.
 func (s Observed) WhyNoPlugin() string {
 	if s.OffersGPUs() {
-		return "what offers " + legible.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot start it anew"
+		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot start it anew"
 	}
 	return "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 }

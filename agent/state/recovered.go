@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 )
 
 // WithholdsRecovered reports whether the agent has to restart a device plugin so that it offers a GPU again which has recovered.

@@ -9,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -112,7 +112,7 @@ const (
 func (s Observed) replicaNames(replicas []plan.Replica) string {
 	var names []string
 	for _, r := range replicas[:min(len(replicas), mostReplicas)] {
-		names = append(names, fmt.Sprintf("%s (%s %s)", s.DeviceName(capacity.DeviceOf(r.ID)), r.Resource, legible.Cut(r.ID, longestID)))
+		names = append(names, fmt.Sprintf("%s (%s %s)", s.DeviceName(capacity.DeviceOf(r.ID)), r.Resource, sanitize.Cut(r.ID, longestID)))
 	}
 	text := strings.Join(names, ", ")
 	if more := len(replicas) - len(names); more > 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -39,7 +39,7 @@ func ExitCode(err error) int {
 // End writes the error of a command for users, if there is one, and gives the exit code.
 func End(w io.Writer, err error) int {
 	if err != nil {
-		_, _ = fmt.Fprintln(w, "error:", legible.Lines(err.Error())) // if this write fails too, the exit code still tells
+		_, _ = fmt.Fprintln(w, "error:", sanitize.Lines(err.Error())) // if this write fails too, the exit code still tells
 	}
 	return ExitCode(err)
 }
@@ -66,12 +66,12 @@ type Printer struct {
 // Printf writes unless a write before has failed.
 func (p *Printer) Printf(format string, args ...any) {
 	if p.Err == nil {
-		_, p.Err = io.WriteString(p.W, legible.Lines(fmt.Sprintf(format, args...)))
+		_, p.Err = io.WriteString(p.W, sanitize.Lines(fmt.Sprintf(format, args...)))
 	}
 }
 
 // Counted writes a number of things: "1 node", "2 nodes".
-func Counted(n int, noun string) string { return legible.Counted(n, noun) }
+func Counted(n int, noun string) string { return sanitize.Counted(n, noun) }
 
 // Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of about five requests, and a roll-out writes
 // each node once; with client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.

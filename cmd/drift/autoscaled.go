@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // checkAutoscaled refuses a name that nothing has: with it, what it is meant for would be told as a mistake.
@@ -16,7 +16,7 @@ func (c *comparison) checkAutoscaled() error {
 	for _, name := range c.known.Autoscaled {
 		if !slices.ContainsFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == name }) &&
 			!slices.ContainsFunc(c.profiles, func(p kinds.HardwareProfile) bool { return p.Name == name }) {
-			return fmt.Errorf("flag --autoscaled is %q: the cluster has no ResourceFlavor or HardwareProfile of that name", legible.Cut(name, legible.Longest))
+			return fmt.Errorf("flag --autoscaled is %q: the cluster has no ResourceFlavor or HardwareProfile of that name", sanitize.Cut(name, sanitize.Longest))
 		}
 	}
 	return nil

@@ -18,10 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -193,7 +193,7 @@ func (c *comparison) compareFlavors() {
 		}
 		if nodes, closing := c.closing(f.Spec); len(closing) > 0 {
 			c.promisesMore("ResourceFlavor "+f.Name, "of its %s none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; "+
-				"add to its tolerations, by which Kueue has pods tolerate it: %s", legible.Counted(nodes, "node"), legible.Listed(closing))
+				"add to its tolerations, by which Kueue has pods tolerate it: %s", sanitize.Counted(nodes, "node"), sanitize.Listed(closing))
 		}
 	}
 }
@@ -315,13 +315,13 @@ func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName
 		switch {
 		case left.Sign() > 0 && c.isAutoscaled(name) && !has.IsZero(): // nodes that offer none of it are of another kind than the queue takes them for
 			c.idle(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s at the moment: the rest waits for nodes that an autoscaler makes",
-				p.sum.String(), of, name, legible.Counted(nodes, "node"), offer(nodes), has.String())
+				p.sum.String(), of, name, sanitize.Counted(nodes, "node"), offer(nodes), has.String())
 		case left.Sign() > 0:
 			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s: workloads are admitted whose pods stay Pending",
-				p.sum.String(), of, name, legible.Counted(nodes, "node"), offer(nodes), has.String())
+				p.sum.String(), of, name, sanitize.Counted(nodes, "node"), offer(nodes), has.String())
 		case left.Sign() < 0:
 			left.Neg()
-			c.idle(queuesOf(p.queues), "%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, legible.Counted(nodes, "node"), name, offer(nodes))
+			c.idle(queuesOf(p.queues), "%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, sanitize.Counted(nodes, "node"), name, offer(nodes))
 		}
 	}
 }
@@ -339,7 +339,7 @@ func queuesOf(names []string) string {
 	if len(names) == 1 {
 		return "ClusterQueue " + names[0]
 	}
-	return "ClusterQueues " + legible.Listed(names)
+	return "ClusterQueues " + sanitize.Listed(names)
 }
 
 func (c *comparison) compareQuotas() {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -121,7 +121,7 @@ func (c *comparison) served(ctx context.Context, f family) ([]schema.GroupVersio
 	read = slices.DeleteFunc(read, func(v schema.GroupVersion) bool { return !slices.Contains(served, v.Version) })
 	if len(read) == 0 {
 		return nil, fmt.Errorf("the cluster serves the API group %s in %s alone, and gpuslice-agent reads it in %s: what its objects promise cannot be compared; %s; what is newer still, a newer gpuslice-agent may read",
-			strings.SplitN(f.versions[0], "/", 2)[0], legible.Listed(served), legible.Listed(names), f.needs())
+			strings.SplitN(f.versions[0], "/", 2)[0], sanitize.Listed(served), sanitize.Listed(names), f.needs())
 	}
 	if read[0].Version != names[0] {
 		c.Older = append(c.Older, fmt.Sprintf("%s (%s)", read[0], f.needs()))

@@ -21,7 +21,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 )
 
 // put writes a certificate with that number into the folder.

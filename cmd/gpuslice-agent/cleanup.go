@@ -14,13 +14,13 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/cleanup"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/nodekeys"
-	"github.com/gpuslice/gpuslice/agent/pluginfile"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/cleanup"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -122,11 +122,11 @@ func (o *options) replaceAgent(ctx context.Context, c cleaning, done *atomic.Boo
 	if err != nil {
 		return err
 	}
-	o.answerHealth(ctx, func() alive.State {
+	o.answerHealth(ctx, func() report.LoopState {
 		if done.Load() {
-			return alive.State{Alive: true, Ready: true, Says: "the node is clean"}
+			return report.LoopState{Alive: true, Ready: true, Says: "the node is clean"}
 		}
-		return alive.State{Alive: true, Says: "the node is not clean yet"}
+		return report.LoopState{Alive: true, Says: "the node is not clean yet"}
 	}, log)
 	return o.lock(ctx, log)
 }
@@ -140,11 +140,11 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 	if err != nil {
 		return nil, err
 	}
-	record := hostrecord.In(o.stateDir)
+	record := journal.RecordIn(o.stateDir)
 	files := []cleanup.File{health.In(o.stateDir), lastSettings(o.stateDir), record}
-	var plugin *pluginfile.File
+	var plugin *deviceplugin.File
 	if name := settings.DevicePlugin.ConfigFile; name != "" {
-		plugin = pluginfile.New(cmp.Or(o.pluginConfig, name), name)
+		plugin = deviceplugin.NewFile(cmp.Or(o.pluginConfig, name), name)
 		files = append(files, plugin.Notes())
 	}
 	return &cleanup.Cleaner{
@@ -154,7 +154,7 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 			if err != nil || r == nil {
 				return nodekeys.Keys{}, err
 			}
-			return hostrecord.PublishedBy(r.Learnt), nil
+			return journal.PublishedBy(r.Learnt), nil
 		},
 	}, nil
 }

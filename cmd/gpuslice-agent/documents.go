@@ -19,10 +19,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // piece is one text that the agent or the device plugin may read: a document of a file, or the value of a key of a ConfigMap in it.
@@ -51,7 +51,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 	if file != "-" {
 		opened, err := os.Open(path.Clean(file))
 		if err != nil {
-			return nil, errors.New(legible.Text(err.Error()))
+			return nil, errors.New(sanitize.Text(err.Error()))
 		}
 		defer opened.Close()
 		from = opened
@@ -61,7 +61,7 @@ func readFile(file string, stdin io.Reader) ([]byte, error) {
 		err = fmt.Errorf("%s is longer than %d bytes, which is all that is read: split it", file, longestFile)
 	}
 	if err != nil {
-		return nil, errors.New(legible.Text(err.Error()))
+		return nil, errors.New(sanitize.Text(err.Error()))
 	}
 	return text, nil
 }
@@ -145,10 +145,10 @@ func joined(d section) error {
 	}
 	var all []string
 	for _, v := range begin {
-		all = append(all, fmt.Sprintf("%s (line %d)", legible.Cut(cmp.Or(v.Text, "one without a kind"), longestName), d.lines+v.Line))
+		all = append(all, fmt.Sprintf("%s (line %d)", sanitize.Cut(cmp.Or(v.Text, "one without a kind"), longestName), d.lines+v.Line))
 	}
 	return fmt.Errorf("line %d: %d manifests are in one document, and all but the last are lost: %s; write a line with --- between them",
-		d.lines+begin[0].Line, len(all), legible.Listed(all))
+		d.lines+begin[0].Line, len(all), sanitize.Listed(all))
 }
 
 // isRead reports whether some command here reads manifests of the kind.

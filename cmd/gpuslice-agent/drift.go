@@ -10,9 +10,9 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -52,10 +52,10 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 	}
 	out.Printf("read: %s\n", strings.Join(read, ", "))
 	for _, version := range r.Older {
-		out.Printf("read in an older version than render writes: %s\n", legible.Cut(version, longestLine))
+		out.Printf("read in an older version than render writes: %s\n", sanitize.Cut(version, longestLine))
 	}
 	if len(r.Changing) > 0 {
-		out.Printf("being divided anew, and counted as they are now: %s\n", legible.Message(strings.Join(r.Changing, "\n"), longestLine))
+		out.Printf("being divided anew, and counted as they are now: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}
 	broken, printed := 0, 0
 	for _, f := range r.Findings {
@@ -65,7 +65,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 			verdict = "drift"
 		}
 		if printed++; printed <= maxMistakes {
-			out.Printf("%-5s  %s: %s\n", verdict, legible.Cut(f.About, longestName), legible.Cut(f.Text, longestLine))
+			out.Printf("%-5s  %s: %s\n", verdict, sanitize.Cut(f.About, longestName), sanitize.Cut(f.Text, longestLine))
 		}
 	}
 	if more := printed - maxMistakes; more > 0 {

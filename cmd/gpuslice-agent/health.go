@@ -16,9 +16,9 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const (
@@ -46,7 +46,7 @@ func (o *options) health() *cobra.Command {
 			case err != nil:
 				return fmt.Errorf("asking the agent how it is: %w", err)
 			case !s.Alive || ready && !s.Ready:
-				return errors.New(legible.Message(s.Says, legible.Longest))
+				return errors.New(sanitize.Message(s.Says, sanitize.Longest))
 			}
 			out := &cli.Printer{W: cmd.OutOrStdout()}
 			out.Printf("%s\n", s.Says)
@@ -66,7 +66,7 @@ func (o *options) healthSocket() string {
 
 // answerHealth answers probes until ctx ends. While another process of this network namespace has the address, such as the agent that this one
 // waits for, that process answers them; answerHealth tries again until the address is free.
-func (o *options) answerHealth(ctx context.Context, state func() alive.State, log *zap.Logger) {
+func (o *options) answerHealth(ctx context.Context, state func() report.LoopState, log *zap.Logger) {
 	listener, err := o.listenHealth(ctx)
 	if err != nil {
 		log.Warn("another process answers the probes of this one until it ends: look for an agent with the same --lock in this network namespace",
@@ -90,7 +90,7 @@ func (o *options) listenHealth(ctx context.Context) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", o.healthSocket())
 }
 
-func serveHealth(ctx context.Context, listener net.Listener, state func() alive.State, log *zap.Logger) {
+func serveHealth(ctx context.Context, listener net.Listener, state func() report.LoopState, log *zap.Logger) {
 	for {
 		c, err := listener.Accept()
 		if ctx.Err() != nil {
@@ -110,7 +110,7 @@ func serveHealth(ctx context.Context, listener net.Listener, state func() alive.
 	}
 }
 
-func tellHealth(c net.Conn, s alive.State) error {
+func tellHealth(c net.Conn, s report.LoopState) error {
 	defer c.Close()
 	if err := ownUser(c); err != nil {
 		return err
@@ -121,7 +121,7 @@ func tellHealth(c net.Conn, s alive.State) error {
 	return json.NewEncoder(c).Encode(s)
 }
 
-func (o *options) askHealth(ctx context.Context) (s alive.State, err error) {
+func (o *options) askHealth(ctx context.Context) (s report.LoopState, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*healthTimeout)
 	defer cancel()
 	c, err := new(net.Dialer).DialContext(ctx, "unix", o.healthSocket())

@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/zap/zaptest"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/report"
 )
 
 func TestHealthSaysWhatTheAgentSays(t *testing.T) {
@@ -27,15 +27,15 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 	if _, err := ask(); err == nil {
 		t.Error("without an agent it is well")
 	}
-	var state atomic.Pointer[alive.State]
-	o.answerHealth(t.Context(), func() alive.State { return *state.Load() }, zaptest.NewLogger(t))
+	var state atomic.Pointer[report.LoopState]
+	o.answerHealth(t.Context(), func() report.LoopState { return *state.Load() }, zaptest.NewLogger(t))
 	for _, c := range []struct {
-		state       alive.State
+		state       report.LoopState
 		well, ready bool
 	}{
-		{alive.State{Alive: true, Says: "no pass has begun"}, true, false},
-		{alive.State{Alive: true, Ready: true, Says: "the last pass ended 3s ago"}, true, true},
-		{alive.State{Says: `a pass stands at "Reset" for 11m0s`}, false, false},
+		{report.LoopState{Alive: true, Says: "no pass has begun"}, true, false},
+		{report.LoopState{Alive: true, Ready: true, Says: "the last pass ended 3s ago"}, true, true},
+		{report.LoopState{Says: `a pass stands at "Reset" for 11m0s`}, false, false},
 	} {
 		state.Store(&c.state)
 		said, err := ask()
@@ -57,8 +57,8 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 // A cleanup begins while the agent that it waits for still answers, and a new agent while the old one ends.
 func TestHealthIsAnsweredOnceTheAgentBeforeHasEnded(t *testing.T) {
 	o := options{lockFile: filepath.Join(t.TempDir(), "agent.lock")}
-	says := func(words string) func() alive.State {
-		return func() alive.State { return alive.State{Alive: true, Says: words} }
+	says := func(words string) func() report.LoopState {
+		return func() report.LoopState { return report.LoopState{Alive: true, Says: words} }
 	}
 	before, end := context.WithCancel(t.Context())
 	o.answerHealth(before, says("the one before"), zaptest.NewLogger(t))

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // longestLog bounds each text of a line of the log, which may be an error of a file with thousands of mistakes.
@@ -46,7 +46,7 @@ func (e encoder) Clone() zapcore.Encoder { return encoder{e.Encoder.Clone()} }
 
 // EncodeEntry implements zapcore.Encoder.
 func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
-	entry.Message = legible.Message(entry.Message, longestLog)
+	entry.Message = sanitize.Message(entry.Message, longestLog)
 	cut := make([]zapcore.Field, len(fields))
 	for i, f := range fields {
 		cut[i] = f
@@ -60,14 +60,14 @@ func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buff
 			is = false
 		}
 		if is {
-			cut[i] = zap.String(f.Key, legible.Message(text, longestLog))
+			cut[i] = zap.String(f.Key, sanitize.Message(text, longestLog))
 		}
 	}
 	line, err := e.Encoder.EncodeEntry(entry, cut)
 	if err != nil {
 		return nil, err
 	}
-	text := legible.JSON(line.String())
+	text := sanitize.JSON(line.String())
 	line.Reset()
 	line.AppendString(text)
 	return line, nil
@@ -78,7 +78,7 @@ type legibleWriter struct{ w io.Writer }
 
 // Write implements io.Writer for whole texts of JSON.
 func (l legibleWriter) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(l.w, legible.JSON(string(p))); err != nil {
+	if _, err := io.WriteString(l.w, sanitize.JSON(string(p))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuslice/gpuslice/agent/access"
-	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 )
 
 // version is set by the build.
@@ -46,9 +46,9 @@ type options struct {
 	adopt                                 []string // of recover
 	debug                                 bool
 
-	settingsFile *settingsFile   // of an agent, once it is made
-	access       *access.Checker // of the account that the agent has, once it is made
-	alive        *alive.Loop     // of the agent that runs, once it is made
+	settingsFile *settingsFile    // of an agent, once it is made
+	access       *access.Checker  // of the account that the agent has, once it is made
+	alive        *report.Liveness // of the agent that runs, once it is made
 }
 
 func command() *cobra.Command {

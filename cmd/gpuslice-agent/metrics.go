@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpuslice/gpuslice/agent/admit"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/admit"
 )
 
 // Bounds of one connection: every pod of the cluster may reach the port.

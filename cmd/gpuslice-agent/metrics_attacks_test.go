@@ -16,7 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
+	"github.com/gpuslice/gpuslice/agent/report"
 )
 
 // scrape asks for the metrics from that address, as Prometheus does, and tells the status of the answer.
@@ -163,7 +163,9 @@ func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 func TestPromise16ProbesAreAnsweredBesideThousandsWhoAsk(t *testing.T) {
 	t.Parallel()
 	o := options{lockFile: filepath.Join(t.TempDir(), "agent.lock")}
-	o.answerHealth(t.Context(), func() alive.State { return alive.State{Alive: true, Ready: true, Says: "the last pass ended 3s ago"} }, zap.NewNop())
+	o.answerHealth(t.Context(), func() report.LoopState {
+		return report.LoopState{Alive: true, Ready: true, Says: "the last pass ended 3s ago"}
+	}, zap.NewNop())
 	var last net.Conn
 	for n := range 5_000 {
 		c, err := new(net.Dialer).DialContext(t.Context(), "unix", o.healthSocket())

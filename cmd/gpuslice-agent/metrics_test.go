@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 )
 
 func TestMetricsAreServedWhereTheFlagSays(t *testing.T) {
@@ -53,7 +53,7 @@ func TestAnAddressThatIsTakenStopsNoAgent(t *testing.T) {
 // A monitor is told in one word whether the loop goes on, and whether a pass has ended.
 func TestMonitorsAreToldWhetherTheLoopGoesOn(t *testing.T) {
 	core, logged := observer.New(zapcore.InfoLevel)
-	o := options{metricsAddress: "127.0.0.1:0", alive: alive.New(time.Nanosecond, zap.NewNop())}
+	o := options{metricsAddress: "127.0.0.1:0", alive: report.NewLiveness(time.Nanosecond, zap.NewNop())}
 	o.serve(t.Context(), http.NotFoundHandler(), zap.New(core))
 	ask := func(page string) int {
 		t.Helper()

@@ -19,11 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/migrate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -92,7 +92,7 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 		if err != nil {
 			return err
 		}
-		m.used, name = false, legible.Text(name)
+		m.used, name = false, sanitize.Text(name)
 		if r.read(name, text); bad != nil {
 			return bad
 		}
@@ -344,7 +344,7 @@ func (m *migration) print(out *cli.Printer, all []migrate.Finding) error {
 		return err
 	}
 	return fmt.Errorf("give what these files are made of as manifests, or leave them out: nothing of an installation was found in %s; what is read are ConfigMaps, ClusterPolicies, "+
-		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", legible.Listed(m.unused))
+		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(m.unused))
 }
 
 func (m *migration) printFindings(out *cli.Printer, all []migrate.Finding) error {
@@ -380,7 +380,7 @@ func (m *migration) printFindings(out *cli.Printer, all []migrate.Finding) error
 		out.Printf("%d changes are needed before gpuslice is installed.\n", changes)
 	}
 	if unread > 0 && out.Err == nil {
-		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above", legible.Counted(unread, "part"), changes)
+		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above", sanitize.Counted(unread, "part"), changes)
 	}
 	return out.Err
 }

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 )
 
 // served serves metrics, and tells where.

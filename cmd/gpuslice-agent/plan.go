@@ -17,15 +17,15 @@ import (
 	labelvalues "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/outcome"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/preview"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 )
@@ -178,7 +178,7 @@ func readConfigs(files []string, stdin io.Reader) (configs, error) {
 		if err != nil {
 			return configs{}, fmt.Errorf("reading configs: %w", err)
 		}
-		file = legible.Text(file)
+		file = sanitize.Text(file)
 		found := 0
 		var wrong error // the first
 		r := reader{found: func(p piece) {

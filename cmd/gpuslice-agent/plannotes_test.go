@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/preview"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 

@@ -18,10 +18,10 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -223,7 +223,7 @@ func (p *progress) node(n *corev1.Node) {
 			p.encode(now)
 			return
 		}
-		p.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, legible.Message(now.Message, legible.Longest)))
+		p.line(fmt.Sprintf("%s  %s: %s", now.At.Format(time.TimeOnly+"Z"), now.Reason, sanitize.Message(now.Message, sanitize.Longest)))
 	}
 }
 

@@ -17,11 +17,11 @@ import (
 	forms "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/cmd/render"
 	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -46,7 +46,7 @@ func (o *options) render() *cobra.Command {
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", legible.Cut(strconv.Quote(args[0]), longestName))
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), longestName))
 			}
 			return errors.New("say what to render: kueue, flavors, hardwareprofiles or quota")
 		},
@@ -68,9 +68,9 @@ func (o *options) renderKueue(r *rendering) *cobra.Command {
 			namespace, name, ok := strings.Cut(local, "/")
 			switch {
 			case !ok || namespace == "" || name == "":
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", legible.Cut(local, longestName)))
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", sanitize.Cut(local, longestName)))
 			case slices.Contains(q.Local[:i], local):
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", legible.Cut(local, longestName)))
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local, longestName)))
 			default:
 				wrong = append(wrong, checkName("local-queue", namespace, namespaceName), checkName("local-queue", name, queueName))
 			}
@@ -152,7 +152,7 @@ func checkName(flag, value string, form nameForm) error {
 	if form.takes(value) {
 		return nil
 	}
-	return fmt.Errorf("flag --%s is %s: %s", flag, legible.Cut(strconv.Quote(value), longestName), form.write)
+	return fmt.Errorf("flag --%s is %s: %s", flag, sanitize.Cut(strconv.Quote(value), longestName), form.write)
 }
 
 // orNone takes a flag that is left out too.
@@ -187,7 +187,7 @@ func (o *options) renders(r *rendering, name, what string, check func() error, o
 				return err
 			}
 			for _, line := range left {
-				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), legible.Lines(line)); err != nil {
+				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), sanitize.Lines(line)); err != nil {
 					return err
 				}
 			}
@@ -204,10 +204,10 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	case (len(r.pools) == 0) == (r.nodes == ""):
 		return nil, nil, errors.New("tell the nodes by --pool, or have them read from the cluster by --nodes")
 	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
-		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", legible.Cut(r.strategy, longestName))
+		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, longestName))
 	}
 	if _, err := labels.Parse(r.nodes); err != nil {
-		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", legible.Cut(r.nodes, longestName), legible.Cut(err.Error(), longestLine))
+		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", sanitize.Cut(r.nodes, longestName), sanitize.Cut(err.Error(), longestLine))
 	}
 	known, err := readConfigs(r.files, stdin)
 	if err != nil {
@@ -253,7 +253,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 	}
 	for _, of := range unknown {
 		left = append(left, fmt.Sprintf("left out: %s (%s), whose devices cannot be computed: %v",
-			legible.Counted(of.Pool.Nodes, "node"), legible.Listed(namesOf(nodes[kindOf(of.Pool)])), of.Err))
+			sanitize.Counted(of.Pool.Nodes, "node"), sanitize.Listed(namesOf(nodes[kindOf(of.Pool)])), of.Err))
 	}
 	for i := range given {
 		var all [][]corev1.Taint
@@ -269,7 +269,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 			}
 			slices.Sort(lacks)
 			left = append(left, fmt.Sprintf("%s: each of its %s has a taint that not all of them have, and which pods are not made to tolerate: %s; they come to none of the nodes, until you take such taints away or add tolerations",
-				given[i].Profile, legible.Counted(len(all), "node"), legible.Listed(slices.Compact(lacks))))
+				given[i].Profile, sanitize.Counted(len(all), "node"), sanitize.Listed(slices.Compact(lacks))))
 		}
 	}
 	return given, left, nil
@@ -330,7 +330,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 		}
 	}
 	if len(pools) == 0 {
-		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, legible.Message(strings.Join(left, "\n"), longestLine))
+		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, sanitize.Message(strings.Join(left, "\n"), longestLine))
 	}
 	slices.SortFunc(pools, func(a, b render.Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
 	return pools, of, left, nil

@@ -16,17 +16,16 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/access"
-	"github.com/gpuslice/gpuslice/agent/alive"
-	"github.com/gpuslice/gpuslice/agent/asnode"
-	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/health/kernellog"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/agent/podlist"
-	"github.com/gpuslice/gpuslice/agent/tell"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
+	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -94,7 +93,7 @@ func (o *options) run() *cobra.Command {
 }
 
 // agent wires the parts together.
-func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) (*agent.Agent, error) {
+func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Metrics) (*agent.Agent, error) {
 	if o.node == "" {
 		return nil, errNoNode
 	}
@@ -106,7 +105,7 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) 
 		file.keep(ctx, o.stateDir, log)
 	}
 	o.settingsFile, settings = file, o.complete(settings)
-	pods := asnode.New(asnode.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
+	pods := impersonate.New(impersonate.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
 	client, err := o.client(pods.Wrap)
 	if err != nil {
 		return nil, err
@@ -125,24 +124,24 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Set) 
 		Events: recorder, Log: log.Named("access"),
 		Version: func(ctx context.Context) (string, error) { return kube.ServerVersion(ctx, client) },
 	})
-	o.alive = alive.New(alive.Patience(settings), log)
+	o.alive = report.NewLiveness(report.Patience(settings), log)
 	driver := lib.Open(lib.Options{DriverRoot: o.driverRoot, Logger: log.Named("nvml")})
 	return agent.New(agent.Options{
-		Node: o.node, Client: client, Settings: settings, Log: log, Alive: o.alive, Metrics: set, Clock: clock.RealClock{},
+		Node: o.node, Client: client, Settings: settings, Log: log, Liveness: o.alive, Metrics: set, Clock: clock.RealClock{},
 		Driver: driver, Usage: driver,
 		Health: health.Sources{
 			Driver: driver, Bus: lib.OpenBus(o.pciDevices), KernelLog: kernellog.New(o.kernelLog, clock.RealClock{}, log.Named("kernel")),
 			Processes: holders.Processes{Root: o.procRoot, Lanes: &holders.Lanes{}}, Store: health.In(o.stateDir),
 		},
-		Pods:    podlist.Lister{Client: client, Node: o.node},
+		Pods:    watch.Lister{Client: client, Node: o.node},
 		Kubelet: holders.DialKubelet(o.podResources), Host: &host.Logind{Address: o.systemBus}, Units: &host.Units{Address: o.systemBus},
-		Record:    hostrecord.In(o.stateDir),
+		Record:    journal.RecordIn(o.stateDir),
 		Processes: holders.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
 		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
 		Edited: file.edited,
-		Events: recorder, Sources: []tell.Source{o.access},
+		Events: recorder, Sources: []report.Source{o.access},
 	}), nil
 }
 

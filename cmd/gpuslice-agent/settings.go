@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpuslice/gpuslice/agent/hostfile"
+	"github.com/gpuslice/gpuslice/agent/state/hostfile"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/document"
 )

@@ -15,13 +15,13 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -63,7 +63,7 @@ func (o *options) validate() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				v.file(legible.Text(file), text)
+				v.file(sanitize.Text(file), text)
 			}
 			return v.result()
 		},
@@ -342,7 +342,7 @@ func (v *validation) piece(p piece) {
 	case p.err != nil:
 		v.report(p.at, "", p.err)
 	case p.format == nil && (p.configMap == "" || p.key == ""):
-		v.say(passedOver, "%s: %s, passed over\n", legible.Cut(p.at, longestName), legible.Cut(p.foreign, longestName))
+		v.say(passedOver, "%s: %s, passed over\n", sanitize.Cut(p.at, longestName), sanitize.Cut(p.foreign, longestName))
 	case p.format == nil: // other programs may read this key of the ConfigMap
 	default:
 		found, err := p.format.check(p.text, v.now)
@@ -489,7 +489,7 @@ func (q *queuedFlavors) note(p piece) {
 	case "ResourceFlavor":
 		if meta, _ := p.top["metadata"].(map[string]any); meta != nil {
 			name, _ := meta["name"].(string)
-			q.there = append(q.there, legible.Cut(name, longestName))
+			q.there = append(q.there, sanitize.Cut(name, longestName))
 		}
 	case "ClusterQueue":
 		var queue kinds.ClusterQueue
@@ -498,7 +498,7 @@ func (q *queuedFlavors) note(p piece) {
 		}
 		for _, group := range queue.Spec.ResourceGroups {
 			for _, f := range group.Flavors {
-				q.named = append(q.named, queuedFlavor{p.at, legible.Cut(queue.Name, longestName), legible.Cut(f.Name, longestName)})
+				q.named = append(q.named, queuedFlavor{p.at, sanitize.Cut(queue.Name, longestName), sanitize.Cut(f.Name, longestName)})
 			}
 		}
 	}
@@ -525,7 +525,7 @@ func joinFirst(names []string) string {
 }
 
 func (v *validation) report(at, found string, err error) {
-	at = legible.Cut(at, longestName)
+	at = sanitize.Cut(at, longestName)
 	if err == nil {
 		v.right++
 		v.say(isRight, "%s: %s\n", at, found)
@@ -544,7 +544,7 @@ func (v *validation) report(at, found string, err error) {
 			left++
 			continue
 		}
-		v.out.Printf("  %s\n", legible.Cut(line, longestLine))
+		v.out.Printf("  %s\n", sanitize.Cut(line, longestLine))
 	}
 	if left > 0 {
 		v.out.Printf("  and %d more\n", left)

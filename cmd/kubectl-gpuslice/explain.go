@@ -8,10 +8,10 @@ import (
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config/metrics"
 	"github.com/gpuslice/gpuslice/config/reasons"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const (
@@ -107,7 +107,7 @@ func unknownWord(name string) error {
 	if len(near) > 0 {
 		instead = "did you mean " + strings.Join(near, ", ") + "? " + instead
 	}
-	return fmt.Errorf("there is no %s \"%s\"; %s", kind, legible.Cut(name, longestName), instead)
+	return fmt.Errorf("there is no %s \"%s\"; %s", kind, sanitize.Cut(name, longestName), instead)
 }
 
 // list writes a line for each word, cut to the width: the whole text is one call away.

@@ -18,8 +18,8 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -134,7 +134,7 @@ func (r *running) judge(l leavingPods) (lines []string, stuck string) {
 		}
 	}
 	if len(placed) > 0 {
-		lines = append([]string{have(len(placed)) + " a place on other nodes: " + legible.Listed(placed)}, lines...)
+		lines = append([]string{have(len(placed)) + " a place on other nodes: " + sanitize.Listed(placed)}, lines...)
 	}
 	if n := len(lost) + l.more; n > 0 {
 		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))
@@ -201,7 +201,7 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}
 	if taint, repelled := scheduling.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, p.Spec.Tolerations, repels, true); repelled {
-		return "taint " + legible.Cut(taint.Key, longestWord)
+		return "taint " + sanitize.Cut(taint.Key, longestWord)
 	}
 	for _, name := range slices.Sorted(maps.Keys(needs)) {
 		need := needs[name]
@@ -209,9 +209,9 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 		switch {
 		case need.IsZero():
 		case !there:
-			return "no " + legible.Cut(string(name), longestWord)
+			return "no " + sanitize.Cut(string(name), longestWord)
 		case left.Cmp(need) < 0:
-			return "too little free " + legible.Cut(string(name), longestWord)
+			return "too little free " + sanitize.Cut(string(name), longestWord)
 		}
 	}
 	return ""
@@ -254,7 +254,7 @@ func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) (line
 	}
 	for _, pod := range l.pods {
 		if len(over[pod]) > 1 {
-			lines = append(lines, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, legible.Listed(over[pod])))
+			lines = append(lines, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, sanitize.Listed(over[pod])))
 		}
 	}
 	return lines, stuck

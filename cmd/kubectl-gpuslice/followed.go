@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const (
@@ -75,12 +75,12 @@ func agentReportOf(n *corev1.Node) agentReport {
 // makeLegible bounds the texts to show: any user who can write the node can write an annotation and a condition.
 func (t *agentReport) makeLegible() {
 	s, c := &t.status, &t.condition
-	s.Phase, s.Reason = api.Phase(legible.Cut(string(s.Phase), longestWord)), config.Reason(legible.Cut(string(s.Reason), longestWord))
-	s.Capacity = legible.Message(s.Capacity, legible.Longest)
+	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), longestWord)), config.Reason(sanitize.Cut(string(s.Reason), longestWord))
+	s.Capacity = sanitize.Message(s.Capacity, sanitize.Longest)
 	for i := range s.Blockers {
-		s.Blockers[i] = legible.Message(s.Blockers[i], legible.Longest)
+		s.Blockers[i] = sanitize.Message(s.Blockers[i], sanitize.Longest)
 	}
-	c.Reason, c.Message = legible.Cut(c.Reason, longestWord), legible.Message(c.Message, legible.Longest)
+	c.Reason, c.Message = sanitize.Cut(c.Reason, longestWord), sanitize.Message(c.Message, sanitize.Longest)
 }
 
 // none reports whether no agent has ever written anything.

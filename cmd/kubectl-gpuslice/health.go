@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // mostXids is how many errors of one GPU the command shows, which is as many as an agent reports.
@@ -36,7 +36,7 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 		return nil
 	}
 	out := &gpuHealth{
-		Reason: config.Reason(legible.Cut(string(h.Reason), longestWord)), Severity: legible.Cut(h.Severity, longestWord), Action: legible.Cut(h.Action, longestWord),
+		Reason: config.Reason(sanitize.Cut(string(h.Reason), longestWord)), Severity: sanitize.Cut(h.Severity, longestWord), Action: sanitize.Cut(h.Action, longestWord),
 		Since: h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
 	}
 	for i := range out.Xids {
@@ -45,7 +45,7 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 		}
 	}
 	for _, is := range h.Instances[:min(len(h.Instances), mostInstances)] {
-		out.Instances = append(out.Instances, legible.Cut(is, longestWord))
+		out.Instances = append(out.Instances, sanitize.Cut(is, longestWord))
 	}
 	return out
 }

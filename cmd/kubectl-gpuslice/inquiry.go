@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -140,15 +140,15 @@ func (a *askedNode) see(n *corev1.Node, request string) {
 // makeLegible bounds the texts of an answer: any user who can write the node can write the annotation.
 func makeLegible(a *api.Answer) {
 	if a.Diagnosis != nil {
-		a.Diagnosis.Outcome.Text = legible.Message(a.Diagnosis.Outcome.Text, legible.Longest)
+		a.Diagnosis.Outcome.Text = sanitize.Message(a.Diagnosis.Outcome.Text, sanitize.Longest)
 	}
-	a.Reason = config.Reason(legible.Cut(string(a.Reason), longestWord))
+	a.Reason = config.Reason(sanitize.Cut(string(a.Reason), longestWord))
 	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp} {
-		*text = legible.Message(*text, legible.Longest)
+		*text = sanitize.Message(*text, sanitize.Longest)
 	}
 	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost} {
 		for i := range texts {
-			texts[i] = legible.Message(texts[i], legible.Longest)
+			texts[i] = sanitize.Message(texts[i], sanitize.Longest)
 		}
 	}
 }

@@ -13,10 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -153,7 +153,7 @@ func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
 	if err != nil && out.Err == nil {
 		out.Err = err
 	}
-	out.Printf("%s\n", legible.JSON(string(text)))
+	out.Printf("%s\n", sanitize.JSON(string(text)))
 }
 
 // closing lists the keys of taints by which the agent keeps the node closed. The settings, which the agent alone knows, may name one.

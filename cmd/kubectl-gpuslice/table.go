@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // mostListed is how many blockers a table names; the condition has them all.
@@ -160,7 +160,7 @@ func silentAgents(names []string, longest string) string {
 	}
 	who, where := "the agent of "+names[0]+" has", podsOfAgents+" --field-selector spec.nodeName="+names[0]
 	if len(names) > 1 {
-		who, where = fmt.Sprintf("%d agents, of %s, have", len(names), legible.Listed(names)), podsOfAgents+" -o wide"
+		who, where = fmt.Sprintf("%d agents, of %s, have", len(names), sanitize.Listed(names)), podsOfAgents+" -o wide"
 	}
 	return fmt.Sprintf("%s said nothing for %s: %s", who, longest, where)
 }

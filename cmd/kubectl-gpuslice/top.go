@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -148,9 +148,9 @@ func usesOf(q *inquiry) uses {
 const longestPod = 253
 
 func legibleUse(u api.Use) api.Use {
-	u.Namespace, u.Pod = legible.Cut(u.Namespace, longestPod), legible.Cut(u.Pod, longestPod)
-	u.UUID, u.Instance = nvml.UUID(legible.Cut(string(u.UUID), longestWord)), legible.Cut(u.Instance, longestWord)
-	u.Unknown = legible.Message(u.Unknown, legible.Longest)
+	u.Namespace, u.Pod = sanitize.Cut(u.Namespace, longestPod), sanitize.Cut(u.Pod, longestPod)
+	u.UUID, u.Instance = nvml.UUID(sanitize.Cut(string(u.UUID), longestWord)), sanitize.Cut(u.Instance, longestWord)
+	u.Unknown = sanitize.Message(u.Unknown, sanitize.Longest)
 	u.Since = u.Since.UTC()
 	if u.Busy != nil {
 		within := min(max(*u.Busy, 0), 100)
@@ -220,7 +220,7 @@ func (all uses) notes() []string {
 	}
 	var out []string
 	for _, cause := range causes {
-		out = append(out, fmt.Sprintf("busy ?: %s (%s)", cause, legible.Listed(nodes[cause])))
+		out = append(out, fmt.Sprintf("busy ?: %s (%s)", cause, sanitize.Listed(nodes[cause])))
 	}
 	return out
 }

@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const (
@@ -96,12 +96,12 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		v.Since = s.Since.UTC()
 	}
 	if why, held := n.Annotations[config.AnnotationHold]; held {
-		why = legible.Message(why, longestHold)
+		why = sanitize.Message(why, longestHold)
 		v.Held = &why
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == config.ConditionGPUUnhealthy {
-			v.Health = &healthView{c.Status, legible.Cut(c.Reason, longestWord), legible.Message(c.Message, legible.Longest)}
+			v.Health = &healthView{c.Status, sanitize.Cut(c.Reason, longestWord), sanitize.Message(c.Message, sanitize.Longest)}
 		}
 	}
 	for _, g := range s.GPUs[:min(len(s.GPUs), mostGPUs)] {
@@ -112,11 +112,11 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 
 func viewOfGPU(g api.StatusGPU) gpuView {
 	v := gpuView{
-		Index: g.Index, UUID: legible.Cut(string(g.UUID), longestWord), MIG: g.MIG, Geometry: legible.Message(g.Geometry, legible.Longest),
-		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, PCI: legible.Cut(g.PCI, longestWord),
+		Index: g.Index, UUID: sanitize.Cut(string(g.UUID), longestWord), MIG: g.MIG, Geometry: sanitize.Message(g.Geometry, sanitize.Longest),
+		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, PCI: sanitize.Cut(g.PCI, longestWord),
 	}
 	for _, i := range g.Instances[:min(len(g.Instances), mostInstances)] {
-		i.Is = legible.Cut(i.Is, longestWord)
+		i.Is = sanitize.Cut(i.Is, longestWord)
 		v.Instances = append(v.Instances, instanceView{StatusInstance: i})
 	}
 	v.setHealth(healthOf(g.Health))
@@ -220,12 +220,12 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 		v.GPUs = cutAsNow(d.GPUs.Now[:min(len(d.GPUs.Now), mostGPUs)], v.GPUs)
 	}
 	for _, p := range d.Pods {
-		name := legible.Text(p.Namespace + "/" + p.Name)
+		name := sanitize.Text(p.Namespace + "/" + p.Name)
 		if p.State != "" {
-			name += " (" + legible.Cut(p.State, longestWord) + ")"
+			name += " (" + sanitize.Cut(p.State, longestWord) + ")"
 		}
 		for _, device := range p.Devices {
-			if !v.place(name, legible.Text(device)) && !slices.Contains(v.Pods.Anywhere, name) {
+			if !v.place(name, sanitize.Text(device)) && !slices.Contains(v.Pods.Anywhere, name) {
 				v.Pods.Anywhere = append(v.Pods.Anywhere, name)
 			}
 		}
@@ -234,7 +234,7 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 		slices.Sort(v.Pods.Anywhere)
 	}
 	for _, unseen := range d.Unseen {
-		v.Pods.Known, v.Pods.Why = false, legible.Message(unseen, legible.Longest)
+		v.Pods.Known, v.Pods.Why = false, sanitize.Message(unseen, sanitize.Longest)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -45,10 +45,10 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 	}
 	who := "the pods on them (kubectl get pods -A --field-selector spec.nodeName=" + n.Name + ")"
 	if len(holding) > 0 {
-		who = "pods " + legible.Listed(holding)
+		who = "pods " + sanitize.Listed(holding)
 	}
 	note(Change, "set %s to what the GPUs are, or remove it, before gpuslice is installed: %s asks for %s, and the node offers %s. As soon as the agent starts, %s go, and %s leave",
-		config.LabelMIGConfig, name, describe(asked, m), cmp.Or(offeredText(offeredBy(n)), "nothing"), legible.Listed(texts), who)
+		config.LabelMIGConfig, name, describe(asked, m), cmp.Or(offeredText(offeredBy(n)), "nothing"), sanitize.Listed(texts), who)
 }
 
 // askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not tell.
@@ -113,7 +113,7 @@ func offeredText(offered map[string]int) string {
 	for _, resource := range slices.Sorted(maps.Keys(offered)) {
 		out = append(out, fmt.Sprintf("%s %d", resource, offered[resource]))
 	}
-	return legible.Listed(out)
+	return sanitize.Listed(out)
 }
 
 // loses counts what is offered and not asked for. Where the labels do not tell how many GPUs there are, it counts only what is not asked for at all.

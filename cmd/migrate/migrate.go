@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
@@ -149,7 +149,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	}
 	for _, c := range s.Catalogs {
 		if len(named) > 0 && c.ConfigMap != "" && !named[c.ConfigMap] {
-			j.say(c.Where, Ignored, "", "mig-manager does not read it: the ClusterPolicy names ConfigMap %s", legible.Listed(slices.Sorted(maps.Keys(named))))
+			j.say(c.Where, Ignored, "", "mig-manager does not read it: the ClusterPolicy names ConfigMap %s", sanitize.Listed(slices.Sorted(maps.Keys(named))))
 			continue
 		}
 		j.catalog(c)
@@ -212,7 +212,7 @@ func (j *judge) sayRows(about string, r rows) {
 				continue
 			}
 			if said++; said <= mostRows {
-				j.say(about, v, "", "%s: %s", at.text, legible.Listed(r[at]))
+				j.say(about, v, "", "%s: %s", at.text, sanitize.Listed(r[at]))
 			}
 		}
 		if more := said - mostRows; more > 0 {
@@ -222,7 +222,7 @@ func (j *judge) sayRows(about string, r rows) {
 }
 
 func (j *judge) say(about string, v Verdict, command, format string, args ...any) {
-	j.found = append(j.found, Finding{About: legible.Cut(about, legible.Longest), Verdict: v, Text: legible.Cut(fmt.Sprintf(format, args...), legible.Longest), Command: legible.Text(command)})
+	j.found = append(j.found, Finding{About: sanitize.Cut(about, sanitize.Longest), Verdict: v, Text: sanitize.Cut(fmt.Sprintf(format, args...), sanitize.Longest), Command: sanitize.Text(command)})
 }
 
 func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }
@@ -280,7 +280,7 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 
 func (j *judge) catalog(c Catalog) {
 	if c.Err != nil {
-		j.say(c.Where, Change, "", "the agent would refuse the file, and none of its configs could be read here: %s", legible.Message(c.Err.Error(), legible.Longest/2))
+		j.say(c.Where, Change, "", "the agent would refuse the file, and none of its configs could be read here: %s", sanitize.Message(c.Err.Error(), sanitize.Longest/2))
 		j.unread = append(j.unread, c.Where)
 	}
 	var made, own []string
@@ -294,14 +294,14 @@ func (j *judge) catalog(c Catalog) {
 	}
 	if len(own) > 0 {
 		j.say(c.Where, Change, "", "%s to copy into the ConfigMap that migConfigMap of the settings names (gpuslice-mig-configs in deploy/base); the format is the same: %s",
-			legible.Counted(len(own), "MIG config"), legible.Listed(own))
+			sanitize.Counted(len(own), "MIG config"), sanitize.Listed(own))
 	}
 	j.sameNames(c, made)
 }
 
 func (j *judge) clients(c Clients) {
 	if c.Err != nil {
-		j.say(c.Where, Change, "", "%s: add those that hold GPUs on your nodes to units of the settings", legible.Message(c.Err.Error(), legible.Longest/2))
+		j.say(c.Where, Change, "", "%s: add those that hold GPUs on your nodes to units of the settings", sanitize.Message(c.Err.Error(), sanitize.Longest/2))
 	}
 	var has, lacks, never []string
 	for _, unit := range c.Units {
@@ -315,13 +315,13 @@ func (j *judge) clients(c Clients) {
 		}
 	}
 	if len(has) > 0 {
-		j.say(c.Where, Taken, "", "the settings' units have %s", legible.Listed(has))
+		j.say(c.Where, Taken, "", "the settings' units have %s", sanitize.Listed(has))
 	}
 	if len(lacks) > 0 {
-		j.say(c.Where, Change, "", "add to units of the settings, in the order in which they are stopped: %s", legible.Listed(lacks))
+		j.say(c.Where, Change, "", "add to units of the settings, in the order in which they are stopped: %s", sanitize.Listed(lacks))
 	}
 	if len(never) > 0 {
-		j.say(c.Where, Ignored, "", "the agent never stops %s: it evicts pods instead", legible.Listed(never))
+		j.say(c.Where, Ignored, "", "the agent never stops %s: it evicts pods instead", sanitize.Listed(never))
 	}
 }
 
@@ -360,7 +360,7 @@ func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...an
 	case strings.HasPrefix(name, config.GeneratedPrefix):
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case len(j.unread) > 0:
-		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again", config.LabelMIGConfig, name, legible.Listed(j.unread))
+		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again", config.LabelMIGConfig, name, sanitize.Listed(j.unread))
 	case files:
 		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
 	default:
@@ -386,15 +386,15 @@ func (j *judge) positions(n corev1.Node, name string, rules config.MIGConfig, no
 			config.LabelMIGConfig, name)
 	case len(lacks) > 0:
 		note(Change, "%s=%s names %s, which by its labels the node's model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the config or the label",
-			config.LabelMIGConfig, name, legible.Listed(lacks))
+			config.LabelMIGConfig, name, sanitize.Listed(lacks))
 	case len(missing) == 0:
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case m.namesNone(rules):
 		note(Change, "%s=%s names %s, and the node has %s: mig-parted does nothing and says success, where the agent refuses the config; add a rule for such nodes, or change the label",
-			config.LabelMIGConfig, name, positions(missing), legible.Counted(len(m.gpus), "GPU"))
+			config.LabelMIGConfig, name, positions(missing), sanitize.Counted(len(m.gpus), "GPU"))
 	default:
 		note(Taken, "%s=%s names %s, which the node with its %s does not have: the agent passes over them, as mig-parted does, and says so in its condition",
-			config.LabelMIGConfig, name, positions(missing), legible.Counted(len(m.gpus), "GPU"))
+			config.LabelMIGConfig, name, positions(missing), sanitize.Counted(len(m.gpus), "GPU"))
 	}
 }
 

@@ -6,9 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/taints"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // pluginConfig judges the ConfigMap of the device plugin's configs that the policy names. The plugin's pods mount it, and begin with NVIDIA's
@@ -35,7 +35,7 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 	case c.Default == "":
 	case there && !slices.Contains(keys, c.Default):
 		j.say(about, Change, "", "devicePlugin.config.default is %s, and ConfigMap %s has no such key, but %s: NVIDIA's config manager does not start the plugin on nodes without the label %s; "+
-			"add the key, or name another", c.Default, c.Name, legible.Listed(orNone(keys)), config.LabelDevicePluginConfig)
+			"add the key, or name another", c.Default, c.Name, sanitize.Listed(orNone(keys)), config.LabelDevicePluginConfig)
 	default:
 		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; where labels ask for a config, "+
 			"the agent then evicts the pods that hold what it has withdrawn, and elsewhere the node's condition names them", c.Default, config.LabelDevicePluginConfig)
@@ -50,7 +50,7 @@ func (j *judge) pluginLabels() {
 			switch {
 			case known && !slices.Contains(keys, key):
 				at.note(Change, n.Name, "%s=%s, and the ConfigMap of the device plugin's configs has no such key, but %s: NVIDIA's config manager does not start the plugin there; "+
-					"add the key, or change the label", config.LabelDevicePluginConfig, key, legible.Listed(orNone(keys)))
+					"add the key, or change the label", config.LabelDevicePluginConfig, key, sanitize.Listed(orNone(keys)))
 			case known:
 				at.note(Taken, n.Name, "%s=%s: NVIDIA's config manager obeys it as before, and the agent leaves it; for a profile that asks for another sharing or MIG strategy the agent drains, "+
 					"and sets the label to a key that says so", config.LabelDevicePluginConfig, key)

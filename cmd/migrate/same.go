@@ -9,9 +9,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/features"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -36,14 +36,14 @@ func (j *judge) sameNames(c Catalog, names []string) {
 	j.sayRows(c.Where, asked)
 	if len(unlike) > 0 {
 		j.say(c.Where, Change, "", "%s of a name that agents make too, for something else: copy what is to count as it is here, else the agent's own counts: %s",
-			legible.Counted(len(unlike), "MIG config"), legible.Listed(unlike))
+			sanitize.Counted(len(unlike), "MIG config"), sanitize.Listed(unlike))
 	}
 	if len(alike) > 0 && !j.nodesRead {
 		j.say(c.Where, Change, "", "%s of a name and form that each agent makes by what its GPUs can be; no node was read by which to compare their counts: give the nodes too, or copy them, and they win: %s",
-			legible.Counted(len(alike), "MIG config"), legible.Listed(alike))
+			sanitize.Counted(len(alike), "MIG config"), sanitize.Listed(alike))
 	} else if len(alike) > 0 {
 		j.say(c.Where, Ignored, "", "%s that no node asks for, of a name and form that each agent makes by what its GPUs can be; if yours has other counts, copy it, and it wins: %s",
-			legible.Counted(len(alike), "MIG config"), legible.Listed(alike))
+			sanitize.Counted(len(alike), "MIG config"), sanitize.Listed(alike))
 	}
 }
 
@@ -64,11 +64,11 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 	}
 	if lacks := m.lacksOf(here); len(lacks) > 0 {
 		return Change, fmt.Sprintf("%s names %s, which by its labels this model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the label",
-			name, legible.Listed(lacks))
+			name, sanitize.Listed(lacks))
 	}
 	asked, err := m.asks(name, withoutFilters(here))
 	if err != nil {
-		return Change, fmt.Sprintf("%s: the agent would refuse it, even copied: %s", name, legible.Message(err.Error(), legible.Longest/2))
+		return Change, fmt.Sprintf("%s: the agent would refuse it, even copied: %s", name, sanitize.Message(err.Error(), sanitize.Longest/2))
 	}
 	says := describe(asked, m)
 	if !made {
@@ -88,7 +88,7 @@ func compared(name string, yours config.MIGConfig, labels map[string]string) (Ve
 func uncompared(name string, labels map[string]string, copyIt string) string {
 	if labelled(labels) {
 		return fmt.Sprintf("compare %s with the agent's own of that name by gpuslice-agent plan --offline --mig-config %s on the node, since migrate does not know how a GPU of this model can be cut (%s); %s",
-			name, name, legible.Cut(labels[features.LabelProduct], 63), copyIt)
+			name, name, sanitize.Cut(labels[features.LabelProduct], 63), copyIt)
 	}
 	return fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 }

@@ -17,10 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/agent/capacity"
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -45,15 +45,15 @@ var poolForm = regexp.MustCompile(`^([^=]+)=([0-9]{1,6})x([0-9]{1,3})(?::(.+))?$
 func ParsePool(text string) (Pool, error) {
 	m := poolForm.FindStringSubmatch(text)
 	if m == nil {
-		return Pool{}, fmt.Errorf("pool %q: write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB", legible.Cut(text, longestName))
+		return Pool{}, fmt.Errorf("pool %q: write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB", sanitize.Cut(text, longestName))
 	}
 	nodes, err := strconv.Atoi(m[2])
 	gpus, err2 := strconv.Atoi(m[3])
 	switch {
 	case err != nil || nodes < 1 || nodes > mostNodes:
-		return Pool{}, fmt.Errorf("pool %s: %s nodes: there can be 1 to %d", legible.Cut(m[1], longestName), m[2], mostNodes)
+		return Pool{}, fmt.Errorf("pool %s: %s nodes: there can be 1 to %d", sanitize.Cut(m[1], longestName), m[2], mostNodes)
 	case err2 != nil || gpus < 1 || gpus > mostGPUs:
-		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", legible.Cut(m[1], longestName), m[3], mostGPUs)
+		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", sanitize.Cut(m[1], longestName), m[3], mostGPUs)
 	}
 	return Pool{Name: m[1], Nodes: nodes, GPUs: gpus, Model: m[4]}, nil
 }
@@ -173,7 +173,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	wishes, err := catalog.ProfileWishes(p.Name, gpus)
 	if none, ok := errors.AsType[*config.NoSelectedGPUError](err); ok && p.Model == "" {
 		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
-			legible.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
+			sanitize.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
 	}
 	if err != nil {
 		return nil, err

@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // longestDescription bounds what people read in a list, in characters.
@@ -46,7 +46,7 @@ func HardwareProfiles(given []Given, to Profiles) ([]any, error) {
 				TypeMeta: metav1.TypeMeta{APIVersion: kinds.HardwareProfileVersion, Kind: kinds.KindHardwareProfile},
 				ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: to.Namespace, Annotations: map[string]string{
 					kinds.AnnotationDisplayName: title,
-					kinds.AnnotationDescription: legible.Cut(cmp.Or(g.Description, describe(o)), longestDescription),
+					kinds.AnnotationDescription: sanitize.Cut(cmp.Or(g.Description, describe(o)), longestDescription),
 					kinds.AnnotationDisabled:    "false",
 					kinds.AnnotationVisibility:  "[]",
 				}},
@@ -102,7 +102,7 @@ func ParsePriority(text string) (Priority, error) {
 	profile, value, ok := strings.Cut(text, "=")
 	n, err := strconv.ParseInt(value, 10, 32)
 	if !ok || profile == "" || err != nil || n > highestPriority {
-		return Priority{}, fmt.Errorf("priority %q: write PROFILE=VALUE with a whole number of at most %d", legible.Cut(text, longestName), highestPriority)
+		return Priority{}, fmt.Errorf("priority %q: write PROFILE=VALUE with a whole number of at most %d", sanitize.Cut(text, longestName), highestPriority)
 	}
 	return Priority{Profile: profile, Value: int32(n)}, nil
 }
@@ -127,16 +127,16 @@ func Quota(given []Given, namespace, name string, priorities []Priority) ([]any,
 		at := slices.IndexFunc(given, func(g Given) bool { return g.Profile == p.Profile })
 		switch {
 		case at < 0:
-			return nil, fmt.Errorf("priority %s: none of the pools is of this name", legible.Cut(p.Profile, longestName))
+			return nil, fmt.Errorf("priority %s: none of the pools is of this name", sanitize.Cut(p.Profile, longestName))
 		case slices.ContainsFunc(priorities[:i], func(other Priority) bool { return other.Profile == p.Profile }):
-			return nil, fmt.Errorf("priority %s: there are two", legible.Cut(p.Profile, longestName))
+			return nil, fmt.Errorf("priority %s: there are two", sanitize.Cut(p.Profile, longestName))
 		case strings.HasPrefix(given[at].Name, "system-"):
 			return nil, fmt.Errorf("priority %s: a name that begins with system- is Kubernetes' own", p.Profile)
 		}
 		out = append(out, &schedulingv1.PriorityClass{
 			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.PriorityVersion, Kind: kinds.KindPriorityClass},
 			ObjectMeta: metav1.ObjectMeta{Name: given[at].Name}, Value: p.Value,
-			Description: legible.Cut(given[at].Description, longestDescription),
+			Description: sanitize.Cut(given[at].Description, longestDescription),
 		})
 	}
 	return out, nil

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/cmd/kinds"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Text writes objects as a stream of YAML, the same for the same, below a comment that says where the numbers come from.
@@ -19,7 +19,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 	for _, g := range given {
 		var nodes, gives []string
 		for _, p := range g.Pools {
-			nodes = append(nodes, fmt.Sprintf("%s x %s", legible.Counted(p.Nodes, "node"), legible.Counted(p.GPUs, "GPU")))
+			nodes = append(nodes, fmt.Sprintf("%s x %s", sanitize.Counted(p.Nodes, "node"), sanitize.Counted(p.GPUs, "GPU")))
 		}
 		for _, o := range g.Offers {
 			gives = append(gives, fmt.Sprintf("%s %d", o.Resource, o.Total))
@@ -27,7 +27,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		if len(gives) == 0 {
 			gives = []string{"nothing that pods can ask for"}
 		}
-		fmt.Fprintf(&b, "# %s: %s, %s\n", g.Profile, legible.Listed(nodes), strings.Join(gives, ", "))
+		fmt.Fprintf(&b, "# %s: %s, %s\n", g.Profile, sanitize.Listed(nodes), strings.Join(gives, ", "))
 	}
 	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion} {
 		if slices.ContainsFunc(objects, func(o any) bool { return versionOf(o) == version }) {

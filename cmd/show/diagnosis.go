@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Diagnosis writes a diagnosis: the facts, the causes, and the outcome last, next to the prompt that comes back.
@@ -55,7 +55,7 @@ const margin = len("Processes") + 2
 // a line of its own.
 func (p *page) line(text string) {
 	said := strings.TrimLeft(text, " ")
-	p.lines = append(p.lines, text[:len(text)-len(said)]+legible.Message(said, legible.Longest))
+	p.lines = append(p.lines, text[:len(text)-len(said)]+sanitize.Message(said, sanitize.Longest))
 }
 
 // section writes lines beside the name; nothing if there are no lines.
@@ -310,7 +310,7 @@ func (d diagnosis) gpus() []string {
 	if len(g.Steps) == 0 {
 		return out
 	}
-	out = append(out, legible.Counted(len(g.Steps), "step")+" left:")
+	out = append(out, sanitize.Counted(len(g.Steps), "step")+" left:")
 	for _, s := range groupInstanceSteps(g.Steps) {
 		out = append(out, "  "+s)
 	}

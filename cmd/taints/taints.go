@@ -13,8 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // longest bounds a key or a taint in a message, in characters.
@@ -23,14 +23,14 @@ const longest = 150
 // Text is a taint as kubectl takes it.
 func Text(t corev1.Taint) string {
 	if t.Value == "" {
-		return legible.Cut(fmt.Sprintf("%s:%s", t.Key, t.Effect), longest)
+		return sanitize.Cut(fmt.Sprintf("%s:%s", t.Key, t.Effect), longest)
 	}
-	return legible.Cut(fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect), longest)
+	return sanitize.Cut(fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect), longest)
 }
 
 // Toleration is what a pod needs, as YAML.
 func Toleration(t corev1.Taint) string {
-	return fmt.Sprintf("{key: %s, operator: Exists, effect: %s}", legible.Cut(t.Key, longest), t.Effect)
+	return fmt.Sprintf("{key: %s, operator: Exists, effect: %s}", sanitize.Cut(t.Key, longest), t.Effect)
 }
 
 // Closing are those that keep pods with the tolerations away for good. Kubernetes' own go by themselves, as those of an autoscaler and those

@@ -91,7 +91,7 @@ var groups = []Group{
 		{"GPUUnhealthy", "by a Warning, when GPUUnhealthy becomes True, or its reason worse", "see the condition GPUUnhealthy"},
 		{"GPUHealthy", "when all GPUs are well again", "leave it; nothing is to be done"},
 		{"HealthAcknowledged", "when annotation gpuslice.io/health-ack has dropped what GPUs have reported. It says which program wrote it", "leave it, if a person of yours has looked; else have the GPUs reset or tested, and see who may patch nodes"},
-		{"XidError", "on the node and on the pods that have the GPU or the instance, when the driver has reported an error that is not a program's own", "see the condition GPUUnhealthy, and agent/health/README.md for the number"},
+		{"XidError", "on the node and on the pods that have the GPU or the instance, when the driver has reported an error that is not a program's own", "see the condition GPUUnhealthy, and agent/monitor/health/README.md for the number"},
 		{"ApplicationXid", "on the pods alone that have the GPU or the instance, when a program of one has made an error, or was stopped by an error of memory that was contained", "look at the pod's own log: its program has made the error, or another one on the GPU that it shares"},
 		{"RecoveryActionChanged", "when the driver recommends another action for a GPU", "see the condition GPUUnhealthy"},
 		{"RowRemapped", "when a bad row of memory was replaced", "leave it; the GPU has mended itself"},

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/drain/plain"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Marker is a sign on the node that another tool maintains it, or is going to.
@@ -459,8 +459,8 @@ func parseTime(layout, value string) time.Time {
 // short makes a value fit for a message. Annotations may be long, and have any characters.
 func short(value string) string {
 	const most = 64
-	if runes := []rune(plain.Name(value)); len(runes) > most {
+	if runes := []rune(sanitize.Name(value)); len(runes) > most {
 		return string(runes[:most-1]) + "…"
 	}
-	return plain.Name(value)
+	return sanitize.Name(value)
 }

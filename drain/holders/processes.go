@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders/openfiles"
-	"github.com/gpuslice/gpuslice/drain/plain"
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
@@ -193,7 +193,7 @@ func (p Processes) identify(c *Client) error {
 	if err != nil {
 		return err
 	}
-	c.Command = plain.Name(strings.TrimSuffix(command, "\n"))
+	c.Command = sanitize.Name(strings.TrimSuffix(command, "\n"))
 	cgroups, err := openfiles.Read(filepath.Join(process, "cgroup"))
 	if openfiles.Gone(err) { // a kernel without cgroups has no such file; nor has a process that has ended since
 		_, err = os.Stat(filepath.Join(process, "comm"))

@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpuslice/gpuslice/agent/condition"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
@@ -167,7 +167,7 @@ func (i *installed) awaitNode(what string, wanted func(*corev1.Node) bool) *core
 
 // partitionReady is what the agent says of the node; the zero value before it has said anything.
 func partitionReady(n *corev1.Node) corev1.NodeCondition {
-	if c := condition.Find(n, config.ConditionGPUPartitionReady); c != nil {
+	if c := report.Find(n, config.ConditionGPUPartitionReady); c != nil {
 		return *c
 	}
 	return corev1.NodeCondition{}

@@ -16,12 +16,12 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/health/kernellog"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/metrics"
-	"github.com/gpuslice/gpuslice/agent/podlist"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
+	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -80,9 +80,9 @@ func (p *plane) startAgent(ctx context.Context) error {
 			Driver: p.driver, Bus: lib.OpenBus(p.pciDevices), KernelLog: kernellog.New(p.kernelLog, clock.RealClock{}, p.log.Named("kernel")),
 			Processes: holders.Processes{Root: p.table.Dir(), Lanes: &holders.Lanes{}}, Store: health.In(state),
 		},
-		Pods:    podlist.Lister{Client: client, Node: nodeName},
+		Pods:    watch.Lister{Client: client, Node: nodeName},
 		Kubelet: holders.DialKubelet(p.kubelet.PodResourcesSocket()), Host: &host.Logind{Address: none}, Units: &host.Units{Address: none},
-		Record:    hostrecord.In(state),
+		Record:    journal.RecordIn(state),
 		Processes: holders.Processes{Root: p.table.Dir()},
 		Specs:     cdi.New(cdi.Options{Dirs: []string{filepath.Join(p.dir, "cdi")}, DriverRoot: p.driverRoot, DevRoot: "/", Logger: p.log}),
 		Parse:     migparted.Parse,

@@ -16,11 +16,11 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/utils/clock"
 
-	"github.com/gpuslice/gpuslice/agent/health/kernellog"
-	"github.com/gpuslice/gpuslice/agent/health/verdict"
-	"github.com/gpuslice/gpuslice/agent/legible"
-	"github.com/gpuslice/gpuslice/agent/preview"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -90,7 +90,7 @@ func (t *trial) query(ctx context.Context, what string) ([][]string, error) {
 
 // written is what a program wrote, for a row of the table.
 func written(text string) string {
-	return cmp.Or(legible.Message(text, legible.Longest), "nothing")
+	return cmp.Or(sanitize.Message(text, sanitize.Longest), "nothing")
 }
 
 // fields are those that were queried, as nvidia-smi writes them.

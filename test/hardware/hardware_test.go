@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/agent/legible"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/sandbox"
@@ -133,7 +133,7 @@ func TestWhatNvidiaSMIComplainsOfIsShownLegiblyAndBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := (&trial{machine: &machine{smi: smi}}).query(t.Context(), "--query-gpu=index")
-		if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*legible.Longest {
+		if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*sanitize.Longest {
 			t.Errorf("%s: %v, want %q", c.script, err, c.want)
 		}
 	}

@@ -444,7 +444,7 @@ func (c *crowd) others() string {
 // die all the time. It is one watch that counts, from before the first label.
 func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	if testing.Short() {
-		t.Skip("20 nodes with their agents, for minutes; agent/fleet holds the limit with many nodes against a real API server, without agents")
+		t.Skip("20 nodes with their agents, for minutes; agent/act/fleet holds the limit with many nodes against a real API server, without agents")
 	}
 	t.Parallel()
 	seed := *seed

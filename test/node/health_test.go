@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 )
 
-// tooSlow is more than what agent/health holds by a clock that no load of this machine slows: 5 s until a fault is told, 10 s until it is over.
+// tooSlow is more than what agent/monitor/health holds by a clock that no load of this machine slows: 5 s until a fault is told, 10 s until it is over.
 const tooSlow = time.Minute
 
 // unhealthy is what the node says of its GPUs.
@@ -306,7 +306,7 @@ func TestAProgramsErrorOnASharedGPUIsToldOnItsPodAlone(t *testing.T) {
 // Xid 69 is a program's own error, which NVIDIA's device plugin takes for a fault of the GPU. A tenant makes one every twelve seconds.
 func TestATenantsErrorsRestartThePluginSeldom(t *testing.T) {
 	if testing.Short() {
-		t.Skip("156 seconds of errors; agent/proving has the pauses by a clock of its own")
+		t.Skip("156 seconds of errors; agent/act/verify has the pauses by a clock of its own")
 	}
 	t.Parallel()
 	r := newRig(t, twoH100, "")

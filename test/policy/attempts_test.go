@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/gpuslice/gpuslice/agent/access"
-	"github.com/gpuslice/gpuslice/agent/asnode"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -477,8 +477,10 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-UID-7a8b9c":{}}}`)},
 	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
 	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
-	{"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
-		addEntry(config.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`)},
+	{
+		"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
+		addEntry(config.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`),
+	},
 	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(config.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
 	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
 	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
@@ -697,7 +699,7 @@ func all(in bool) map[access.Policy]bool {
 func (s *scene) finds(when string, credentials *rest.Config, want access.Findings) {
 	s.t.Helper()
 	s.until("what an agent finds out "+when, func(ctx context.Context) (bool, error) {
-		pods := asnode.New(asnode.Options{Node: "own", Access: config.PodAccessAuto, Timeout: patience, Log: zap.NewNop()})
+		pods := impersonate.New(impersonate.Options{Node: "own", Access: config.PodAccessAuto, Timeout: patience, Log: zap.NewNop()})
 		through := rest.CopyConfig(credentials)
 		through.Wrap(pods.Wrap)
 		client, err := kube.New(through)

@@ -33,7 +33,7 @@ var product = sync.OnceValues(func() ([]*packages.Package, error) {
 	loaded, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo | packages.NeedImports | packages.NeedExportFile,
 		Dir:  root,
-	}, "./agent/...", "./drain/...", "./config/...", "./nvml", "./cmd/gpuslice-agent")
+	}, "./agent/...", "./drain/...", "./config/...", "./nvml", "./cmd/gpuslice-agent/...")
 	for _, pkg := range loaded {
 		for _, wrong := range pkg.Errors {
 			err = errors.Join(err, fmt.Errorf("loading %s: %w", pkg.PkgPath, wrong))

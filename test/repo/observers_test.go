@@ -10,17 +10,17 @@ import (
 )
 
 // observers are what looks at the node: all that a pass does before something is decided, and what completes the look. The looks of the parts
-// follow from the interfaces of agent/part.
+// follow from the interfaces of agent/monitor.
 var observers = []string{
-	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*resolve.Resolver).Desired", "(*proving.Prover).Prove",
-	"(*proving.Prover).Await", // the executor of the one kind of step that only looks
+	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Prove",
+	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
 }
 
 // gates say whether a step may be performed now.
 var gates = []string{
-	"(*agent.Agent).mayPerform", "(*gate.Gate).Allow", "(*gate.Gate).Runs", "(*fencing.Fencing).Preflight",
-	"(*draining.Draining).Drainable", "(*draining.Draining).RequireHoldersKnown", "(*budget.Budget).TooEarly",
-	"(*budget.Budget).CheckNoEffect", "(*reboot.Rebooter).Allowed",
+	"(*agent.Agent).mayPerform", "(*decide.Gate).Allow", "(*decide.Gate).Runs", "(*fencing.Fencing).Preflight",
+	"(*evict.Evictions).Drainable", "(*evict.Evictions).RequireHoldersKnown", "(*decide.Retries).TooEarly",
+	"(*decide.Retries).CheckNoEffect", "(*reboot.Rebooter).Allowed",
 }
 
 // partsThatAct are the methods of parts that are no looks, with what they do.
@@ -51,21 +51,21 @@ var givenByCommands = map[string]string{
 // readers are the methods by which the interfaces of this module are read. Any other method of an interface
 // counts as one that writes.
 var readers = map[string][]string{
-	"nvml.Driver":         {"Snapshot", "Events"},
-	"nvml.HealthReader":   {"Health", "Events"},
-	"nvml.UsageReader":    {"Usage"},
-	"nvml.Bus":            {"GPUs"},
-	"agent.Kubelet":       {"Assignments", "Allocatable"},
-	"watched.Pods":        {"List"},
-	"part.DriverWatcher":  {"Recovered", "Critical", "ToReset"},
-	"occupants.Processes": {"Holders"},
-	"hostrecord.Store":    {"Read"},
-	"health.Store":        {"Read"},
-	"health.KernelLog":    {"Xids"},
-	"health.Processes":    {"Holders"},
-	"hardware.Specs":      {"Stale"},
-	"units.Systemd":       {"States"},
-	"reboot.Host":         {"CanReboot"},
+	"nvml.Driver":           {"Snapshot", "Events"},
+	"nvml.HealthReader":     {"Health", "Events"},
+	"nvml.UsageReader":      {"Usage"},
+	"nvml.Bus":              {"GPUs"},
+	"agent.Kubelet":         {"Assignments", "Allocatable"},
+	"watch.Pods":            {"List"},
+	"monitor.DriverWatcher": {"Recovered", "Critical", "ToReset"},
+	"monitor.Processes":     {"Holders"},
+	"journal.Store":         {"Read"},
+	"health.Store":          {"Read"},
+	"health.KernelLog":      {"Xids"},
+	"health.Processes":      {"Holders"},
+	"hardware.Specs":        {"Stale"},
+	"units.Systemd":         {"States"},
+	"reboot.Host":           {"CanReboot"},
 
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {
@@ -107,7 +107,7 @@ func TestWhatLooksAtTheNodeReachesNothingThatWrites(t *testing.T) {
 	for _, observer := range observers {
 		c.checkWritesNothing(t, observer, askOnly...)
 	}
-	for _, path := range []string{"(*agent.Agent).conclude", "(*health.Monitor).Watch", "(*hostrecord.File).Write", "(*pluginfile.File).Prepare"} {
+	for _, path := range []string{"(*agent.Agent).conclude", "(*health.Monitor).Watch", "(*journal.RecordFile).Write", "(*deviceplugin.File).Prepare"} {
 		if c.pathToWrite(path) == nil {
 			t.Errorf("no write is found below %s: this test sees nothing", path)
 		}
@@ -182,7 +182,7 @@ func parts(t *testing.T) []types.Object {
 	t.Helper()
 	var out []types.Object
 	for _, pkg := range productPackages(t) {
-		if !strings.HasPrefix(pkg.PkgPath, module+"agent/") || pkg.PkgPath == module+"agent/part" { // by which the loop asks them
+		if !strings.HasPrefix(pkg.PkgPath, module+"agent/") || pkg.PkgPath == module+"agent/monitor" { // by which the loop asks them
 			continue
 		}
 		for _, name := range pkg.Types.Scope().Names() {
@@ -203,7 +203,7 @@ func asksOfParts(t *testing.T) []string {
 	t.Helper()
 	var out []string
 	for _, pkg := range productPackages(t) {
-		if pkg.PkgPath != module+"agent/part" {
+		if pkg.PkgPath != module+"agent/monitor" {
 			continue
 		}
 		for _, name := range pkg.Types.Scope().Names() {
@@ -215,7 +215,7 @@ func asksOfParts(t *testing.T) []string {
 		}
 	}
 	if len(out) == 0 {
-		t.Fatal("agent/part has no interface")
+		t.Fatal("agent/monitor has no interface")
 	}
 	return out
 }

@@ -29,14 +29,14 @@ func grantOf(verb, resource, group string) grant {
 // unseen are the grants that calls need which are not made through the client of a kind, with where they are made.
 // TestRawCallsToTheAPIServerAreKnown fails when a place is added.
 var unseen = map[grant]string{
-	"list nodes":                        "watched.watch",
-	"watch nodes":                       "watched.watch",
-	"list pods":                         "podlist.list",
-	"watch pods":                        "watched.watch",
-	"list configmaps":                   "watched.watch",
-	"watch configmaps":                  "watched.watch",
-	"list poddisruptionbudgets.policy":  "wake.watchBudgetsOf",
-	"watch poddisruptionbudgets.policy": "wake.watchBudgetsOf",
+	"list nodes":                        "watch.watch",
+	"watch nodes":                       "watch.watch",
+	"list pods":                         "watch.list",
+	"watch pods":                        "watch.watch",
+	"list configmaps":                   "watch.watch",
+	"watch configmaps":                  "watch.watch",
+	"list poddisruptionbudgets.policy":  "watch.watchBudgetsOf",
+	"watch poddisruptionbudgets.policy": "watch.watchBudgetsOf",
 }
 
 // verbs of the methods of the client of a kind.

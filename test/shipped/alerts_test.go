@@ -16,11 +16,11 @@ import (
 	"k8s.io/utils/clock"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/agent/access"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/idle"
-	"github.com/gpuslice/gpuslice/agent/memory"
-	"github.com/gpuslice/gpuslice/agent/metrics"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	"github.com/gpuslice/gpuslice/agent/monitor/idle"
+	"github.com/gpuslice/gpuslice/agent/monitor/memory"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/test/monitoring"
 )
 
@@ -122,7 +122,7 @@ func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
 	}
 	values := map[string]*regexp.Regexp{
 		"reason": constants(t, "config/keys.go", `Reason = "(\w+)"`), "phase": constants(t, "agent/api/status.go", `Phase = "(\w+)"`),
-		"severity": constants(t, "agent/health", `Severity = "(\w+)"`), "result": constants(t, "agent/metrics", `result\w+ += "(\w+)"`),
+		"severity": constants(t, "agent/monitor/health", `Severity = "(\w+)"`), "result": constants(t, "agent/report/metrics", `result\w+ += "(\w+)"`),
 	}
 	all, err := monitoring.Read(t.Context(), slices.Sorted(maps.Keys(queries)))
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuslice/gpuslice/drain/plain"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // File is an open file by which a process holds a GPU.
@@ -252,7 +252,7 @@ func (l *Look) readLink(fds int, name string) ([]byte, error) {
 
 // printable makes a path fit for a message.
 func printable(path []byte) string {
-	text := plain.Name(string(path[:min(len(path), maxPath)]))
+	text := sanitize.Name(string(path[:min(len(path), maxPath)]))
 	if len(path) > maxPath {
 		text += "…"
 	}

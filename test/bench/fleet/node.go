@@ -15,14 +15,14 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
-	"github.com/gpuslice/gpuslice/agent/access"
-	"github.com/gpuslice/gpuslice/agent/asnode"
-	plugin "github.com/gpuslice/gpuslice/agent/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/health"
-	"github.com/gpuslice/gpuslice/agent/hostrecord"
-	"github.com/gpuslice/gpuslice/agent/podlist"
-	"github.com/gpuslice/gpuslice/agent/tell"
+	"github.com/gpuslice/gpuslice/agent/monitor/health"
+	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -112,7 +112,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	settings.Drain.UnmanagedPods, settings.Drain.EmptyDir = config.DrainEvict, config.DrainEvict // the pods here are bare
 	settings.Reboot.Sentinel = filepath.Join(n.dir, "reboot-required")
 	log = log.With(zap.String("node", n.name))
-	asNode := asnode.New(asnode.Options{Node: n.name, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
+	asNode := impersonate.New(impersonate.Options{Node: n.name, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
 	c := cli.Config(account, config.FieldManager, "bench")
 	c.Wrap(t.wrap)
 	c.Wrap(asNode.Wrap)
@@ -133,11 +133,11 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	return agent.New(agent.Options{
 		Node: n.name, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
 		Driver: n.gpus.Driver(), Health: health.Sources{Driver: n.gpus.Health(), Store: health.In(state)},
-		Pods: podlist.Lister{Client: client, Node: n.name}, Kubelet: n, Host: machine{}, Units: machine{}, Specs: noSpecs{},
-		Record: hostrecord.In(state), Processes: holders.Processes{Root: filepath.Join(n.dir, "proc")},
+		Pods: watch.Lister{Client: client, Node: n.name}, Kubelet: n, Host: machine{}, Units: machine{}, Specs: noSpecs{},
+		Record: journal.RecordIn(state), Processes: holders.Processes{Root: filepath.Join(n.dir, "proc")},
 		Parse:  migparted.Parse,
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: filepath.Join(n.dir, "plugin", "config.yaml"),
-		Events: recorder, Sources: []tell.Source{checker},
+		Events: recorder, Sources: []report.Source{checker},
 	}), nil
 }
 

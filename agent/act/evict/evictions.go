@@ -1,0 +1,308 @@
+// Package evict evicts pods from the node: it asks first whether they may be evicted, evicts them by the rules of the settings and of the
+// profile, and reports which are still there and why.
+package evict
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Evictions evicts pods of one node.
+type Evictions struct {
+	Node     string // name of the node
+	Nodes    nodewrite.Writer
+	Evictor  *drain.Evictor
+	Wakes    *watch.Sources
+	Retries  *decide.Retries
+	Metrics  *metrics.Metrics
+	Settings config.Settings
+	Events   report.Events
+	Clock    *monotonic.Clock
+}
+
+// Evictable asks the API server, for each pod that has to leave for the steps, whether it may be evicted now.
+func (d *Evictions) Evictable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	var out []drain.Verdict
+	for _, s := range steps {
+		if s.Kind == plan.Evict {
+			policy, _ := d.policy(seen, s, want)
+			out = append(out, d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)...)
+		}
+	}
+	return out
+}
+
+// Patience is how long the agent would wait for the pods that have to leave for the steps, until it gives the change up; 0 if none has to
+// leave, or those that are left are deleted then.
+func (d *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duration {
+	policy := decide.From(d.Settings.With(want.Drain))
+	if policy.Delete || !plan.Has(steps, plan.Evict) {
+		return 0
+	}
+	return policy.Patience()
+}
+
+// evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
+// disruption budget.
+const evictionsTimeout = time.Minute
+
+// Evict evicts the pods of a step, as EvictPods does.
+func (d *Evictions) Evict(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	if step.Kind == plan.Evict {
+		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
+			return err
+		}
+	}
+	return d.EvictPods(ctx, seen, want, step, step.Pods)
+}
+
+// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next look can tell that they
+// are gone.
+func (d *Evictions) EvictPods(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, pods []plan.Pod) error {
+	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	policy, since := d.policy(seen, step, want)
+	verdicts := d.Evictor.Evict(all, seen.Drained(pods), policy, since)
+	d.Wakes.BlockedBy(verdicts)
+	d.Metrics.Evicted(verdicts)
+	for _, v := range verdicts {
+		d.tell(seen, want, v)
+	}
+	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
+		return &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonEvictionBlocked,
+			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
+				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(describe(verdicts))),
+		}
+	}
+	return d.await(seen, want, policy, verdicts)
+}
+
+// await returns which pods are still there, and why.
+func (d *Evictions) await(seen state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
+	wait := &outcome.Waiting{
+		Reason: config.ReasonEvicting, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
+		Message: "waiting for pods to leave: " + sanitize.Listed(describe(verdicts)),
+	}
+	if seen.Journal != nil {
+		wait.Since = seen.Journal.Started
+	}
+	for _, v := range verdicts {
+		if left := v.RetryAt.Sub(d.Clock.Now()); !v.RetryAt.IsZero() && left > 0 {
+			wait.After = min(wait.After, left)
+		}
+		if v.Deadline.After(wait.Until) {
+			wait.Until, wait.Then = v.Deadline, seen.DeadlineText(want)
+			if policy.Delete && v.State != drain.Deleted && v.State != drain.Terminating {
+				wait.Then = "pods that are still there are deleted, as drain.afterDeadline says"
+			}
+		}
+	}
+	if blocked := blockedOf(verdicts); len(blocked) > 0 {
+		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, d.allowing(want, verdicts)+sanitize.Listed(blocked)
+		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
+		if pending := awaitedBy(verdicts); pending != "" {
+			wait.Advice = fmt.Sprintf("give %s room on another node to go on; %s, and it has room here again", pending, cancelAdvice(want))
+		}
+	}
+	if want.Undo { // these pods hold devices of the former config
+		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
+		wait.Advice = "there is no deadline on the way back, and no pod is deleted: see what keeps it with kubectl describe pod, or delete it yourself"
+	}
+	return wait
+}
+
+// cancelAdvice says how a user ends the change.
+func cancelAdvice(want state.Desired) string {
+	switch {
+	case want.Undo:
+		return "the change is being undone already"
+	case want.Name == state.ResetTarget:
+		return "to have no GPU reset, set health.reset to never in the settings"
+	case want.Label == "":
+		return "the change is being undone already"
+	}
+	return "to call the change off, remove the label " + want.Label
+}
+
+// policy returns by which rules the agent makes pods leave, and since when their deadlines count. The rules do not hold for operands, which
+// come back by themselves, nor for an undo, which has to take everything away; an undo has no deadline.
+func (d *Evictions) policy(seen state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
+	switch {
+	case want.Undo:
+	case step.Kind == plan.Evict:
+		p = decide.From(d.Settings.With(want.Drain))
+	case step.Kind == plan.PauseOperands && seen.Journal != nil:
+		p.Deadline = d.Retries.Deadline(seen, want, step).Sub(seen.Journal.Started)
+	}
+	if seen.Kubelet.Err != nil {
+		p.KubeletSilent = seen.Kubelet.Err.Error()
+	}
+	p.ClaimDriverAway = !seen.ClaimDriver()
+	if seen.Journal != nil {
+		since = seen.Journal.Started
+	}
+	return p, since
+}
+
+// tell records an Event on the pod, and on the node, that the pod has to leave.
+func (d *Evictions) tell(seen state.Observed, want state.Desired, v drain.Verdict) {
+	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
+	if did == "" {
+		return
+	}
+	d.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.Name)
+	if v.Pod.UID != "" && v.Pod.Name != "" {
+		d.Events.Podf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
+			"%s this pod: its GPU on node %s is repartitioned for %s", did, d.Node, want.Name)
+	}
+}
+
+// RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
+// then. An undo waits only for a silent kubelet, without which every pod counts as a holder.
+func (d *Evictions) RequireHoldersKnown(seen state.Observed, want state.Desired, step plan.Step) error {
+	busy := seen.HoldersUnknown()
+	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
+		return nil
+	}
+	reason := config.ReasonHoldersUnknown
+	if seen.Kubelet.Err != nil {
+		reason = config.ReasonKubeletUnavailable
+	}
+	until := d.Retries.Deadline(seen, want, step)
+	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
+		until = until.Add(decide.From(d.Settings.With(want.Drain)).EndFor)
+	}
+	if d.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}
+	}
+	wait := &outcome.Waiting{
+		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("no pod is evicted %v", busy),
+		Since: seen.Journal.Started, Advice: cancelAdvice(want),
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+// PauseOperand pauses an operand by its label, and waits until its pods are gone. The journal has the label's former value.
+func (d *Evictions) PauseOperand(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	if seen.Node.Labels[step.Label] != fence.PausedValue {
+		return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
+		})
+	}
+	pods := make([]string, len(step.Pods))
+	for i, p := range step.Pods {
+		pods[i] = p.Namespace + "/" + p.Name
+	}
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, sanitize.Listed(pods))
+	until := d.Retries.Deadline(seen, want, step)
+	if d.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
+		Blockers: pods, Advice: "see kubectl describe pod; " + cancelAdvice(want),
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+// ResumeOperand gives the label of an operand its former value again.
+func (d *Evictions) ResumeOperand(ctx context.Context, seen state.Observed, step plan.Step) error {
+	return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return fence.SetLabels(node, map[string]string{step.Label: seen.Journal.Paused[step.Label]})
+	})
+}
+
+func blockedOf(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		if v.State == drain.Blocked || v.State == drain.Failed || v.State == drain.Refused {
+			out = append(out, describe([]drain.Verdict{v})...)
+		}
+	}
+	return out
+}
+
+// allowing is what a message begins with that names pods of which more would be lost than their place: how a user lets this change evict them.
+// It is empty if the settings refuse none for that, or no user has asked for the change.
+func (d *Evictions) allowing(want state.Desired, verdicts []drain.Verdict) string {
+	if command := want.ApplyCommand(d.Node, drain.Flags(verdicts)...); command != "" {
+		return "to let this change evict what would be lost: " + command + "; until then: "
+	}
+	return ""
+}
+
+// awaitedBy names the first pod that has to start before a budget lets another one go; empty if none is known.
+func awaitedBy(verdicts []drain.Verdict) string {
+	for _, v := range verdicts {
+		if v.State == drain.Blocked && v.Awaits != "" {
+			return v.Awaits
+		}
+	}
+	return ""
+}
+
+func describe(verdicts []drain.Verdict) []string {
+	var out []string
+	for _, v := range verdicts {
+		text := v.Pod.String()
+		if v.Message != "" {
+			text += ": " + v.Message
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+// Drainable asks the API server in a dry run whether the pods may be evicted.
+func (d *Evictions) Drainable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	for _, s := range steps {
+		policy := decide.From(d.Settings.With(want.Drain))
+		switch {
+		case s.Kind == plan.Evict:
+		case s.Kind == plan.PauseOperands && s.Label == "":
+			policy = drain.Policy{} // the rules do not hold for operands
+		default:
+			continue
+		}
+		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+		verdicts := d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)
+		cancel()
+		blocked := blockedOf(verdicts)
+		d.Wakes.BlockedBy(verdicts)
+		if len(blocked) > 0 {
+			return &outcome.Waiting{
+				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
+				Message: d.allowing(want, verdicts) + "nothing is disturbed before these pods may be evicted: " + sanitize.Listed(blocked),
+				Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(want),
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package fencing
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// forgetFormerTarget drops what the agent counts and measures for the change to another target, if the next journal begins one to a new target.
+func (f *Fencing) forgetFormerTarget(seen state.Observed, want state.Desired) {
+	former := ""
+	if seen.Journal != nil {
+		former = seen.Journal.Target
+	}
+	if !want.Undo && former != want.Name {
+		clear(f.Retries.Attempts)
+		f.Timing.Forget(f.Clock.Now())
+	}
+}
+
+// journalWith returns the journal with what the steps will owe to the node beside what it holds already. It writes nothing.
+func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
+	j := &journal.Journal{
+		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
+		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
+		Started: f.Clock.Stamp(),
+	}
+	if seen.Journal != nil {
+		copied := *seen.Journal
+		j = &copied
+		j.Previous, j.Parked = slices.Clone(j.Previous), false
+	}
+	if !want.Undo && j.Target != want.Name { // the deadlines count for each target
+		j.Target, j.Started = want.Name, f.Clock.Stamp()
+		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.Forces(want)
+		if known := seen.Refusal(); known != nil && known.Boot == seen.Boot.ID {
+			j.NoReset = known
+		}
+	}
+	if seen.Edited(want) {
+		j.Forced = seen.Forces(want)
+	}
+	if !want.Undo {
+		j.Wish = want.Fingerprint
+	}
+	recordLayouts(j, seen, want, steps)
+	owe(j, seen, steps)
+	oweKept(j, seen.Leftovers.Orphan.Kept)
+	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
+		j.Undo = cmp.Or(seen.Failed(want), want.Left) // a failed wish is not tried again
+	}
+	return j, f.notePlugin(j, seen, want, steps)
+}
+
+// recordLayouts records how the GPUs are cut that the steps change.
+func recordLayouts(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) {
+	for _, gpu := range seen.GPUs {
+		if !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
+			continue
+		}
+		known := len(j.Previous)
+		j.RecordLayout(gpu)
+		if _, asked := want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
+			j.Previous[known].Foreign = true // it is reset, since it is not well
+		}
+	}
+}
+
+// notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
+func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	j.Strategy = seen.ExplicitStrategy()
+	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
+	if shapes {
+		j.Operands = operandsOf(*j, seen.DevicePlugin.Pods)
+	}
+	changes := plan.Has(steps, plan.WriteSharing)
+	if seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
+		return nil
+	}
+	former, err := f.Handover.FormerConfig(seen, want)
+	if err != nil {
+		return err
+	}
+	former.Stays = !changes
+	j.Plugin = former
+	return nil
+}
+
+// operandsOf returns the UIDs of the plugin's pods for the journal: those that it has, without pods that are gone, and those that have come
+// since. It drops pods that are gone, since any number of them may come and go while the agent waits.
+func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
+	var out []string
+	for _, uid := range j.Operands {
+		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return string(p.UID) == uid }) {
+			out = append(out, uid)
+		}
+	}
+	for _, pod := range pods {
+		if !j.RanBefore(string(pod.UID)) {
+			out = append(out, string(pod.UID))
+		}
+	}
+	return out
+}
+
+// owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
+func owe(j *journal.Journal, seen state.Observed, steps []plan.Step) {
+	paused := maps.Clone(seen.Leftovers.Orphan.Labels)
+	if paused == nil {
+		paused = map[string]string{}
+	}
+	j.Stopped = slices.Clone(j.Stopped)
+	for _, s := range steps {
+		switch {
+		case s.Kind == plan.PauseOperands && s.Label != "" && seen.Node.Labels[s.Label] != fence.PausedValue:
+			paused[s.Label] = seen.Node.Labels[s.Label]
+		case s.Kind == plan.StopUnits && !slices.Contains(j.Stopped, s.Unit):
+			j.Stopped = append(j.Stopped, s.Unit)
+		}
+	}
+	for label, value := range j.Paused { // the values that the journal holds already are older
+		paused[label] = value
+	}
+	j.Paused = paused
+	for _, unit := range seen.Leftovers.Orphan.Host.Stopped {
+		if !slices.Contains(j.Stopped, unit) {
+			j.Stopped = append(j.Stopped, unit)
+		}
+	}
+	for _, gpu := range seen.Leftovers.Orphan.Host.Persistent {
+		if !slices.Contains(j.Persistent, gpu) {
+			j.Persistent = append(slices.Clone(j.Persistent), gpu)
+		}
+	}
+	if seen.Leftovers.Orphan.Cordon {
+		j.Cordoned, j.WasUnschedulable = true, false
+	}
+}
+
+// oweKept notes the annotations for autoscalers that an agent has left on the node without a journal.
+func oweKept(j *journal.Journal, left []string) {
+	j.Kept = slices.Clone(j.Kept)
+	for _, key := range left {
+		if !slices.Contains(j.Kept, key) {
+			j.Kept = append(j.Kept, key)
+		}
+	}
+}
+
+// keep notes the annotations that the fence sets for autoscalers: those that the node does not have. One that a user has set stays as it is.
+func keep(j *journal.Journal, node *corev1.Node) {
+	for _, key := range config.AutoscalerAnnotations() {
+		if _, there := node.Annotations[key]; !there && !slices.Contains(j.Kept, key) {
+			j.Kept = append(j.Kept, key)
+		}
+	}
+}

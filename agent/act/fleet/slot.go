@@ -1,0 +1,263 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/zap"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Slot is the node's turn in its pool.
+type Slot struct {
+	Slots     *Leases
+	Namespace string // of the pools' Leases
+	Clock     *monotonic.Clock
+	Log       *zap.Logger
+
+	claim  string    // operation for which this process has taken a slot
+	full   *Full     // the last reported reason why the node waits for a slot
+	fullAt time.Time // when the agent has reported it
+	apart  notQueued // the pool has nothing of this node, as this process has seen it last; zero if that is not known
+}
+
+// notQueued is a node in a pool that neither has a slot nor waits for one.
+type notQueued struct {
+	pool string
+	node types.UID
+}
+
+// slots are for whatever may change what the pool has of this node.
+func (t *Slot) slots() *Leases {
+	t.apart = notQueued{}
+	return t.Slots
+}
+
+// Claim returns the operation for which this process has taken a slot; empty if it has taken none.
+func (t *Slot) Claim() string { return t.claim }
+
+// Forget drops what was computed from earlier times of the clock.
+func (t *Slot) Forget(time.Time) {
+	t.full = nil
+	t.slots().Forget()
+}
+
+// slotNews is the least time between two reports of the nodes that are in the way: with hundreds of nodes that wait, each report of each
+// is a write.
+const slotNews = 5 * time.Minute
+
+// change is the change that the slot is for.
+func (t *Slot) change(s state.Observed) Change {
+	return Change{Node: s.Node.Name, UID: s.Node.UID, Operation: cmp.Or(s.Operation(), t.claim), Since: t.Clock.Stamp()}
+}
+
+// poolOf returns the node's pool.
+func poolOf(s state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
+
+// Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
+// return the error.
+//
+// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for a look
+// that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
+func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
+	if !seen.InLimitedPool() {
+		return
+	}
+	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
+	if !fresh && t.apart == apart {
+		return
+	}
+	var err error
+	if seen.Pool.Slot, err = t.slots().Look(ctx, poolOf(*seen), t.change(*seen)); err != nil {
+		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		return
+	}
+	if !seen.DisruptionStarted() && !t.holds(*seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
+		t.claim = ""
+	}
+	if seen.Pool.Slot == (state.Slot{}) && t.claim == "" {
+		t.apart = apart
+	}
+}
+
+// Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
+// not every change has a fence by which other nodes' agents know of it.
+func (t *Slot) Renew(ctx context.Context, seen state.Observed) {
+	lost := seen.InLimitedPool() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
+	if !lost && !t.holds(seen) {
+		return
+	}
+	if err := t.slots().Renew(ctx, poolOf(seen), t.change(seen)); err != nil {
+		t.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	}
+}
+
+// holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
+// earlier one or another node's agent, does not count before the change has begun: Take asks for it anew.
+func (t *Slot) holds(s state.Observed) bool {
+	operation := cmp.Or(s.Operation(), t.claim)
+	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
+}
+
+// Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
+func (t *Slot) Planned(s state.Observed, want state.Desired) plan.Slot {
+	return plan.Slot{
+		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
+		Drains: s.Pool.ForEvictions, Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
+	}
+}
+
+// Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
+func (t *Slot) Take(ctx context.Context, seen state.Observed, want state.Desired) error {
+	c := t.change(seen)
+	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
+	if err := t.ask(ctx, seen, c); err != nil {
+		return err
+	}
+	t.claim = c.Operation
+	return nil
+}
+
+// Foresee returns what Take would, and writes and remembers nothing.
+func (t *Slot) Foresee(ctx context.Context, seen state.Observed, want state.Desired) error {
+	c := t.change(seen)
+	c.Since = seen.AskedSince(want, t.Clock.Stamp())
+	return t.explain(seen, t.Slots.Foresee(ctx, poolOf(seen), c), (*Slot).waitFor)
+}
+
+// Confirm makes sure right before the fence that no other node has got the slot meanwhile.
+func (t *Slot) Confirm(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if !seen.InLimitedPool() || !t.holds(seen) {
+		return nil
+	}
+	c := t.change(seen)
+	c.Since = seen.AskedSince(want, t.Clock.Stamp())
+	return t.ask(ctx, seen, c)
+}
+
+func (t *Slot) ask(ctx context.Context, seen state.Observed, c Change) error {
+	return t.explain(seen, t.slots().Take(ctx, poolOf(seen), c), (*Slot).await)
+}
+
+// explain turns the answer of the pool into a wait.
+func (t *Slot) explain(seen state.Observed, err error, await func(*Slot, state.Observed, *Full) error) error {
+	var full *Full
+	var paused *Paused
+	switch {
+	case errors.As(err, &full):
+		return await(t, seen, full)
+	case errors.As(err, &paused):
+		wait := t.Paused(seen, paused.Why)
+		wait.After, wait.Since = paused.Retry, seen.Since(config.ReasonPoolPaused, t.Clock.Stamp())
+		return wait
+	case apierrors.IsForbidden(err):
+		return &outcome.Waiting{
+			Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s take turns: %v", seen.Pool.Name, err),
+			Advice: fmt.Sprintf("let it get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
+				t.Namespace),
+		}
+	default:
+		return err
+	}
+}
+
+// Paused returns why no node of the pool begins a change.
+func (t *Slot) Paused(s state.Observed, why string) *outcome.Waiting {
+	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
+	return &outcome.Waiting{
+		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
+		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + said},
+		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused),
+	}
+}
+
+// await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
+func (t *Slot) await(seen state.Observed, full *Full) error {
+	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
+	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before
+		t.full, t.fullAt = full, now
+	}
+	said := *t.full
+	said.Retry = full.Retry
+	return t.waitFor(seen, &said)
+}
+
+// waitFor is the wait for the nodes that are in the way.
+func (t *Slot) waitFor(seen state.Observed, full *Full) error {
+	return &outcome.Waiting{
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+		Message: full.Error(), Blockers: full.Unavailable,
+		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
+	}
+}
+
+// Yield returns the slot if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
+// A change that has only failed to ask for the slot keeps its place in the queue.
+func (t *Slot) Yield(ctx context.Context, seen state.Observed, step plan.Step, err error) {
+	var wait *outcome.Waiting
+	waits := errors.As(err, &wait)
+	switch {
+	case err == nil, seen.DisruptionStarted(), apierrors.IsConflict(err):
+	case waits && wait.For == outcome.ForTurn:
+	case !waits && step.Kind == plan.AcquireSlot:
+	default:
+		t.Leave(ctx, seen)
+	}
+}
+
+// Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
+func (t *Slot) Leave(ctx context.Context, seen state.Observed) {
+	if err := t.Return(ctx, seen); err != nil {
+		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	}
+}
+
+// Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
+// a failure.
+func (t *Slot) Return(ctx context.Context, seen state.Observed) error {
+	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
+		return nil
+	}
+	if err := t.slots().Leave(ctx, poolOf(seen), t.change(seen)); err != nil {
+		return err
+	}
+	t.claim = ""
+	return nil
+}
+
+// End returns the slot when the node is given back. If that fails, the next plan does it.
+func (t *Slot) End(ctx context.Context, seen state.Observed, want state.Desired) {
+	t.CountFailure(ctx, seen, seen.Journal.Undo)
+	t.claim = ""
+	if want.Undo || !seen.InLimitedPool() || !seen.Pool.Slot.Held {
+		t.Leave(ctx, seen)
+		return
+	}
+	if err := t.slots().Release(ctx, poolOf(seen), t.change(seen)); err != nil {
+		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	}
+}
+
+// CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
+// cancelled, or that is only postponed, has not failed.
+func (t *Slot) CountFailure(ctx context.Context, seen state.Observed, failure *api.Failure) {
+	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
+		return
+	}
+	if err := t.slots().Fail(ctx, poolOf(seen), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+		t.Log.Warn("telling the pool of a failure", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	}
+}

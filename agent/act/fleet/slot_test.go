@@ -1,0 +1,96 @@
+package fleet_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/gpuslice/gpuslice/agent/act/fleet"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/clientset"
+)
+
+// A pass that leads to nothing costs the API server no request, also in a pool with a limit.
+func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
+	client := fake.NewClientset()
+	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
+	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
+		"pools: [{name: a, selector: pool=a, maxUnavailable: 1}, {name: b, selector: pool=b, maxUnavailable: 1}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	observed := func(pool string) state.Observed {
+		seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{"pool": pool}}}}
+		seen.Pool.File = file
+		seen.Pool.Pool = file.For(seen.Node)
+		return seen
+	}
+	look := func(pool string, fresh bool) (state.Observed, int) {
+		client.ClearActions()
+		seen := observed(pool)
+		turn.Observe(t.Context(), &seen, fresh)
+		return seen, len(client.Actions())
+	}
+	for i, step := range []struct {
+		pool  string
+		fresh bool
+		reads int
+	}{{"a", false, 1}, {"a", false, 0}, {"a", true, 1}, {"a", false, 0}, {"b", false, 1}, {"a", false, 1}, {"a", false, 0}} {
+		if _, reads := look(step.pool, step.fresh); reads != step.reads {
+			t.Errorf("look %d, %+v, sends %d requests", i, step, reads)
+		}
+	}
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), observed("a").Node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := turn.Take(t.Context(), observed("a"), state.Desired{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if seen, reads := look("a", false); reads != 1 || !seen.Pool.Slot.Held {
+			t.Errorf("with a slot, a look sends %d requests and finds %+v", reads, seen.Pool.Slot)
+		}
+	}
+	seen, _ := look("a", false)
+	if err := turn.Return(t.Context(), seen); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{1, 0} {
+		if seen, reads := look("a", false); reads != want || seen.Pool.Slot.Held {
+			t.Errorf("look %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
+		}
+	}
+}
+
+// An installation without these rights must not begin all nodes at once, and has to say what it lacks.
+func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
+	client := fake.NewClientset()
+	client.PrependReactor("*", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}, "gpuslice-pool-profile.a", errors.New("no rights"))
+	})
+	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
+	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
+	seen.Pool.File = config.WithoutMaintenance()
+	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }
+	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
+	var wait *outcome.Waiting
+	err := turn.Take(t.Context(), seen, state.Desired{})
+	if !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot || !strings.Contains(wait.Advice, "leases in namespace gpuslice") || turn.Claim() != "" {
+		t.Errorf("claims %q, and says %v", turn.Claim(), err)
+	}
+}

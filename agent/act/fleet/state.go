@@ -1,0 +1,350 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	strictjson "sigs.k8s.io/json"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// stateVersion is the version of the state's format. An agent refuses another version, and fields that it does not know: they may
+// decide which node may take a slot.
+const stateVersion = 1
+
+// leaseState is what the Lease's annotation holds. Its times are for users to read, except those of the queue.
+type leaseState struct {
+	Version  int       `json:"version"`
+	Turn     int64     `json:"turn"`               // grows by one with each write
+	Left     int64     `json:"left"`               // grows by one with each node that loses or returns a slot
+	Nodes    int       `json:"nodes,omitempty"`    // size of the pool when an agent last counted it, for a limit in percent
+	Holders  []holder  `json:"holders,omitempty"`  // nodes that have a slot, in the order in which they got it
+	Queue    []waiter  `json:"queue,omitempty"`    // nodes that wait, in the order in which they get slots
+	Failed   int       `json:"failed,omitempty"`   // failed changes in a row
+	Failures []failure `json:"failures,omitempty"` // the last of them
+}
+
+type holder struct {
+	Node      string      `json:"node"`
+	UID       types.UID   `json:"uid"`
+	Operation string      `json:"operation"`
+	Since     metav1.Time `json:"since"`
+	Renewed   int64       `json:"renewed"` // the turn in which the node last renewed its slot
+	Failed    bool        `json:"failed,omitempty"`
+}
+
+type waiter struct {
+	Node  string      `json:"node"`
+	UID   types.UID   `json:"uid"`
+	Since metav1.Time `json:"since"`
+}
+
+type failure struct {
+	Node      string      `json:"node"`
+	Operation string      `json:"operation"`
+	Why       string      `json:"why"`
+	At        metav1.Time `json:"at"`
+}
+
+// Bounds of the failures in the state, since an annotation has little room.
+const (
+	failuresKept = 10
+	whyLength    = 160 // characters
+)
+
+func (st *leaseState) holder(uid types.UID) *holder {
+	for i := range st.Holders {
+		if st.Holders[i].UID == uid {
+			return &st.Holders[i]
+		}
+	}
+	return nil
+}
+
+// hold gives the node a slot for the operation, or renews the one that it has.
+func (st *leaseState) hold(c Change, now time.Time) {
+	st.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
+	st.dropHolders(func(h holder) bool { return h.Node == c.Node && h.UID != c.UID })
+	h := st.holder(c.UID)
+	if h == nil {
+		st.Holders = append(st.Holders, holder{Node: c.Node, UID: c.UID, Operation: c.Operation, Since: metav1.NewTime(now.UTC())})
+		h = &st.Holders[len(st.Holders)-1]
+	}
+	if h.Operation != c.Operation {
+		h.Operation, h.Failed = c.Operation, false
+	}
+	h.Renewed = st.Turn + 1
+	st.trimQueue()
+}
+
+// trimQueue drops the nodes at the queue's end for which there is no room.
+func (st *leaseState) trimQueue() {
+	room := maxStateBytes
+	for _, h := range st.Holders {
+		room -= size(h)
+	}
+	for i, w := range st.Queue {
+		if room -= size(w); room < 0 || i == MaxNodes {
+			st.Queue = st.Queue[:i]
+			return
+		}
+	}
+}
+
+// size returns how many bytes an entry of the state takes, with the comma after it.
+func size[T holder | waiter](entry T) int {
+	text, err := json.Marshal(entry)
+	if err != nil { // a time beyond the year 9999 has no JSON: write returns the error
+		return maxStateBytes
+	}
+	return len(text) + len(",")
+}
+
+// dropHolders reports whether it has dropped any holder.
+func (st *leaseState) dropHolders(which func(holder) bool) bool {
+	before := len(st.Holders)
+	st.Holders = slices.DeleteFunc(st.Holders, which)
+	return len(st.Holders) < before
+}
+
+func (st *leaseState) waits(uid types.UID) bool {
+	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
+}
+
+// enqueue puts the node at its place in the queue, unless the queue is full of nodes that have waited longer. It reports whether that
+// changes the queue.
+func (st *leaseState) enqueue(c Change) bool {
+	me := waiter{Node: c.Node, UID: c.UID, Since: waitingSince(c)}
+	if i := slices.IndexFunc(st.Queue, func(w waiter) bool { return w.UID == me.UID }); i >= 0 {
+		if st.Queue[i].Node == me.Node && st.Queue[i].Since.Equal(&me.Since) {
+			return false
+		}
+	}
+	st.dropWaiters(func(w waiter) bool { return w.Node == me.Node || w.UID == me.UID })
+	i, _ := slices.BinarySearchFunc(st.Queue, me, age)
+	st.Queue = slices.Insert(st.Queue, i, me)
+	st.trimQueue()
+	return i < len(st.Queue)
+}
+
+// waitingSince returns c.Since in whole seconds, which JSON does not round.
+func waitingSince(c Change) metav1.Time { return metav1.NewTime(c.Since.UTC().Truncate(time.Second)) }
+
+// ahead returns the nodes that get a slot before this one.
+func (st *leaseState) ahead(c Change) []waiter {
+	i, _ := slices.BinarySearchFunc(st.Queue, waiter{Node: c.Node, Since: waitingSince(c)}, age)
+	return st.Queue[:i]
+}
+
+func age(a, b waiter) int {
+	return cmp.Or(a.Since.Compare(b.Since.Time), strings.Compare(a.Node, b.Node))
+}
+
+// dropWaiters reports whether it has dropped any waiter.
+func (st *leaseState) dropWaiters(which func(waiter) bool) bool {
+	before := len(st.Queue)
+	st.Queue = slices.DeleteFunc(st.Queue, which)
+	return len(st.Queue) < before
+}
+
+// failed reports whether the state already counts the failure of this change.
+func (st *leaseState) failed(c Change) bool {
+	return slices.ContainsFunc(st.Failures, func(f failure) bool { return f.Node == c.Node && f.Operation == c.Operation })
+}
+
+func (st *leaseState) fail(c Change, why string, now time.Time) {
+	why = sanitize.Message(why, whyLength)
+	st.Failed++
+	st.Failures = append(st.Failures, failure{Node: c.Node, Operation: c.Operation, Why: why, At: metav1.NewTime(now.UTC())})
+	st.Failures = st.Failures[max(0, len(st.Failures)-failuresKept):]
+}
+
+// tooMany says why the pool is paused, and how a user lets it go on. That comes first, since the list of failures may be cut off.
+func (st *leaseState) tooMany(namespace, lease string) string {
+	which := make([]string, len(st.Failures))
+	for i, f := range st.Failures {
+		which[i] = fmt.Sprintf("%s (%s)", f.Node, f.Why)
+	}
+	return fmt.Sprintf("%d %s in a row failed; to go on: kubectl -n %s annotate lease %s %s-; failed are %s",
+		st.Failed, plural(st.Failed, "change"), namespace, lease, config.AnnotationPaused, strings.Join(which, ", "))
+}
+
+// parse reads the state. It refuses fields that it does not know.
+func parse(text string) (leaseState, error) {
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal([]byte(text), &version); err != nil {
+		return leaseState{}, err
+	}
+	if version.Version != stateVersion {
+		return leaseState{}, fmt.Errorf("its version is %d, and this agent knows version %d", version.Version, stateVersion)
+	}
+	var st leaseState
+	strict, err := strictjson.UnmarshalStrict([]byte(text), &st)
+	if err := errors.Join(append(strict, err)...); err != nil {
+		return leaseState{}, err
+	}
+	for i, h := range st.Holders {
+		if h.Node == "" || h.UID == "" {
+			return leaseState{}, fmt.Errorf("holders[%d]: node is %q and uid %q; neither may be empty", i, h.Node, h.UID)
+		}
+	}
+	// A user who edits it need not keep the order.
+	slices.SortStableFunc(st.Queue, age)
+	return st, nil
+}
+
+// record is the Lease of a pool as it was read, and its new state.
+type record struct {
+	lease  *coordinationv1.Lease
+	absent bool
+	before []holder
+	state  leaseState
+	pauses bool // the write pauses the pool
+}
+
+// paused returns why the pool is paused, or "" if it is not.
+func (r *record) paused() string {
+	why, paused := r.lease.Annotations[config.AnnotationPaused]
+	if paused && why == "" {
+		return "a user has paused it and gave no reason"
+	}
+	return why
+}
+
+func (r *record) pause(why string) {
+	r.lease.Annotations[config.AnnotationPaused] = why
+	r.pauses = true
+}
+
+// slotsMoved returns which nodes have lost or returned their slot, and which have got one.
+func (r *record) slotsMoved() (left, come []string) {
+	without := func(all, others []holder) (names []string) {
+		for _, h := range all {
+			if !slices.ContainsFunc(others, func(o holder) bool { return o.UID == h.UID }) {
+				names = append(names, h.Node)
+			}
+		}
+		return names
+	}
+	return without(r.before, r.state.Holders), without(r.state.Holders, r.before)
+}
+
+// read gets the Lease from the API server, not from a cache. It is no error if there is no Lease yet.
+func (s *Leases) read(ctx context.Context, pool Pool) (*record, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	name := leaseName(pool)
+	r := &record{}
+	var lease *coordinationv1.Lease
+	err := kube.Retry(ctx, func() (err error) {
+		lease, err = s.Client.Leases(s.Namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+	switch {
+	case apierrors.IsNotFound(err):
+		r.absent = true
+		lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: s.Namespace, Labels: map[string]string{"app.kubernetes.io/name": "gpuslice"},
+		}}
+	case err != nil:
+		return nil, fmt.Errorf("reading Lease %s/%s of pool %s: %w", s.Namespace, name, pool.Name, err)
+	}
+	r.lease = lease
+	if lease.Annotations == nil {
+		lease.Annotations = map[string]string{}
+	}
+	if text, there := lease.Annotations[config.AnnotationSlots]; there {
+		if r.state, err = parse(text); err != nil {
+			return nil, &Unreadable{Pool: pool.Name, Namespace: s.Namespace, Lease: name, Err: err}
+		}
+	} else {
+		// The clock starts the turns, so that none is used twice even after a user has removed the annotation or the Lease.
+		first := s.Clock.Now().UnixMilli()
+		r.state = leaseState{Version: stateVersion, Turn: first, Left: first}
+	}
+	r.before = slices.Clone(r.state.Holders)
+	s.view(pool).noteRenewals(r.state.Holders, s.Clock.Now())
+	return r, nil
+}
+
+// write replaces the Lease that was read, and reports whether another node's agent has written it since.
+func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, err error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	left, come := r.slotsMoved()
+	r.state.Turn++
+	r.state.Left += int64(len(left))
+	text, err := json.Marshal(r.state)
+	if err != nil {
+		return false, fmt.Errorf("encoding the state of pool %s: %w", pool.Name, err)
+	}
+	r.lease.Annotations[config.AnnotationSlots] = string(text)
+	s.fillSpec(r, len(left)+len(come) > 0)
+	leases := s.Client.Leases(s.Namespace)
+	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease anew, and finds the write.
+	err = kube.Retry(ctx, func() (err error) {
+		if r.absent {
+			_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
+		} else {
+			_, err = leases.Update(ctx, r.lease, metav1.UpdateOptions{})
+		}
+		return err
+	})
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), !r.absent && apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, r.lease.Name, pool.Name, err)
+	}
+	if len(left)+len(come) > 0 {
+		s.Log.Info("slots of the pool changed hands", zap.String("pool", pool.Name), zap.Strings("left", left), zap.Strings("come", come))
+	}
+	if r.pauses {
+		s.Log.Warn("pausing the pool", zap.String("pool", pool.Name), zap.String("why", r.paused()))
+	}
+	return false, nil
+}
+
+// namesShown is how many holders the table of kubectl get leases shows.
+const namesShown = 5
+
+// fillSpec fills the Lease's own fields, which kubectl shows in a table. No agent reads them.
+func (s *Leases) fillSpec(r *record, moved bool) {
+	spec := &r.lease.Spec
+	now := ptr.To(metav1.NewMicroTime(s.Clock.Now().UTC()))
+	spec.RenewTime = now
+	spec.LeaseDurationSeconds = ptr.To(int32(Duration / time.Second))
+	if moved {
+		spec.AcquireTime = now
+		spec.LeaseTransitions = ptr.To(ptr.Deref(spec.LeaseTransitions, 0) + 1)
+	}
+	names := make([]string, 0, namesShown+1)
+	for i, h := range r.state.Holders {
+		if i == namesShown {
+			names = append(names, fmt.Sprintf("and %d more", len(r.state.Holders)-i))
+			break
+		}
+		names = append(names, h.Node)
+	}
+	spec.HolderIdentity = nil
+	if len(names) > 0 {
+		spec.HolderIdentity = ptr.To(strings.Join(names, ","))
+	}
+}

@@ -1,0 +1,301 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// errQueued means that the node has joined the queue at its front, and may now count the nodes.
+var errQueued = errors.New("the node is in line")
+
+// errCounted means that the node has counted a large pool. That takes so long that the Lease which it has read before is an old one.
+var errCounted = errors.New("the nodes are counted")
+
+// view is what this node has seen of a pool, by its own clock.
+type view struct {
+	renewals map[types.UID]sighting  // the last renewal of each holder of a slot
+	passed   map[types.UID]time.Time // since when a waiting node has not taken a slot that is free
+	renewed  time.Time               // when this node has last renewed its own slot; zero if that is not known
+	returned bool                    // this node has returned its slot and left the queue
+	counted  time.Time               // when this node has last counted the nodes
+	misses   int                     // calls of Take in a row by which this node has not joined the queue, since others wrote at that moment
+}
+
+// sighting is the number of a renewal, and when this node first saw it.
+type sighting struct {
+	renewal int64
+	at      time.Time
+}
+
+func (s *Leases) view(pool Pool) *view {
+	if s.views == nil {
+		s.views = map[string]*view{}
+	}
+	if s.views[pool.Name] == nil {
+		s.views[pool.Name] = &view{}
+	}
+	return s.views[pool.Name]
+}
+
+// renewalDue reports whether the node's own slot has to be renewed.
+func (s *Leases) renewalDue(v *view) bool {
+	return v.renewed.IsZero() || s.Clock.Since(v.renewed) >= RenewAfter
+}
+
+// missed returns when a node asks again that has not joined the queue, since others wrote at that moment. Agents of all nodes may be in that
+// case: the more often it is, the longer is the time over which they spread.
+func (v *view) missed() time.Duration {
+	v.misses++
+	return spread(longest << min(v.misses-1, 2))
+}
+
+// noteRenewals remembers which holders have renewed their slots since the last look.
+func (v *view) noteRenewals(holders []holder, now time.Time) {
+	old := v.renewals
+	v.renewals = make(map[types.UID]sighting, len(holders))
+	for _, h := range holders {
+		seen, known := old[h.UID]
+		if !known || seen.renewal != h.Renewed {
+			seen = sighting{renewal: h.Renewed, at: now}
+		}
+		v.renewals[h.UID] = seen
+	}
+}
+
+// renewalOverdue reports whether this node has seen no renewal of the holder for Duration.
+func (v *view) renewalOverdue(h holder, now time.Time) bool {
+	return now.Sub(v.renewals[h.UID].at) >= Duration
+}
+
+// rank returns how many of the nodes ahead get a slot before this one, if so many slots are free. A node that has not taken a free slot
+// for Patience does not count: its agent may be dead, or wait for something that the Lease does not show.
+func (v *view) rank(ahead []waiter, room int, now time.Time) int {
+	old := v.passed
+	v.passed = map[types.UID]time.Time{}
+	rank := 0
+	for _, w := range ahead {
+		if rank >= room {
+			rank++ // there is no free slot for that node
+			continue
+		}
+		since, known := old[w.UID]
+		if !known {
+			since = now
+		}
+		v.passed[w.UID] = since
+		if now.Sub(since) < Patience {
+			rank++
+		}
+	}
+	return rank
+}
+
+// goesFirst reports whether this node goes before w, although w has waited longer.
+func (v *view) goesFirst(w waiter, now time.Time) bool {
+	since, passes := v.passed[w.UID]
+	return passes && now.Sub(since) >= Patience
+}
+
+// taking is one call of Take.
+type acquisition struct {
+	slots  *Leases
+	pool   Pool
+	change Change
+	view   *view
+
+	nodes   *census // read for an earlier decision of this call, or nil
+	given   bool    // the Lease has a slot of the node that the node has not taken for this change
+	queued  bool    // this call has put the node into the queue
+	counted bool    // it has counted a large pool
+	renews  bool    // the decision renews the node's slot
+
+	foresees bool // no label need ask for the change yet, so that the node need not be of the pool
+}
+
+// decide returns whether the agent has to write the Lease, and what Take returns then.
+func (t *acquisition) decide(ctx context.Context, r *record) (bool, error) {
+	st, now := &r.state, t.slots.Clock.Now()
+	t.renews = false
+	h := st.holder(t.change.UID)
+	if h != nil && h.Operation == t.change.Operation {
+		if !t.slots.renewalDue(t.view) {
+			return false, nil
+		}
+		return t.hold(st, now)
+	}
+	t.given = h != nil
+	if why := r.paused(); why != "" {
+		t.view.passed = nil // in a paused pool no node may take a free slot
+		return false, &Paused{Pool: t.pool.Name, Why: why, Retry: pause(longest)}
+	}
+	changed := st.dropHolders(func(h holder) bool { return h.Node == t.change.Node || t.view.renewalOverdue(h, now) })
+	enters := st.enqueue(t.change)
+	gone, err := t.probe(ctx, st)
+	if err != nil {
+		return false, err
+	}
+	changed = changed || gone
+	limit, room := t.expected(st)
+	ahead := st.ahead(t.change)
+	if rank := t.view.rank(ahead, room, now); rank >= room {
+		return changed || enters, t.full(limit, rank, st, nil)
+	}
+	if t.pool.Limit == nil {
+		return t.hold(st, now)
+	}
+	// If many agents ask at once, each would read all nodes. So they join the queue first, and only those at its front find room. A node that
+	// was given a slot has waited there.
+	if enters && !t.queued && !t.given {
+		return true, errQueued
+	}
+	return t.count(ctx, r, changed || enters)
+}
+
+// Agents at the front of a queue without room ask whether some nodes that have a slot still exist, so that they need not wait for
+// Duration until a deleted node loses its slot. One request for each of those is less than reading all nodes.
+const (
+	probers = 3 // nodes at the front of the queue that ask; the first may itself be gone
+	probed  = 4 // holders that each of them asks for at a time
+)
+
+// probe drops holders whose node was deleted, if this node is one of the probers. It asks for those that have not renewed for the
+// longest. It reports whether it has dropped any.
+func (t *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
+	if _, room := t.expected(st); room > 0 || len(st.ahead(t.change)) >= probers {
+		return false, nil
+	}
+	suspects := slices.Clone(st.Holders)
+	slices.SortStableFunc(suspects, func(a, b holder) int {
+		return t.view.renewals[a.UID].at.Compare(t.view.renewals[b.UID].at)
+	})
+	gone, err := t.slots.deletedNodes(ctx, t.pool, nil, suspects[:min(len(suspects), probed)])
+	if err != nil {
+		return false, err
+	}
+	return st.dropHolders(func(h holder) bool { return slices.Contains(gone, h.UID) }), nil
+}
+
+// hold gives the node its slot, and takes the nodes out of the queue that it has passed over. If their agents live, they join the queue
+// again, with the time that they had.
+func (t *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
+	st.dropWaiters(func(w waiter) bool { return t.view.goesFirst(w, now) })
+	st.hold(t.change, now)
+	t.renews = true
+	return true, nil
+}
+
+// expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
+// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them anew: always in
+// a small pool, and now and then in a large one.
+func (t *acquisition) expected(st *leaseState) (limit, room int) {
+	switch l := t.pool.Limit; {
+	case l == nil:
+		return MaxNodes, MaxNodes - len(st.Holders)
+	case l.Percent == 0:
+		limit = min(l.Nodes, MaxNodes)
+		return limit, limit - len(st.Holders)
+	default:
+		limit = min(l.Of(st.Nodes), MaxNodes)
+		room = limit - len(st.Holders)
+		if st.Nodes <= page || t.slots.Clock.Since(t.view.counted) >= longest {
+			room = max(1, room)
+		}
+		return limit, room
+	}
+}
+
+// takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. After another agent's write, a census from before
+// it is, once the nodes that have lost or returned their slots are read anew: each other node that an agent can have made unavailable since the
+// census is among the holders.
+func (t *acquisition) takeCensus(ctx context.Context, r *record) error {
+	if t.nodes != nil {
+		if err := t.slots.review(ctx, t.pool, t.nodes, r); err != nil {
+			return err
+		}
+	}
+	if t.nodes == nil || t.nodes.left != r.state.Left {
+		nodes, err := t.slots.census(ctx, t.pool)
+		if err != nil {
+			return err
+		}
+		nodes.left = r.state.Left
+		t.nodes, t.view.counted = nodes, t.slots.Clock.Now()
+		t.nodes.holders = r.before
+		if len(nodes.all) > page && !t.counted {
+			t.counted = true
+			return errCounted
+		}
+	}
+	t.nodes.holders = r.before
+	return nil
+}
+
+// count decides by the nodes of the pool.
+func (t *acquisition) count(ctx context.Context, r *record, changed bool) (bool, error) {
+	st := &r.state
+	if err := t.takeCensus(ctx, r); err != nil {
+		return false, err
+	}
+	if err := t.nodes.mustHave(t.change, t.pool); err != nil && !t.foresees {
+		return false, err
+	}
+	gone, err := t.slots.deletedNodes(ctx, t.pool, t.nodes.all, st.Holders)
+	if err != nil {
+		return false, err
+	}
+	now := t.slots.Clock.Now()
+	changed = st.dropHolders(func(h holder) bool { return slices.Contains(gone, h.UID) }) || changed
+	changed = st.dropWaiters(func(w waiter) bool { return !t.nodes.has(w.Node, w.UID) }) || changed
+	if t.pool.Limit.Percent > 0 && st.Nodes != len(t.nodes.members) {
+		st.Nodes, changed = len(t.nodes.members), true
+	}
+	limit := min(t.pool.Limit.Of(len(t.nodes.members)), MaxNodes)
+	away := t.nodes.unavailableNodes(st.Holders, t.change)
+	room := limit - len(away)
+	rank := t.view.rank(st.ahead(t.change), room, now)
+	if rank < room {
+		took, err := t.hold(st, now)
+		t.grant(st, room-1)
+		return took, err
+	}
+	return changed, t.full(limit, rank, st, away)
+}
+
+// grant gives so many nodes that wait the slots that are free by this count, so that no others take them meanwhile. Such a node finds its slot when it looks again, and counts the
+// nodes itself before it goes by it: any agent can write the Lease. If it wants none any more it returns it, and if its agent is dead it loses it
+// after Duration, like any other.
+func (t *acquisition) grant(st *leaseState, room int) {
+	if len(t.nodes.all) <= page {
+		return
+	}
+	for _, w := range slices.Clone(st.Queue[:min(len(st.Queue), max(0, room))]) {
+		st.hold(Change{Node: w.Node, UID: w.UID}, t.slots.Clock.Now())
+	}
+}
+
+// full returns what is in the way. Away is nil if the agent has not counted the nodes.
+func (t *acquisition) full(limit, rank int, st *leaseState, away []string) *Full {
+	if away == nil {
+		for _, h := range st.Holders {
+			away = append(away, h.Node+": "+changing)
+		}
+	}
+	now := t.slots.Clock.Now()
+	for _, w := range st.ahead(t.change) {
+		if _, may := t.view.passed[w.UID]; may && !t.view.goesFirst(w, now) {
+			away = append(away, w.Node+": waits longer")
+		}
+	}
+	after := retryAfter(rank, limit)
+	switch {
+	case !st.waits(t.change.UID):
+		after = max(after, crowded)
+	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
+		after = timely
+	}
+	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}
+}

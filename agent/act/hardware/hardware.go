@@ -1,0 +1,153 @@
+// Package hardware changes the GPUs of the node, one call into the driver at a time, and writes their CDI specs anew.
+package hardware
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/agent/act/evict"
+	"github.com/gpuslice/gpuslice/agent/act/reboot"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/observe"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
+type Specs interface {
+	// Stale names the specs that describe other instances than the present ones. It names none if no spec is in use.
+	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
+	// Write writes the stale specs anew, each as a whole or not at all.
+	Write(ctx context.Context, gpus []nvml.GPU) error
+}
+
+// GPUs are the GPUs of one node.
+type GPUs struct {
+	Driver    nvml.Driver
+	Specs     Specs
+	Evictions *evict.Evictions
+	Processes *observe.Processes
+	Rebooter  *reboot.Rebooter
+	Retries   *decide.Retries
+	Journal   *journal.Writer
+	Settings  config.Settings
+	Log       *zap.Logger
+
+	failures int    // of writing the specs, in a row
+	trouble  string // why the agent could not read the specs, the last time
+}
+
+// SpecsAbandoned reports whether writing the specs has failed so often that the agent does not keep the node for them.
+func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
+
+// Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
+func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	if failure := g.Retries.InVain(want, step); failure != nil {
+		if step.Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
+			return g.abandonPersistence(ctx, seen, want, step, failure)
+		}
+		return failure
+	}
+	if !want.Undo && step.Traits().HoldersKnown {
+		if err := g.Evictions.RequireHoldersKnown(seen, want, step); err != nil {
+			return err
+		}
+	}
+	release, err := g.Rebooter.Inhibit(ctx, step)
+	if err != nil {
+		return err
+	}
+	err = g.drive(ctx, step)
+	release()
+	switch {
+	case err == nil:
+		return nil
+	case step.Kind == plan.RestorePersistence:
+		return g.persistenceRefused(ctx, seen, want, step, err)
+	case errors.Is(err, nvml.ErrInUse):
+		return g.Processes.HeldBy(ctx, seen, step, err)
+	default:
+		return err
+	}
+}
+
+// calls has the call into the driver of each kind of step that has one.
+var calls = map[plan.Kind]func(ctx context.Context, driver nvml.Driver, s plan.Step) error{
+	plan.SetMode: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetMode(ctx, s.GPU, s.On)
+	},
+	plan.DropPersistence: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetPersistence(ctx, s.GPU, false)
+	},
+	plan.RestorePersistence: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetPersistence(ctx, s.GPU, true)
+	},
+	plan.SetComputeMode: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		return driver.SetComputeMode(ctx, s.GPU, nvml.ComputeDefault)
+	},
+	plan.Reset: func(ctx context.Context, driver nvml.Driver, s plan.Step) error { return driver.Reset(ctx, s.GPU) },
+	plan.Heal:  func(ctx context.Context, driver nvml.Driver, s plan.Step) error { return driver.Reset(ctx, s.GPU) },
+	plan.Destroy: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		if s.OnPart() {
+			return driver.DestroyPart(ctx, s.GPU, s.Instance, s.Part)
+		}
+		return driver.Destroy(ctx, s.GPU, s.Instance)
+	},
+	plan.Create: func(ctx context.Context, driver nvml.Driver, s plan.Step) error {
+		if s.OnPart() {
+			return driver.CreatePart(ctx, s.GPU, s.Instance, s.Part)
+		}
+		return driver.Create(ctx, s.GPU, s.Instance)
+	},
+}
+
+// drive makes the call into the driver for the step.
+func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	return calls[step.Kind](call, g.Driver, step)
+}
+
+// persistenceRefused lets the agent try again to turn persistence mode on, until the budget is used up. An error of a driver that is not
+// loaded, or was replaced, does not count: then everything has to wait.
+func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
+	switch {
+	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
+		return err
+	case errors.Is(err, nvml.ErrNotSupported), g.Retries.Attempts[step.String()].Failures+1 >= g.Settings.Retry.Failures:
+		return g.abandonPersistence(ctx, seen, want, step, err)
+	case errors.Is(err, nvml.ErrUnresponsive):
+		tried := g.Retries.Attempts[step.String()]
+		tried.Failures++
+		g.Retries.Attempts[step.String()] = tried
+		return err
+	default:
+		return errors.New(err.Error()) // without its kind: for ErrInUse the agent would wait without a budget
+	}
+}
+
+// abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
+func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
+	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
+	j := *seen.Journal
+	j.Previous = nil
+	for _, c := range seen.Journal.Previous {
+		c.Persistent = c.Persistent && c.GPU != step.GPU
+		j.Previous = append(j.Previous, c)
+	}
+	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
+	return g.Journal.Amend(ctx, seen.Writing(want, step.Kind), j)
+}
+
+// Snapshot reads the present state of the GPUs.
+func (g *GPUs) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
+	defer cancel()
+	return g.Driver.Snapshot(call)
+}

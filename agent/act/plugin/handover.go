@@ -1,0 +1,399 @@
+// Package plugin gives NVIDIA's device plugin another config: it writes that where the plugin reads it, and makes the plugin read it.
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/act/evict"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+)
+
+// propagation is how long kubelet takes at most to show an edited ConfigMap to a running pod: its sync period of a minute, and another
+// minute for its cache.
+const propagation = 2 * time.Minute
+
+// Handover gives the device plugin of one node another config.
+type Handover struct {
+	*deviceplugin.Plugin // as the agent sees it
+
+	Client    kube.Interface
+	Nodes     nodewrite.Writer
+	Evictions *evict.Evictions
+	Retries   *decide.Retries
+
+	toldFirst   time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
+	labelWrites labelWrites // of the config manager's label
+}
+
+// Forget drops what depends on times that the clock gave. The plugin that it embeds has a Forget of its own.
+func (h *Handover) Forget(time.Time) { h.toldFirst = time.Time{} }
+
+// maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
+const maxFormer = 32 << 10
+
+// FormerConfig returns the config that the plugin has now, for the journal. If there is no file yet, that is a config which shares nothing,
+// and an undo writes it: a plugin that is started with a file does not run without.
+func (h *Handover) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
+	p := seen.Plugin
+	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
+	if m := p.Manager; m != nil {
+		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.Label, m.Namespace, m.ConfigMap, m.Dir, m.Fallback
+		if m.Owns(p.Text) && m.Believes(p.Text) {
+			f.Body = m.Files[p.Text]
+		}
+	} else if !p.Exists {
+		text, err := h.Configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
+		if err != nil {
+			return nil, err
+		}
+		f.Text, f.Absent = string(text), true
+	}
+	if len(f.Text)+len(f.Body) > maxFormer {
+		return nil, &outcome.Stalled{
+			Reason:  config.ReasonNoHandover,
+			Message: fmt.Sprintf("%s: noting the device plugin's config %s: %v; shorten it", want.PluginAskedBy(), h.Settings.DevicePlugin.ConfigFile, errTooLong),
+		}
+	}
+	return f, nil
+}
+
+// WriteSharing gives the device plugin another config: by the label and ConfigMap of its config manager, or by the file.
+func (h *Handover) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if seen.Plugin.Manager != nil {
+		return h.setLabel(ctx, seen, want)
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := h.File.Write(call, want.Plugin.Text, h.Clock.Now())
+	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !want.Undo && h.Clock.Now().Before(h.Retries.Deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
+		return fullFolder(full, want.PluginAskedBy(), "the device plugin is given its config")
+	}
+	return err
+}
+
+// Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
+func (h *Handover) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+	writes := plan.Has(steps, plan.WriteSharing)
+	switch {
+	case want.Undo || !writes || seen.HardwareOrPluginTouched():
+		return nil
+	case seen.Plugin.Manager != nil:
+		return h.prepareKey(ctx, seen, want, steps[0])
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := h.File.Prepare(call, want.Plugin.Text)
+	full, is := errors.AsType[*deviceplugin.NoRoomError](err)
+	switch {
+	case is:
+		wait := fullFolder(full, want.PluginAskedBy(), "anything is disturbed")
+		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
+		return wait
+	case aside.Hangs(err):
+		return &outcome.UnseenError{Err: err}
+	case err != nil: // the agent reports and counts any other fault of the folder when it writes the file
+		h.Log.Debug("making room for the device plugin's config", zap.Error(err))
+	}
+	return nil
+}
+
+// prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
+// that asks for its turn only tries it, since its change may be withdrawn before it begins.
+func (h *Handover) prepareKey(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	m := seen.Plugin.Manager
+	if !lacksKey(m, want) {
+		return nil
+	}
+	var try []string
+	if step.Kind == plan.AcquireSlot {
+		try = []string{metav1.DryRunAll}
+	}
+	err := h.patchConfigMap(ctx, m, want.Plugin.Text, &want.Plugin.KeyContent, try...)
+	switch why := whyRefused(m, err); {
+	case why != "":
+		wait := &outcome.Waiting{
+			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
+			Advice: "nothing is disturbed before the key is there, for which " + want.PluginAskedBy() + " asks",
+		}
+		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
+		return wait
+	case err != nil && try != nil: // a webhook may know no dry run
+		h.Log.Debug("trying whether the config manager's ConfigMap takes a key", zap.Error(err))
+		return nil
+	}
+	return err
+}
+
+// lacksKey reports whether the agent has to write the key that the label is to name.
+func lacksKey(m *state.ConfigManager, want state.Desired) bool {
+	return want.Plugin.KeyContent != "" && m.Files[want.Plugin.Text] != want.Plugin.KeyContent
+}
+
+// whyRefused says what a user has to do so that the API server takes the key; empty if the same request may succeed later by itself.
+func whyRefused(m *state.ConfigManager, err error) string {
+	todo := ""
+	switch {
+	case apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
+		todo = "make room in ConfigMap %s/%s, as by taking away keys that no node's label names: %v"
+	case apierrors.IsForbidden(err):
+		todo = "let the agent write its key of ConfigMap %s/%s: %v"
+	case apierrors.IsNotFound(err):
+		todo = "create ConfigMap %s/%s again: %v"
+	default:
+		return ""
+	}
+	return fmt.Sprintf(todo, m.Namespace, m.ConfigMap, err)
+}
+
+// fullFolder waits until an administrator has made room in the folder.
+func fullFolder(full *deviceplugin.NoRoomError, asked, before string) *outcome.Waiting {
+	return &outcome.Waiting{
+		Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{full.Error()},
+		Message: full.Error() + "; there has to be room for the device plugin's config, for which " + asked + " asks, before " + before,
+	}
+}
+
+// setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
+// kubelet must have shown a key that the agent has written to its pod before.
+func (h *Handover) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	if err := h.refuseToSetAgain(seen, want); err != nil {
+		return err
+	}
+	if lacksKey(m, want) { // somebody has taken it away since Prepare, or this is the way back
+		err := h.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
+		if why := whyRefused(m, err); why != "" && !want.Undo {
+			return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
+		}
+		if err != nil {
+			return err
+		}
+		m.Files[key] = want.Plugin.KeyContent
+	}
+	if want.Plugin.KeyContent != "" && m.Pod.UID != "" {
+		if err := h.awaitKey(ctx, seen, want); err != nil {
+			return err
+		}
+	}
+	value := &key
+	if key == "" {
+		value = nil
+	}
+	err := h.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
+		}})
+	})
+	if err == nil {
+		h.labelWrites.add(seen.Operation(), key)
+	}
+	return err
+}
+
+// awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
+func (h *Handover) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+	m, key := seen.Plugin.Manager, want.Plugin.Text
+	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
+	began := h.Retries.Began(step)
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	there, err := h.Processes.FileOf(call, m.Pod.UID, state.ManagerCommand, path.Join(m.Dir, key))
+	if there || h.Clock.Since(began) > propagation {
+		return nil
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began,
+		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
+		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
+	}
+	if h.isSetBack(seen, want) {
+		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), seen.Node.Labels[m.Label])
+	}
+	if err != nil {
+		h.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
+	}
+	return wait
+}
+
+// patchConfigMap sets one key, or removes it if text is nil.
+func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
+	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
+		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
+			m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
+	}
+	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", m.KeyName(key), err)
+	}
+	api, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.APICall)
+	defer cancel()
+	err = kube.Retry(api, func() error {
+		_, err := h.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", m.KeyName(key), err)
+	}
+	return nil
+}
+
+// Mend writes the agent's key again by which the node goes, if somebody else has put another text in its place or taken it away. The plugin has
+// read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
+func (h *Handover) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
+	m, key := seen.Plugin.Manager, seen.Plugin.Text
+	if m == nil || !m.Damaged {
+		return "", nil
+	}
+	text := m.Files[key] // what this process has read before; else what is asked for, if that has the same name
+	if text == "" && want.Plugin != nil && want.Plugin.Text == key {
+		text = want.Plugin.KeyContent
+	}
+	if text == "" {
+		return "", nil
+	}
+	if err := h.patchConfigMap(ctx, m, key, &text); err != nil {
+		return "", err
+	}
+	return m.KeyName(key) + " was taken away, or had another text than this agent has written: it is written again, and no pod has to leave. " +
+		"Without the admission policy gpuslice-agent-configmaps the agents of all nodes can write it: kubectl apply -k deploy/policies", nil
+}
+
+// Tidy removes what a change of the plugin's config has left.
+func (h *Handover) Tidy(ctx context.Context, seen state.Observed) {
+	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
+		h.collectKeys(ctx, seen)
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	if err := h.File.Tidy(call); err != nil {
+		h.Log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
+	}
+}
+
+// collectKeys removes the keys that the agent has written for this node and by which no node goes: that of before the change, or that of a change
+// which came to nothing. The policy lets a node have a few alone.
+func (h *Handover) collectKeys(ctx context.Context, seen state.Observed) {
+	former, m := seen.Journal.Plugin, seen.Plugin.Manager
+	if former == nil || former.Stays {
+		return
+	}
+	manager := deviceplugin.FormerManager(former, seen.Node.UID)
+	if manager == nil || m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
+		return // the plugin's DaemonSet names another ConfigMap by now
+	}
+	keys := map[string]bool{former.Text: true}
+	if m != nil {
+		for key := range m.Files {
+			keys[key] = true
+		}
+	}
+	for key := range keys {
+		if manager.Owns(key) && seen.Node.Labels[former.Label] != key {
+			h.collectKey(ctx, manager, key)
+		}
+	}
+}
+
+// collectKey removes a key of this node's agent, unless another node's label names it.
+func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key string) {
+	api, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.APICall)
+	defer cancel()
+	users, err := h.Client.Nodes().List(api, metav1.ListOptions{LabelSelector: m.Label + "=" + key, Limit: 1})
+	if err == nil && len(users.Items) == 0 {
+		err = h.patchConfigMap(ctx, m, key, nil)
+	}
+	if err != nil {
+		h.Log.Warn("leaving a config of the device plugin that no node uses", zap.String("key", key), zap.Error(err))
+	}
+}
+
+// Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
+// restarting its pod. It is over when all have read it.
+func (h *Handover) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+	untold, wait := h.tellFirst(ctx, seen, want, step, h.UnnotifiedReaders(seen.Plugin))
+	if len(untold) == 0 {
+		if wait == nil && seen.Plugin.Early {
+			h.tellEarly(ctx, seen)
+		}
+		return wait
+	}
+	if seen.Plugin.Method == config.HandoverFile {
+		call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
+		defer cancel()
+		told, err := h.Processes.Hangup(call, untold, deviceplugin.Readers)
+		for _, c := range told {
+			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
+			h.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+		}
+		h.NoteNotified(call, seen.Plugin)
+		if plugins, _ := h.readersByRole(seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
+			h.NoteEarlyNotified()
+		}
+		if err != nil {
+			return err
+		}
+		still := h.UnnotifiedReaders(seen.Plugin)
+		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
+			return wait
+		}
+	}
+	var restarted []plan.Pod
+	for _, pod := range seen.Plugin.Readers {
+		for _, uid := range untold {
+			if pod.UID == uid {
+				restarted = append(restarted, state.PlannedPod(holders.Describe(&pod)))
+			}
+		}
+	}
+	return h.Evictions.EvictPods(ctx, seen, want, step, restarted)
+}
+
+// DaemonsGone waits for the end of the MPS control daemon, which resets the GPUs' compute mode if it is not killed.
+func (h *Handover) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
+	if len(seen.DevicePlugin.MPSDaemons) == 0 {
+		return nil
+	}
+	var pods []string
+	for _, pod := range seen.DevicePlugin.MPSDaemons {
+		pods = append(pods, pod.Namespace+"/"+pod.Name)
+	}
+	message := "waiting for the MPS control daemon to end: " + sanitize.Listed(pods)
+	until := h.Retries.Deadline(seen, want, step)
+	if h.Clock.Now().After(until) && !want.Undo {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
+		Blockers: pods, Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
+	}
+	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	return wait
+}
+
+var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")

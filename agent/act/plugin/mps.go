@@ -1,0 +1,71 @@
+package plugin
+
+import (
+	"context"
+	"slices"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// tellFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
+// ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
+func (h *Handover) tellFirst(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, untold []types.UID) ([]types.UID, error) {
+	plugins, others := h.readersByRole(seen)
+	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
+		return untold, nil
+	}
+	began := h.Retries.Began(step)
+	until := began.Add(min(deviceplugin.MPSPatience, h.Settings.Timeouts.Capacity/2))
+	first := slices.DeleteFunc(slices.Clone(untold), isIn(plugins))
+	// A control daemon that has just been told still has the file.
+	ready := len(first) == 0 && h.Clock.Since(h.toldFirst) >= deviceplugin.Retry && h.MPSReady(ctx, seen)
+	if len(first) > 0 {
+		h.toldFirst = h.Clock.Now()
+	}
+	if ready || !h.Clock.Now().Before(until) {
+		return untold, nil
+	}
+	return first, &outcome.Waiting{
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: seen.MissingMPS(),
+		Message: "waiting for the MPS control daemon: " + sanitize.Listed(seen.MissingMPS()), Until: until, Then: "the device plugin is told to share by it all the same",
+	}
+}
+
+// readersByRole returns the pods of the device plugin that read the config file, and the other ones that do.
+func (h *Handover) readersByRole(seen state.Observed) (plugins, others []types.UID) {
+	for _, pod := range seen.Plugin.Readers {
+		if slices.ContainsFunc(seen.DevicePlugin.Pods, func(p corev1.Pod) bool { return p.UID == pod.UID }) {
+			plugins = append(plugins, pod.UID)
+		} else {
+			others = append(others, pod.UID)
+		}
+	}
+	return plugins, others
+}
+
+func isIn(pods []types.UID) func(types.UID) bool {
+	return func(pod types.UID) bool { return slices.Contains(pods, pod) }
+}
+
+// tellEarly tells an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
+func (h *Handover) tellEarly(ctx context.Context, seen state.Observed) {
+	call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
+	defer cancel()
+	h.NoteEarlyNotified()
+	told, err := h.Processes.Hangup(call, h.EarlyPods(seen), []string{deviceplugin.Command})
+	if err != nil {
+		h.Log.Warn("telling the device plugin that the MPS control daemon is ready: it tries again by itself", zap.Error(err))
+	}
+	for _, c := range told {
+		h.Log.Info("told the device plugin that the MPS control daemon is ready", zap.Int("pid", c.PID))
+	}
+}

@@ -1,0 +1,195 @@
+// Package reboot reboots the host if a change of the MIG mode needs that: by logind, or by a sentinel file, which kured and other tools look for. It
+// also keeps the host from shutting down in the middle of a step.
+package reboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Host is the machine's logind. On a host without it, each method returns host.ErrNoLogind.
+type Host interface {
+	// Inhibit keeps the host from shutting down until release is called. The error is host.ErrShuttingDown if the host is already
+	// shutting down.
+	Inhibit(ctx context.Context, why string) (release func(), err error)
+	CanReboot(ctx context.Context) error
+	Reboot(ctx context.Context) error
+}
+
+// Rebooter asks for reboots of one node, and knows its boots.
+type Rebooter struct {
+	Node     string // name of the node
+	Host     Host
+	Kernel   *host.Kernel
+	Sentinel *Sentinel
+	Settings config.Settings
+	Journal  *journal.Writer
+	Events   report.Events
+	Clock    *monotonic.Clock
+	Log      *zap.Logger
+
+	next      time.Time // when the agent may ask a logind again that has not answered
+	rebooting bool      // this process has asked logind for a reboot
+	id        string    // the boot id, as last read
+	trouble   string    // why the agent could not read it, the last time
+}
+
+// Forget drops what depends on times that the clock gave.
+func (r *Rebooter) Forget(time.Time) { r.next = time.Time{} }
+
+const (
+	// rebootRetry is the pause between two looks whether the node has been rebooted: each reboot starts the agent anew.
+	retry = 30 * time.Second
+	// maxReboots and maxRebootsUndo bound the reboots of one change. A mode that is still pending after one reboot
+	// would be so after the next; an undo may need one of its own.
+	maxReboots     = 1
+	maxRebootsUndo = 2
+)
+
+// NoteNoReset notes in the journal that the driver does not reset the GPU: from now on its mode changes by a reboot.
+func (r *Rebooter) NoteNoReset(ctx context.Context, seen state.Observed, want state.Desired, gpu nvml.UUID, err error) time.Duration {
+	j := *seen.Journal
+	j.NoReset = &api.NoReset{Boot: seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
+	if known := seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
+		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
+	}
+	if err := r.Journal.Amend(ctx, seen.Writing(want, plan.Reset), j); err != nil {
+		r.Log.Warn("recording that a GPU is not reset here", zap.Error(err))
+		return r.Settings.Retry.First
+	}
+	r.Log.Info("a mode change takes a reboot here", zap.Error(err), zap.String("operation", j.Operation))
+	return 0
+}
+
+// Ask writes the sentinel file.
+func (r *Rebooter) Ask(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, want.Name)); err != nil {
+		return err
+	}
+	r.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", r.Sentinel.Path)
+	return nil
+}
+
+// Withdraw removes the agent's sentinel file as soon as no mode is pending, whatever the labels ask for by then: a needless
+// reboot would take the instances of all GPUs away.
+func (r *Rebooter) Withdraw(ctx context.Context, seen state.Observed) {
+	pending := slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
+	if seen.Reboots.Asked != plan.AskedByUs || pending && r.Settings.Reboot.Policy == config.RebootDelegate {
+		return
+	}
+	if err := r.Sentinel.Withdraw(ctx); err != nil {
+		r.Log.Warn("a reboot is still asked for, and not needed", zap.Error(err))
+	}
+}
+
+// Allowed returns why the agent may not reboot the node for the change. It asks before it evicts pods for the reboot.
+func (r *Rebooter) Allowed(ctx context.Context, seen state.Observed, want state.Desired) error {
+	limit := maxReboots
+	if want.Undo {
+		limit = maxRebootsUndo
+	}
+	var err error
+	switch {
+	case seen.Boot.Err != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", seen.Boot.Err)
+	case r.Settings.Reboot.Policy == config.RebootNever:
+		err = plan.ErrNeedsReboot
+	case !slices.Contains(seen.Journal.Reboots, seen.Boot.ID) && len(seen.Journal.Reboots) >= limit:
+		err = plan.ErrStillPending
+	case r.Settings.Reboot.Policy == config.RebootSelf:
+		call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+		defer cancel()
+		err = r.Host.CanReboot(call)
+	}
+	if err != nil {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	}
+	return nil
+}
+
+// Reboot asks another tool for one reboot, or asks logind, and waits for it. It never returns nil: only the next boot of the
+// node ends the step.
+func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.Desired) error {
+	j := *seen.Journal
+	bootUnknown := seen.Boot.Err != nil && len(j.Reboots) > 0
+	if bootUnknown || slices.Contains(j.Reboots, seen.Boot.ID) {
+		if r.Clock.Since(j.RebootAsked) > r.Settings.Timeouts.Reboot {
+			return &api.Failure{
+				Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot,
+				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", r.Settings.Timeouts.Reboot),
+			}
+		}
+		if r.rebooting || bootUnknown || r.Settings.Reboot.Policy != config.RebootSelf {
+			return r.await(j)
+		}
+	}
+	if err := r.Allowed(ctx, seen, want); err != nil {
+		return err
+	}
+	if !slices.Contains(j.Reboots, seen.Boot.ID) {
+		if err := r.note(ctx, seen, want, &j); err != nil {
+			return err
+		}
+	}
+	if r.Settings.Reboot.Policy != config.RebootSelf {
+		return r.await(j)
+	}
+	// If the agent is killed here, the next one asks logind again, which does no harm: logind says if it is rebooting already.
+	r.rebooting = true
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	err := r.Host.Reboot(call)
+	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+	}
+	return r.await(j) // after any other error the host may go down all the same
+}
+
+// note writes into the journal that the agent asks for a reboot in this boot, and the layout of the GPUs that the label does not
+// name, which the reboot takes.
+func (r *Rebooter) note(ctx context.Context, seen state.Observed, want state.Desired, j *journal.Journal) error {
+	j.Reboots = append(slices.Clone(j.Reboots), seen.Boot.ID)
+	j.RebootAsked = r.Clock.Now().UTC().Truncate(time.Second)
+	j.Previous = slices.Clone(j.Previous)
+	for _, gpu := range seen.GPUs {
+		if _, asked := want.Targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
+			j.RecordLayout(gpu)
+			j.Previous[len(j.Previous)-1].Foreign = true
+		}
+	}
+	if err := r.Journal.Amend(ctx, seen.Writing(want, plan.Reboot), *j); err != nil {
+		return err
+	}
+	r.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.Name)
+	return nil
+}
+
+func (r *Rebooter) await(j journal.Journal) error {
+	until := j.RebootAsked.Add(r.Settings.Timeouts.Reboot)
+	who := "the tool that answers " + r.Sentinel.Path
+	if r.Settings.Reboot.Policy == config.RebootSelf {
+		who = "logind"
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonNeedsReboot, For: outcome.ForReboot, After: retry,
+		Message: fmt.Sprintf("waiting for %s to reboot the node, asked for at %s, given up at %s",
+			who, j.RebootAsked.Format(time.RFC3339), until.Format(time.RFC3339)),
+	}
+}

@@ -1,0 +1,196 @@
+package units
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/host"
+)
+
+// Observe asks systemd for the state of the units that the agent may have to stop, or has to start again.
+func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
+	var stopped []string
+	if seen.Journal != nil {
+		stopped = u.named(seen, seen.Journal.Stopped)
+	}
+	seen.Units = nil
+	if len(taken) == 0 && len(stopped) == 0 {
+		return
+	}
+	states, err := u.states(ctx, stopped)
+	for _, name := range u.Settings.Units {
+		state, exists := states[name]
+		if !exists && (err == nil || !slices.Contains(stopped, name)) {
+			if slices.Contains(stopped, name) {
+				seen.NoteDroppedUnit(name, notStartable)
+			}
+			continue
+		}
+		seen.Units = append(seen.Units, plan.Unit{
+			Name: name, Active: runs(state), Ending: state == "deactivating", Starting: state == "activating", Holds: seen.Computes(name),
+		})
+	}
+}
+
+// states asks systemd for the units of the settings, and never for others. After a systemd has not answered, it does not ask again for a while,
+// unless the agent owes the start of a unit.
+func (u *Units) states(ctx context.Context, stopped []string) (map[string]string, error) {
+	if len(stopped) == 0 && u.Clock.Now().Before(u.next) {
+		return nil, nil
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	states, err := u.Systemd.States(call, u.Settings.Units)
+	switch {
+	case err == nil, errors.Is(err, host.ErrNoSystemd):
+	default:
+		u.next = u.Clock.Now().Add(systemdRetry)
+		u.Log.Warn("systemd does not answer: the host's units are left alone", zap.Duration("again", systemdRetry), zap.Error(err))
+	}
+	return states, err
+}
+
+// runs reports whether a unit in the state has processes, or may have.
+func runs(state string) bool { return state != "" && state != "inactive" && state != "failed" }
+
+// ObserveOwed finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
+// object. The agent does not start units that are not in the settings any more, and reports them.
+func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
+	owed := u.Journal.Record.Now.Host
+	if seen.Journal != nil || u.Journal.Record.Now.Ends && !seen.Record.StrangeJournal {
+		return
+	}
+	for _, gpu := range seen.GPUs {
+		if !gpu.Persistent && !gpu.Lost && slices.Contains(owed.Persistent, string(gpu.UUID)) {
+			seen.Record.Owed.Persistent = append(seen.Record.Owed.Persistent, gpu.UUID)
+		}
+	}
+	named := u.named(seen, owed.Stopped)
+	if len(named) == 0 {
+		return
+	}
+	states, err := u.states(ctx, named)
+	for _, unit := range named {
+		state, exists := states[unit]
+		switch {
+		case errors.Is(err, host.ErrNoSystemd):
+		case err == nil && !exists:
+			seen.NoteDroppedUnit(unit, notStartable)
+		case !runs(state):
+			seen.Record.Owed.Stopped = append(seen.Record.Owed.Stopped, unit)
+		}
+	}
+}
+
+// named returns the units that are in the settings. It notes the others, which the agent reports and leaves alone.
+func (u *Units) named(seen *state.Observed, stopped []string) []string {
+	var out []string
+	for _, unit := range stopped {
+		if slices.Contains(u.Settings.Units, unit) {
+			out = append(out, unit)
+		} else {
+			seen.NoteDroppedUnit(unit, "units of the settings does not name it any more")
+		}
+	}
+	return out
+}
+
+// Dropped is the end of the message: which units were stopped for a change and are not started, and why.
+func (u *Units) Dropped(seen state.Observed) string {
+	text := ""
+	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
+		text += "; " + notStarted(unit, seen.Record.Dropped[unit])
+	}
+	return text
+}
+
+func notStarted(unit, why string) string {
+	return fmt.Sprintf("%s of this host was stopped for a change and is not started: %s", sanitize.Cut(unit, 256), why)
+}
+
+// TellDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
+// the settings name: Down names them until they run.
+func (u *Units) TellDropped(seen state.Observed) {
+	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
+		why := seen.Record.Dropped[unit]
+		if u.reportedDropped[unit] == why {
+			continue
+		}
+		u.Log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
+		u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s", notStarted(unit, why))
+		if slices.Contains(u.Settings.Units, unit) {
+			u.note(unit, start{at: u.Clock.Now(), failed: true}) // the agent reports the unit until it runs
+		}
+	}
+	u.reportedDropped = seen.Record.Dropped
+}
+
+// ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
+// and that may end a moment later, when the agent owes the unit nothing any more.
+func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.Started {
+	if seen.Journal != nil || len(u.started) == 0 || u.Clock.Now().Before(u.startedNext) {
+		return state.Started{}
+	}
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	states, err := u.Systemd.States(call, slices.Sorted(maps.Keys(u.started)))
+	return state.Started{Asked: true, States: states, Err: err}
+}
+
+// TellNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
+func (u *Units) TellNotRunning(seen state.Observed) {
+	if !seen.Started.Asked {
+		return
+	}
+	now, states, err := u.Clock.Now(), seen.Started.States, seen.Started.Err
+	for name, s := range u.started {
+		state, over := states[name], now.Sub(s.at) >= u.Settings.Timeouts.Unit
+		switch {
+		case err != nil && !over:
+		case s.failed && state != "active":
+		case state == "failed" || state == "activating" && over:
+			u.note(name, start{at: s.at, failed: true})
+			u.Log.Warn("a unit of the host does not run since it was started again", zap.String("unit", name), zap.String("state", state))
+			u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+				"%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", name, state, name)
+		case s.failed || over:
+			delete(u.started, name)
+		}
+	}
+	u.startedNext = now.Add(systemdRetry)
+	if u.Awaits() {
+		u.startedNext = now.Add(Retry)
+	}
+}
+
+// Awaits reports whether it is too early to say whether a unit runs again.
+func (u *Units) Awaits() bool {
+	for _, s := range u.started {
+		if !s.failed {
+			return true
+		}
+	}
+	return false
+}
+
+// Down names, for the end of a message, the units that the agent has stopped for a change and that do not run since.
+func (u *Units) Down() string {
+	text := ""
+	for _, name := range slices.Sorted(maps.Keys(u.started)) {
+		if u.started[name].failed {
+			text += fmt.Sprintf("; %s of this host was stopped for a change and does not run since: see systemctl status %s", name, name)
+		}
+	}
+	return text
+}

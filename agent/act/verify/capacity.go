@@ -1,0 +1,202 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
+func (p *Verifier) missing(seen state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
+	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
+		reason, advice := stays(seen, want)
+		return reason, sanitize.Listed(seen.Capacity.Missing) + "; " + advice, true
+	}
+	if seen.DevicePlugin.Unconnected != "" {
+		return config.ReasonCapacityMismatch, seen.Blockers() + "; where the log of its pod says that it is already connected, restart kubelet on this node", true
+	}
+	if seen.LacksDevicePlugin() {
+		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s: %s (%s)", p.DevicePlugin.Advice(seen), seen.WhyNoPlugin(), seen.Blockers()), true
+	}
+	if under := seen.RunsUnder(); under != "" {
+		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers()), true
+	}
+	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), false
+}
+
+// stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
+func stays(seen state.Observed, want state.Desired) (reason config.Reason, advice string) {
+	switch {
+	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
+		return config.ReasonEvicting, "nothing else is left to do"
+	case want.Name == "" || want.Label == "":
+		return config.ReasonCapacityMismatch, "nothing is asked of this node, so that the agent evicts no pod: delete them, or set a label that asks for what the device plugin offers, " +
+			"and the agent evicts them"
+	default:
+		return config.ReasonCapacityMismatch, fmt.Sprintf("the agent does not know the device plugin's config, and evicts no pod by it: delete them, or mend this: %v", seen.Plugin.ParseErr)
+	}
+}
+
+// causePatience is how long capacity is missing before the agent reports a cause in the middle of a change: by then kubelet has forgotten what
+// the former device plugin offered, and the next one has begun to offer.
+const causePatience = 10 * time.Second
+
+// OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
+func (p *Verifier) OtherStrategy(seen state.Observed, under config.MIGStrategy) string {
+	set := deviceplugin.HowToSet(seen.Capacity.Strategy)
+	switch told := seen.ExplicitStrategy(); {
+	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
+		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
+	case told != "":
+		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
+	case seen.Plugin.Current != nil && seen.Plugin.Current.MIGStrategy == seen.Capacity.Strategy:
+		set = "its config says so, which it has not read: delete its pod on this node"
+	}
+	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.Capacity.Strategy, set)
+}
+
+// RemoveStaleResources removes resources of former configs from the node object, if the settings say so. Kubelet forgets a resource after five
+// minutes, and does not put it back then: the agent removes only resources whose capacity is 0, which kubelet has forgotten.
+func (p *Verifier) RemoveStaleResources(ctx context.Context, seen state.Observed, converged bool) {
+	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
+		return
+	}
+	var names []string
+	for _, name := range capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable) {
+		if capacity.Count(seen.Node.Status.Capacity, name) == 0 {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	if err := p.Nodes.RemoveEmptyResources(ctx, seen.Node.Name, names); err != nil {
+		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
+		return
+	}
+	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
+}
+
+// Await returns what is missing, until a look finds that nothing is.
+func (p *Verifier) Await(seen state.Observed, want state.Desired) error {
+	now := p.Clock.Now()
+	if p.began.IsZero() {
+		p.began = now
+	}
+	if len(seen.Capacity.Missing) == 0 {
+		return &outcome.Waiting{
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
+			Message: "capacity is right; looking once more: " + capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+		}
+	}
+	reason, missing, causeKnown := p.missing(seen, want)
+	if seen.Journal == nil {
+		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+	}
+	fresh := isFresh(seen, want)
+	until := p.until()
+	if fails, forGood := p.failing(seen, want); forGood || fails != "" && !fresh && !now.Before(until) {
+		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	}
+	if !fresh {
+		p.noteLate(seen, now)
+	}
+	if fresh || now.Before(until) {
+		if !causeKnown || now.Sub(p.began) < causePatience {
+			missing = seen.Blockers()
+		}
+		wait := &outcome.Waiting{
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + missing,
+			After: deviceplugin.AwaitsMPS(seen, capacity.ProofInterval), Blockers: seen.Capacity.Missing,
+		}
+		if !fresh {
+			wait.Since, wait.Until, wait.Then = p.began, until, seen.DeadlineText(want)
+		}
+		return wait
+	}
+	if want.Undo {
+		return &outcome.Stalled{
+			Reason:  reason,
+			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, missing),
+		}
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
+	}
+}
+
+// noteLate remembers which pods the device plugin has after half of the wait for capacity: they are late, and those that replace them are not.
+func (p *Verifier) noteLate(seen state.Observed, now time.Time) {
+	if p.late != nil || !now.After(p.half()) {
+		return
+	}
+	for i := range seen.DevicePlugin.Pods {
+		p.late = append(p.late, string(seen.DevicePlugin.Pods[i].UID))
+	}
+	p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
+}
+
+// isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
+// driver that is still being installed.
+func isFresh(seen state.Observed, want state.Desired) bool {
+	return len(seen.Journal.Startup()) > 0 && !want.Undo
+}
+
+// failing returns why the device plugin does not run by the config that the change has given it, and whether that is for good; empty if it does, or
+// there is none.
+func (p *Verifier) failing(seen state.Observed, want state.Desired) (why string, forGood bool) {
+	if want.Undo || !seen.Journal.ChangesPlugin() {
+		return "", false
+	}
+	return p.DevicePlugin.Fails(seen)
+}
+
+func (p *Verifier) until() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity) }
+
+func (p *Verifier) half() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity / 2) }
+
+// Operands returns the operands that a label of the node deploys, and the device plugin's pods, with those that are late.
+func (p *Verifier) Operands(seen state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
+	pauses, plugins = seen.PlannedOperands()
+	for i := range plugins {
+		plugins[i].Late = p.isLate(seen, want, plugins[i].UID)
+	}
+	return pauses, plugins
+}
+
+// isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
+// wait's end it is not late any more, so that the end comes although a budget keeps the pod.
+func (p *Verifier) isLate(seen state.Observed, want state.Desired, pod string) bool {
+	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
+		return false
+	}
+	if fails, _ := p.failing(seen, want); fails != "" {
+		return false
+	}
+	now := p.Clock.Now()
+	return now.After(p.half()) && now.Before(p.until()) && slices.Contains(p.late, pod)
+}
+
+// Within adds to a wait for late plugins to leave when the wait for capacity ends.
+func (p *Verifier) Within(seen state.Observed, want state.Desired, err error) error {
+	if wait, is := errors.AsType[*outcome.Waiting](err); is {
+		wait.Since, wait.Until, wait.Then = p.began, p.until(), seen.DeadlineText(want)
+	}
+	return err
+}

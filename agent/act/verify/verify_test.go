@@ -1,0 +1,141 @@
+package verify_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpuslice/gpuslice/agent/act/verify"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// change is one that shares a GPU by two, and waits for its capacity.
+type change struct {
+	t      *testing.T
+	prover *verify.Verifier
+	clock  *clocktesting.FakeClock
+	want   *state.DesiredPlugin
+}
+
+func newChange(t *testing.T) *change {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC))
+	settings := config.Default()
+	settings.MIGStrategy = config.MIGStrategyNone
+	return &change{
+		t: t, clock: clock,
+		want: &state.DesiredPlugin{Known: true, Sharing: config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
+		prover: &verify.Verifier{
+			DevicePlugin: &deviceplugin.Plugin{Settings: settings}, Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop(),
+		},
+	}
+}
+
+// looks looks after d at a node of which GPU feature discovery says so many replicas. It returns how many looks count, and for how long the agent rests.
+func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed int, rest time.Duration) {
+	c.t.Helper()
+	c.clock.Step(d)
+	seen := state.Observed{
+		Node: &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{nvml.ResourceGPU + ".replicas": replicas}},
+			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}},
+		},
+		GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
+		Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
+	}
+	c.prover.Prove(&seen, c.want)
+	c.prover.Follow(seen)
+	if err := c.prover.Await(seen, state.Desired{Plugin: c.want}); err == nil {
+		c.t.Error("the wait is over without a word")
+	}
+	return seen.Capacity.Proof.Agreed, c.prover.Rest(5 * time.Second)
+}
+
+func (c *change) expect(what string, d time.Duration, replicas string, ids []string, agreed int, rest time.Duration, due bool) {
+	c.t.Helper()
+	if is := c.prover.LastLookDue(); is {
+		c.t.Errorf("%s: the last look is due at once", what)
+	}
+	c.clock.Step(d)
+	if is := c.prover.LastLookDue(); is != due {
+		c.t.Errorf("%s: the last look is due: %t", what, is)
+	}
+	if n, left := c.looks(0, replicas, ids...); n != agreed || left != rest {
+		c.t.Errorf("%s: %d looks count, and the agent rests for %s; want %d and %s", what, n, left, agreed, rest)
+	}
+}
+
+var (
+	whole  = []string{"GPU-a"}
+	shared = []string{"GPU-a::0", "GPU-a::1"}
+)
+
+func TestTheSecondLookIsTwoSecondsAfterTheFirst(t *testing.T) {
+	c := newChange(t)
+	c.expect("before the plugin has registered", 0, "2", whole, 0, 5*time.Second, false)
+	c.expect("when it has", time.Second, "2", shared, 1, 2*time.Second, false)
+	c.expect("for another cause", 500*time.Millisecond, "2", shared, 1, 1500*time.Millisecond, false)
+	c.expect("two seconds after the first", 1500*time.Millisecond, "2", shared, 2, 5*time.Second, true)
+}
+
+func TestADisagreementBeginsTheProofAnew(t *testing.T) {
+	c := newChange(t)
+	c.expect("when it has registered", 0, "2", shared, 1, 2*time.Second, false)
+	c.expect("when it offers nothing", time.Second, "2", nil, 0, 5*time.Second, false)
+	c.expect("when it has registered again", 500*time.Millisecond, "2", shared, 1, 2*time.Second, false)
+	c.expect("two seconds after the first of all", 500*time.Millisecond, "2", shared, 1, 1500*time.Millisecond, false)
+}
+
+// The labels prove nothing: they may be late for the first look, and must be right at the last.
+func TestTheFirstLookCountsWithoutTheLabelsOfFeatureDiscovery(t *testing.T) {
+	c := newChange(t)
+	c.expect("when the plugin has registered", 0, "1", shared, 1, 2*time.Second, false)
+	c.expect("two seconds later", 2*time.Second, "1", shared, 1, 5*time.Second, false)
+	c.expect("when the plugin offers nothing", time.Second, "1", nil, 0, 5*time.Second, false)
+	c.expect("when it does again", time.Second, "1", shared, 1, 2*time.Second, false)
+	c.expect("when the labels are right, too early", time.Second, "2", shared, 1, time.Second, false)
+	c.expect("two seconds after the first", time.Second, "2", shared, 2, 5*time.Second, true)
+}
+
+func TestLabelsThatComeLateEndTheProofAtOnce(t *testing.T) {
+	c := newChange(t)
+	c.expect("when the plugin has registered", 0, "1", shared, 1, 2*time.Second, false)
+	c.expect("after half a minute", 30*time.Second, "1", shared, 1, 5*time.Second, false)
+	c.expect("with the labels", time.Second, "2", shared, 2, 5*time.Second, false)
+}
+
+// Kubelet then keeps giving out what the plugin offered before, as many devices or not.
+func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
+	for name, ids := range map[string][]string{"what is wanted": shared, "what was there before": whole} {
+		c := newChange(t)
+		seen := state.Observed{
+			Node: &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}}},
+			GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
+			Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
+		}
+		seen.DevicePlugin.Unconnected = "kubelet has lost it"
+		c.prover.Prove(&seen, c.want)
+		want := state.Desired{Plugin: c.want}
+		first := c.prover.Await(seen, want)
+		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
+		failure, is := errors.AsType[*api.Failure](c.prover.Await(seen, want))
+		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
+		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
+			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)
+		}
+	}
+}

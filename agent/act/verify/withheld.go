@@ -1,0 +1,116 @@
+package verify
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// withheldFor is how long a device plugin may take a GPU for unhealthy that is well before it is restarted: the first time, the second, and each
+// time after that. A plugin that was starting while the driver was loaded anew has been seen never to offer a GPU again. The same are the pauses
+// between restarts after an error that a GPU has recovered from: a program can make such errors as often as it likes, and each restart of the plugin
+// takes all devices of the node away from new pods for seconds.
+var withheldFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}
+
+// forgetAfter is how long no GPU has to be withheld until the next time counts as the first.
+const forgetAfter = time.Hour
+
+// withheld is since when, and how often, the device plugin has taken a GPU for unhealthy that is well.
+type withheld struct {
+	since         time.Time // zero while it takes none for unhealthy
+	restartBefore time.Time // a plugin that began before is to be restarted
+	restartedAt   time.Time // when that was last found
+	times         int       // how often it was
+	lastSeen      time.Time // when a GPU was last withheld
+}
+
+// follow takes over whether the device plugin withholds a GPU that is well. In the middle of a change it offers what it can see, and is restarted
+// anyway.
+func (w *withheld) follow(seen state.Observed, now time.Time) {
+	if now.Sub(w.lastSeen) >= forgetAfter {
+		w.times = 0
+	}
+	if seen.Journal != nil || seen.Kubelet.Err != nil || !withholdsWell(seen) {
+		w.since = time.Time{}
+		return
+	}
+	if newest := newestOf(seen.Recovered); newest.After(w.restartBefore) && seen.WithholdsRecovered() { // as addTo has allowed
+		w.restartBefore = newest
+		w.restart(now)
+		return
+	}
+	if !takesDevicesForUnhealthy(seen.Node) {
+		w.since = time.Time{}
+		return
+	}
+	w.lastSeen = now
+	if w.since.IsZero() {
+		w.since = now
+	}
+	if now.Sub(w.since) >= withheldFor[min(w.times, len(withheldFor)-1)] {
+		w.restartBefore = now
+		w.restart(now)
+	}
+}
+
+// restart notes that the plugin is restarted.
+func (w *withheld) restart(now time.Time) {
+	w.restartedAt, w.lastSeen, w.since = now, now, now
+	w.times++
+}
+
+// pauses reports whether the last restart is so recent that an error since then is no reason for another.
+func (w *withheld) pauses(now time.Time) bool {
+	return w.times > 0 && now.Sub(w.restartedAt) < withheldFor[min(w.times, len(withheldFor))-1]
+}
+
+// addTo has the look at the node say before when a plugin must have begun to be restarted now.
+func (w *withheld) addTo(seen *state.Observed, now time.Time) {
+	for gpu, trouble := range seen.Recovered {
+		if w.pauses(now) || w.restartBefore.After(trouble) {
+			seen.Recovered[gpu] = w.restartBefore
+		}
+	}
+}
+
+func newestOf(recovered map[nvml.UUID]time.Time) time.Time {
+	var newest time.Time
+	for _, at := range recovered {
+		if at.After(newest) {
+			newest = at
+		}
+	}
+	return newest
+}
+
+// forget drops what was computed from earlier times of the clock.
+func (w *withheld) forget() { *w = withheld{} }
+
+// withholdsWell reports whether kubelet does not give out all of a GPU that is well.
+func withholdsWell(seen state.Observed) bool {
+	for _, g := range seen.GPUs {
+		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Kubelet.Offered) {
+			return true
+		}
+	}
+	return false
+}
+
+// takesDevicesForUnhealthy reports whether the device plugin has told kubelet of a device that it is unhealthy: kubelet counts such a device in the
+// node's capacity, and not in what pods may have.
+func takesDevicesForUnhealthy(node *corev1.Node) bool {
+	for name, all := range node.Status.Capacity {
+		if name != nvml.ResourceGPU && !strings.HasPrefix(string(name), nvml.ResourceGPU+".") && !strings.HasPrefix(string(name), nvml.ResourceMIGPrefix) {
+			continue
+		}
+		if usable := node.Status.Allocatable[name]; usable.Cmp(all) < 0 {
+			return true
+		}
+	}
+	return false
+}

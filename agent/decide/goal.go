@@ -1,0 +1,76 @@
+package decide
+
+import (
+	"errors"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Kind is what a pass works towards.
+type Kind int
+
+// The kinds of goals.
+const (
+	// Wanted is what the labels ask for.
+	Wanted Kind = iota
+	// StandStill changes nothing: Why says what is in the way.
+	StandStill
+	// Cancel gives the change up, since somebody has uncordoned the node.
+	Cancel
+	// CleanUp restores what an earlier agent has left, or a slot that no change needs, although what the labels ask for is refused.
+	CleanUp
+	// Undo restores the former config.
+	Undo
+)
+
+// Goal is what a pass works towards.
+type Goal struct {
+	Kind    Kind
+	Targets plan.Targets // of the GPUs; nil leaves them as they are
+	Why     error        // why it is not what the labels ask for; nil if it is, and if a change was given up before
+}
+
+// GoalOf returns what a pass works towards. Steps are the way to what is wanted; err is why there is none, or why what the labels ask for is refused.
+func GoalOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, on config.OnUncordon) Goal {
+	switch {
+	case outcome.IsUnseen(err):
+		return Goal{Kind: StandStill, Why: err}
+	case err == nil && on == config.UncordonCancel && uncordonedInTime(seen, want, steps):
+		return Goal{Kind: Cancel, Why: seen.Cancelled(want)}
+	case err == nil && !seen.GivenUp(want):
+		return Goal{Kind: Wanted, Targets: want.Targets}
+	case seen.Journal == nil && restores(seen):
+		return Goal{Kind: CleanUp, Why: err}
+	case seen.Journal == nil:
+		return Goal{Kind: StandStill, Why: err}
+	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
+		return Goal{Kind: StandStill, Why: &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
+	}
+	return Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
+}
+
+// uncordonedInTime reports whether somebody has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
+// uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
+// change gets a cordon of its own.
+func uncordonedInTime(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
+	return seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
+}
+
+// restores reports whether there is something to restore on a node without a journal.
+func restores(seen state.Observed) bool {
+	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered()
+}
+
+// CleansUpMeanwhile reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
+// wait.
+func CleansUpMeanwhile(seen state.Observed, err error) bool {
+	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
+	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
+	_, waits := errors.AsType[*outcome.Waiting](err)
+	return waits && seen.Journal == nil && (seen.Leftovers.Orphan.Exists() || taint)
+}

@@ -1,0 +1,93 @@
+package decide_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// What a pass works towards follows from the journal, from why there is no way to what is wanted, and from what is left on the node.
+func TestTheGoalOfAPass(t *testing.T) {
+	t.Parallel()
+	const gpu nvml.UUID = "GPU-a"
+	refused, unseen := errors.New("refused"), &outcome.UnseenError{Err: errors.New("no answer")}
+	pending := fmt.Errorf("GPU 0: %w", plan.ErrStillPending)
+	want := state.Desired{Name: "all-1g.10gb", Fingerprint: "wanted", Targets: plan.Targets{gpu: {}}}
+	running := &journal.Journal{Target: want.Name, Cordoned: true}
+	begun := &journal.Journal{Target: want.Name}
+	gaveUp := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Wish: want.Fingerprint}}
+	other := &journal.Journal{Target: "all-2g.20gb", Cordoned: true}
+	othersUndone := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Wish: "another"}}
+	evicts, cuts, verifies := []plan.Step{{Kind: plan.Evict}}, []plan.Step{{Kind: plan.Create}}, []plan.Step{{Kind: plan.VerifyCapacity}}
+	fenced := state.Observed{Node: &corev1.Node{}, Marks: state.Marks{Fenced: true}}
+	for name, row := range map[string]struct {
+		journal    *journal.Journal
+		uncordoned bool
+		left       *state.Observed // what is on a node without a journal
+		steps      []plan.Step
+		err        error
+		on         config.OnUncordon
+
+		kind decide.Kind
+		why  error
+	}{
+		"nothing is in the way":                                {steps: evicts, kind: decide.Wanted},
+		"a change is under way":                                {journal: running, steps: evicts, kind: decide.Wanted},
+		"a change for another config is under way":             {journal: other, steps: evicts, kind: decide.Wanted},
+		"the undo of another config is under way":              {journal: othersUndone, steps: evicts, kind: decide.Wanted},
+		"something was not seen":                               {err: unseen, kind: decide.StandStill, why: unseen},
+		"something was not seen in a change":                   {journal: running, err: unseen, kind: decide.StandStill, why: unseen},
+		"refused":                                              {err: refused, kind: decide.StandStill, why: refused},
+		"refused, and a fence is left":                         {left: &fenced, err: refused, kind: decide.CleanUp, why: refused},
+		"refused, and a slot is left":                          {left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Held: true}}}, err: refused, kind: decide.CleanUp, why: refused},
+		"refused, and a place in the queue is left":            {left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Waiting: true}}}, err: refused, kind: decide.CleanUp, why: refused},
+		"refused, and a stopped unit is left":                  {left: &state.Observed{Leftovers: state.Leftovers{Orphan: state.Orphan{Kept: []string{"x"}}}}, err: refused, kind: decide.CleanUp, why: refused},
+		"a fence is left, and what is wanted has a way":        {left: &fenced, steps: evicts, kind: decide.Wanted},
+		"refused in a change":                                  {journal: running, err: refused, kind: decide.Undo, why: refused},
+		"a reset is pending in a change":                       {journal: running, err: pending, kind: decide.StandStill},
+		"a reset is pending in an undo":                        {journal: gaveUp, err: pending, kind: decide.Undo, why: pending},
+		"given up":                                             {journal: gaveUp, steps: evicts, kind: decide.Undo},
+		"uncordoned before pods leave":                         {journal: running, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Cancel},
+		"uncordoned before a GPU is cut":                       {journal: running, uncordoned: true, steps: cuts, on: config.UncordonCancel, kind: decide.Cancel},
+		"uncordoned before the proof":                          {journal: running, uncordoned: true, steps: verifies, on: config.UncordonCancel, kind: decide.Wanted},
+		"uncordoned, which is a mistake by the settings":       {journal: running, uncordoned: true, steps: evicts, on: config.UncordonRefence, kind: decide.Wanted},
+		"uncordoned, and another config is asked for since":    {journal: other, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
+		"uncordoned in the undo":                               {journal: gaveUp, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Undo},
+		"uncordoned by the agent, which had not cordoned then": {journal: begun, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var seen state.Observed
+			if row.left != nil {
+				seen = *row.left
+			}
+			seen.Node, seen.Journal, seen.GPUs = &corev1.Node{}, row.journal, []nvml.GPU{{UUID: gpu}}
+			seen.Node.Spec.Unschedulable = row.journal != nil && !row.uncordoned
+			goal := decide.GoalOf(seen, want, row.steps, row.err, row.on)
+			if goal.Kind != row.kind {
+				t.Fatalf("kind %d, want %d: %v", goal.Kind, row.kind, goal.Why)
+			}
+			if row.why != nil && !errors.Is(goal.Why, row.why) {
+				t.Errorf("why: %v, want %v", goal.Why, row.why)
+			}
+			_, asked := goal.Targets[gpu]
+			if wanted := row.kind == decide.Wanted; asked != wanted {
+				t.Errorf("the targets are those that the labels ask for: %t, want %t", asked, wanted)
+			}
+			if (goal.Kind == decide.StandStill || goal.Kind == decide.Cancel) && goal.Why == nil {
+				t.Error("nothing says why the node stays as it is")
+			}
+		})
+	}
+}

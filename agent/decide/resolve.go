@@ -1,0 +1,295 @@
+// Package decide says what the node shall have, and whether a step towards that may be performed now. It resolves the labels into the desired state
+// of each GPU and of the device plugin, holds changes back by holds, windows and the maintenance file, turns the settings into the rules by which pods
+// leave, and counts how often steps have failed. It writes nothing.
+package decide
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Resolver resolves the labels of one node.
+type Resolver struct {
+	Parse        func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	DevicePlugin *deviceplugin.Plugin
+	Settings     config.Settings
+
+	read reading // the last one
+}
+
+// Desired turns labels into targets. A bad wish is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
+// a change that is under way.
+//
+// A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
+// be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
+func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
+	want, pluginKey := r.Asked(seen.Node)
+	if seen.Journal != nil && seen.Journal.Plugin != nil {
+		r.DevicePlugin.Observe(ctx, seen)
+	}
+	if heals, is := seen.Heals(); is && want.Name == "" {
+		return heals, nil
+	}
+	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
+		return want, err
+	}
+	if want.Name == "" {
+		seen.DevicePlugin.Unpicked = r.DevicePlugin.Unpicked(ctx, seen)
+		return want, nil
+	}
+	return r.Resolve(ctx, seen, want, pluginKey)
+}
+
+// Resolve turns what is asked for into targets: want as Asked returns it, with the key of the device plugin's config.
+func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked state.Desired, pluginKey string) (state.Desired, error) {
+	want, err := r.resolve(ctx, seen, asked, pluginKey)
+	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Status.Proven) {
+		return asked, want.Unread
+	}
+	return want, err
+}
+
+func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
+	wishes := map[nvml.UUID]nvml.Wish{}
+	if want.Label != config.LabelDevicePluginConfig {
+		profile, found, beyond, err := r.Wishes(*seen, want.Label, migName(want.Name, pluginKey))
+		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
+			want.Unread = err
+			profile, found, beyond, err = r.wishesOfReadable(*seen, want.Label, migName(want.Name, pluginKey))
+		}
+		if err != nil {
+			return want, err
+		}
+		if asked, _ := r.Asked(seen.Node); want.Unread == nil && asked.Name == want.Name { // a preview may ask for another
+			r.read = reading{want.Label, want.Name, seen.Files}
+		}
+		wishes, want.MissingPositions = found, beyond
+		after := state.WithTargets(seen.GPUs, state.Targets(found))
+		want.Unanswered = want.Unanswered && !r.asksForTheSame(*seen, seen.Node.Labels[config.LabelMIGConfig], after)
+		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
+			return want, err
+		}
+	}
+	if pluginKey != "" {
+		if err := r.AskPlugin(ctx, seen, &want, r.DevicePlugin.AskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.NamedConfig(ctx, seen, pluginKey) }); err != nil {
+			return want, err
+		}
+	}
+	asks := map[string]string{want.Label: migName(want.Name, pluginKey)}
+	if pluginKey != "" {
+		asks[config.LabelDevicePluginConfig] = pluginKey
+	}
+	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
+	want.Targets = state.Targets(wishes)
+	want.Fingerprint = fingerprint(want, wishes)
+	return want, r.refuses(ctx, *seen, want)
+}
+
+// refuses says why what is wanted cannot be on this node, or has failed before.
+func (r *Resolver) refuses(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if err := r.DevicePlugin.Fits(ctx, seen, want); err != nil {
+		return err
+	}
+	if failed := seen.Failed(want); failed != nil && seen.Journal == nil {
+		return &outcome.Stalled{Reason: failed.Reason, Message: failed.Message}
+	}
+	return nil
+}
+
+// AskPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
+// it. If the startup taint keeps the plugin away from a new node, AskPlugin leaves the config for later.
+func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
+	r.DevicePlugin.Observe(ctx, seen)
+	var err error
+	if want.Plugin, err = ask(); want.Plugin != nil {
+		want.Plugin.AskedBy = by
+	}
+	if want.PluginLater = seen.KeepsPluginAway(err); want.PluginLater {
+		return nil
+	}
+	if stalled, is := errors.AsType[*outcome.Stalled](err); is && stalled.NoHandover {
+		return &outcome.Stalled{Reason: stalled.Reason, NoHandover: true, Message: by + ": " + stalled.Message}
+	}
+	return err
+}
+
+// asksForTheSame reports whether the MIG config of that name is what these GPUs have.
+func (r *Resolver) asksForTheSame(seen state.Observed, name string, gpus []nvml.GPU) bool {
+	_, wishes, _, err := r.Wishes(seen, config.LabelMIGConfig, name)
+	if err != nil {
+		return false
+	}
+	for _, gpu := range gpus {
+		wish, asked := wishes[gpu.UUID]
+		if !asked || !gpu.Capable && !wish.MIG {
+			continue
+		}
+		has := map[string]int{}
+		for _, instance := range gpu.Instances {
+			for _, device := range instance.Devices {
+				has[device.Profile]++
+			}
+		}
+		if wish.MIG != gpu.Enabled || !maps.Equal(has, wish.Devices) {
+			return false
+		}
+	}
+	return true
+}
+
+// migName returns the name of the MIG config in a name that may be joined with that of a config of the device plugin.
+func migName(name, pluginKey string) string {
+	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
+}
+
+// Asked is state.Asked by the settings.
+func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
+	return state.Asked(node, r.Settings.DevicePlugin.DefaultConfig)
+}
+
+// Apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
+func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.Desired, profile config.Profile, after []nvml.GPU) error {
+	if want.Label != config.LabelProfile {
+		return nil
+	}
+	want.Drain, want.Windows = profile.Drain, profile.Windows
+	want.Keys = &nodekeys.Keys{Labels: profile.Labels, Taints: profile.Taints}
+	if i := slices.IndexFunc(profile.Taints, r.Settings.StartupTaints().Has); i >= 0 {
+		return &outcome.Stalled{
+			Reason: config.ReasonInvalidCatalog,
+			Message: fmt.Sprintf("profile %s: taints[%d].key: %q is startupTaint of the settings, which the agent takes away from a node that is ready: take another key",
+				want.Name, i, profile.Taints[i].Key),
+		}
+	}
+	if foreign := nodekeys.Foreign(seen.Node, seen.Record.Published, *want.Keys); foreign != "" {
+		return &outcome.Stalled{
+			Reason:  config.ReasonNodeKeyConflict,
+			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.Name, foreign),
+		}
+	}
+	if unbearable := untoleratedTaint(*seen, profile.Taints); unbearable != "" {
+		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.Name, unbearable)}
+	}
+	if profile.Sharing == nil && profile.MIGStrategy == "" {
+		return nil
+	}
+	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(ctx, seen, profile, after) })
+}
+
+// Wishes returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
+// counts for the name: with that file, the name may mean something else.
+func (r *Resolver) Wishes(seen state.Observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+) {
+	catalog, err := r.catalog(seen, label, name)
+	if err != nil {
+		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
+	}
+	if wishes, err = state.WishesOf(catalog, label, name, seen.GPUs); err != nil {
+		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
+	}
+	profile, isProfile := catalog.Profile(name)
+	if label != config.LabelProfile || !isProfile {
+		beyond = catalog.MissingPositions(name, seen.GPUs)
+	}
+	return profile, wishes, beyond, nil
+}
+
+// missingFile says that the file is not there which would have the name that err does not know.
+func missingFile(seen state.Observed, label string, err error) string {
+	file := seen.Files.Configs
+	if label == config.LabelProfile {
+		file = seen.Files.Profiles
+	}
+	if _, unknown := errors.AsType[*config.UnknownConfigError](err); !unknown || file == nil || !file.Absent {
+		return ""
+	}
+	return "; " + file.Name + ", which the settings name, is not there"
+}
+
+// reading is the files by which a label was understood.
+type reading struct {
+	label, name string
+	files       state.Files
+}
+
+// wishesOfReadable is Wishes by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
+// there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
+func (r *Resolver) wishesOfReadable(seen state.Observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+) {
+	configs, found := seen.Files.Configs.Only("mig-configs", name)
+	profiles, also := seen.Files.Profiles.Only("profiles", name)
+	if want, _ := r.Asked(seen.Node); !(found && also) && r.read.label == label && r.read.name == want.Name {
+		configs, profiles = r.read.files.Configs, r.read.files.Profiles
+	}
+	seen.Files = state.Files{Configs: configs, Profiles: profiles}
+	return r.Wishes(seen, label, name)
+}
+
+// catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
+// says what is wrong with a file.
+func (r *Resolver) catalog(seen state.Observed, label, name string) (config.Catalog, error) {
+	var profiles map[string]config.Profile
+	var err error
+	if label == config.LabelProfile {
+		if profiles, err = seen.CatalogOfProfiles(); err != nil {
+			return config.Catalog{}, err
+		}
+	}
+	var custom map[string]config.MIGConfig
+	if _, isProfile := profiles[name]; !isProfile { // a profile wins over a MIG config of the same name, and needs no MIG config
+		err = seen.Files.Configs.Read(func(data []byte) (err error) {
+			custom, err = r.Parse(data)
+			return err
+		})
+		if err != nil {
+			return config.Catalog{}, err
+		}
+	}
+	return config.Merge(config.Generate(seen.GPUs), custom).WithProfiles(profiles), nil
+}
+
+func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Wish) string {
+	h := sha256.New()
+	fmt.Fprint(h, want.Name)
+	for _, gpu := range slices.Sorted(maps.Keys(wishes)) {
+		fmt.Fprintf(h, " %s %v", gpu, wishes[gpu]) // prints maps in the order of their keys
+	}
+	if p := want.Plugin; p != nil && p.MatchText {
+		fmt.Fprintf(h, " %s", p.Text)
+	} else if p != nil {
+		fmt.Fprintf(h, " %v %s", p.Sharing, state.OrNone(p.Strategy))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:6])
+}
+
+// untoleratedTaint names a taint that would keep the device plugin's next pod away.
+func untoleratedTaint(seen state.Observed, taints []corev1.Taint) string {
+	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
+		for _, t := range taints {
+			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
+				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not come back: add the toleration to its DaemonSet",
+					pod.Namespace, pod.Name, t.ToString())
+			}
+		}
+	}
+	return ""
+}

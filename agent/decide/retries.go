@@ -1,0 +1,221 @@
+package decide
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Retries is how often the agent has tried steps, and since when it waits for them.
+type Retries struct {
+	clock     *monotonic.Clock
+	settings  config.Settings
+	Attempts  map[string]Attempt   // of steps that fail
+	Successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
+	Waits     map[string]time.Time // when a wait with a deadline of its own began, by WaitOf
+
+	failedLooks int // looks at the node that failed, in a row
+}
+
+// NewRetries makes a Retries that knows of no step.
+func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
+	return &Retries{clock: clock, settings: settings, Attempts: map[string]Attempt{}, Successes: map[string]int{}, Waits: map[string]time.Time{}}
+}
+
+// Forget drops everything, since the clock was set: all steps begin anew.
+func (b *Retries) Forget(time.Time) { *b = *NewRetries(b.clock, b.settings) }
+
+// Attempt is what the agent knows of a step that fails.
+type Attempt struct {
+	Failures       int              // in a row
+	Next           time.Time        // the agent does not try the step before, whatever wakes the loop
+	LastDecision   outcome.Decision // the decision after the last failure
+	InUse          bool             // the step waits for processes that hold the GPU
+	LastDecisionAt time.Time        // when the condition reported LastDecision
+}
+
+// TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
+func (b *Retries) TooEarly(step plan.Step) error {
+	tried, ok := b.Attempts[step.String()]
+	wait := tried.Next.Sub(b.clock.Now())
+	switch {
+	case !ok || wait <= 0:
+		return nil
+	case tried.LastDecision.Stalled:
+		return &outcome.Stalled{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message}
+	default:
+		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: wait, For: tried.LastDecision.Waits}
+	}
+}
+
+// OthersFirst returns the steps of an undo so that what is left to be done to other GPUs comes before that of a GPU of which a step was given up.
+func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
+	n := 0
+	for n < len(steps) && steps[n].Traits().TouchesGPU && steps[n].GPU != "" {
+		n++
+	}
+	ofGPUs := slices.Clone(steps[:n])
+	last := map[nvml.UUID]bool{}
+	for _, s := range ofGPUs {
+		last[s.GPU] = last[s.GPU] || b.Attempts[s.String()].LastDecision.Stalled
+	}
+	slices.SortStableFunc(ofGPUs, func(x, y plan.Step) int {
+		switch {
+		case last[x.GPU] == last[y.GPU]:
+			return 0
+		case last[x.GPU]:
+			return 1
+		default:
+			return -1
+		}
+	})
+	return slices.Concat(ofGPUs, steps[n:])
+}
+
+// WaitOf returns the key of the wait for a step in Waits: all operands share one, every other step has its own.
+func WaitOf(step plan.Step) string {
+	if step.Traits().WaitsAsOne {
+		return string(step.Kind)
+	}
+	return step.String()
+}
+
+// Began returns when the wait for the step began. A new process begins the wait anew.
+func (b *Retries) Began(step plan.Step) time.Time {
+	began, ok := b.Waits[WaitOf(step)]
+	if !ok {
+		began = b.clock.Now().UTC().Truncate(time.Second)
+		b.Waits[WaitOf(step)] = began
+	}
+	return began
+}
+
+// Done drops the failures of the step, and counts its success if that is bounded.
+func (b *Retries) Done(step plan.Step) {
+	delete(b.Attempts, step.String())
+	delete(b.Waits, WaitOf(step))
+	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU {
+		b.Successes[step.String()]++
+	}
+}
+
+// InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil if it has not.
+func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
+	n := b.Successes[step.String()]
+	if n < b.settings.Retry.NoEffect {
+		return nil
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
+		Message: fmt.Sprintf("%s reported success %d times and had no effect, or another program undoes it", step, n),
+	}
+}
+
+// afterPods is the least time of each wait that comes after eviction, which may use up timeouts.drain.
+const afterPods = 5 * time.Minute
+
+// Deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
+func (b *Retries) Deadline(seen state.Observed, want state.Desired, step plan.Step) time.Time {
+	until := b.Began(step).Add(afterPods)
+	if pods := seen.Journal.Started.Add(b.settings.With(want.Drain).Timeouts.Drain); pods.After(until) {
+		return pods
+	}
+	return until
+}
+
+// CheckNoEffect ends a change of which a user or another tool undoes a step each time. In an undo the agent tries the step again, but ever less
+// often. Of a step on a GPU, package hardware asks InVain right before the call into the driver.
+func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
+	if !step.Traits().Repeatable {
+		return nil
+	}
+	failure := b.InVain(want, step)
+	switch {
+	case failure == nil:
+		return nil
+	case want.Undo:
+		delete(b.Successes, step.String())
+		return errors.New(failure.Message)
+	}
+	return failure
+}
+
+// LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
+func (b *Retries) LookFailed(err error) outcome.Decision {
+	b.failedLooks++
+	pause := b.pauseAfter(b.failedLooks)
+	if _, is := errors.AsType[*kube.UnansweredError](err); is {
+		pause = min(pause, outcome.APIRetry)
+	}
+	return tryAgain(pause, err)
+}
+
+// ForgetLooks is for a look at the node that has succeeded.
+func (b *Retries) ForgetLooks() { b.failedLooks = 0 }
+
+// pauseAfter is the pause after so many failures in a row. It doubles each time.
+func (b *Retries) pauseAfter(failures int) time.Duration {
+	pause := b.settings.Retry.First
+	for range failures - 1 {
+		pause = min(2*pause, b.settings.Retry.Longest)
+	}
+	return pause
+}
+
+func tryAgain(pause time.Duration, err error) outcome.Decision {
+	return outcome.Decision{Reason: config.ReasonRetrying, Message: err.Error() + "; trying again", After: pause, Waits: outcome.ForRetry}
+}
+
+// Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
+func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
+	tried := b.Attempts[step.String()]
+	tried.Failures++
+	pause := b.pauseAfter(tried.Failures)
+	tried.Next = b.clock.Now().Add(pause)
+	tried.LastDecision = tryAgain(pause, err)
+	if step.Traits().Bounded && tried.Failures >= b.settings.Retry.Failures {
+		failure := &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,
+			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(b.settings.Retry.Failures, "attempt")),
+		}
+		tried.LastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
+	}
+	b.Attempts[step.String()] = tried
+	return tried.LastDecision
+}
+
+// InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
+// the agent does not report each of them.
+func (b *Retries) InUse(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+	now := b.clock.Now()
+	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {
+		return outcome.Decision{Failure: &api.Failure{
+			Wish: want.Fingerprint, Reason: config.ReasonGPUInUse,
+			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(b.Deadline(seen, want, step))),
+		}}
+	}
+	tried := b.Attempts[step.String()]
+	if !tried.InUse || now.Sub(tried.LastDecisionAt) >= outcome.InUseNews {
+		tried.InUse, tried.LastDecisionAt = true, now
+		wait := outcome.Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
+		if seen.Journal != nil {
+			wait.Since = seen.Journal.Started
+			wait.Until, wait.Then = seen.AtDeadline(b.Deadline(seen, want, step), want)
+		}
+		tried.LastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
+	}
+	tried.Next = now.Add(outcome.InUseRetry)
+	b.Attempts[step.String()] = tried
+	return tried.LastDecision
+}

@@ -1,9 +1,0 @@
-package hostrecord
-
-// Hang makes every call on the disk wait until the channel is closed.
-func (f *File) Hang(until <-chan struct{}) {
-	f.file.Work = func(work func()) {
-		<-until
-		work()
-	}
-}

@@ -1,0 +1,559 @@
+// Package health watches how the node's GPUs are, and tells it by condition GPUUnhealthy, by Events, by metrics and in the status.
+//
+// A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is told at once and taken back by itself. A
+// process of the agent goes on from what the one before has remembered. The driver is asked beside the agent's loop, in a lane of its own:
+// if it hangs, that is what is told. What is decided is decided by verdict, which calls nothing.
+package health
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// deadline is what one look may take. All that changes often is one call a GPU, of less than a millisecond.
+	deadline = 3 * time.Second
+	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at; unwellEvery is how often the former while a GPU is
+	// not well, so that what mends is seen to be well in seconds.
+	thoroughEvery, busEvery, unwellEvery = time.Minute, 10 * time.Second, 4 * time.Second
+	// tellAgain is the least time between two writes, of the node or of the record.
+	tellAgain = time.Second
+	// recordEvery is how often the record is written for numbers that have changed and nothing else.
+	recordEvery = time.Minute
+	// skew is how far the clock of a person's machine may be ahead of this one's.
+	skew = time.Minute
+	// listenAgain is the pause before the driver is asked again for its events.
+	listenAgain = 10 * time.Second
+)
+
+// Sources are what a Monitor learns from, and where it remembers.
+type Sources struct {
+	Driver    nvml.HealthReader
+	Bus       nvml.Bus  // may be nil
+	KernelLog KernelLog // may be nil
+	Processes Processes // may be nil
+	Store     Store     // may be nil
+}
+
+// Options is what a Monitor works with.
+type Options struct {
+	Sources
+
+	Settings config.Health
+	// Boot is the id of the host's boot.
+	Boot func(ctx context.Context) (string, error)
+	// Write writes conditions of the node.
+	Write func(ctx context.Context, conditions []corev1.NodeCondition) error
+	// TellNode and TellPod record Events.
+	TellNode func(kind string, reason config.Reason, format string, args ...any)
+	TellPod  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
+	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
+	ComputesForOthers func(pod *corev1.Pod) bool
+	Clock             clock.WithTicker
+	Log               *zap.Logger
+}
+
+// Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
+type Monitor struct {
+	Options
+
+	mu       sync.Mutex
+	node     *verdict.Node
+	lastPass lastPass
+	boot     string
+	recalled bool
+
+	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
+	nodeSeen     bool                  // at least once
+	nvsentinel   string                // the sign by which NVSentinel minds the node; empty if it does not
+	toldKey      string                // of the verdict that was last told
+	acknowledged acknowledgement       // what a person has written to have looked at, as last seen
+	followed     acknowledgement       // as last followed
+	resets       map[nvml.UUID]bool    // which the agent was to reset when it was last asked
+
+	savedKey string    // of the record that the disk has
+	savedAt  time.Time // when
+
+	readsLog bool      // the kernel's log is read
+	twice    sightings // Xids that the driver's events and the kernel's log both may tell
+	held     []heldXid // whose Events wait for the kernel's log to name the process
+	toldPods map[toldPod]podTold
+
+	blind bool // the last look at the GPUs has failed
+
+	counts  counts
+	changed chan struct{} // there may be something to tell
+	lookNow chan struct{} // the GPUs are worth a look at once
+	holds   chan struct{} // there is something in held
+}
+
+// lastPass is what the agent's last pass has seen of the node's GPUs and their pods.
+type lastPass struct {
+	gpus    []nvml.GPU
+	holders []holders.Pod
+	pods    []corev1.Pod // all of the node's
+}
+
+// New makes a Monitor that has seen nothing.
+func New(o Options) *Monitor {
+	return &Monitor{
+		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, toldPods: map[toldPod]podTold{},
+		changed: make(chan struct{}, 1), lookNow: make(chan struct{}, 1), holds: make(chan struct{}, 1),
+	}
+}
+
+// Watch watches until ctx ends. Poke is called when the agent's loop should look.
+func (m *Monitor) Watch(ctx context.Context, poke func()) {
+	var all sync.WaitGroup
+	m.recall(ctx)
+	all.Go(func() { m.listen(ctx) })
+	all.Go(func() { m.tell(ctx, poke) })
+	if m.KernelLog != nil && m.Settings.KernelLog != config.KernelLogNever {
+		all.Go(func() { m.readKernelLog(ctx) })
+		all.Go(func() { m.tellHeld(ctx) })
+	}
+	m.poll(ctx)
+	all.Wait()
+}
+
+// recall goes on from what the process before has remembered.
+func (m *Monitor) recall(ctx context.Context) {
+	boot, err := m.Boot(ctx)
+	if err != nil {
+		m.Log.Warn("which boot of the host this is is not known: what was remembered of the GPUs counts as of another one", zap.Error(err))
+	}
+	var r verdict.Record
+	if m.Store != nil {
+		data, err := m.Store.Read(ctx)
+		if err == nil && data != nil {
+			r, err = verdict.ParseRecord(data)
+		}
+		if err != nil {
+			m.Log.Warn("what was remembered of the GPUs cannot be read, and is forgotten", zap.Error(err))
+			r = verdict.Record{}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.boot, m.toldKey, m.recalled = boot, r.Told, true
+	m.node.Recall(r, boot)
+	m.node.LimitTimes(m.Clock.Now())
+	m.readAcknowledgement() // a pass may have seen it before
+}
+
+// poll looks at the GPUs every verdict.Interval, and at once when there is news.
+func (m *Monitor) poll(ctx context.Context) {
+	ticker := m.Clock.NewTicker(verdict.Interval)
+	defer ticker.Stop()
+	var thorough, bus time.Time
+	for ctx.Err() == nil {
+		now := m.Clock.Now()
+		if m.Bus != nil && (bus.IsZero() || now.Sub(bus) >= busEvery) {
+			m.lookAtBus(ctx)
+			bus = now
+		}
+		deep := thorough.IsZero() || now.Sub(thorough) >= m.thoroughAfter(now)
+		if m.lookAtGPUs(ctx, deep) && deep {
+			thorough = now
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticker.C():
+		case <-m.lookNow:
+		}
+	}
+}
+
+func (m *Monitor) thoroughAfter(now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v, known := m.node.Judge(now); known && v.Status == corev1.ConditionTrue {
+		return unwellEvery
+	}
+	return thoroughEvery
+}
+
+func (m *Monitor) lookAtBus(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	found, err := m.Bus.GPUs(ctx)
+	if err != nil {
+		m.Log.Debug("the PCI bus cannot be looked at", zap.Error(err))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node.ObserveBus(found, err == nil)
+}
+
+// lookAtGPUs reports whether the driver has told.
+func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
+	call, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	began := m.Clock.Now()
+	all, err := m.Driver.Health(call, thorough)
+	if ctx.Err() != nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	m.counts.addLook(now, now.Sub(began), err)
+	m.logLook(err)
+	if err != nil {
+		m.node.ObserveError(now, err)
+	} else {
+		before := m.readings()
+		m.node.ObserveGPUs(now, all, thorough)
+		m.tellChanges(before)
+	}
+	m.signal(m.changed)
+	return err == nil
+}
+
+// logLook logs the first of several looks that fail, and the first that succeeds again. What has been found stands meanwhile, and its reason with it, so
+// that the log alone has the moment.
+func (m *Monitor) logLook(err error) {
+	switch {
+	case err != nil && !m.blind:
+		m.Log.Info("the GPUs cannot be looked at: what was found of them stands until they can", zap.Error(err))
+	case err == nil && m.blind:
+		m.Log.Info("the GPUs can be looked at again")
+	}
+	m.blind = err != nil
+}
+
+// signal wakes who waits, or leaves a note that it should not wait.
+func (m *Monitor) signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// listen takes the driver's events until ctx ends.
+func (m *Monitor) listen(ctx context.Context) {
+	for failureTold := false; ctx.Err() == nil; {
+		events, err := m.Driver.Events(ctx)
+		m.mu.Lock()
+		m.node.SetEvents(err == nil)
+		answers := m.node.DriverAnswers()
+		m.mu.Unlock()
+		if err == nil {
+			failureTold = false
+			for e := range events {
+				m.takeEvent(e)
+			}
+		} else if answers && !failureTold {
+			m.TellNode(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
+			failureTold = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-m.Clock.After(listenAgain):
+		}
+	}
+}
+
+// takeEvent takes over one event of the driver.
+func (m *Monitor) takeEvent(e nvml.Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	if e.Kind == nvml.EventXid {
+		m.takeXid(now, e)
+		return
+	}
+	m.node.ObserveEvent(now, e)
+	m.signal(m.changed)
+	m.signal(m.lookNow)
+}
+
+// takeXid takes over an Xid of the driver's events, which the kernel's log may have told already.
+func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
+	var x verdict.Xid
+	if first, told := m.twice.pair(now, fromDriver, e, culprit{}, m.readsLog); told {
+		var g *verdict.GPU
+		e.GI, e.CI = first.gi, first.ci
+		if g, x = m.node.ConfirmLogged(now, e); g != nil {
+			m.noteProgramError(now, xidReport{g: g, x: x, e: e, by: first.by})
+		}
+	} else if g, of, o := m.node.ObserveEvent(now, e); g != nil {
+		x = of
+		r := xidReport{g: g, x: x, e: e, o: o}
+		m.counts.addXid(g, x)
+		if o != nil {
+			m.noteProgramError(now, r)
+		}
+		if !m.hold(now, r) {
+			m.tellXid(now, r)
+		}
+	}
+	m.follow(x)
+}
+
+// follow has the GPUs looked at after an Xid: state decides, and is read at once, and again until the driver has had its time. Xids of
+// programs alone change no state.
+func (m *Monitor) follow(x verdict.Xid) {
+	m.signal(m.changed)
+	if x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
+		m.signal(m.lookNow)
+	}
+}
+
+// tell writes the record and the condition when they are other ones, until ctx ends.
+func (m *Monitor) tell(ctx context.Context, poke func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.changed:
+		}
+		if m.resetsChanged() {
+			poke()
+		}
+		old, c, key, differs := m.conditionToTell()
+		saved := m.save(ctx, key)
+		if !differs {
+			if saved {
+				m.pause(ctx)
+			}
+			continue
+		}
+		if err := m.Write(ctx, []corev1.NodeCondition{c}); err != nil {
+			m.Log.Warn("telling of the health of the GPUs", zap.Error(err))
+		} else {
+			m.noteWritten(old, c, key)
+			poke() // the GPUs are worth a look of the loop, too
+		}
+		m.pause(ctx)
+	}
+}
+
+// resetsChanged reports whether other GPUs are to be reset than before.
+func (m *Monitor) resetsChanged() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.toReset()
+	defer func() { m.resets = now }()
+	return !maps.Equal(now, m.resets)
+}
+
+// pause keeps writes apart.
+func (m *Monitor) pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-m.Clock.After(tellAgain):
+	}
+	m.signal(m.changed)
+}
+
+// conditionToTell is the condition that is to be told, with the key of its verdict, if it differs from old, which the node has.
+func (m *Monitor) conditionToTell() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, key, known := m.condition()
+	if !known || !m.nodeSeen {
+		return nil, c, m.toldKey, false
+	}
+	old = m.shown
+	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.toldKey
+}
+
+// condition is what is to be told now, with the key of its verdict. It is false while too little is known.
+func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
+	now := m.Clock.Now()
+	v, known := m.node.Judge(now)
+	if !known || !m.recalled {
+		return corev1.NodeCondition{}, "", false
+	}
+	return report.After(m.shown, config.ConditionGPUUnhealthy, v.Status, v.Reason, m.message(v, now), now), v.Key(), true
+}
+
+// noteWritten takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen
+// the write before its answer came, so that m.shown need not be old any more.
+func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition, key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := old != nil && old.Status == corev1.ConditionTrue
+	is := c.Status == corev1.ConditionTrue
+	switch {
+	case is && (!was || verdict.Worse(config.Reason(c.Reason), config.Reason(old.Reason))):
+		m.TellNode(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
+	case was && c.Status == corev1.ConditionFalse:
+		m.TellNode(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
+	}
+	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
+		m.Log.Info("telling of the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
+	}
+	m.shown, m.toldKey = &c, key
+}
+
+// save has the disk take the record if it is another one. It is written before the node is told, so that a process that is killed in
+// between is followed by one that knows. That the disk does not take it is no reason to be silent. It reports whether it has tried.
+func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
+	if m.Store == nil {
+		return false
+	}
+	m.mu.Lock()
+	now := m.Clock.Now()
+	r := m.node.Record(m.boot, verdictKey)
+	key := r.Key()
+	skip := !m.recalled || !m.node.Looked() && len(r.GPUs) == 0 || key == m.savedKey && now.Sub(m.savedAt) < recordEvery
+	m.mu.Unlock()
+	if skip {
+		return false
+	}
+	data, err := json.Marshal(r)
+	if err == nil {
+		_, err = verdict.ParseRecord(data) // what could not be read again is not written
+	}
+	if err == nil {
+		err = m.Store.Write(ctx, data)
+	}
+	if err != nil {
+		m.Log.Debug("what is known of the GPUs cannot be remembered", zap.Error(err))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.savedKey, m.savedAt = key, now
+	return true
+}
+
+// Look takes over what a pass has seen.
+func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nvsentinel = fence.NVSentinel(node)
+	m.lastPass = lastPass{gpus: gpus, holders: with, pods: pods}
+	for _, known := range gpus {
+		if g := m.node.GPU(known.UUID); g != nil {
+			g.NoteArchitecture(known.ComputeCapability)
+		}
+	}
+	acknowledged := acknowledgementOf(node)
+	if acknowledged.seen = m.Clock.Now(); acknowledged.text == m.acknowledged.text {
+		acknowledged.seen = m.acknowledged.seen
+	}
+	m.acknowledged = acknowledged
+	m.readAcknowledgement()
+}
+
+// acknowledgement is what the annotation for it says.
+type acknowledgement struct {
+	text string
+	by   string    // the managers that have written it, by managedFields; empty if that is not known
+	at   time.Time // when; zero if that is not known
+	seen time.Time // when this agent first saw it
+}
+
+func acknowledgementOf(node *corev1.Node) acknowledgement {
+	text := node.Annotations[config.AnnotationHealthAck]
+	if text == "" {
+		return acknowledgement{}
+	}
+	by, at := fence.Annotators(node, config.AnnotationHealthAck)
+	return acknowledgement{text: sanitize.Cut(text, 64), by: nodewrite.Others(by), at: at}
+}
+
+// readAcknowledgement drops what a person says, by an annotation, to have looked at.
+func (m *Monitor) readAcknowledgement() {
+	a := m.acknowledged
+	if a.text == "" || a.text == m.followed.text || !m.recalled {
+		return
+	}
+	now := m.Clock.Now()
+	until, err := time.Parse(time.RFC3339, a.text)
+	if err != nil || until.After(now.Add(skew)) {
+		return
+	}
+	// What happens after the annotation was written can have been looked at by no person: not even what a clock that is ahead has put before it.
+	// Who may patch the node can take away when that was, and not when this agent first saw it.
+	for _, latest := range []time.Time{now, a.at, a.seen} {
+		if !latest.IsZero() && until.After(latest) {
+			until = latest
+		}
+	}
+	m.followed = a
+	if dropped := m.node.Acknowledge(until); len(dropped) > 0 {
+		m.TellNode(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
+			cmp.Or(a.by, "a program that managedFields do not name"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
+	}
+	m.signal(m.lookNow)
+}
+
+// LookAgain is for parts that nothing else wakes.
+func (m *Monitor) LookAgain(context.Context) bool { return false }
+
+// Conditions takes over the condition that the node shows, and gives it anew on beat, or if somebody has changed it.
+func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	shown := report.Find(node, config.ConditionGPUUnhealthy)
+	if !m.nodeSeen || shown == nil || m.shown == nil || !shown.LastHeartbeatTime.Before(&m.shown.LastHeartbeatTime) {
+		m.shown = shown.DeepCopy() // and not a look from before the last write
+	}
+	m.nodeSeen, m.nvsentinel = true, fence.NVSentinel(node)
+	m.signal(m.changed)
+	if m.shown == nil || !beat {
+		return nil
+	}
+	c, key, known := m.condition()
+	if !known || key != m.toldKey { // which is told by itself
+		return nil
+	}
+	m.shown = &c
+	return []corev1.NodeCondition{c}
+}
+
+// Forget is for what depends on the host's clock: nothing that is remembered here is worth losing for that, but nothing lies in the future.
+func (m *Monitor) Forget(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node.LimitTimes(now)
+	if m.acknowledged.seen.After(now) {
+		m.acknowledged.seen = now
+	}
+}
+
+// Report adds the health of the GPUs to the status.
+func (m *Monitor) Report(s *api.Status) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.recalled {
+		return
+	}
+	s.Boot, s.Watched = m.boot, m.node.HasEvents()
+	for i := range s.GPUs {
+		if g := m.node.GPU(s.GPUs[i].UUID); g != nil {
+			s.GPUs[i].Health = m.status(g)
+		}
+	}
+	if !m.node.Looked() {
+		return
+	}
+	for _, g := range m.node.GPUs() {
+		if index, missing := g.Missing(); missing && !slices.ContainsFunc(s.GPUs, func(told api.StatusGPU) bool { return g.UUID() != "" && told.UUID == g.UUID() }) {
+			s.GPUs = append(s.GPUs, api.StatusGPU{Index: index, UUID: g.UUID(), PCI: g.PCI(), Missing: true, Health: m.status(g)})
+		}
+	}
+}

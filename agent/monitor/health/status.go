@@ -1,0 +1,94 @@
+package health
+
+import (
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Recovered says, of each GPU that is well, when something was last wrong with it; zero if nothing was in this boot.
+func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[nvml.UUID]time.Time{}
+	for _, g := range m.node.GPUs() {
+		if at, is := g.RecoveredFrom(m.Clock.Now()); is && m.recalled {
+			out[g.UUID()] = at
+		}
+	}
+	return out
+}
+
+// Critical reports whether a GPU cannot be used or trusted, by the verdict that the condition tells of. It is not known while the driver does not
+// tell.
+func (m *Monitor) Critical() (critical, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, known := m.node.Judge(m.Clock.Now())
+	if !known || !m.recalled {
+		return false, false
+	}
+	return v.Critical()
+}
+
+// ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has told.
+func (m *Monitor) ToReset() (gpus map[nvml.UUID]bool, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	off := m.Settings.Reset != config.HealthResetCritical && m.Settings.Reset != config.HealthResetDegraded
+	return m.toReset(), off || m.recalled && m.node.Looked()
+}
+
+func (m *Monitor) toReset() map[nvml.UUID]bool {
+	if !m.recalled || m.nvsentinel != "" {
+		return nil
+	}
+	return m.node.ToReset(m.Clock.Now(), m.Settings.Reset)
+}
+
+// NoteResetFailed notes that the agent was to reset a GPU, and has given that up.
+func (m *Monitor) NoteResetFailed(gpu nvml.UUID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if g := m.node.GPU(gpu); g != nil {
+		g.EndReset(m.Clock.Now())
+		m.signal(m.changed)
+	}
+}
+
+// mostXidsInStatus bounds what the status has of one GPU.
+const mostXidsInStatus = 4
+
+// status is what tools find of the GPU; nil of one that is well.
+func (m *Monitor) status(g *verdict.GPU) *api.GPUHealth {
+	findings, xids := g.Findings(), m.node.Xids(g)
+	if len(findings) == 0 && len(xids) == 0 {
+		return nil
+	}
+	out := &api.GPUHealth{}
+	if reading, _ := g.Reading(); reading.Action.Known {
+		out.Recovery = int(reading.Action.Value)
+	}
+	if len(findings) > 0 {
+		f := findings[0]
+		out.Reason, out.Severity, out.Action, out.Since = f.Reason, string(f.Severity()), string(f.Action), f.Since.UTC()
+		for _, gi := range f.Instances {
+			out.Instances = append(out.Instances, m.instanceName(g, gi))
+		}
+	}
+	for _, x := range xids[:min(len(xids), mostXidsInStatus)] {
+		// The last one is said by the minute, so that a node is not written for each; and never to be before the first.
+		last := x.Last.UTC().Truncate(recordEvery)
+		if last.Before(x.First) {
+			last = x.First.UTC()
+		}
+		out.Xids = append(out.Xids, api.XidSeen{Number: x.Xid.Number, First: x.First.UTC(), Last: last, GI: x.GI, CI: x.CI})
+	}
+	if rows := g.Rows(); rows != nil && (rows.Corrected+rows.Uncorrected > 0 || g.RowPending() || g.RowFailed()) {
+		out.Remap = &api.Remap{Corrected: rows.Corrected, Uncorrected: rows.Uncorrected, Pending: g.RowPending(), Failed: g.RowFailed()}
+	}
+	return out
+}

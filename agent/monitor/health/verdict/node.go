@@ -1,0 +1,395 @@
+package verdict
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// patience is how long the driver may be silent until that is told. A read takes milliseconds.
+	patience = 4 * time.Second
+	// silentTooLong is how long it may be until that is a fault.
+	silentTooLong = time.Minute
+	// hangTime is how long after an Xid by which drivers hang a silence follows from it.
+	hangTime = 10 * time.Minute
+	// mostGPUs bounds what is remembered: NVIDIA's largest systems of one operating system image have 16, and some may have been replaced.
+	mostGPUs = 64
+)
+
+// Node is what is known of all GPUs of a node. It is not safe for use by several goroutines at once.
+type Node struct {
+	xids xids
+	gpus []*GPU // by index
+
+	looked         bool      // the driver has told at least once since the process began
+	silentSince    time.Time // zero if the driver has answered
+	silenceErr     error
+	driverUnloaded bool      // when the driver was last asked
+	hangXidAt      time.Time // the last Xid after which drivers hang
+
+	onBus    []nvml.BusGPU
+	busKnown bool
+	noEvents bool
+}
+
+// New is a node of which nothing is known.
+func New(s config.Health) *Node { return &Node{xids: xids{s}, noEvents: true} }
+
+// GPUs are all that are known, by index.
+func (n *Node) GPUs() []*GPU { return n.gpus }
+
+// DriverAnswers reports whether the driver has answered when it was last asked.
+func (n *Node) DriverAnswers() bool { return n.looked && n.silentSince.IsZero() }
+
+// Looked reports whether the driver has told at least once since the process began.
+func (n *Node) Looked() bool { return n.looked }
+
+// HasEvents reports whether the driver hands out its events.
+func (n *Node) HasEvents() bool { return !n.noEvents }
+
+// SetEvents says whether it does.
+func (n *Node) SetEvents(handedOut bool) { n.noEvents = !handedOut }
+
+// ObserveEvent takes over what the driver has reported. It returns the GPU that it is about, or nil, and of an Xid what is known; the
+// Occurrence is nil of one that follows from another, and of one too many.
+func (n *Node) ObserveEvent(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence) {
+	n.noEvents = e.Kind == nvml.EventSilence || n.noEvents && e.Kind != nvml.EventWatching
+	g := n.GPU(e.GPU)
+	if g == nil && e.GPU != "" && len(n.gpus) < mostGPUs {
+		g = newGPU(e.GPU, "", -1)
+		n.gpus = append(n.gpus, g)
+	}
+	if g == nil {
+		return nil, Xid{}, nil
+	}
+	if e.Kind != nvml.EventXid {
+		g.addEvent(now, e.Kind)
+		g.updateFindings(now, n.xids, false)
+		return g, Xid{}, nil
+	}
+	if slices.Contains(hangs, e.Xid) {
+		n.hangXidAt = now
+	}
+	x := n.xids.of(e.Xid, g.beforeAmpere)
+	o := g.addXid(now, x, e.GI, e.CI)
+	g.confirmXid(x, o)
+	g.updateFindings(now, n.xids, false)
+	return g, x, o
+}
+
+// ObserveLogged takes over an Xid that the kernel's log has and the driver's events do not, or not yet. It is remembered, explains what the
+// GPU's state shows, and makes no finding of its own. It returns what ObserveEvent does.
+func (n *Node) ObserveLogged(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence) {
+	g := n.GPU(e.GPU)
+	if g == nil {
+		return nil, Xid{}, nil
+	}
+	if slices.Contains(hangs, e.Xid) {
+		n.hangXidAt = now // that the driver does not answer is its state
+	}
+	x := n.xids.of(e.Xid, g.beforeAmpere)
+	return g, x, g.addXid(now, x, e.GI, e.CI)
+}
+
+// ConfirmLogged takes over that the driver's events bring, too, what ObserveLogged has taken over and counted.
+func (n *Node) ConfirmLogged(now time.Time, e nvml.Event) (*GPU, Xid) {
+	n.noEvents = false
+	g := n.GPU(e.GPU)
+	if g == nil {
+		return nil, Xid{}
+	}
+	x := n.xids.of(e.Xid, g.beforeAmpere)
+	o := g.xids[xidKey{e.Xid, e.GI, e.CI}]
+	if o == nil { // of another instance by the log, or one too many to remember
+		o = g.addXid(now, x, e.GI, e.CI)
+	}
+	g.confirmXid(x, o)
+	g.updateFindings(now, n.xids, false)
+	return g, x
+}
+
+// GPU is the one of that UUID; nil if there is none.
+func (n *Node) GPU(uuid nvml.UUID) *GPU {
+	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.uuid == uuid && uuid != "" })
+	if at < 0 {
+		return nil
+	}
+	return n.gpus[at]
+}
+
+// GPUAt is the one at an address of the PCI bus; nil if there is none.
+func (n *Node) GPUAt(pci string) *GPU {
+	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.pci == pci && pci != "" })
+	if at < 0 {
+		return nil
+	}
+	return n.gpus[at]
+}
+
+// ObserveBus takes over what is on the PCI bus.
+func (n *Node) ObserveBus(onBus []nvml.BusGPU, known bool) { n.onBus, n.busKnown = onBus, known }
+
+// ObserveGPUs takes over what the driver tells of all GPUs. A reading that is not thorough lacks what takes the driver long to tell.
+func (n *Node) ObserveGPUs(now time.Time, all []nvml.Health, thorough bool) {
+	reloaded := n.driverUnloaded
+	n.looked, n.silentSince, n.silenceErr, n.driverUnloaded = true, time.Time{}, nil, false
+	told := map[*GPU]bool{}
+	for _, h := range all {
+		if g := n.gpuOf(h, all); g != nil {
+			told[g] = true
+			g.addReading(now, h, thorough, reloaded)
+		}
+	}
+	n.markMissing(told)
+	for _, g := range n.gpus {
+		g.updateFindings(now, n.xids, true)
+	}
+}
+
+// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may not tell which it is.
+func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
+	if g := n.GPU(h.UUID); g != nil {
+		return g
+	}
+	if h.UUID == "" {
+		for _, g := range n.gpus {
+			elsewhere := slices.ContainsFunc(all, func(o nvml.Health) bool { return o.UUID == g.uuid && g.uuid != "" })
+			if g.index == h.Index && !elsewhere {
+				return g
+			}
+		}
+	}
+	if len(n.gpus) >= mostGPUs {
+		return nil
+	}
+	g := newGPU(h.UUID, h.PCI, h.Index)
+	n.gpus = append(n.gpus, g)
+	return g
+}
+
+// markMissing finds the GPUs that the driver does not tell of: those that it once has told of, and those that the bus has. One whose place
+// another has taken, or that is lent to a virtual machine, is gone for good.
+func (n *Node) markMissing(told map[*GPU]bool) {
+	taken := map[string]bool{}
+	nameless := false // one that is told of has no place that is known: it may be any of the bus
+	for g := range told {
+		taken[g.pci] = g.pci != ""
+		nameless = nameless || g.pci == ""
+	}
+	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
+		at := n.busGPU(g.pci)
+		return !told[g] && (taken[g.pci] || g.pci == "" && g.uuid == "" || at != nil && lentToVM(*at))
+	})
+	if !nameless {
+		n.addFromBus()
+	}
+	for _, g := range n.gpus {
+		g.missing = !told[g]
+		if g.missing {
+			g.lost, g.onBus = false, !n.busKnown || n.busGPU(g.pci) != nil
+			g.missingDetail = n.missingDetail(g, len(told))
+		}
+	}
+	slices.SortStableFunc(n.gpus, func(a, b *GPU) int { return cmp.Compare(a.listPosition(), b.listPosition()) })
+}
+
+// missingDetail says of a missing GPU how many there are, and how many answer.
+func (n *Node) missingDetail(g *GPU, answer int) string {
+	switch {
+	case !n.busKnown:
+		return fmt.Sprintf("; %d answer", answer)
+	case g.onBus:
+		return fmt.Sprintf("; %d are on the PCI bus, and %d answer", len(n.onBus), answer)
+	default:
+		return fmt.Sprintf(", nor is it on the PCI bus any more; %d are, and %d answer", len(n.onBus), answer)
+	}
+}
+
+// listPosition is the GPU's place in lists: those without an index come last.
+func (g *GPU) listPosition() int {
+	if g.index < 0 {
+		return mostGPUs
+	}
+	return g.index
+}
+
+// addFromBus adds what the bus has and nobody has told of yet.
+func (n *Node) addFromBus() {
+	for _, b := range n.onBus {
+		known := slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.pci == b.PCI })
+		if !known && !lentToVM(b) && len(n.gpus) < mostGPUs {
+			n.gpus = append(n.gpus, newGPU("", b.PCI, -1))
+		}
+	}
+}
+
+// busGPU is what the bus has at an address; nil for nothing.
+func (n *Node) busGPU(pci string) *nvml.BusGPU {
+	at := slices.IndexFunc(n.onBus, func(b nvml.BusGPU) bool { return b.PCI == pci })
+	if at < 0 {
+		return nil
+	}
+	return &n.onBus[at]
+}
+
+// lentToVM reports whether a GPU is in the hands of another driver than NVIDIA's, as one that a virtual machine has.
+func lentToVM(b nvml.BusGPU) bool { return b.Driver != "" && b.Driver != "nvidia" }
+
+// ObserveError notes that the driver has told nothing.
+func (n *Node) ObserveError(now time.Time, err error) {
+	n.silenceErr = err
+	n.driverUnloaded = n.driverUnloaded || errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrReplaced)
+	if n.silentSince.IsZero() {
+		n.silentSince = now
+	}
+}
+
+// Acknowledge drops GPUs that are gone and what Xids have left, as of the time until which a person has looked. It returns what that was, for people.
+func (n *Node) Acknowledge(until time.Time) (dropped []string) {
+	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
+		since := time.Time{}
+		if at := slices.IndexFunc(g.findings, func(f Finding) bool { return f.Reason == config.ReasonGPUMissing }); at >= 0 {
+			since = g.findings[at].Since
+		}
+		gone := g.missing && !g.onBus && !since.IsZero() && !since.After(until)
+		if gone {
+			dropped = append(dropped, g.Name()+", which is not there")
+		}
+		return gone
+	})
+	for _, g := range n.gpus {
+		for _, xid := range g.acknowledge(until) {
+			dropped = append(dropped, fmt.Sprintf("Xid %d of %s", xid, g.Name()))
+		}
+	}
+	return dropped
+}
+
+// Verdict is what is to be told of all GPUs.
+type Verdict struct {
+	Status    corev1.ConditionStatus
+	Reason    config.Reason
+	Action    Action
+	Unhealthy []*GPU // the worst first
+	// Unknown is why nothing is known now, besides what was found before; empty if all is known.
+	Unknown string
+	NoGPU   bool // neither the driver nor the bus has one
+	Hangs   bool // the driver does not answer, and nothing brings it back but a reboot
+}
+
+// changedByAgent reports whether a change by the agent explains a silence.
+func (n *Node) changedByAgent(now time.Time) bool {
+	return slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.changedByAgent(now) })
+}
+
+// Judge decides. It is false as long as too little is known to say anything.
+func (n *Node) Judge(now time.Time) (Verdict, bool) {
+	v := Verdict{Status: corev1.ConditionFalse, Reason: config.ReasonGPUsHealthy, Action: ActionNone}
+	for _, g := range n.gpus {
+		if len(g.findings) > 0 {
+			v.Unhealthy = append(v.Unhealthy, g)
+		}
+	}
+	slices.SortStableFunc(v.Unhealthy, func(a, b *GPU) int {
+		return cmp.Compare(rank(a.findings[0].Reason), rank(b.findings[0].Reason))
+	})
+	if len(v.Unhealthy) > 0 {
+		f := v.Unhealthy[0].findings[0]
+		v.Status, v.Reason, v.Action = corev1.ConditionTrue, f.Reason, f.Action
+	}
+	if n.silentSince.IsZero() {
+		if n.looked && len(n.gpus) == 0 {
+			v.Reason, v.NoGPU = config.ReasonNoGPU, true
+		}
+		return v, n.looked
+	}
+	return n.judgeSilence(now, v)
+}
+
+// judgeSilence decides what a driver that does not tell leaves to say.
+func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
+	lasted := now.Sub(n.silentSince)
+	switch {
+	case errors.Is(n.silenceErr, nvml.ErrNoDriver) || errors.Is(n.silenceErr, nvml.ErrReplaced):
+		if n.busKnown && len(n.onBus) == 0 && len(v.Unhealthy) == 0 {
+			v.Reason, v.NoGPU = config.ReasonNoGPU, true
+			return v, true
+		}
+		why := fmt.Sprintf("NVIDIA's driver is not loaded: %v", n.silenceErr)
+		if len(n.onBus) > 0 {
+			why = fmt.Sprintf("the PCI bus has %s, and no driver that answers for them: %v", sanitize.Counted(len(n.onBus), "GPU"), n.silenceErr)
+		}
+		return v.orUnknown(config.ReasonDriverNotLoaded, why), lasted >= patience
+	case errors.Is(n.silenceErr, nvml.ErrUnresponsive):
+		return n.judgeHang(now, lasted, v)
+	default:
+		return v.orUnknown(config.ReasonHealthUnknown, fmt.Sprintf("the GPUs cannot be looked at: %v", n.silenceErr)), lasted >= patience
+	}
+}
+
+// judgeHang decides what a driver that does not answer leaves to say.
+func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdict, bool) {
+	why := fmt.Sprintf("the driver does not answer since %s: %v", Moment(n.silentSince), n.silenceErr)
+	expected := !n.hangXidAt.IsZero() && now.Sub(n.hangXidAt) < hangTime
+	switch {
+	case n.changedByAgent(now) && lasted < silentTooLong: // a change by the agent takes the driver's locks
+		return v, n.looked
+	case !expected && lasted < silentTooLong:
+		// Cold GPUs take their time when the driver is first asked.
+		return v.orUnknown(config.ReasonDriverUnresponsive, why), lasted >= patience && (n.looked || lasted >= settleTime)
+	}
+	v.Unknown = why
+	if len(v.Unhealthy) == 0 || rank(v.Reason) >= rank(config.ReasonXidCritical) {
+		v.Status, v.Reason, v.Action, v.Hangs = corev1.ConditionTrue, config.ReasonDriverUnresponsive, ActionRebootNode, true
+	}
+	return v, lasted >= patience/2
+}
+
+// orUnknown is the verdict where nothing is known now: Unknown, unless something was found before.
+func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
+	v.Unknown = why
+	if len(v.Unhealthy) == 0 {
+		v.Status, v.Reason = corev1.ConditionUnknown, reason
+	}
+	return v
+}
+
+// Critical reports whether a GPU cannot be used or trusted. Where the driver does not tell, that is known only of what was found before, and of a
+// driver that hangs for good.
+func (v Verdict) Critical() (critical, known bool) {
+	if v.Hangs {
+		return true, true
+	}
+	for _, g := range v.Unhealthy {
+		if g.findings[0].Severity() == Critical {
+			return true, true
+		}
+	}
+	return false, v.Unknown == ""
+}
+
+// Key is what a verdict says, without what changes by itself: a verdict with another key is worth a write.
+func (v Verdict) Key() string {
+	var parts []string
+	for _, g := range v.Unhealthy {
+		var found []string
+		for _, f := range g.findings {
+			found = append(found, fmt.Sprintf("%s%v", f.Reason, f.Instances))
+		}
+		parts = append(parts, g.Name()+":"+strings.Join(found, ","))
+	}
+	return fmt.Sprintf("%s %s %s %t", v.Status, v.Reason, strings.Join(parts, " "), v.Unknown != "")
+}
+
+// Moment is a time as messages give it.
+func Moment(t time.Time) string { return t.UTC().Format("15:04:05Z") }

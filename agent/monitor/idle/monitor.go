@@ -1,0 +1,301 @@
+// Package idle watches how busy pods keep the GPUs and instances that they have, and tells of it by metrics, to who asks, and by an Event on
+// a pod that has one for long and does not use it.
+//
+// The driver is asked beside the agent's loop, in a lane of its own, and never while the loop finds it silent: it may be about to be
+// replaced. All that is remembered may be lost at any moment: a new process counts anew, and says of what it finds that it is so "for at
+// least" as long as it has looked.
+package idle
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monitor"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	// deadline is what one look may take: the samples of all instances of a large node take half a second.
+	deadline = 5 * time.Second
+	// recently is the time that metrics and answers are about.
+	recently = 5 * time.Minute
+	// mostHistories bounds what is remembered: 16 GPUs of 7 instances, or 8 GPUs that a hundred pods share. A history takes a kilobyte.
+	mostHistories = 1024
+	// mostEvents bounds the Events of one look; the others are told after the next.
+	mostEvents = 16
+	// forgetAfter is how long a pod may be missing from a device until it has it no more: kubelet may not say for a while who has what.
+	forgetAfter = 10 * time.Minute
+)
+
+// Options is what a Monitor works with.
+type Options struct {
+	Settings config.Idle
+	Reader   nvml.UsageReader
+	Owners   monitor.OwnerFinder
+	Tell     func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	Clock    clock.WithTicker
+	Log      *zap.Logger
+}
+
+// Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
+type Monitor struct {
+	Options
+	began time.Time // all times are told apart by what has elapsed, so that a step of the host's clock changes nothing
+
+	mu        sync.Mutex
+	pass      *pass     // nil while the loop has seen none, or the driver is silent
+	last      time.Time // the last look
+	complete  bool      // kubelet had told then which pod has what
+	histories map[key]*history
+	devices   map[string]*deviceHistory // by Device.ID
+}
+
+// pass is what the last pass of the loop has seen.
+type pass struct {
+	devices  []monitor.Device
+	pods     []corev1.Pod
+	holders  []holders.Pod
+	changing bool // a change of the GPUs is under way
+	complete bool // kubelet has told which pod has what
+}
+
+// deviceHistory is how busy a device was, by whomever.
+type deviceHistory struct {
+	gpu    nvml.UUID
+	recent window
+}
+
+// New makes a Monitor that has seen nothing.
+func New(o Options) *Monitor {
+	return &Monitor{Options: o, began: o.Clock.Now(), histories: map[key]*history{}, devices: map[string]*deviceHistory{}}
+}
+
+// Watch watches until ctx ends.
+func (m *Monitor) Watch(ctx context.Context, _ func()) {
+	if m.Settings.Every == 0 {
+		return
+	}
+	ticker := m.Clock.NewTicker(m.Settings.Every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		m.look(ctx)
+	}
+}
+
+// look takes one look.
+func (m *Monitor) look(ctx context.Context) {
+	m.mu.Lock()
+	seen := m.pass
+	m.mu.Unlock()
+	if seen == nil {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	usages, err := m.Reader.Usage(call, m.sampled(seen))
+	if err != nil {
+		m.Log.Debug("how busy the GPUs are is not known", zap.Error(err))
+		return
+	}
+	owners := m.owners(ctx, seen, usages)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	m.take(now, seen, usages, owners)
+	m.tell(now, seen, usages)
+}
+
+// sampled are the instances that are to be sampled. While a change is under way there are none: one of them may be about to be destroyed.
+func (m *Monitor) sampled(seen *pass) map[nvml.UUID][]int {
+	if seen.changing || m.Settings.Instances != config.IdleInstancesSample {
+		return nil
+	}
+	out := map[nvml.UUID][]int{}
+	for _, d := range seen.devices {
+		if !d.IsWhole() && len(d.Holders(seen.holders)) > 0 {
+			out[d.GPU] = append(out[d.GPU], d.GI)
+		}
+	}
+	return out
+}
+
+// owners are the pods of the processes that may be busy, by pid. Those of instances make no difference: what is known is of the instance.
+func (m *Monitor) owners(ctx context.Context, seen *pass, usages []nvml.Usage) map[int]*corev1.Pod {
+	reported := map[string][]int{}
+	for _, u := range usages {
+		for _, p := range u.Processes.Value {
+			if p.GI == nvml.WholeGPU && (!p.Busy.Known || p.Busy.Value > 0) {
+				reported[string(u.UUID)] = append(reported[string(u.UUID)], p.PID)
+			}
+		}
+	}
+	if len(reported) == 0 {
+		return nil
+	}
+	return m.Owners.Owners(ctx, reported, seen.pods)
+}
+
+// take takes over what a look has found.
+func (m *Monitor) take(now time.Time, seen *pass, usages []nvml.Usage, owners map[int]*corev1.Pod) {
+	gap := now.Sub(m.last)
+	follows := !m.last.IsZero() && gap <= 3*m.Settings.Every+deadline
+	if !follows {
+		gap = m.Settings.Every // of what was before nothing is known
+	}
+	at := now.Sub(m.began)
+	devices := map[string]*deviceHistory{}
+	for _, d := range seen.devices {
+		i := slices.IndexFunc(usages, func(u nvml.Usage) bool { return u.UUID == d.GPU })
+		if i < 0 || len(devices) >= mostHistories {
+			continue
+		}
+		pods := d.Holders(seen.holders)
+		all, each := busyOn(d, usages[i], pods, owners, m.Settings.Instances == config.IdleInstancesSample && !seen.changing)
+		history := m.devices[d.ID]
+		if history == nil {
+			history = &deviceHistory{gpu: d.GPU, recent: newWindow(recently)}
+		} else if all.unknown == "" {
+			history.recent.add(at, gap, all.percent)
+		}
+		devices[d.ID] = history
+		for _, p := range pods {
+			m.takePod(now, gap, follows && m.complete, d, p, each[p.UID])
+		}
+	}
+	m.devices, m.last, m.complete = devices, now, seen.complete
+	m.forget(now, seen)
+}
+
+// takePod takes over how busy a pod has kept a device for the time of the gap. Exactly means that a pod which is new was not there before.
+func (m *Monitor) takePod(now time.Time, gap time.Duration, exactly bool, d monitor.Device, p holders.Pod, b busyness) {
+	k := key{device: d.ID, pod: p.UID}
+	h := m.histories[k]
+	if h == nil {
+		if len(m.histories) >= mostHistories {
+			return
+		}
+		m.histories[k] = &history{
+			pod: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, gpu: d.GPU, instance: d.Instance(), name: nameOf(d), since: now,
+			exactly: exactly, seen: now, long: newWindow(m.Settings.After), recent: newWindow(recently), unknown: unknownYet,
+		}
+		return
+	}
+	h.seen, h.unknown = now, b.unknown
+	if b.unknown == "" {
+		at := now.Sub(m.began)
+		h.long.add(at, gap, b.percent)
+		h.recent.add(at, gap, b.percent)
+	}
+}
+
+// forget drops what is of pods that are gone, or have the device no more.
+func (m *Monitor) forget(now time.Time, seen *pass) {
+	here := map[types.UID]bool{}
+	for i := range seen.pods {
+		here[seen.pods[i].UID] = true
+	}
+	maps.DeleteFunc(m.histories, func(k key, h *history) bool { return !here[k.pod] || now.Sub(h.seen) > forgetAfter })
+}
+
+// tell judges each pod, and tells those by an Event that do not use what they have.
+func (m *Monitor) tell(now time.Time, seen *pass, usages []nvml.Usage) {
+	at, events := now.Sub(m.began), 0
+	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.pod, b.pod))
+	}) {
+		h := m.histories[k]
+		var percent float64
+		h.idle, percent = h.judge(now, at, m.Settings.After, m.Settings.Below)
+		switch {
+		case h.idle == inUse:
+			h.told = time.Time{}
+		case h.idle != idle || h.seen != now || !h.told.IsZero() && now.Sub(h.told) < m.Settings.After || events >= mostEvents:
+		default:
+			h.told = now
+			events++
+			m.Tell(h.pod, k.pod, corev1.EventTypeWarning, config.ReasonGPUIdle, "%s", m.message(now, k, h, percent, seen, usages))
+		}
+	}
+}
+
+// Look takes over what a pass has seen.
+func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+	_, changing := node.Annotations[config.AnnotationJournal]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pass = &pass{
+		devices: monitor.Devices(gpus), pods: pods, holders: with, changing: changing,
+		// Of a pod that does not run yet kubelet need not have decided what it gets.
+		complete: !slices.ContainsFunc(with, func(p holders.Pod) bool { return !p.DevicesKnown && len(p.Running) > 0 }),
+	}
+}
+
+// LookAgain is for parts that nothing else wakes.
+func (m *Monitor) LookAgain(context.Context) bool { return false }
+
+// Conditions tells of none. It takes over whether the driver is silent.
+func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []corev1.NodeCondition {
+	if silent != "" {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.pass = nil
+	}
+	return nil
+}
+
+// Forget is for what depends on the time of day: nothing here does.
+func (m *Monitor) Forget(time.Time) {}
+
+// AddBusy adds to the uses of pods how busy they are, and since when they have what they have.
+func (m *Monitor) AddBusy(uses []api.Use) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	type had struct {
+		pod      types.NamespacedName
+		gpu      nvml.UUID
+		instance string
+	}
+	byUse := map[had]*history{}
+	for _, h := range m.histories {
+		byUse[had{h.pod, h.gpu, h.instance}] = h
+	}
+	now := m.Clock.Now()
+	for i := range uses {
+		u := &uses[i]
+		if m.Settings.Every == 0 {
+			u.Unknown = "idle.every of the settings is 0"
+			continue
+		}
+		h := byUse[had{types.NamespacedName{Namespace: u.Namespace, Name: u.Pod}, u.UUID, u.Instance}]
+		if h == nil {
+			u.Unknown = unknownYet
+			continue
+		}
+		u.Since = h.since.UTC().Truncate(time.Second)
+		u.Unknown = h.unknown
+		if ratio, known := lately(&h.recent, now.Sub(m.began), min(recently, now.Sub(h.since))); known {
+			percent := math.Round(1000*ratio) / 10
+			u.Busy, u.Unknown = &percent, ""
+		} else if h.unknown == "" {
+			u.Unknown = unknownYet
+		}
+	}
+}

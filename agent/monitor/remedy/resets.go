@@ -1,0 +1,58 @@
+package remedy
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monitor"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// patience is how long a change that is under way waits for what the driver tells of the health of its GPUs; a read takes milliseconds.
+const patience = time.Minute
+
+// Resets says which GPUs are reset because they are not well, and notes which are not after all.
+type Resets struct {
+	Monitors monitor.Monitors
+	Clock    *monotonic.Clock
+	Began    time.Time // when this process began
+}
+
+// Forget takes the process for one that begins now.
+func (r *Resets) Forget(now time.Time) { r.Began = now }
+
+// Sick are the GPUs that are to be reset since they are not well. In the middle of a change a new process waits until that is known: a GPU whose
+// pods have left for its reset is not given back without.
+func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
+	if fence.NVSentinel(node) != "" {
+		return nil, nil
+	}
+	sick, known := r.Monitors.ToReset()
+	if !known && underway && r.Clock.Since(r.Began) < patience {
+		return nil, &outcome.Waiting{
+			Reason: config.ReasonRepartitioning, For: outcome.ForStep, After: outcome.ConflictRetry,
+			Message: "the change goes on when the driver has told how the GPUs are",
+		}
+	}
+	return sick, nil
+}
+
+// NoteFailed notes which GPUs are not reset because the change is given up, so that pods do not have to leave for them again and again. What a label asks for
+// has not failed by that.
+func (r *Resets) NoteFailed(steps []plan.Step, failure *api.Failure) {
+	if failure.Later {
+		return
+	}
+	for i, s := range steps {
+		if s.Kind == plan.Heal && (i == 0 || steps[0].Kind != plan.Heal) {
+			r.Monitors.NoteResetFailed(s.GPU)
+			failure.Later = true
+		}
+	}
+}

@@ -1,0 +1,311 @@
+// Package deviceplugin knows NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, which config a
+// profile or a label asks for, and its config file on this host, whose folder may be full, or behind a mount that does not answer.
+package deviceplugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml/aside"
+)
+
+// Readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
+var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
+
+// Retry is the pause between two looks at what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
+const Retry = time.Second
+
+// Plugin is the device plugin of one node.
+type Plugin struct {
+	Objects   *watch.Objects
+	Processes holders.Processes
+	Configs   Configs
+	File      *File // its config on the host
+	Settings  config.Settings
+	Clock     *monotonic.Clock
+	Log       *zap.Logger
+
+	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
+	connectedAt time.Time            // when a look last saw nothing wrong between kubelet and the plugin
+	early       early                // a plugin that has read of MPS too early
+	ending      ending               // a plugin that ends by its new config
+	unpicked    unpicked             // configs that no label or setting names
+
+	own ownKey // the agent's own key that the label named last
+}
+
+// ownKey is a config that the agent has written, under the key that it has.
+type ownKey struct{ key, text string }
+
+// Forget drops what depends on times that the clock gave.
+func (dp *Plugin) Forget(time.Time) {
+	dp.unpicked, dp.early, dp.ending, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}
+}
+
+// Configs reads and writes config files of NVIDIA's device plugin.
+type Configs struct {
+	Parse func(text []byte) (config.PluginConfig, error)
+	// Render writes a file with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
+	// that as it is too.
+	Render func(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error)
+}
+
+// Observe reads the config that the device plugin runs by. It changes nothing. If it cannot read that, it returns no error: the labels may
+// not ask for another config at all.
+func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
+	p := &seen.Plugin
+	p.Method, p.Manager, p.NoMethod = dp.method(seen)
+	switch p.Method {
+	case config.HandoverFile, config.HandoverRestart:
+		dp.readFile(ctx, p)
+		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods), func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
+	case config.HandoverLabel, config.HandoverConfigMap:
+		dp.readManaged(ctx, seen)
+	case "", config.HandoverAuto: // method never returns HandoverAuto
+		p.ParseErr = errors.New(p.NoMethod)
+	}
+	dp.observeEarly(ctx, seen)
+}
+
+// method returns how the plugin gets its config: as the settings say, or by the volumes and containers of its pod. While the agent keeps the
+// plugin away in the middle of a change, it is in the journal.
+func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *state.ConfigManager, why string) {
+	if seen.DevicePlugin.Rivals != "" {
+		return "", nil, seen.DevicePlugin.Rivals
+	}
+	var reads bool
+	for i := range seen.DevicePlugin.Pods {
+		reads = reads || dp.readsFile(&seen.DevicePlugin.Pods[i])
+		if m := managerOf(seen.DevicePlugin.Pods[i]); m != nil {
+			manager = m
+		}
+	}
+	way = dp.Settings.DevicePlugin.Handover
+	owed := seen.Journal != nil && seen.Journal.Plugin != nil
+	switch {
+	case owed:
+		way = seen.Journal.Plugin.Way
+		if manager == nil {
+			manager = FormerManager(seen.Journal.Plugin, seen.Node.UID)
+		}
+	case way != config.HandoverAuto:
+	case manager != nil:
+		way = config.HandoverConfigMap
+	case reads:
+		way = config.HandoverFile
+	case len(seen.DevicePlugin.Pods) == 0:
+		return "", nil, "no device plugin runs on this node that could be given a config"
+	default:
+		pod := seen.DevicePlugin.Pods[0]
+		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
+			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(dp.Settings.DevicePlugin.ConfigFile))
+	}
+	if why := unusable(way, manager); why != "" {
+		return "", nil, why
+	}
+	return way, manager, ""
+}
+
+// unusable says why the agent cannot give the plugin a config by its config manager; empty if it can, or if the method is another.
+func unusable(way config.Handover, manager *state.ConfigManager) string {
+	switch {
+	case manager != nil && manager.Label != config.LabelDevicePluginConfig:
+		return fmt.Sprintf("the config manager of the device plugin goes by label %s, and the agent sets no other than %s: set NODE_LABEL of its DaemonSet to that",
+			sanitize.Cut(manager.Label, 100), config.LabelDevicePluginConfig)
+	case manager == nil && (way == config.HandoverLabel || way == config.HandoverConfigMap):
+		return "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+	default:
+		return ""
+	}
+}
+
+// readsFile reports whether the pod sees the directory of the plugin's config file.
+func (dp *Plugin) readsFile(pod *corev1.Pod) bool {
+	dir := filepath.Dir(dp.Settings.DevicePlugin.ConfigFile)
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == dir
+	})
+}
+
+// runsReader reports whether the pod runs a program that reads the file. Other pods mount the directory, too, such as the agent's.
+func runsReader(seen *state.Observed, pod *corev1.Pod) bool {
+	is := func(p corev1.Pod) bool { return p.UID == pod.UID }
+	return slices.ContainsFunc(seen.DevicePlugin.Pods, is) || slices.ContainsFunc(seen.DevicePlugin.MPSDaemons, is) ||
+		slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+			return slices.ContainsFunc(Readers, func(name string) bool {
+				return strings.Contains(c.Name, name) ||
+					slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(word string) bool { return path.Base(word) == name })
+			})
+		})
+}
+
+// managerOf finds the config manager of a plugin's pod.
+func managerOf(pod corev1.Pod) *state.ConfigManager {
+	for _, c := range pod.Spec.Containers {
+		env := map[string]string{}
+		for _, e := range c.Env {
+			env[e.Name] = e.Value
+		}
+		dir := env[state.EnvConfigDir]
+		if dir == "" || env[state.EnvNodeLabel] == "" && !strings.Contains(c.Name, state.ManagerCommand) {
+			continue
+		}
+		m := &state.ConfigManager{
+			Pod: pod, Namespace: pod.Namespace, Dir: dir, Fallback: env[state.EnvDefault],
+			Label: cmp.Or(env[state.EnvNodeLabel], config.LabelDevicePluginConfig),
+		}
+		if s := env[state.EnvFallbacks]; s != "" {
+			m.Fallbacks = strings.Split(s, ",")
+		}
+		for _, mount := range c.VolumeMounts {
+			for _, v := range pod.Spec.Volumes {
+				if v.Name == mount.Name && v.ConfigMap != nil && filepath.Clean(mount.MountPath) == filepath.Clean(dir) {
+					m.ConfigMap = v.ConfigMap.Name
+				}
+			}
+		}
+		if m.ConfigMap != "" {
+			return m
+		}
+	}
+	return nil
+}
+
+// readFile reads the config file of the host. A plugin without that file shares nothing. If the file is behind a mount that does not
+// answer, the agent decides nothing by it.
+func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
+	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
+	defer cancel()
+	found, err := dp.File.Read(call)
+	if p.NotifiedPods = found.Notified; p.NotifiedPods == nil {
+		p.NotifiedPods = map[types.UID]string{}
+	}
+	maps.Copy(p.NotifiedPods, dp.notified)
+	switch {
+	case aside.Hangs(err):
+		p.ParseErr = &outcome.UnseenError{Err: fmt.Errorf("the device plugin's config: %w", err)}
+		return
+	case err != nil:
+		p.ParseErr = fmt.Errorf("the device plugin's config: %w", err)
+		return
+	case !found.Exists:
+		p.Current = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
+		return
+	}
+	p.Text, p.Exists, p.Written = found.Text, true, found.Written
+	dp.parse(p, found.Text, dp.Settings.DevicePlugin.ConfigFile)
+}
+
+// parse reads the config that the plugin runs by. What the plugin passes over is no reason against it, nor against anything that is not about it.
+func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
+	parsed, err := dp.Configs.Parse([]byte(text))
+	switch {
+	case err == nil:
+		p.Current = &parsed
+	case config.PassedOver(err):
+		p.Current, p.PassedOver = &parsed, fmt.Sprintf("%s: %s", where, sanitize.Message(err.Error(), longestPassed))
+	default:
+		p.ParseErr = fmt.Errorf("reading the device plugin's config %s: %w", where, err)
+	}
+}
+
+// longestPassed leaves room in the condition for what else it says.
+const longestPassed = 300
+
+// NoteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
+// beside the file, a restarted agent signals them again.
+func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
+	kept := map[types.UID]string{}
+	for _, pod := range p.Readers {
+		if what, ok := p.NotifiedPods[pod.UID]; ok {
+			kept[pod.UID] = what
+		}
+	}
+	dp.notified = kept
+	if err := dp.File.NoteNotified(ctx, kept); err != nil {
+		dp.Log.Warn("noting which pods were told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
+	}
+}
+
+// readManaged reads the config that the plugin's config manager chooses by the node's label.
+func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
+	p, m := &seen.Plugin, seen.Plugin.Manager
+	m.Node = seen.Node.UID
+	p.Text, p.Exists = seen.Node.Labels[m.Label], seen.Node.Labels[m.Label] != ""
+	m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)
+	if m.ReadErr != nil {
+		p.ParseErr = m.ReadErr
+		return
+	}
+	dp.remember(p)
+	text, err := m.Config(p.Text)
+	if err != nil {
+		p.ParseErr = err
+		return
+	}
+	dp.parse(p, text, m.KeyName(p.Text))
+}
+
+// remember keeps the text of the agent's key by which the node goes. If another has taken its place, or none, the agent goes on by what it has
+// read before: that is what the plugin runs by, which reads a key only once.
+func (dp *Plugin) remember(p *state.PluginConfig) {
+	m := p.Manager
+	switch {
+	case !m.Owns(p.Text):
+	case m.Believes(p.Text):
+		dp.own = ownKey{key: p.Text, text: m.Files[p.Text]}
+	default:
+		m.Damaged, m.Files = true, maps.Clone(m.Files)
+		if delete(m.Files, p.Text); dp.own.key == p.Text {
+			m.Files[p.Text] = dp.own.text
+		}
+	}
+}
+
+// configMap reads all keys of a ConfigMap.
+func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[string]string, error) {
+	api, cancel := context.WithTimeout(ctx, dp.Settings.Timeouts.APICall)
+	defer cancel()
+	object, err := dp.Objects.ConfigMap(api, namespace, name)
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w; grant the agent a role there", namespace, name, err)
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)
+	case err != nil:
+		return nil, &outcome.UnseenError{Err: fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
+	}
+	if object.Data == nil {
+		return map[string]string{}, nil
+	}
+	return object.Data, nil
+}
+
+// FormerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.
+func FormerManager(f *journal.FormerPlugin, node types.UID) *state.ConfigManager {
+	if f.Label == "" {
+		return nil
+	}
+	return &state.ConfigManager{Node: node, Label: f.Label, Namespace: f.Namespace, ConfigMap: f.ConfigMap, Dir: f.Dir, Fallback: f.Fallback}
+}

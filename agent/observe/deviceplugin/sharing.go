@@ -1,0 +1,391 @@
+package deviceplugin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// AskedBy names the label or setting that asks for a key of the device plugin's configs.
+func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
+	if node.Labels[config.LabelDevicePluginConfig] != key {
+		return "devicePlugin.defaultConfig of the settings, " + key
+	}
+	return fmt.Sprintf("label %s=%s", config.LabelDevicePluginConfig, key)
+}
+
+// Strategy returns how the plugin presents MIG devices: by the settings, else by its environment or arguments, else by the desired config,
+// else by the node's label.
+func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
+	if dp.Settings.MIGStrategy != config.MIGStrategyAuto {
+		return dp.Settings.MIGStrategy
+	}
+	if s := seen.ExplicitStrategy(); s != "" {
+		return s
+	}
+	if want != nil && want.Strategy != "" {
+		return want.Strategy
+	}
+	if want != nil && want.Sharing.Strategy == config.SharingMPS {
+		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
+	}
+	return dp.Settings.MIGStrategy.On(seen.Node.Labels[config.LabelMIGStrategy])
+}
+
+// SharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
+func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
+	if p.Method == "" {
+		return nil, dp.noHandover(*seen)
+	}
+	if p.Manager == nil && outcome.IsUnseen(p.ParseErr) {
+		return nil, p.ParseErr
+	}
+	want := &state.DesiredPlugin{Known: true}
+	switch {
+	case profile.Sharing != nil:
+		want.Sharing = *profile.Sharing
+	case p.Current != nil:
+		want.Sharing = p.Current.Sharing // the profile does not change it
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
+	default:
+		return nil, &outcome.Stalled{
+			Reason: config.ReasonNoHandover, NoHandover: true,
+			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.ParseErr),
+		}
+	}
+	var err error
+	if want.Strategy, err = dp.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
+		return nil, err
+	}
+	if want.Matches(p.Current) {
+		want.Text = p.Text
+		return want, nil
+	}
+	if p.Manager != nil {
+		return dp.keyOf(ctx, seen, want)
+	}
+	base := p.Text
+	if p.Current == nil {
+		base = "" // the agent cannot edit a config that it cannot read
+	}
+	text, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	want.Text = string(text)
+	return want, nil
+}
+
+// strategyOf returns the MIG strategy for the plugin's config: that of the profile, or else the present one if it fits the GPUs, or else one
+// that fits. If the plugin's environment, arguments or the settings give the strategy, the config keeps what it has.
+func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+	now, set := config.MIGStrategy(""), dp.Settings.MIGStrategy
+	if seen.Plugin.Current != nil {
+		now = seen.Plugin.Current.MIGStrategy
+	}
+	switch {
+	case asked != "" && set != config.MIGStrategyAuto && set != asked:
+		return "", &outcome.Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
+			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
+	case asked != "":
+		return asked, nil
+	case set != config.MIGStrategyAuto || seen.ExplicitStrategy() != "":
+		return now, nil
+	}
+	if fits := config.FittingStrategy(after, state.OrNone(now), s.Strategy == config.SharingMPS); fits != state.OrNone(now) {
+		return fits, nil
+	}
+	return now, nil
+}
+
+// noHandover returns why the agent cannot give the plugin another config. If no plugin is there yet, it waits for one.
+func (dp *Plugin) noHandover(seen state.Observed) error {
+	why := seen.Plugin.NoMethod
+	if len(seen.DevicePlugin.Pods) == 0 {
+		return &outcome.Waiting{
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: outcome.DriverRetry, Advice: dp.Advice(seen),
+		}
+	}
+	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
+}
+
+// keyOf finds a key of the config manager's ConfigMap with the sharing, or makes a new one.
+func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
+	p, m := seen.Plugin, seen.Plugin.Manager
+	if outcome.IsUnseen(m.ReadErr) {
+		return nil, m.ReadErr
+	}
+	if m.ReadErr != nil {
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
+		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) || m.Owns(key) && key != p.Text {
+			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own anew, by the same name
+		}
+		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
+		if err != nil || !want.Matches(&parsed) {
+			continue
+		}
+		want.Text = key
+		if m.Owns(key) {
+			want.KeyContent = m.Files[key] // the key may be so new that the config manager does not see it yet
+		}
+		return want, nil
+	}
+	if p.Method == config.HandoverLabel {
+		return nil, &outcome.Stalled{
+			Reason: config.ReasonNoHandover, NoHandover: true,
+			Message: fmt.Sprintf("no key of ConfigMap %s/%s has the sharing %s, and the MIG strategy %s; add one, or set devicePlugin.handover to configmap",
+				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
+		}
+	}
+	key, base := dp.base(ctx, seen)
+	body, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	want.KeyContent = state.Noted(key, string(body))
+	want.Text = m.OwnKey(want.KeyContent)
+	return want, nil
+}
+
+// base returns the config of people whose fields the agent keeps in one of its own, and its key if that is in the same ConfigMap: paths and hooks that
+// the container runtime goes by as root are among them. Never is it a config of an agent.
+func (dp *Plugin) base(ctx context.Context, seen *state.Observed) (key, text string) {
+	m, value := seen.Plugin.Manager, seen.Plugin.Text
+	if strings.HasPrefix(value, config.OwnPluginKey) {
+		if key := m.NotedBase(value); key != "" {
+			return key, m.Files[key]
+		}
+		if byDefault := dp.Settings.DevicePlugin.DefaultConfig; byDefault != "" {
+			if named, err := dp.ownConfig(ctx, seen.Node, byDefault); err == nil {
+				return "", named.Text
+			}
+		}
+		value = ""
+	}
+	key = m.BaseFor(value)
+	return key, m.Files[key]
+}
+
+// NamedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
+// label itself, so that the agent only has to prove the capacity; but it does not know the settings' default.
+func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	p := seen.Plugin
+	switch {
+	case p.Method == "":
+		return nil, dp.noHandover(*seen)
+	case p.Manager != nil && seen.Node.Labels[config.LabelDevicePluginConfig] != key:
+		return dp.managedDefault(ctx, seen, key)
+	case outcome.IsUnseen(p.ParseErr):
+		return nil, p.ParseErr
+	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
+		return nil, nil // the agent may not read the ConfigMap: it leaves the label to the config manager
+	case p.Manager != nil && p.Current == nil:
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), p.ParseErr)}
+	case p.Manager != nil:
+		return &state.DesiredPlugin{Sharing: p.Current.Sharing, Strategy: p.Current.MIGStrategy, Known: true, Text: p.Text, UserManaged: true}, nil
+	}
+	want, err := dp.ownConfig(ctx, seen.Node, key)
+	if err != nil {
+		return nil, err
+	}
+	want.MatchText = true
+	return want, nil
+}
+
+// ownConfig reads a config of the ConfigMap that the settings name.
+func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) (*state.DesiredPlugin, error) {
+	ref := dp.Settings.DevicePlugin.ConfigMap
+	files, err := dp.configMap(ctx, ref.Namespace, ref.Name)
+	text, ok := files[key]
+	if outcome.IsUnseen(err) {
+		return nil, err
+	}
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("%w: create it, or name yours in devicePlugin.configMap of the settings", err)
+	}
+	if err == nil && !ok {
+		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
+	}
+	var parsed config.PluginConfig
+	if err == nil {
+		parsed, err = dp.Configs.Parse([]byte(text))
+	}
+	if err != nil {
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(node, key), err)}
+	}
+	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text}, nil
+}
+
+// managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
+// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's wish.
+func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	p, m := seen.Plugin, seen.Plugin.Manager
+	want, err := dp.ownConfig(ctx, seen.Node, key)
+	switch {
+	case err != nil:
+		return nil, err
+	case want.Matches(p.Current):
+		want.Text = p.Text
+		return want, nil
+	case outcome.IsUnseen(m.ReadErr):
+		return nil, m.ReadErr
+	case m.ReadErr != nil:
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
+	case p.Method == config.HandoverLabel:
+		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: fmt.Sprintf(
+			"the default takes a key of the agent's in ConfigMap %s/%s: set devicePlugin.handover to configmap; or have the config manager "+
+				"know a default, as by devicePlugin.config.default of the GPU Operator's ClusterPolicy", m.Namespace, m.ConfigMap)}
+	}
+	want.KeyContent, want.Text = want.Text, m.OwnKey(want.Text)
+	return want, nil
+}
+
+// Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where somebody
+// has set the config manager's label since to a key that is neither that nor an agent's: it is what is asked for from now on.
+func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
+	j := seen.Journal
+	if !j.ChangesPlugin() {
+		return nil
+	}
+	if key := seen.Plugin.Text; seen.Plugin.Manager != nil && key != "" && key != j.Plugin.Text && !strings.HasPrefix(key, config.OwnPluginKey) {
+		return nil
+	}
+	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
+	if m := seen.Plugin.Manager; m != nil {
+		// A user may have edited the ConfigMap since: its text is good enough for a plan, and not for a proof.
+		text, err := m.Config(want.Text)
+		if want.KeyContent != "" {
+			text, err = want.KeyContent, nil
+			want.Text = m.OwnKey(text) // the node may have been made anew since, with another UID
+		}
+		if err == nil {
+			if parsed, err := dp.Configs.Parse([]byte(text)); err == nil {
+				want.Sharing, want.Strategy = parsed.Sharing, parsed.MIGStrategy
+			}
+		}
+		return want
+	}
+	parsed, err := dp.Configs.Parse([]byte(want.Text))
+	want.Sharing, want.Strategy, want.Known = parsed.Sharing, parsed.MIGStrategy, err == nil
+	return want
+}
+
+// allReadersNotified reports whether every pod that reads the plugin's config file has read it as it is.
+func (dp *Plugin) allReadersNotified(seen state.Observed) bool {
+	return len(dp.UnnotifiedReaders(seen.Plugin)) == 0
+}
+
+// UnnotifiedReaders returns the readers that run since before the file was written, and got no SIGHUP since.
+func (dp *Plugin) UnnotifiedReaders(p state.PluginConfig) []types.UID {
+	var out []types.UID
+	for _, pod := range p.Readers {
+		if p.NotifiedPods[pod.UID] == p.Writing() {
+			continue
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			// Kubelet rounds StartedAt to whole seconds.
+			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
+				out = append(out, pod.UID)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// Planned returns what the planner needs to know of the plugin's config.
+func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
+	p := seen.Plugin
+	out := plan.Plugin{
+		Set: seen.PluginSet(want.Plugin), Reloaded: dp.allReadersNotified(seen), NeedsReload: p.Manager == nil, Early: p.Early, Journaled: seen.Journal != nil && seen.Journal.ChangesPlugin(),
+	}
+	if p.Current != nil {
+		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
+	}
+	return out
+}
+
+// HowToSet says how a user sets the plugin's MIG strategy.
+func HowToSet(s config.MIGStrategy) string {
+	return fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", s)
+}
+
+// Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It reads the plugin's config
+// where none is desired, and nothing else tells the MIG strategy.
+func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desired) error {
+	if len(want.Targets) == 0 && want.Plugin == nil {
+		return nil
+	}
+	after := state.WithTargets(seen.GPUs, want.Targets)
+	strategy, err := dp.strategyFor(seen, want)
+	switch cut := slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }); {
+	case err != nil:
+	case dp.knowsStrategy(seen, want):
+		err = config.CheckStrategy(after, strategy)
+	case cut:
+		if want.Plugin == nil {
+			dp.Observe(ctx, &seen)
+		}
+		if seen.RunsWithoutStrategy(want.Plugin) {
+			err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
+				"environment nor label " + config.LabelMIGStrategy + " says another: " + HowToSet(config.MIGStrategyMixed)}
+		}
+	}
+	if err == nil && want.Plugin != nil {
+		err = config.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
+	}
+	if err != nil {
+		return &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
+	}
+	return nil
+}
+
+// strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod win over the config.
+func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.MIGStrategy, error) {
+	asked := config.MIGStrategy("")
+	if want.Plugin != nil {
+		asked = want.Plugin.Strategy
+	}
+	if seen.DevicePlugin.Rivals != "" {
+		return dp.Strategy(seen, want.Plugin), &config.StrategyError{Strategy: dp.Strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
+	}
+	for _, pod := range seen.DevicePlugin.Pods {
+		told := state.StrategyOf(pod)
+		set := dp.Settings.MIGStrategy
+		switch {
+		case told == "":
+		case asked != "" && asked != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"the config's flags.migStrategy, %s, has no effect: pod %s/%s is told otherwise by its environment or arguments; take it out of either",
+				asked, pod.Namespace, pod.Name)}
+		case set != config.MIGStrategyAuto && set != told:
+			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
+		}
+	}
+	return dp.Strategy(seen, want.Plugin), nil
+}
+
+// knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.
+func (dp *Plugin) knowsStrategy(seen state.Observed, want state.Desired) bool {
+	return dp.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
+		seen.Node.Labels[config.LabelMIGStrategy] != ""
+}

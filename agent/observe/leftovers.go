@@ -1,0 +1,66 @@
+package observe
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Leftovers finds what an earlier agent has left on one node.
+type Leftovers struct {
+	Record   *journal.Keeper
+	Settings config.Settings
+	Clock    *monotonic.Clock
+
+	migManagerAt time.Time // when the agent last saw a mig-manager here
+}
+
+// Forget assumes that a mig-manager was here a moment ago: a new process does not know when it left.
+func (f *Leftovers) Forget(now time.Time) { f.migManagerAt = now }
+
+// SawMIGManager notes that a mig-manager is here.
+func (f *Leftovers) SawMIGManager() { f.migManagerAt = f.Clock.Now() }
+
+// Orphan looks for leftovers on a node without a journal. It leaves out a cordon that a user wants to keep.
+func (f *Leftovers) Orphan(seen *state.Observed) state.Orphan {
+	var o state.Orphan
+	if seen.Journal != nil {
+		return o
+	}
+	who, _, cordoned := fence.Cordoner(seen.Node)
+	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
+	o.Cordon = cordoned && who == config.FieldManager && !kept
+	o.Kept = fence.KeptBy(seen.Node, config.FieldManager, config.AutoscalerAnnotations())
+	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Owed
+	o.Labels = map[string]string{}
+	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
+		o.Labels[label] = fence.DeployedValue // an operand with any other value would not be paused
+	}
+	theirs := fence.LeftPaused(seen.Node, f.Settings.Operands, fence.PausedForMIGChange)
+	if !seen.Leftovers.Adopts || len(theirs) == 0 {
+		return o
+	}
+	if seen.Leftovers.AdoptsIn = adoptAfter - f.Clock.Since(f.migManagerAt); seen.Leftovers.AdoptsIn > 0 {
+		return o
+	}
+	for _, label := range theirs {
+		o.Labels[label] = fence.DeployedValue
+	}
+	return o
+}
+
+// adoptAfter is how long a mig-manager has to be away until the agent adopts what it has left: during a rollout, none is there for some
+// seconds.
+const adoptAfter = time.Minute
+
+// Adopts reports whether the agent restores what a mig-manager has left: by its settings, and only if no mig-manager is there to do it.
+func (f *Leftovers) Adopts(pods []corev1.Pod) bool {
+	return slices.Contains(f.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
+}

@@ -1,0 +1,162 @@
+package observe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Processes finds such processes.
+type Processes struct {
+	Processes holders.Processes
+	Settings  config.Settings
+	Clock     *monotonic.Clock
+
+	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
+	unowned   throttledNames       // processes that belong to no pod and hold a device which goes
+}
+
+// Forget drops what was computed from earlier times of the clock.
+func (f *Processes) Forget(time.Time) {
+	clear(f.foundFree)
+	f.unowned = throttledNames{}
+}
+
+// HeldBy adds the processes that hold the GPU to an error. If it finds none, it adds that, too: users search longest for a
+// client that no list shows.
+func (f *Processes) HeldBy(ctx context.Context, seen state.Observed, step plan.Step, held error) error {
+	gpu, ok := seen.GPU(step.GPU)
+	if !ok {
+		return held
+	}
+	reported := reportedOn(gpu, step)
+	search, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall) // the table may have any number of processes
+	defer cancel()
+	clients, err := f.Processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
+	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
+		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
+	})
+	names := holders.NameClients(clients, seen.Pods)
+	said := map[string]bool{"": true}
+	for i, c := range clients {
+		if remedy := c.Remedy(); !said[remedy] {
+			names[i] += " (" + remedy + ")"
+			said[remedy] = true
+		}
+	}
+	switch {
+	case err != nil && len(names) == 0:
+		return fmt.Errorf("%w; who holds it is not known: %w", held, err)
+	case err != nil:
+		return fmt.Errorf("%w; held by %s, and perhaps by others: %w", held, strings.Join(names, ", "), err)
+	case len(names) == 0:
+		return fmt.Errorf("%w; no process of this node has GPU %d open, so that it is a part of the driver that holds it", held, gpu.Index)
+	default:
+		return fmt.Errorf("%w; held by %s", held, strings.Join(names, ", "))
+	}
+}
+
+// reportedOn lists the processes that are in the way of the step by the driver. A process on another instance, or on another part,
+// does not hold the one that the step destroys.
+func reportedOn(gpu nvml.GPU, step plan.Step) []int {
+	found := nvml.PIDs(gpu.Processes)
+	for _, i := range gpu.Instances {
+		if step.Kind == plan.Destroy && (i.Profile != step.Instance.Profile || i.Span != step.Instance.Span) {
+			continue
+		}
+		found = append(found, nvml.PIDs(blockingProcesses(i, step))...)
+	}
+	return found
+}
+
+// blockingProcesses returns the processes on an instance that are in the way of the step.
+func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
+	if at := slices.IndexFunc(i.Devices, func(d nvml.Device) bool { return d.Part == step.Part }); step.OnPart() && at >= 0 {
+		return i.ProcessesOn(i.Devices[at])
+	}
+	return i.Processes
+}
+
+// freeFor is how long a look at the process table that has found nothing counts. A change of eight GPUs takes some fifty steps,
+// and a table with 200,000 open files takes two seconds to read. The driver refuses in any case to change a device in use.
+const freeFor = 5 * time.Second
+
+// Observe adds to the observation which processes hold the devices that go, by the driver and by open files, whatever kubelet says. If it
+// cannot read the process table, it returns no error: the devices count as busy, and the agent waits.
+func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
+	now := f.Clock.Now()
+	sought := seen.Sought(taken)
+	isFree := func(d holders.Sought) bool { return now.Sub(f.foundFree[d.Device]) < freeFor }
+	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall)
+	defer cancel()
+	seen.Holders.Processes, seen.Holders.Err = f.Processes.Holders(call, sought)
+	f.foundFree = map[string]time.Time{}
+	for _, d := range sought {
+		if seen.Holders.Err == nil && !slices.ContainsFunc(seen.Holders.Processes, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
+			f.foundFree[d.Device] = now
+		}
+	}
+	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes)
+}
+
+// Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
+// stop. A user has to end them. A process that the process table does not show has mostly just ended.
+func (f *Processes) Unowned(seen state.Observed) []string {
+	held := map[string]bool{}
+	for _, p := range seen.Holders.Pods {
+		for _, d := range p.Devices {
+			held[d] = true
+		}
+	}
+	strange := holders.Unowned(seen.Holders.Processes, seen.Pods)
+	strange = slices.DeleteFunc(strange, func(c holders.Client) bool {
+		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(f.Settings.Units, c.Unit) ||
+			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
+	})
+	if len(strange) == 0 {
+		f.unowned = throttledNames{}
+		return nil
+	}
+	return f.unowned.of(holders.NameClients(strange, seen.Pods), f.Clock.Now())
+}
+
+// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings. It leaves out pods that
+// tolerate the fence: the agent cannot send them away.
+func (f *Processes) ObserveClients(seen *state.Observed) {
+	for i := range seen.Pods {
+		pod := &seen.Pods[i]
+		if state.Ended(pod) || !state.Selected(pod, f.Settings.Drain.Clients) {
+			continue
+		}
+		if !holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint()) {
+			seen.Holders.OfLibrary = append(seen.Holders.OfLibrary, holders.Describe(pod))
+		}
+	}
+}
+
+// throttledNames are names that the agent has reported, and when.
+type throttledNames struct {
+	names []string
+	at    time.Time
+}
+
+// of returns the names, or for a while those from before: a process that is restarted again and again has another pid each time.
+func (t *throttledNames) of(names []string, now time.Time) []string {
+	if len(t.names) == 0 || now.Sub(t.at) >= outcome.InUseNews {
+		t.names, t.at = names, now
+	}
+	return t.names
+}

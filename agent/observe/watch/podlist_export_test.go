@@ -1,0 +1,4 @@
+package watch
+
+// ReadStream takes a list from a stream.
+var ReadStream = read

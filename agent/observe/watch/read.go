@@ -1,0 +1,124 @@
+package watch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Protobuf is read here and not by client-go, which reads a whole answer before it decodes the first pod. The numbers are those of the fields in
+// the .proto files of k8s.io/apimachinery/pkg/runtime (Unknown, in which an answer is wrapped) and of k8s.io/api/core/v1 (PodList).
+const (
+	unknownRaw      = 2
+	podListMetadata = 1
+	podListItems    = 2
+)
+
+// magic begins each answer of the API server in protobuf.
+var magic = []byte("k8s\x00")
+
+// longest bounds a field in bytes, of which each is read at once: many times of what etcd stores of an object.
+const longest = 32 << 20
+
+var errNoList = errors.New("it is no list in protobuf")
+
+// read takes one pod after the other from a list.
+func read(body io.Reader) (*corev1.PodList, error) {
+	in := bufio.NewReader(body)
+	begin := make([]byte, len(magic))
+	if _, err := io.ReadFull(in, begin); err != nil {
+		return nil, fmt.Errorf("reading the list: %w", err)
+	}
+	if !bytes.Equal(begin, magic) {
+		return nil, fmt.Errorf("reading the list: %w", errNoList)
+	}
+	var list *corev1.PodList
+	err := eachField(in, func(number int, size uint64) error {
+		if number != unknownRaw {
+			_, err := take(in, size)
+			return err
+		}
+		raw := &io.LimitedReader{R: in, N: int64(min(size, 1<<62))}
+		var err error
+		list, err = readList(raw)
+		if err == nil && raw.N > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	})
+	if err == nil && list == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the list: %w", err)
+	}
+	return list, nil
+}
+
+func readList(raw *io.LimitedReader) (*corev1.PodList, error) {
+	out := &corev1.PodList{}
+	in := bufio.NewReader(raw)
+	err := eachField(in, func(number int, size uint64) error {
+		text, err := take(in, size)
+		if err != nil {
+			return err
+		}
+		switch number {
+		case podListMetadata:
+			return out.ListMeta.Unmarshal(text)
+		case podListItems:
+			var pod corev1.Pod
+			if err := pod.Unmarshal(text); err != nil {
+				return fmt.Errorf("the pod after %d others: %w", len(out.Items), err)
+			}
+			Shorten(&pod)
+			out.Items = append(out.Items, pod)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// eachField calls field for each field of a message until its end, which field has to read from there. Each that the two messages have is of the kind
+// that is written with its size.
+func eachField(in *bufio.Reader, field func(number int, size uint64) error) error {
+	for {
+		tag, err := binary.ReadUvarint(in)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case tag&7 != 2:
+			return errNoList
+		}
+		size, err := binary.ReadUvarint(in)
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
+		}
+		if err := field(int(min(tag>>3, 1<<30)), size); err != nil {
+			return err
+		}
+	}
+}
+
+// take reads a field of that size.
+func take(in io.Reader, size uint64) ([]byte, error) {
+	if size > longest {
+		return nil, fmt.Errorf("a field of it has %d bytes, more than %d", size, longest)
+	}
+	out := make([]byte, size)
+	_, err := io.ReadFull(in, out)
+	if errors.Is(err, io.EOF) && size > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return out, err
+}

@@ -1,0 +1,4 @@
+package watch
+
+// ReadNames is readNames.
+var ReadNames = readNames

@@ -1,4 +1,0 @@
-package podlist
-
-// ReadStream takes a list from a stream.
-var ReadStream = read

@@ -1,0 +1,55 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// longestNote bounds what the condition and an Event say of a thing that does not count.
+const longestNote = 400 // characters
+
+// note says that something that a user has written does not count, and what to do about it.
+type note struct {
+	reason config.Reason
+	text   string
+}
+
+// notes lists what does not count on the node.
+func (t *Writer) notes(want state.Desired) []note {
+	var out []note
+	if t.WrongSettings != "" {
+		out = append(out, note{
+			config.ReasonInvalidSettings,
+			sanitize.Message("mend the settings: "+t.WrongSettings, longestNote) + "; until then this agent goes on with those of before",
+		})
+	}
+	if want.Unread != nil {
+		out = append(out, note{
+			config.ReasonInvalidCatalog,
+			sanitize.Message("mend "+want.Unread.Error(), longestNote) + "; until then this node stays as it was last asked, and begins no change",
+		})
+	}
+	for _, label := range want.Overridden {
+		out = append(out, note{config.ReasonKeyIgnored, fmt.Sprintf("%s does not count while %s is there", label, want.Label)})
+	}
+	return out
+}
+
+// TellIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
+func (t *Writer) TellIgnored(seen state.Observed, want state.Desired) string {
+	now, text := t.notes(want), ""
+	for _, n := range now {
+		if !slices.Contains(t.ignored, n) {
+			t.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)
+		}
+		text += "; " + n.text
+	}
+	t.ignored = now
+	return text
+}

@@ -1,0 +1,144 @@
+package metrics
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Bounds of what one node may add to the series of a cluster. Both are above what hardware and NVIDIA's device plugin can have: 16 GPUs of seven
+// instances, and a resource for each size.
+const (
+	mostInstances = 256
+	mostResources = 64
+	longestLabel  = 128 // characters of a label's value
+)
+
+// look is what the last pass has seen of the node.
+type look struct {
+	label, name, fingerprint string // of the wish; no name if no label asks for anything
+	instances                []instance
+	capacity                 []devices
+}
+
+// instance is one MIG device.
+type instance struct {
+	gpu, device, id, profile, resource string
+}
+
+// devices counts the devices of one resource: by the hardware, by kubelet, and by the node object.
+type devices struct {
+	resource                       string
+	expected, kubelet, allocatable int
+}
+
+var (
+	descFenced      = Desc(config.MetricNodeFenced)
+	descWish        = Desc(config.MetricWishInfo)
+	descInstances   = Desc(config.MetricInstances)
+	descInstance    = Desc(config.MetricInstanceInfo)
+	descExpected    = Desc(config.MetricCapacityExpected)
+	descKubelet     = Desc(config.MetricCapacityKubelet)
+	descAllocatable = Desc(config.MetricCapacityAllocatable)
+)
+
+// lookDescs are the metrics of the last look.
+var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
+
+// Looked notes what a pass has observed, and, if that is complete, the desired state.
+func (m *Metrics) Looked(seen state.Observed, want state.Desired) {
+	if m == nil {
+		return
+	}
+	fenced := seen.Marks.Fenced // known even if the driver does not answer
+	m.mu.Lock()
+	m.fenced = &fenced
+	m.mu.Unlock()
+	if !seen.Complete {
+		return
+	}
+	l := look{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
+	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered)
+	l.instances = instancesOf(seen.GPUs, expected)
+	if sharing := want.Plugin.SharingKnown(); sharing != nil {
+		expected = capacity.Shared(expected, *sharing)
+	}
+	l.capacity = capacityOf(expected, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.look = &l
+}
+
+func instancesOf(gpus []nvml.GPU, expected capacity.Resources) []instance {
+	resource := map[string]string{}
+	for name, ids := range expected {
+		for _, id := range ids {
+			resource[id] = name
+		}
+	}
+	var out []instance
+	for _, gpu := range gpus {
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				out = append(out, instance{gpu: string(gpu.UUID), device: d.UUID, id: strconv.Itoa(i.ID), profile: d.Profile, resource: resource[d.UUID]})
+			}
+		}
+	}
+	return out[:min(len(out), mostInstances)]
+}
+
+// capacityOf counts the resources that the hardware has or kubelet offers. Other resources on the node object are no GPUs.
+func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.ResourceList) []devices {
+	names := map[string]bool{}
+	for _, of := range []capacity.Resources{expected, kubelet} {
+		for name := range of {
+			if holders.GPUResource(name) {
+				names[name] = true
+			}
+		}
+	}
+	var out []devices
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		out = append(out, devices{
+			resource: name, expected: len(expected[name]), kubelet: len(kubelet[name]), allocatable: capacity.Count(allocatable, name),
+		})
+	}
+	return out[:min(len(out), mostResources)]
+}
+
+// collect writes the look as metrics.
+func (l *look) collect(gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	if l == nil {
+		return
+	}
+	if l.name != "" {
+		gauge(descWish, 1, l.label, l.name, l.fingerprint)
+	}
+	count := map[[2]string]map[string]bool{} // ids of the instances, by GPU and profile
+	for _, i := range l.instances {
+		gauge(descInstance, 1, i.gpu, i.device, i.id, i.profile, i.resource)
+		key := [2]string{i.gpu, i.profile}
+		if count[key] == nil {
+			count[key] = map[string]bool{}
+		}
+		count[key][i.id] = true
+	}
+	for key, ids := range count {
+		gauge(descInstances, float64(len(ids)), key[0], key[1])
+	}
+	for _, c := range l.capacity {
+		gauge(descExpected, float64(c.expected), c.resource)
+		gauge(descKubelet, float64(c.kubelet), c.resource)
+		gauge(descAllocatable, float64(c.allocatable), c.resource)
+	}
+}

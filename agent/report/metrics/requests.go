@@ -1,0 +1,32 @@
+package metrics
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/metrics"
+)
+
+// requests counts the requests of client-go to the API server, by verb and by class of the answer.
+type requests struct{ *prometheus.CounterVec }
+
+// Increment implements ResultMetric. Code is a status of HTTP, or "<error>" if there was no answer.
+func (r requests) Increment(_ context.Context, code, verb, _ string) {
+	class := "none"
+	if len(code) == 3 && strings.Contains("12345", code[:1]) {
+		class = code[:1] + "xx"
+	}
+	r.WithLabelValues(verb, class).Inc()
+}
+
+var install sync.Once
+
+// CountRequests counts the requests of this process to the API server from now on. Client-go knows one counter in a process: the first set that
+// asks for it has it.
+func (m *Metrics) CountRequests() {
+	install.Do(func() {
+		metrics.Register(metrics.RegisterOpts{RequestResult: requests{m.requests}})
+	})
+}

@@ -1,0 +1,59 @@
+package report
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// overrun returns how long a change that has touched its GPUs has gone on beyond its window.
+func (t *Writer) overrun(seen state.Observed, want state.Desired) time.Duration {
+	j := seen.Journal
+	if j == nil || !j.Cordoned || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
+		return 0
+	}
+	now := t.Wall.Now()
+	schedule := seen.Schedule(want)
+	if schedule.Contains(now) {
+		return 0
+	}
+	since := j.Started
+	if last, ok := schedule.Prev(now); ok {
+		since = state.Latest(last.End, since)
+	}
+	return now.Sub(since)
+}
+
+// TellWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
+func (t *Writer) TellWindows(seen state.Observed, want state.Desired, planned time.Time) string {
+	if !seen.Complete {
+		return ""
+	}
+	now, schedule := t.Wall.Now(), seen.Schedule(want)
+	over := t.overrun(seen, want)
+	w := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
+	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.Pool.Err == nil {
+		w.Next = next.Start
+	}
+	t.Metrics.Windowed(w)
+	return t.tellOverrun(seen, want, over)
+}
+
+// tellOverrun reports, once for each change, that it goes on beyond its window.
+func (t *Writer) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
+	if over <= 0 {
+		return ""
+	}
+	const text = "the window has closed, and the change goes on, since a GPU was touched"
+	if t.overran != seen.Operation() {
+		t.overran = seen.Operation()
+		t.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", t.overran))
+		t.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, text)
+	}
+	return "; " + string(config.ReasonWindowOverrun) + ": " + text
+}

@@ -1,0 +1,325 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Source has conditions of its own.
+type Source interface {
+	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
+	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.
+	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
+}
+
+// Reporter is a source that adds to the status, too.
+type Reporter interface {
+	Report(status *api.Status)
+}
+
+// Writer writes the reports of one node.
+type Writer struct {
+	Node     string // its name
+	Nodes    nodewrite.Writer
+	Journal  *journal.Writer
+	Record   *journal.Keeper
+	Sources  []Source
+	Settings config.Settings
+	Events   Events
+	Metrics  *metrics.Metrics
+	Wall     clock.PassiveClock // the host's, by which windows open
+	Clock    *monotonic.Clock
+	Log      *zap.Logger
+
+	WrongSettings string // what is wrong with the file of the settings, which are not in force for it; empty if nothing is
+
+	told    time.Time   // when the agent last reported of a change under way; zero if there is none
+	untold  time.Time   // since when a change goes on about which the node says nothing new; zero if it says all
+	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
+	ignored []note      // what TellIgnored has reported at the last pass
+	overran string      // operation of which the agent has reported that it goes on beyond its window
+}
+
+// Learn takes over what the end of a change has put into the host's record, after the look of the pass.
+func (t *Writer) Learn(learnt *api.Status) { t.learnt = learnt }
+
+// progressInterval is how long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step
+// would wait.
+const progressInterval = time.Second
+
+// Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
+func (t *Writer) Report(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+	if underway && t.mayWait(seen, r) {
+		return nil
+	}
+	t.told, t.untold = time.Time{}, time.Time{}
+	if seen.Journal != nil {
+		t.told = t.Clock.Now()
+	}
+	status, full, err := t.status(ctx, seen, want, r)
+	if err != nil {
+		return err
+	}
+	if full {
+		r.Message = sanitize.Message(r.Message, sanitize.Longest-len(noRoom)) + noRoom
+	}
+	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
+	return errors.Join(t.answer(ctx, seen, want, r, underway), t.annotations(ctx, seen, want, r, status))
+}
+
+// answer writes the state label and the condition. Who waits for the label's success and looks at the condition then finds it True; any other answer
+// is in the label first.
+func (t *Writer) answer(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+	if r.State != config.StateSuccess {
+		return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway))
+	}
+	if err := t.condition(ctx, seen, want, r, underway); err != nil {
+		return err
+	}
+	return t.stateLabel(ctx, seen, r)
+}
+
+// mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
+// show the new capacity at once, and a condition that is still True would be taken for the end of the change. Nor may it while a pod holds what kubelet
+// gives out to others already.
+func (t *Writer) mayWait(seen state.Observed, r Report) bool {
+	old := PartitionReady(seen.Node)
+	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
+		return false
+	}
+	now, last := t.Clock.Now(), t.told
+	if t.untold.IsZero() {
+		t.untold = now
+	}
+	switch {
+	case r.Left == 0 || last.IsZero(): // the end, or the beginning
+		last = t.untold
+	case old.Reason == string(r.Reason):
+		last = old.LastHeartbeatTime.Time
+	}
+	return now.Sub(last) < progressInterval && !(r.BeforeTarget && old.Reason != string(r.Reason))
+}
+
+// condition writes the conditions that differ from what the node shows already.
+func (t *Writer) condition(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+	old := PartitionReady(seen.Node)
+	if old == nil {
+		old = &corev1.NodeCondition{}
+	}
+	age := t.Clock.Since(old.LastHeartbeatTime.Time)
+	news := old.Reason != string(r.Reason)
+	same := !news && old.Status == r.Ready && old.Message == r.Message
+	beat := t.heartbeatDue(age)
+	conditions := slices.Concat(t.drainConditions(seen.Node, r), t.plannedCondition(seen, want, r))
+	for _, source := range t.Sources {
+		conditions = append(conditions, source.Conditions(seen.Node, seen.Complete, r.Silent(), beat)...)
+	}
+	if same && len(conditions) == 0 && !beat {
+		return nil
+	}
+	conditions = append(conditions, After(old, config.ConditionGPUPartitionReady, r.Ready, r.Reason, r.Message, t.Clock.Now()))
+	if err := t.Write(ctx, conditions); err != nil {
+		return err
+	}
+	if news {
+		t.Log.Info("telling", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
+	}
+	if news && !underway {
+		t.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
+	}
+	return nil
+}
+
+// heartbeatDue reports whether the agent has to write the conditions though they say nothing new. Their time is in the future if the
+// clock was set back.
+func (t *Writer) heartbeatDue(age time.Duration) bool {
+	return age >= t.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
+}
+
+// status returns the status annotation, and whether there is no room for it. After a look that ended early it returns "", so that the agent
+// does not overwrite the status of an earlier look. It also writes what later changes need into the host's record.
+func (t *Writer) status(ctx context.Context, seen state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
+	if !seen.Complete {
+		return "", false, nil
+	}
+	status := api.Status{
+		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs),
+		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+	}
+	status.Failed, status.NoReset, status.Blockers = seen.ReportedFailure(want), seen.Refusal(), r.Blockers
+	status.Left, status.Since = r.Left, seen.Since(r.Reason, t.Clock.Stamp())
+	if seen.Record.Status.Desired != want.Name { // by Since, tools know which reports are about a former wish
+		status.Since = t.Clock.Stamp()
+	}
+	if want.Name != "" {
+		status.Label, status.ByDefault = want.Label, ByDefault(seen.Node, want)
+	}
+	if t.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
+		status.Heartbeat = api.Duration(t.Settings.NodeHeartbeat)
+	}
+	t.copyForNextChanges(&status, seen, want, r)
+	published := journal.PublishedBy(t.Record.Now.Learnt) // this pass may have published other keys since the look
+	if t.Record.Absent {
+		published = seen.Record.Published
+	}
+	t.Journal.Learn(ctx, journal.LearntOf(status, published))
+	for _, source := range t.Sources {
+		if r, reports := source.(Reporter); reports {
+			r.Report(&status)
+		}
+	}
+	text, fits, err := EncodeStatus(status, RoomFor(seen.Node, config.AnnotationStatus, StatusRoom))
+	if err != nil || fits {
+		return text, false, err
+	}
+	return "", true, nil
+}
+
+// stateLabel writes the state label, which tools wait for. It is the answer to one wish: if a user has asked for another one meanwhile, tools
+// would take it for the answer to that, so the agent does not write it.
+func (t *Writer) stateLabel(ctx context.Context, seen state.Observed, r Report) error {
+	if t.stateLabelStale(seen, r) {
+		return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: nil})
+	}
+	if !seen.Complete || r.State == "" || seen.Node.Labels[config.LabelMIGConfigState] == string(r.State) {
+		return nil
+	}
+	state := string(r.State)
+	return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: &state})
+}
+
+// sameWish reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
+func sameWish(a, b *corev1.Node) bool {
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
+		textA, isA := a.Labels[label]
+		if textB, isB := b.Labels[label]; textA != textB || isA != isB {
+			return false
+		}
+	}
+	return a.UID == b.UID
+}
+
+// stateLabelStale reports whether the state label reports the failure of a wish that no label asks for any more. Tools that wait for the label
+// have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
+func (t *Writer) stateLabelStale(seen state.Observed, r Report) bool {
+	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
+		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
+}
+
+// annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
+func (t *Writer) annotations(ctx context.Context, seen state.Observed, want state.Desired, r Report, text string) error {
+	if !seen.Complete {
+		return nil
+	}
+	annotations := map[string]*string{}
+	if text != "" && seen.Node.Annotations[config.AnnotationStatus] != text {
+		annotations[config.AnnotationStatus] = &text
+	}
+	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
+		annotations[config.AnnotationForce] = nil // it was for this change, or for one that no label asks for any more: the next change has to wait for its window
+	}
+	// That change has come to its end; whatever the labels ask for next has to be allowed anew.
+	ended := r.Phase == api.PhaseIdle || seen.Journal == nil && seen.Failed(want) != nil
+	if _, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]; allowed && ended {
+		annotations[config.AnnotationAllowEviction] = nil
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
+	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
+}
+
+// copyForNextChanges copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
+func (t *Writer) copyForNextChanges(status *api.Status, seen state.Observed, want state.Desired, r Report) {
+	status.Next, status.Proven, status.Cut, status.Took = r.Planned.UTC(), seen.Record.Status.Proven, seen.Record.Status.Cut, seen.Record.Status.Took
+	if r.Converged {
+		status.Proven, status.Cut = want.Fingerprint, ""
+		if state.HasInstances(seen.GPUs) {
+			status.Cut = seen.Boot.ID
+		}
+	}
+	if t.learnt != nil {
+		status.Proven, status.Took, t.learnt = t.learnt.Proven, t.learnt.Took, nil
+	}
+	switch {
+	case want.Fingerprint != "":
+		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, t.Clock.Stamp())}
+	case want.Name != "": // as long as the agent cannot read a file, it does not know what the name means
+		status.Asked = seen.Record.Status.Asked
+	}
+}
+
+// Write writes a source's own conditions between two passes. It may run beside Tell.
+func (t *Writer) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
+	return t.Nodes.Conditions(ctx, t.Node, conditions)
+}
+
+// drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.
+func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondition {
+	var out []corev1.NodeCondition
+	for _, c := range []struct {
+		kind   corev1.NodeConditionType
+		is     bool
+		reason config.Reason
+	}{
+		{config.ConditionDrainInProgress, r.Drain.Draining, config.ReasonDrainStarted},
+		{config.ConditionDrained, r.Drain.Drained, config.ReasonDrainCompleted},
+		{config.ConditionMaintenanceInProgress, r.Drain.Maintained, config.ReasonMaintenanceStarted},
+	} {
+		old := Find(node, c.kind)
+		status, reason := corev1.ConditionFalse, config.ReasonNotInMaintenance
+		if c.is {
+			status, reason = corev1.ConditionTrue, c.reason
+		}
+		if old == nil && !c.is || old != nil && old.Status == status {
+			continue
+		}
+		out = append(out, After(old, c.kind, status, reason, "by "+config.FieldManager+", see condition "+config.ConditionGPUPartitionReady, t.Clock.Now()))
+	}
+	return out
+}
+
+// plannedCondition returns the condition that says when the change begins that waits for its window.
+func (t *Writer) plannedCondition(seen state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
+	if !seen.Complete { // an earlier, complete look has set it
+		return nil
+	}
+	old := Find(seen.Node, config.ConditionMaintenancePlanned)
+	status, reason, message := corev1.ConditionFalse, config.ReasonNotPlanned, "by "+config.FieldManager+": nothing waits for a window"
+	if !r.Planned.IsZero() {
+		status, reason = corev1.ConditionTrue, config.ReasonMaintenanceWindow
+		message = fmt.Sprintf("by %s: the change to %s begins at %s", config.FieldManager, want.Name, outcome.Zoned(r.Planned))
+	}
+	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
+		return nil
+	}
+	return []corev1.NodeCondition{After(old, config.ConditionMaintenancePlanned, status, reason, message, t.Clock.Now())}
+}
+
+func eventType(r Report) string {
+	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.Blocked {
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
+
+// noRoom is the end of the message if other programs have filled the node's annotations.
+const noRoom = "; annotation " + config.AnnotationStatus + " is out of date, since the annotations of this node are full"

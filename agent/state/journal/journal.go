@@ -1,0 +1,491 @@
+// Package journal keeps what the agent must give back. A journal is written before anything is changed, and goes in the same write as the last change:
+// into a file of the host first, which only root can write, then into the node's annotation, for users to read.
+//
+// Other programs and users can write the node object, and delete it. So the agent goes on from the host's record, and believes the annotation only if
+// the record says that this host's agent wrote it. The record also has what the agent has learnt here.
+package journal
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	strictjson "sigs.k8s.io/json"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Versions of the journal's format. The agent writes a journal in the lowest version that holds all of it, so that an older agent that
+// replaces it in the middle of a change either knows all that it owes, or touches nothing.
+const (
+	ofGPUs     = 1 // cordon, geometry, reboots
+	ofOperands = 2 // labels of operands and units of the host besides
+	ofPlugin   = 3 // and the device plugin's config
+	ofLost     = 4 // and what the agent owes the host by a journal that was lost
+	ofEnds     = 5 // and that a user has cancelled the change, or that the node was given back until its reboot
+	ofKept     = 6 // and the annotations by which autoscalers let the node be
+	ofStartup  = 7 // and startup taints with other keys than config.TaintNotReady, or several
+	newest     = ofStartup
+)
+
+// Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
+// same write as its last change. Of the change's progress it holds only what the agent cannot observe: that the change was given up, that
+// the node was given back until a reboot, and the boots in which a reboot was asked for. The rest the agent observes.
+//
+// It consists of this project's types alone, so that no library's update can make an old journal unreadable.
+type Journal struct {
+	Version          int                `json:"version"`
+	Summary          string             `json:"summary"`              // all of it for users, in kubectl describe node; the agent never reads it
+	Operation        string             `json:"operation"`            // identifies this change in the logs of all agents that work on it
+	Target           string             `json:"target"`               // the config that the label asked for when the change began
+	Wish             string             `json:"wish,omitempty"`       // the fingerprint of that config, from when the change last began
+	BootID           string             `json:"bootID"`               // the node's boot when it began
+	Started          time.Time          `json:"started"`              // when it began
+	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
+	WasUnschedulable bool               `json:"wasUnschedulable"`     // the node was cordoned before the change
+	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
+	Previous         []GPULayout        `json:"previous"`             // the former layout of the GPUs that it changes
+	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
+	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
+	Kept             []string           `json:"kept,omitempty"`       // annotations that it sets, by which autoscalers let the node be
+	NotReady         *StartupTaint      `json:"startup,omitempty"`    // the one taint with which kubelet had registered the node; its key is config.TaintNotReady
+	Startups         []StartupTaint     `json:"startups,omitempty"`   // all of them, in its place, where there are several or one has another key
+	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
+	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
+	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
+	Plugin           *FormerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
+	NoReset          *api.NoReset       `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	Reboots          []string           `json:"reboots,omitempty"`    // boots in which the agent has asked for a reboot
+	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when it has last asked for one
+	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
+	Forced           bool               `json:"forced,omitempty"`     // a user has said that it needs no window
+	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
+}
+
+// GPULayout is the MIG mode and the instances of one GPU.
+type GPULayout struct {
+	GPU        nvml.UUID        `json:"gpu"`
+	MIG        bool             `json:"mig"`
+	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
+	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot or reset takes its instances away
+	Instances  []InstanceRecord `json:"instances,omitempty"`
+}
+
+// StartupTaint is a taint of a node that has just been registered.
+type StartupTaint struct {
+	Key    string `json:"key,omitempty"` // empty for config.TaintNotReady
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+}
+
+func (s StartupTaint) taint() corev1.Taint {
+	return corev1.Taint{Key: cmp.Or(s.Key, config.TaintNotReady), Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
+}
+
+// Startup returns the taints with which kubelet had registered the node, and which it gets back if the change fails. The journal may be nil.
+func (j *Journal) Startup() []corev1.Taint {
+	if j == nil {
+		return nil
+	}
+	var out []corev1.Taint
+	if j.NotReady != nil {
+		out = append(out, j.NotReady.taint())
+	}
+	for _, s := range j.Startups {
+		out = append(out, s.taint())
+	}
+	return out
+}
+
+// StartupKeys returns their keys: those that the settings named when the change began, which need not be those of now.
+func (j *Journal) StartupKeys() []string {
+	var out []string
+	for _, t := range j.Startup() {
+		out = append(out, t.Key)
+	}
+	return out
+}
+
+// RecordStartup adds startup taints that are on the node, with the values that they have now, to those that the journal has already: the agent
+// may have taken these away. It reports whether the journal is another one now.
+func (j *Journal) RecordStartup(seen []corev1.Taint) bool {
+	before := j.Startup()
+	all := slices.DeleteFunc(slices.Clone(before), func(t corev1.Taint) bool {
+		return slices.ContainsFunc(seen, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
+	})
+	all = append(all, seen...)
+	j.NotReady, j.Startups = nil, nil
+	if len(all) == 1 && all[0].Key == config.TaintNotReady { // which agents of all versions know
+		j.NotReady = &StartupTaint{Value: all[0].Value, Effect: string(all[0].Effect)}
+	} else {
+		for _, t := range all {
+			j.Startups = append(j.Startups, StartupTaint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
+		}
+	}
+	return len(all) != len(before) || slices.ContainsFunc(before, func(b corev1.Taint) bool {
+		return !slices.ContainsFunc(all, func(t corev1.Taint) bool { return t.MatchTaint(&b) && t.Value == b.Value })
+	})
+}
+
+// InstanceRecord is one instance of a GPULayout.
+type InstanceRecord struct {
+	Profile string `json:"profile"`
+	Start   int    `json:"start"`
+	Size    int    `json:"size"`
+	Compute string `json:"compute,omitempty"`
+}
+
+// RecordLayout adds the GPU's layout, unless that is in the journal already. It leaves half-made instances out, which need no restoring.
+func (j *Journal) RecordLayout(gpu nvml.GPU) {
+	for i := range j.Previous {
+		if j.Previous[i].GPU == gpu.UUID { // an administrator may have turned persistence mode on since; only the agent turns it off
+			j.Previous[i].Persistent = j.Previous[i].Persistent || gpu.Persistent
+			return
+		}
+	}
+	c := GPULayout{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
+	for _, i := range gpu.Instances {
+		if !i.HalfMade() {
+			c.Instances = append(c.Instances, InstanceRecord{i.Profile, i.Start, i.Size, i.Compute})
+		}
+	}
+	j.Previous = append(j.Previous, c)
+}
+
+// Cut returns the GPUs whose former layout the journal holds.
+func (j *Journal) Cut() map[nvml.UUID]bool {
+	out := map[nvml.UUID]bool{}
+	for _, c := range j.Previous {
+		out[c.GPU] = true
+	}
+	return out
+}
+
+// Matches reports whether the GPU has this layout. Half-made instances do not count.
+func (c GPULayout) Matches(gpu nvml.GPU) bool {
+	now := Journal{}
+	now.RecordLayout(gpu)
+	was := slices.Clone(c.Instances)
+	for i, p := range was {
+		was[i].Profile = gpu.Named(nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}}).Profile
+	}
+	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(was))
+}
+
+func sortedPieces(pieces []InstanceRecord) []InstanceRecord {
+	return slices.SortedFunc(slices.Values(pieces), func(a, b InstanceRecord) int {
+		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Profile, b.Profile), cmp.Compare(a.Compute, b.Compute))
+	})
+}
+
+// PersistentGPUs returns the GPUs that were in persistence mode.
+func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
+	out := map[nvml.UUID]bool{}
+	for _, c := range j.Previous {
+		out[c.GPU] = c.Persistent
+	}
+	for _, gpu := range j.Persistent {
+		out[gpu] = true
+	}
+	return out
+}
+
+// Targets returns the former layouts as targets of the planner. It leaves out GPUs that were lost meanwhile: the others
+// must not wait for them.
+func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
+	want := plan.Targets{}
+	for _, c := range j.Previous {
+		want[c.GPU] = c.Target()
+	}
+	for _, gpu := range gpus {
+		if gpu.Lost {
+			delete(want, gpu.UUID)
+		}
+	}
+	return want
+}
+
+// Target returns the layout as a target of the planner.
+func (c GPULayout) Target() plan.Target {
+	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
+	for _, p := range c.Instances {
+		target.Exact = append(target.Exact,
+			nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
+	}
+	return target
+}
+
+// RanBefore reports whether the device plugin's pod ran before the change.
+func (j *Journal) RanBefore(uid string) bool {
+	for _, o := range j.Operands {
+		if o == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// Encode returns the text of the annotation. The error says why Parse would refuse it.
+func (j *Journal) Encode() (string, error) {
+	out := *j
+	out.Version, out.Summary = ofGPUs, j.Describe()
+	if len(j.Paused)+len(j.Stopped) > 0 {
+		out.Version = ofOperands
+	}
+	if j.ChangesPlugin() {
+		out.Version = ofPlugin
+	}
+	if len(j.Persistent) > 0 {
+		out.Version = ofLost
+	}
+	if j.Parked || j.Undo != nil && j.Undo.Cancelled {
+		out.Version = ofEnds
+	}
+	if len(j.Kept) > 0 {
+		out.Version = ofKept
+	}
+	if len(j.Startups) > 0 {
+		out.Version = ofStartup
+	}
+	b, err := json.Marshal(&out)
+	if err != nil {
+		return "", fmt.Errorf("encoding the journal: %w", err)
+	}
+	// If no agent can read its journal, a node stays as it is until a user acts: so the agent does not begin such a change.
+	if _, err := Parse(string(b)); err != nil {
+		return "", fmt.Errorf("the journal of this change could not be read again: %w", err)
+	}
+	return string(b), nil
+}
+
+// Describe says what the agent owes the node, and since when.
+func (j *Journal) Describe() string {
+	text := "what an agent left on the node"
+	if j.Target != "" {
+		text = "change to " + j.Target
+	}
+	if j.Undo != nil {
+		text += ", given up: " + string(j.Undo.Reason)
+	}
+	var owed []string
+	switch {
+	case j.Cordoned && j.WasUnschedulable:
+		owed = append(owed, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
+	case j.Cordoned:
+		owed = append(owed, "cordon and taint "+config.TaintRepartitioning)
+	}
+	if len(j.Kept) > 0 {
+		owed = append(owed, "removal of the annotations "+strings.Join(j.Kept, ", "))
+	}
+	for _, label := range slices.Sorted(maps.Keys(j.Paused)) {
+		owed = append(owed, fmt.Sprintf("label %s=%s", label, j.Paused[label]))
+	}
+	if len(j.Stopped) > 0 {
+		owed = append(owed, "start of "+strings.Join(j.Stopped, ", "))
+	}
+	if n := len(j.Persistent); n > 0 {
+		owed = append(owed, "persistence mode of "+sanitize.Counted(n, "GPU"))
+	}
+	if n := len(j.Previous); n > 0 {
+		owed = append(owed, fmt.Sprintf("geometry of %s if it fails", sanitize.Counted(n, "GPU")))
+	}
+	if j.ChangesPlugin() {
+		owed = append(owed, "the device plugin's config if it fails")
+	}
+	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
+}
+
+// ChangesPlugin reports whether the change gives the device plugin another config.
+func (j *Journal) ChangesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
+
+// PausedLabels returns the labels of which the journal holds the former value.
+func (j *Journal) PausedLabels() map[string]bool {
+	out := map[string]bool{}
+	for label := range j.Paused {
+		out[label] = true
+	}
+	return out
+}
+
+// StoppedUnits returns the units that the agent has to start again.
+func (j *Journal) StoppedUnits() map[string]bool {
+	out := map[string]bool{}
+	for _, name := range j.Stopped {
+		out[name] = true
+	}
+	return out
+}
+
+// Bounds of a journal. No node has as many GPUs, operands or units.
+const (
+	longestError = 1000      // bytes
+	maxJournal   = 256 << 10 // bytes, which all annotations of a node together may take
+	maxEntries   = 256
+	maxSlices    = 64
+)
+
+// Parse reads the annotation, and refuses fields that it does not know. It returns nil for an empty annotation. A journal that can be read
+// need not be the agent's: the host's record tells.
+func Parse(annotation string) (*Journal, error) {
+	if annotation == "" {
+		return nil, nil
+	}
+	if len(annotation) > maxJournal {
+		return nil, fmt.Errorf("reading the journal: it is longer than %d bytes", maxJournal)
+	}
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(annotation), &head); err != nil {
+		return nil, fmt.Errorf("reading the journal: %s", sanitize.Cut(err.Error(), longestError))
+	}
+	if head.Version < 1 || head.Version > newest {
+		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", head.Version, newest)
+	}
+	var j Journal
+	strict, err := strictjson.UnmarshalStrict([]byte(annotation), &j)
+	if err := errors.Join(append(strict, err)...); err != nil {
+		return nil, fmt.Errorf("reading the journal: %s", sanitize.Cut(err.Error(), longestError))
+	}
+	if err := j.check(); err != nil {
+		return nil, fmt.Errorf("reading the journal: %w", err)
+	}
+	return &j, nil
+}
+
+// check refuses a journal that no agent writes like that.
+func (j *Journal) check() error {
+	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept), len(j.Startups)) > maxEntries {
+		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
+	}
+	for label := range j.Paused {
+		if !strings.HasPrefix(label, config.LabelOperandPrefix) {
+			return fmt.Errorf("label %q is of no operand: its name does not begin with %s", sanitize.Cut(label, 100), config.LabelOperandPrefix)
+		}
+	}
+	for _, key := range j.Kept {
+		if !slices.Contains(config.AutoscalerAnnotations(), key) {
+			return fmt.Errorf("annotation %q is none by which autoscalers let the node be", sanitize.Cut(key, 100))
+		}
+	}
+	if err := checkCuts(j.Previous); err != nil {
+		return err
+	}
+	for _, t := range j.Startup() {
+		if err := checkStartup(t); err != nil {
+			return err
+		}
+	}
+	return j.Plugin.check()
+}
+
+// checkStartup refuses a taint with which no node is registered: the agent would take it away from a node, or put it there.
+func checkStartup(t corev1.Taint) error {
+	if t.Key != config.TaintNotReady && len(config.MayBeStartupTaint(t.Key)) > 0 {
+		return fmt.Errorf("taint %q is no startup taint", sanitize.Cut(t.Key, 100))
+	}
+	if len(validation.IsValidLabelValue(t.Value)) > 0 {
+		return fmt.Errorf("a taint has no value %q", sanitize.Cut(t.Value, 100))
+	}
+	if !slices.Contains([]corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}, t.Effect) {
+		return fmt.Errorf("a taint has no effect %q", sanitize.Cut(string(t.Effect), 100))
+	}
+	return nil
+}
+
+func checkCuts(cuts []GPULayout) error {
+	named := map[nvml.UUID]bool{}
+	for _, c := range cuts {
+		if c.GPU == "" || named[c.GPU] || len(c.Instances) > maxSlices {
+			return fmt.Errorf("it cuts GPU %q twice, or into %d instances", sanitize.Cut(string(c.GPU), 100), len(c.Instances))
+		}
+		named[c.GPU] = true
+		for _, p := range c.Instances {
+			if p.Profile == "" || p.Start < 0 || p.Size < 1 || p.Start > maxSlices-p.Size {
+				return fmt.Errorf("GPU %q has no instance %q of %d slices at %d", sanitize.Cut(string(c.GPU), 100), sanitize.Cut(p.Profile, 100), p.Size, p.Start)
+			}
+		}
+	}
+	return nil
+}
+
+// LayoutsBefore lists the former layouts of the GPUs, by their places.
+func (j *Journal) LayoutsBefore(places map[nvml.UUID]int) []api.StatusGPU {
+	var out []api.StatusGPU
+	for _, c := range j.Previous {
+		s := api.StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
+		if at, ok := places[c.GPU]; ok {
+			s.Index = at
+		}
+		if exact := c.Target().Exact; len(exact) > 0 {
+			s.Geometry = exact.String()
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// FormerPlugin is the config that the device plugin had before a change, and how it got it.
+type FormerPlugin struct {
+	Way       config.Handover `json:"way"`
+	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
+	Absent    bool            `json:"absent,omitempty"`    // there was no file
+	Body      string          `json:"body,omitempty"`      // text of the key that the label named, if an agent wrote it: another node's may remove it
+	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
+	Label     string          `json:"label,omitempty"`     // of the node
+	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
+	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
+	Dir       string          `json:"dir,omitempty"`       // directory in which the config manager sees the keys as files
+	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
+	Stays     bool            `json:"stays,omitempty"`     // the change keeps this config: the journal holds it while the plugin's pod is away
+}
+
+// check refuses a former config that no agent writes like that: above all, its label must be the one that NVIDIA's config manager reads, and
+// no other label of the node.
+func (f *FormerPlugin) check() error {
+	switch {
+	case f == nil:
+		return nil
+	case !slices.Contains([]config.Handover{config.HandoverFile, config.HandoverRestart, config.HandoverLabel, config.HandoverConfigMap}, f.Way):
+		return fmt.Errorf("the device plugin is given no config by %q", sanitize.Cut(string(f.Way), 100))
+	case f.Label != "" && f.Label != config.LabelDevicePluginConfig:
+		return fmt.Errorf("the device plugin goes by no label %q", sanitize.Cut(f.Label, 100))
+	case f.Body != "" && !strings.HasPrefix(f.Text, config.OwnPluginKey):
+		return fmt.Errorf("key %q of a ConfigMap is not ours to write: it does not begin with %s", sanitize.Cut(f.Text, 100), config.OwnPluginKey)
+	default:
+		return nil
+	}
+}
+
+// TakesMore reports whether the journal owes something that the other one does not. The other may be nil.
+func (j *Journal) TakesMore(than *Journal) bool {
+	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
+		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||
+		slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) ||
+		slices.ContainsFunc(j.Kept, func(key string) bool { return !slices.Contains(than.Kept, key) }) {
+		return true
+	}
+	former := than.PausedLabels()
+	if slices.ContainsFunc(slices.Collect(maps.Keys(j.Paused)), func(label string) bool { return !former[label] }) {
+		return true
+	}
+	startup := than.Startup()
+	if slices.ContainsFunc(j.Startup(), func(t corev1.Taint) bool {
+		return !slices.ContainsFunc(startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
+	}) {
+		return true
+	}
+	cuts, persistent := than.Cut(), than.PersistentGPUs()
+	return slices.ContainsFunc(j.Previous, func(c GPULayout) bool { return !cuts[c.GPU] || c.Persistent && !persistent[c.GPU] })
+}

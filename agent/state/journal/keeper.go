@@ -1,0 +1,215 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Store keeps the record of this host, which outlives the agent, the boot and the node object. *RecordFile is one.
+type Store interface {
+	// Read returns the record, or nil if there is none. The error is a *NewerError, or matches one of this package's.
+	Read(ctx context.Context) (*Record, error)
+	// Write returns when the disk has the record, and after ErrSilent may still write it.
+	Write(ctx context.Context, r Record) error
+	// SetAside moves a record that cannot be read to another name, and returns that.
+	SetAside(ctx context.Context) (string, error)
+}
+
+// Retry is the pause after which the agent repeats a failed write that no step waits for.
+const Retry = 30 * time.Second
+
+// Keeper is the host's record as this process knows it. The agent believes the journal on the node only if the record has the same text for
+// the node object with this UID; it writes the record before the node. So an agent that is killed anywhere finds the annotation in Journal
+// or in Next: any other journal on the node is another program's, or an old one.
+type Keeper struct {
+	Store   Store
+	Log     *zap.Logger
+	Now     Record // the record, whether the disk has it or not
+	saved   Record // the record on the disk, which is older than Now after a write that failed
+	read    bool
+	Absent  bool        // there was no record: an older agent, which kept none, may have cared for the node
+	newer   *NewerError // a newer agent's record that owes nothing; the first write sets it aside
+	failed  error       // why saved is older than Now
+	retryAt time.Time
+}
+
+// Forget lets a write that has failed be repeated at once.
+func (h *Keeper) Forget(time.Time) { h.retryAt = time.Time{} }
+
+// Reread makes the next Load read the record again. It is for a process that watches while the agent's process writes it.
+func (h *Keeper) Reread() { h.read = false }
+
+// Load reads the record, once.
+func (h *Keeper) Load(ctx context.Context) error {
+	if h.read {
+		return nil
+	}
+	r, err := h.Store.Read(ctx)
+	if errors.As(err, &h.newer) && len(h.newer.Owes) == 0 {
+		r, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
+	h.read, h.Absent = true, r == nil
+	if r != nil {
+		h.Now, h.saved = *r, *r
+	}
+	return nil
+}
+
+// Write writes the record to the disk. If that fails, Now stays as it was.
+func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
+	r.Version, r.Owes = Version, debtsOf(r)
+	if h.newer != nil {
+		aside, err := h.Store.SetAside(ctx)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return h.noteWriteFailure(err, now)
+		}
+		h.Log.Info("the record of a newer agent owes nothing, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
+		h.newer = nil
+	}
+	if err := h.Store.Write(ctx, r); err != nil {
+		return h.noteWriteFailure(err, now)
+	}
+	h.Now, h.saved, h.failed, h.Absent = r, r, nil, false
+	return nil
+}
+
+func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
+	if h.failed == nil {
+		h.Log.Warn("the host's record cannot be written", zap.Error(err))
+	}
+	h.failed, h.retryAt = err, now.Add(Retry)
+	return err
+}
+
+// Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
+// facts that may get lost.
+func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
+	r.Version, r.Owes = Version, debtsOf(r)
+	h.Now = r
+	switch {
+	case Same(r, h.saved):
+		h.failed = nil
+		return
+	case h.failed != nil && now.Before(h.retryAt):
+		return
+	}
+	_ = h.Write(ctx, r, now) // Write has logged the error, and Flush repeats it
+}
+
+// Flush repeats a write that has failed.
+func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
+	if h.failed == nil {
+		return nil
+	}
+	return h.Write(ctx, h.Now, now)
+}
+
+// DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that is owed.
+func (h *Keeper) DiskCoversDebts() bool {
+	journal := h.Now.Journal == "" || h.Now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.Now.Journal)
+	return journal && h.Now.UID == h.saved.UID && h.Now.Host.Boot == h.saved.Host.Boot &&
+		subset(h.Now.Host.Stopped, h.saved.Host.Stopped) && subset(h.Now.Host.Persistent, h.saved.Host.Persistent) &&
+		reflect.DeepEqual(h.Now.Learnt.NoReset, h.saved.Learnt.NoReset)
+}
+
+// Operands returns the labels of operands in the settings, and those that the change in the record has paused: an administrator may have
+// changed the settings since.
+func (h *Keeper) Operands(settings []string) []string {
+	out := slices.Clone(settings)
+	for _, text := range append([]string{h.Now.Journal}, h.Now.Next...) {
+		if j, err := Parse(text); err == nil && j != nil {
+			out = slices.AppendSeq(out, maps.Keys(j.Paused))
+		}
+	}
+	return out
+}
+
+func subset(a, b []string) bool {
+	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
+}
+
+// Same reports whether both records have the same text on the disk.
+func Same(a, b Record) bool {
+	textA, errA := json.Marshal(a)
+	textB, errB := json.Marshal(b)
+	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+}
+
+// longestOwed bounds the text about one debt.
+const longestOwed = 1000
+
+// debtsOf lists the debts in the record, for agents of all versions and for users.
+func debtsOf(r Record) []string {
+	var out []string
+	if r.Journal != "" || len(r.Next) > 0 {
+		text := "a change of node " + r.Node
+		all := append([]string{r.Journal}, r.Next...)
+		if j, err := Parse(all[len(all)-1]); err == nil && j != nil {
+			text = j.Describe()
+		}
+		out = append(out, sanitize.Cut(text, longestOwed))
+	}
+	if len(r.Host.Stopped) > 0 {
+		out = append(out, sanitize.Cut("start of "+strings.Join(r.Host.Stopped, ", ")+" in boot "+r.Host.Boot, longestOwed))
+	}
+	if len(r.Host.Persistent) > 0 {
+		out = append(out, sanitize.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestOwed))
+	}
+	return out
+}
+
+// AfterJournalWrite returns the record for when the API server has accepted the journal.
+func (h *Keeper) AfterJournalWrite(boot string, j Journal, text string) Record {
+	r := h.Now
+	r.Operation, r.Journal, r.Next, r.Ends = sanitize.Cut(j.Operation, 128), text, nil, false
+	r.Host = OwedBy(j, boot)
+	return r
+}
+
+// OwedBy returns what the agent owes the host by the journal.
+func OwedBy(j Journal, boot string) Host {
+	host := Host{Stopped: slices.Clone(j.Stopped)}
+	for _, c := range j.Previous {
+		if c.Persistent {
+			host.Persistent = append(host.Persistent, string(c.GPU))
+		}
+	}
+	for _, gpu := range j.Persistent {
+		if !slices.Contains(host.Persistent, string(gpu)) {
+			host.Persistent = append(host.Persistent, string(gpu))
+		}
+	}
+	if len(host.Stopped)+len(host.Persistent) > 0 {
+		host.Boot = boot
+	}
+	return host
+}
+
+// Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing is owed.
+func (h *Keeper) Release(ctx context.Context, now time.Time) {
+	r := h.Now
+	r.Ends = true
+	h.Keep(ctx, r, now)
+}
+
+// NoteJournalGone notes in the record that the annotation is gone.
+func (h *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
+	r := h.Now
+	r.DropChange()
+	h.Keep(ctx, r, now)
+}

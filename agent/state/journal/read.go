@@ -1,0 +1,105 @@
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// Known is what the host's record and the node's annotations say together, beside the journal.
+type Known struct {
+	StrangeJournal bool       // the node has a journal that this host's agent did not write for it
+	Status         api.Status // the last status that the agent wrote, with what the record holds of it
+	Learnt         Learnt
+}
+
+// Read reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
+// for the node object that it was written for. Boot is the ID of the host's boot. The journal is nil if no change is under way.
+func (l *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *Journal, known Known, err error) {
+	h := l.Record
+	if err := h.Load(ctx); err != nil {
+		return nil, known, unreadable(err)
+	}
+	if h.Now.Node != node.Name || h.Now.UID != string(node.UID) {
+		h.Now = Record{Node: node.Name, UID: string(node.UID), Host: h.Now.Host}
+	}
+	if h.Now.Host.Boot != boot && h.Now.Host.Boot != "" && boot != "" {
+		h.Now.Host = Host{} // a reboot has restored the host
+	}
+	text := node.Annotations[config.AnnotationJournal]
+	sent := slices.Contains(h.Now.Next, text)
+	switch {
+	case text == "":
+	case text == h.Now.Journal || sent:
+		if j, err = Parse(text); err != nil {
+			return nil, known, &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
+				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
+				": what is ours on the node is given back then, and its GPUs stay as they are"}
+		}
+		if sent {
+			h.Now = h.AfterJournalWrite(boot, *j, text)
+		}
+	default:
+		known.StrangeJournal = true
+		l.adoptOlder(boot, text)
+	}
+	known.Learnt = h.Now.Learnt
+	known.Status = StatusWith(parseStatus(node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
+	return j, known, nil
+}
+
+// adoptOlder takes one thing from a journal for which there is no record, as an older agent's before an upgrade: the units of the settings
+// that it has to start. If another program has written that journal, their start does no harm.
+func (l *Writer) adoptOlder(boot, text string) {
+	j, err := Parse(text)
+	if !l.Record.Absent || err != nil || l.Record.Now.Host.Boot != "" {
+		return
+	}
+	l.Record.Now.Host.Boot = boot
+	for _, unit := range l.Units {
+		if slices.Contains(j.Stopped, unit) {
+			l.Record.Now.Host.Stopped = append(l.Record.Now.Host.Stopped, unit)
+		}
+	}
+}
+
+// unreadable says what a user can do about a record that the agent cannot read.
+func unreadable(err error) error {
+	var newer *NewerError
+	text := err.Error() + "; nothing is begun, and nothing is given back. "
+	switch {
+	case errors.Is(err, ErrSilent):
+		return &outcome.Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: outcome.DriverRetry, Message: "waiting for the disk with the host's record: " + err.Error(),
+			Advice: "see the host's kernel log for the disk or file system below --state-dir",
+		}
+	case errors.As(err, &newer):
+		text += "Run that agent until it has given back what it owes; or give that back by hand and remove the file"
+	case errors.Is(err, ErrUnsafe):
+		text += "Find out who has changed it; then remove it, or make file and directory root's own, with modes 0600 and 0700"
+	case errors.Is(err, ErrCorrupt):
+		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
+	default:
+		return &outcome.Waiting{
+			Reason: config.ReasonHostRecordUnavailable, After: Retry, Message: err.Error(),
+			Advice: "nothing is done before the directory below --state-dir can be read",
+		}
+	}
+	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
+}
+
+// parseStatus reads the agent's last status, which any program may have written. An unreadable one counts as none.
+func parseStatus(annotation string) api.Status {
+	var s api.Status
+	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
+		return api.Status{}
+	}
+	return s
+}

@@ -1,0 +1,240 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	strictjson "sigs.k8s.io/json"
+
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Version is that of the format which this package writes. Every version has the fields version and owes, with the same
+// meaning: an agent of any version can tell whether a record of any other owes something.
+const Version = 1
+
+// Bounds of a record, beside maxJournal of each journal in it.
+const (
+	MaxSize    = 2 << 20 // bytes of the file
+	maxNext    = 4       // journals whose write to the node may still arrive
+	maxNames   = 256     // units, GPUs, labels, taints, sentences
+	maxName    = 512     // bytes of a name
+	maxText    = 16 << 10
+	maxTook    = 16
+	maxSeconds = 366 * 24 * 3600
+)
+
+// Record is what the file holds.
+type Record struct {
+	Version   int      `json:"version"`
+	Owes      []string `json:"owes,omitempty"`      // what the agent owes, in sentences for users; empty if nothing
+	Node      string   `json:"node,omitempty"`      // name of the node object that the journal was written to
+	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered anew is another
+	Operation string   `json:"operation,omitempty"` // the change that the journal is of
+	Journal   string   `json:"journal,omitempty"`   // the annotation, word by word, as the API server has accepted it
+	Next      []string `json:"next,omitempty"`      // annotations that the agent has sent since, without an answer of the API server
+	Ends      bool     `json:"ends,omitempty"`      // the agent is about to remove the annotation
+	Host      Host     `json:"host,omitzero"`
+	Learnt    Learnt   `json:"learnt,omitzero"`
+}
+
+// DropChange removes a change from the record that owes nothing any more.
+func (r *Record) DropChange() {
+	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
+}
+
+// Host is what the agent owes the host. It holds for one boot: a reboot starts units, and ends persistence mode.
+type Host struct {
+	Boot       string   `json:"boot,omitempty"`
+	Stopped    []string `json:"stopped,omitempty"`    // units of systemd that were running, in the order in which they are stopped
+	Persistent []string `json:"persistent,omitempty"` // UUIDs of GPUs that were in persistence mode
+}
+
+// Learnt is what later changes of the node need to know.
+type Learnt struct {
+	NoReset   *NoReset `json:"noReset,omitempty"`
+	Asked     *Asked   `json:"asked,omitempty"`
+	Took      []Took   `json:"took,omitempty"`
+	Proven    string   `json:"proven,omitempty"` // fingerprint of the wish that the agent has last proven
+	Cut       string   `json:"cut,omitempty"`    // boot in which the node had MIG instances at that time
+	Failed    *Failed  `json:"failed,omitempty"`
+	Published Keys     `json:"published,omitzero"`
+}
+
+// NoReset names the GPUs that the driver has refused to reset during one boot.
+type NoReset struct {
+	Boot string   `json:"boot"`
+	GPUs []string `json:"gpus"`
+}
+
+// Asked is since when a label asks for a wish.
+type Asked struct {
+	Wish  string    `json:"wish"` // its fingerprint
+	Since time.Time `json:"since"`
+}
+
+// Took is how long a change took, in seconds.
+type Took struct {
+	Whole int `json:"whole"` // from the fence on
+	Rest  int `json:"rest"`  // from the first touch of a GPU on
+}
+
+// Failed is a wish that the agent does not try again until a user has withdrawn it.
+type Failed struct {
+	Wish    string `json:"wish"` // its fingerprint
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// Keys are labels and taints that a profile has put on the node.
+type Keys struct {
+	Labels map[string]string `json:"labels,omitempty"`
+	Taints []Taint           `json:"taints,omitempty"`
+}
+
+// Taint is a taint of a node.
+type Taint struct {
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+}
+
+// ErrCorrupt means that no agent has written the file like that.
+var ErrCorrupt = errors.New("it is not a record that an agent has written")
+
+// NewerError is a record in a version that is newer than this package.
+type NewerError struct {
+	Version int
+	Owes    []string // what the newer agent owes; empty if the record can be set aside
+}
+
+func (e *NewerError) Error() string {
+	text := fmt.Sprintf("a newer agent wrote it, in version %d, and this agent knows %d", e.Version, Version)
+	if len(e.Owes) > 0 {
+		text += "; it owes " + strings.Join(e.Owes, "; ")
+	}
+	return text
+}
+
+// ParseRecord reads a record, and refuses fields that it does not know. The error is a *NewerError or matches ErrCorrupt.
+func ParseRecord(data []byte) (Record, error) {
+	if len(data) > MaxSize {
+		return Record{}, fmt.Errorf("%w: it is longer than %d bytes", ErrCorrupt, MaxSize)
+	}
+	var head struct {
+		Version int      `json:"version"`
+		Owes    []string `json:"owes"`
+	}
+	if err := strictjson.UnmarshalCaseSensitivePreserveInts(data, &head); err != nil {
+		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, sanitize.Cut(err.Error(), 256))
+	}
+	switch {
+	case head.Version < 1:
+		return Record{}, fmt.Errorf("%w: its version is %d", ErrCorrupt, head.Version)
+	case head.Version > Version:
+		return Record{}, &NewerError{Version: head.Version, Owes: summary(head.Owes)}
+	}
+	var r Record
+	strict, err := strictjson.UnmarshalStrict(data, &r)
+	if err := errors.Join(append(strict, err)...); err != nil {
+		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, sanitize.Cut(err.Error(), 256))
+	}
+	if err := r.check(); err != nil {
+		return Record{}, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return r, nil
+}
+
+// summary returns the debts in a newer record, cut to what a message can hold.
+func summary(owes []string) []string {
+	const most, longest = 8, 256
+	var out []string
+	for _, text := range owes[:min(len(owes), most)] {
+		out = append(out, sanitize.Cut(text, longest))
+	}
+	if more := len(owes) - most; more > 0 {
+		out = append(out, fmt.Sprintf("and %d more", more))
+	}
+	return out
+}
+
+// check holds the record to its bounds, as another program may have written it.
+func (r *Record) check() error {
+	err := errors.Join(
+		names("owes", r.Owes, maxText), name("node", r.Node), name("uid", r.UID), name("operation", r.Operation),
+		name("host.boot", r.Host.Boot), names("host.stopped", r.Host.Stopped, maxName), names("host.persistent", r.Host.Persistent, maxName),
+		r.Learnt.check(),
+	)
+	if len(r.Next) > maxNext {
+		err = errors.Join(err, fmt.Errorf("next has %d entries, at most %d", len(r.Next), maxNext))
+	}
+	for _, journal := range append(slices.Clone(r.Next), r.Journal) {
+		if len(journal) > maxJournal || !utf8.ValidString(journal) {
+			err = errors.Join(err, fmt.Errorf("a journal of %d bytes: at most %d, in UTF-8", len(journal), maxJournal))
+		}
+	}
+	return err
+}
+
+func (l *Learnt) check() error {
+	err := errors.Join(name("learnt.proven", l.Proven), name("learnt.cut", l.Cut))
+	if n := l.NoReset; n != nil {
+		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
+	}
+	if a := l.Asked; a != nil {
+		err = errors.Join(err, name("learnt.asked.wish", a.Wish))
+	}
+	if f := l.Failed; f != nil {
+		err = errors.Join(err, name("learnt.failed.wish", f.Wish), name("learnt.failed.reason", f.Reason), checkText("learnt.failed.message", f.Message, maxText))
+	}
+	if len(l.Took) > maxTook {
+		err = errors.Join(err, fmt.Errorf("learnt.took has %d entries, at most %d", len(l.Took), maxTook))
+	}
+	for _, t := range l.Took {
+		if min(t.Whole, t.Rest) < 0 || max(t.Whole, t.Rest) > maxSeconds {
+			err = errors.Join(err, fmt.Errorf("learnt.took is %d and %d seconds, at most %d", t.Whole, t.Rest, maxSeconds))
+		}
+	}
+	return errors.Join(err, l.Published.check())
+}
+
+func (k *Keys) check() error {
+	var err error
+	if len(k.Labels) > maxNames || len(k.Taints) > maxNames {
+		err = fmt.Errorf("learnt.published has %d labels and %d taints, at most %d", len(k.Labels), len(k.Taints), maxNames)
+	}
+	for key, value := range k.Labels {
+		err = errors.Join(err, name("learnt.published.labels", key), name("learnt.published.labels", value))
+	}
+	for _, t := range k.Taints {
+		err = errors.Join(err, name("learnt.published.taints", t.Key), name("learnt.published.taints", t.Value), name("learnt.published.taints", t.Effect))
+	}
+	return err
+}
+
+func name(field, value string) error { return checkText(field, value, maxName) }
+
+func names(field string, values []string, longest int) error {
+	if len(values) > maxNames {
+		return fmt.Errorf("%s has %d entries, at most %d", field, len(values), maxNames)
+	}
+	var err error
+	for _, value := range values {
+		err = errors.Join(err, checkText(field, value, longest))
+	}
+	return err
+}
+
+func checkText(field, value string, longest int) error {
+	if len(value) > longest {
+		return fmt.Errorf("%s has %d bytes, at most %d", field, len(value), longest)
+	}
+	if sanitize.Text(value) != value {
+		return fmt.Errorf("%s is not printable", field)
+	}
+	return nil
+}

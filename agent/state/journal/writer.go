@@ -1,0 +1,162 @@
+package journal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/fence"
+)
+
+// Writer reads and writes what the agent owes one node.
+type Writer struct {
+	Record *Keeper
+	Nodes  nodewrite.Writer
+	Fence  fence.Fence
+	Units  []string // units of the host in the settings
+	Clock  *monotonic.Clock
+}
+
+// Write is what a journal is written for.
+type Write struct {
+	Node      *corev1.Node
+	Boot      string    // ID of the host's boot
+	Before    *Journal  // that the node has now; nil if it has none
+	Wish      string    // fingerprint of the desired config
+	GivesBack bool      // the step takes nothing: the agent performs it even if it cannot write the host's record
+	Disrupted bool      // the change has taken something from the node already
+	Since     time.Time // since when the agent waits until it can write the host's record; zero if it does not wait
+}
+
+// Amend writes the journal anew, and removes the annotations of users that the journal now holds.
+func (l *Writer) Amend(ctx context.Context, w Write, j Journal, spent ...string) error {
+	_, err := l.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
+	return err
+}
+
+func union(a, b []string) []string {
+	out := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// mostSent bounds the journals that the agent has sent to the API server without getting an answer. Each write names the version of the
+// node that it was made for, so that an old one succeeds only if no later one has.
+const mostSent = 4
+
+// Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
+// a step that takes something from the node or the host, and performs one that gives back without.
+func (l *Writer) Write(ctx context.Context, w Write, j Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+	text, err := j.Encode()
+	if err != nil {
+		return nil, err
+	}
+	h := l.Record
+	before := h.Now
+	r := h.Now
+	r.Operation, r.Ends = sanitize.Cut(j.Operation, 128), false
+	if text != r.Journal && !slices.Contains(r.Next, text) {
+		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
+	}
+	host := OwedBy(j, w.Boot)
+	r.Host = Host{
+		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
+	}
+	if w.GivesBack || j.Undo != nil || !j.TakesMore(w.Before) {
+		h.Keep(ctx, r, l.Clock.Now())
+	} else if err := h.Write(ctx, r, l.Clock.Now()); err != nil {
+		return nil, l.Unrecorded(w, err)
+	}
+	node, err := l.Nodes.Patched(ctx, w.Node, func(node *corev1.Node) ([]byte, error) { return patch(node, text) })
+	switch {
+	case err == nil:
+		h.Keep(ctx, h.AfterJournalWrite(w.Boot, j, text), l.Clock.Now())
+	case Refused(err): // the write will not succeed later
+		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
+	}
+	return node, err
+}
+
+// Refused reports whether the API server has refused the write.
+func Refused(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) ||
+		apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// Unrecorded returns why the agent takes nothing: it cannot record that. A change that is under way is postponed, and undone
+// until then.
+func (l *Writer) Unrecorded(w Write, err error) error {
+	if w.Disrupted {
+		return &api.Failure{
+			Wish: w.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
+		}
+	}
+	advice := "make room on the disk below --state-dir, and make it writable for root"
+	if errors.Is(err, ErrSilent) {
+		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonHostRecordUnavailable, After: Retry, Since: cmp.Or(w.Since, l.Clock.Stamp()),
+		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
+	}
+}
+
+// TryRecord writes the present record, before the agent disturbs anything, and returns why it has to wait if it cannot.
+func (l *Writer) TryRecord(ctx context.Context, w Write) error {
+	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
+		return l.Unrecorded(w, err)
+	}
+	return nil
+}
+
+// RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
+// than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
+func (l *Writer) RecordDebts(ctx context.Context, w Write, step plan.Step) error {
+	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversDebts() {
+		return nil
+	}
+	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {
+		return l.Unrecorded(w, err)
+	}
+	return nil
+}
+
+// Tidy removes the change from the record if it owes nothing more, and repeats a write that has failed.
+func (l *Writer) Tidy(ctx context.Context, owes bool) {
+	r := l.Record.Now
+	if !owes {
+		r.DropChange()
+	}
+	if l.Record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && Same(r, Record{Node: r.Node, UID: r.UID}) {
+		return // the record holds nothing yet
+	}
+	l.Record.Keep(ctx, r, l.Clock.Now())
+}
+
+// Learn keeps what later changes need to know.
+func (l *Writer) Learn(ctx context.Context, learnt Learnt) {
+	r := l.Record.Now
+	r.Learnt = learnt
+	if l.Record.Absent && reflect.DeepEqual(learnt, Learnt{}) {
+		return
+	}
+	l.Record.Keep(ctx, r, l.Clock.Now())
+}

@@ -1,0 +1,44 @@
+package outcome
+
+import (
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Decision is what the agent does after one pass.
+type Decision struct {
+	Reason   config.Reason
+	Message  string
+	After    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
+	Stalled  bool
+	Blockers []string // what is in the way
+	Planned  time.Time
+	Failure  *api.Failure // the agent gives the change up, and undoes it
+	Waits    For
+	NoReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
+}
+
+// longestDecision bounds the cause, so that a condition has room for the desired config, and for what becomes of the node.
+const longestDecision = 768 // characters
+
+// Bounded returns the decision with texts short enough for a condition.
+func (d Decision) Bounded() Decision {
+	d.Message = sanitize.Message(d.Message, longestDecision)
+	if d.Failure != nil {
+		d.Failure = BoundedFailure(d.Failure)
+	}
+	return d
+}
+
+// BoundedFailure returns the failure with texts short enough for the node's annotation.
+func BoundedFailure(f *api.Failure) *api.Failure {
+	if f == nil {
+		return nil
+	}
+	out := *f
+	out.Message = sanitize.Message(f.Message, longestDecision)
+	return &out
+}

@@ -1,4 +1,0 @@
-package wake
-
-// ReadNames is readNames.
-var ReadNames = readNames
