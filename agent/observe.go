@@ -22,7 +22,10 @@ import (
 func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	var seen state.Observed
 	a.objects.BeginLook()
-	node, err := a.observeNode(ctx)
+	// Each read of a pass has a deadline of its own: a server that answers slowly still lets a pass end. The pods are asked for beside the node.
+	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	defer cancel()
+	node, err := a.objects.Node(call)
 	if err != nil {
 		return seen, err
 	}
@@ -65,14 +68,6 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Started = a.units.ObserveStarted(ctx, seen)
 	seen.Complete = true
 	return seen, nil
-}
-
-// observeNode returns the node as the watches have shown it, or as the API server has it. Each read of a pass has a deadline of its own: a server that
-// answers slowly still lets a pass end.
-func (a *Agent) observeNode(ctx context.Context) (*corev1.Node, error) {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
-	defer cancel()
-	return a.objects.Node(call)
 }
 
 // listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that are not there: the agent knows pods of NVIDIA's programs by
