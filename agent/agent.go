@@ -172,12 +172,12 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	return rest - pause
 }
 
-// partsLook is the time between two looks of the parts. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
+// partsLook is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
 // look costs some ten driver calls a GPU.
 const partsLook = 15 * time.Second
 
-// waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the parts look, which asks nothing of the API server; the wait
-// ends when a part has something to report.
+// waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the monitors observe, which asks nothing of the API server; the wait
+// ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.clock.NewTimer(d)
 	defer timer.Stop()
@@ -272,7 +272,7 @@ func (a *Agent) noteObserved(_ context.Context, seen state.Observed) {
 	a.hasLooked = true
 }
 
-// shareObserved hands the observation to the parts, and to the packages that remember some of it. They may send Events.
+// shareObserved hands the observation to the monitors, and to the packages that remember some of it. They may send Events.
 func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()

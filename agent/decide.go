@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// decide turns the error that ended a pass into a decision. Package budget decides on steps that fail or find a GPU in use, by how often and
+// decide turns the error that ended a pass into a decision. decide.Retries decides on steps that fail or find a GPU in use, by how often and
 // how long they have.
 func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting

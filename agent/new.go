@@ -169,7 +169,7 @@ func (a *Agent) addDecisions(o Options) {
 	a.gates = &decide.Gate{Settings: o.Settings, Wall: o.Clock, Clock: a.clock}
 }
 
-// addParts makes the parts, and the teller that reports on them. A new part is one line here.
+// addMonitors makes the monitors, and hands them to the reporter. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
 	a.monitors = monitor.Monitors{

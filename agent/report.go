@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// conclude reports what the pass has found and done, by package tell, and returns how long the loop may sleep.
+// conclude reports what the pass has observed and done, and returns how long the loop may sleep.
 func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
 	a.liveness.At(telling)
 	var first plan.Step // zero if observing the node has failed

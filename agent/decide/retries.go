@@ -135,7 +135,7 @@ func (b *Retries) Deadline(seen state.Observed, want state.Desired, step plan.St
 }
 
 // CheckNoEffect ends a change of which a user or another tool undoes a step each time. In an undo the agent tries the step again, but ever less
-// often. Of a step on a GPU, package hardware asks InVain right before the call into the driver.
+// often. Of a step on a GPU, act/hardware asks InVain right before the call into the driver.
 func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	if !step.Traits().Repeatable {
 		return nil
