@@ -19,7 +19,7 @@ const (
 	Wanted Kind = iota
 	// StandStill changes nothing: Why says what is in the way.
 	StandStill
-	// Cancel gives the change up, since somebody has uncordoned the node.
+	// Cancel gives the change up, since a user or another program has uncordoned the node.
 	Cancel
 	// CleanUp restores what an earlier agent has left, or a slot that no change needs, although what the labels ask for is refused.
 	CleanUp
@@ -53,7 +53,7 @@ func GoalOf(seen state.Observed, want state.Desired, steps []plan.Step, err erro
 	return Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
 }
 
-// uncordonedInTime reports whether somebody has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
+// uncordonedInTime reports whether a user or another program has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
 // uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
 // change gets a cordon of its own.
 func uncordonedInTime(seen state.Observed, want state.Desired, steps []plan.Step) bool {

@@ -117,7 +117,7 @@ func (r *rig) eachBeginning(change func(wish string)) {
 // Promise 16. The agent's pod has 256 MiB. A tenant fills what the agent lists with as much text as the API server takes.
 func TestPromise16ListsFullOfTextTakeNoMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("two lists of 64 MiB, beside which nothing else can run; agent/observe/watch and agent/observe/watch keep little of each object")
+		t.Skip("two lists of 64 MiB, beside which nothing else can run; agent/observe/watch keeps little of each object")
 	}
 	// One after the other, and nothing beside them: such lists slow the API server down for all.
 	t.Run("pods", podsFullOfText)

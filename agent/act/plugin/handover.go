@@ -156,18 +156,16 @@ func lacksKey(m *state.ConfigManager, want state.Desired) bool {
 
 // whyRefused says what a user has to do so that the API server takes the key; empty if the same request may succeed later by itself.
 func whyRefused(m *state.ConfigManager, err error) string {
-	todo := ""
+	configMap := "ConfigMap " + m.Namespace + "/" + m.ConfigMap
 	switch {
 	case apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
-		todo = "make room in ConfigMap %s/%s, as by taking away keys that no node's label names: %v"
+		return fmt.Sprintf("make room in %s, as by taking away keys that no node's label names: %v", configMap, err)
 	case apierrors.IsForbidden(err):
-		todo = "let the agent write its key of ConfigMap %s/%s: %v"
+		return fmt.Sprintf("let the agent write its key of %s: %v", configMap, err)
 	case apierrors.IsNotFound(err):
-		todo = "create ConfigMap %s/%s again: %v"
-	default:
-		return ""
+		return fmt.Sprintf("create %s again: %v", configMap, err)
 	}
-	return fmt.Sprintf(todo, m.Namespace, m.ConfigMap, err)
+	return ""
 }
 
 // fullFolder waits until an administrator has made room in the folder.
@@ -185,7 +183,7 @@ func (h *Handover) setLabel(ctx context.Context, seen state.Observed, want state
 	if err := h.refuseToSetAgain(seen, want); err != nil {
 		return err
 	}
-	if lacksKey(m, want) { // somebody has taken it away since Prepare, or this is the way back
+	if lacksKey(m, want) { // another program has taken it away since Prepare, or this is the way back
 		err := h.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
 		if why := whyRefused(m, err); why != "" && !want.Undo {
 			return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
@@ -262,7 +260,7 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 	return nil
 }
 
-// Mend writes the agent's key again by which the node goes, if somebody else has put another text in its place or taken it away. The plugin has
+// Mend writes the agent's key again by which the node goes, if another program has put another text in its place or taken it away. The plugin has
 // read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
 func (h *Handover) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
 	m, key := seen.Plugin.Manager, seen.Plugin.Text

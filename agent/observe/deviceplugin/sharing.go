@@ -258,7 +258,7 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 	return want, nil
 }
 
-// Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where somebody
+// Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where a user
 // has set the config manager's label since to a key that is neither that nor an agent's: it is what is asked for from now on.
 func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 	j := seen.Journal
