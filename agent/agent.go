@@ -209,7 +209,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err = a.upkeep(ctx, seen, err); err != nil {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
-	want, steps, err := a.plan(ctx, &seen)
+	want, steps, err := a.plan(ctx, seen)
 	a.verifier.Follow(seen)
 	if err == nil {
 		err = a.mendPluginKey(ctx, seen, want)
@@ -226,7 +226,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 
 // upkeep does what each pass does whatever the labels ask for. Each chore is idempotent. Err is why the observation has ended early; upkeep returns it,
 // or why the pass cannot go on.
-func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) error {
+func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) error {
 	a.changeUnderway = seen.Journal != nil
 	a.liveness.Saw(seen.Node)
 	a.answer(ctx, seen, err)
@@ -239,7 +239,7 @@ func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) erro
 		a.renewWhileUnavailable(ctx, seen)
 		return err
 	}
-	for _, chore := range []func(context.Context, state.Observed){
+	for _, chore := range []func(context.Context, *state.Observed){
 		a.noteObserved, a.shareObserved, a.tidyRecord, a.setClock, a.slot.Renew, a.rebooter.Withdraw,
 	} {
 		chore(ctx, seen)
@@ -248,14 +248,14 @@ func (a *Agent) upkeep(ctx context.Context, seen state.Observed, err error) erro
 }
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
-func (a *Agent) renewWhileUnavailable(ctx context.Context, seen state.Observed) {
+func (a *Agent) renewWhileUnavailable(ctx context.Context, seen *state.Observed) {
 	if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) {
 		a.slot.Renew(ctx, seen)
 	}
 }
 
 // taintUnhealthy has the node tainted while a GPU is not well, also while nothing else can be seen of it.
-func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
+func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 	if seen.Node == nil {
 		return
 	}
@@ -264,7 +264,7 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen state.Observed) {
 }
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
-func (a *Agent) noteObserved(_ context.Context, seen state.Observed) {
+func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
 	a.retries.ForgetLooks()
 	if !a.hasLooked && seen.Journal != nil {
 		a.metrics.Resumed()
@@ -273,7 +273,7 @@ func (a *Agent) noteObserved(_ context.Context, seen state.Observed) {
 }
 
 // shareObserved hands the observation to the monitors, and to the packages that remember some of it. They may send Events.
-func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
+func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
@@ -282,12 +282,12 @@ func (a *Agent) shareObserved(ctx context.Context, seen state.Observed) {
 }
 
 // tidyRecord removes a change from the host's record that owes nothing more.
-func (a *Agent) tidyRecord(ctx context.Context, seen state.Observed) {
+func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	a.journal.Tidy(ctx, !seen.OwesNothing())
 }
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
-func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	done, err := a.handover.Mend(ctx, seen, want)
 	if done != "" {
 		a.events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
@@ -297,23 +297,24 @@ func (a *Agent) mendPluginKey(ctx context.Context, seen state.Observed, want sta
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
 // perhaps for days.
-func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
+func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
 	if !decide.CleansUpMeanwhile(seen, err) {
 		return want, steps, err
 	}
 	var wait *outcome.Waiting
 	errors.As(err, &wait)
-	rest, failed := a.planCleanUp(ctx, &seen, want, err)
+	left := *seen
+	rest, failed := a.planCleanUp(ctx, &left, want, err)
 	if failed != nil {
 		return want, steps, err
 	}
 	want.Left = seen.Postponed(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
-	return want, rest, a.execute(ctx, seen, want, rest)
+	return want, rest, a.execute(ctx, &left, want, rest)
 }
 
 // setClock follows a step of the host's clock, unless a change is under way, which has deadlines. The agent then forgets all times that it
 // remembers by the clock as it was before.
-func (a *Agent) setClock(_ context.Context, seen state.Observed) {
+func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	if seen.Journal != nil {
 		return
 	}
@@ -330,7 +331,7 @@ func (a *Agent) setClock(_ context.Context, seen state.Observed) {
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, steps, err := a.planAsked(ctx, seen)
-	goal := decide.GoalOf(*seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
+	goal := decide.GoalOf(seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
 	switch goal.Kind {
 	case decide.Wanted:
 		return want, steps, nil

@@ -23,7 +23,7 @@ import (
 
 // answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. If the agent
 // cannot answer, it logs that, and goes on with the change.
-func (a *Agent) answer(ctx context.Context, seen state.Observed, ended error) {
+func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	if seen.Node == nil {
 		return
 	}
@@ -60,7 +60,7 @@ func answers(annotation, request string) bool {
 }
 
 // answerTo plans what the request asks for.
-func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, request string) api.Answer {
+func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error, request string) api.Answer {
 	out := api.Answer{For: request, At: a.clock.Stamp()}
 	switch request {
 	case config.RequestDiagnosis:
@@ -86,6 +86,8 @@ func (a *Agent) answerTo(ctx context.Context, seen state.Observed, ended error, 
 	}
 	var p preview.Result
 	if ended == nil {
+		asked := *seen // the answer asks for something else than the pass
+		seen = &asked
 		if allowed.Allows() {
 			seen.Node = seen.Node.DeepCopy()
 			metav1.SetMetaDataAnnotation(&seen.Node.ObjectMeta, config.AnnotationAllowEviction, request)

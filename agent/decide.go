@@ -16,7 +16,7 @@ import (
 
 // decide turns the error that ended a pass into a decision. decide.Retries decides on steps that fail or find a GPU in use, by how often and
 // how long they have.
-func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
 	var failure *api.Failure
@@ -57,7 +57,7 @@ func (a *Agent) decide(seen state.Observed, want state.Desired, step plan.Step, 
 
 // unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only
 // if the boot ID shows the agent that the reboot has happened.
-func unsupported(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+func unsupported(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	if step.Kind == plan.Reset && seen.Boot.ID != "" {
 		return outcome.Decision{NoReset: true}
 	}

@@ -17,7 +17,7 @@ import (
 func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)
 	e.Running, e.Agent.Runs = running, running
-	return diagnosis.Of(e)
+	return diagnosis.Of(&e)
 }
 
 // evidence observes the node once, for a diagnosis.
@@ -25,9 +25,9 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
 	e := diagnosis.Evidence{Observed: seen, Now: a.clock.Stamp(), Settings: a.settings}
 	if err == nil {
-		want, _ := a.resolver.Desired(ctx, &e.Observed) // the plan below returns the refusal
+		want, _ := a.resolver.Desired(ctx, e.Observed) // the plan below returns the refusal
 		e.Settings = a.settings.With(want.Drain)
-		a.verifier.ProveDesired(&e.Observed, want)
+		a.verifier.ProveDesired(e.Observed, want)
 	}
 	switch {
 	case seen.Node == nil:
@@ -41,8 +41,8 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	asked, _ := a.resolver.Asked(e.Node)
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
-		e.Want, e.Steps, e.Refused = a.plan(ctx, &e.Observed)
-		e.NotYet = a.whyNotBegun(e)
+		e.Want, e.Steps, e.Refused = a.plan(ctx, e.Observed)
+		e.NotYet = a.whyNotBegun(&e)
 		e.Verdicts = a.evictions.Evictable(ctx, e.Observed, e.Want, e.Steps)
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
@@ -61,7 +61,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 }
 
 // whyNotBegun returns why the agent does not begin a change although nothing on the node is in its way: a gate, or the pool.
-func (a *Agent) whyNotBegun(e diagnosis.Evidence) *outcome.Waiting {
+func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
 	case e.Journal != nil || len(e.Steps) == 0:
@@ -100,8 +100,8 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 	if e.Driver != "" {
 		e.Unseen = append(e.Unseen, "the GPUs: "+e.Driver)
 	}
-	a.observeKubelet(ctx, &e.Observed, e.Pods)
-	a.observeOthers(&e.Observed)
+	a.observeKubelet(ctx, e.Observed, e.Pods)
+	a.observeOthers(e.Observed)
 	if e.GPUs == nil {
 		e.Capacity.Missing = nil // without GPUs there is nothing to compare it with
 	}

@@ -15,8 +15,9 @@ import (
 
 // execute performs the first step. Each step is idempotent, and none waits: a step that takes time returns *Waiting, and the
 // next pass looks again.
-func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
-	step := steps[0]
+func (a *Agent) execute(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
+	step, prepared := steps[0], *seen
+	seen = &prepared // with what the agent reads right before the step
 	a.liveness.At(step)
 	began := a.clock.Now()
 	err := a.retries.TooEarly(step)
@@ -29,7 +30,7 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 			return err
 		}
 		if err == nil {
-			err = a.fencing.Prepare(ctx, &seen, want, steps)
+			err = a.fencing.Prepare(ctx, seen, want, steps)
 		}
 		if err == nil {
 			err = a.perform(ctx, seen, want, steps)
@@ -51,7 +52,7 @@ func (a *Agent) execute(ctx context.Context, seen state.Observed, want state.Des
 var errNotFresh = errors.New("the look has to be taken anew")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
-func (a *Agent) mayPerform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (a *Agent) mayPerform(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
@@ -62,7 +63,7 @@ func (a *Agent) mayPerform(ctx context.Context, seen state.Observed, want state.
 }
 
 // perform calls the executor of the first step.
-func (a *Agent) perform(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (a *Agent) perform(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	step := steps[0]
 	perform := executors[step.Kind]
 	if perform == nil {

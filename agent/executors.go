@@ -9,7 +9,7 @@ import (
 
 // work is the input of an executor: the observed state, the desired state, and the steps between them, of which it performs the first.
 type work struct {
-	seen  state.Observed
+	seen  *state.Observed
 	want  state.Desired
 	step  plan.Step
 	steps []plan.Step

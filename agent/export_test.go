@@ -47,7 +47,7 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 	if err != nil {
 		return ""
 	}
-	_, steps, err := a.plan(ctx, &seen)
+	_, steps, err := a.plan(ctx, seen)
 	if err != nil || len(steps) == 0 {
 		return ""
 	}

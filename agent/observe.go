@@ -19,8 +19,8 @@ import (
 // observe reads the node, its pods, kubelet, the ConfigMaps, the host's record and the GPUs. It changes nothing, and sends no Event: pass
 // draws the conclusions.
 // It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
-func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
-	var seen state.Observed
+func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
+	seen := &state.Observed{}
 	a.objects.BeginLook()
 	// Each read of a pass has a deadline of its own: a server that answers slowly still lets a pass end. The pods are asked for beside the node.
 	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
@@ -32,17 +32,17 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 	seen.Node = node
 	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
 	seen.Marks.Fenced = a.marks.IsRaised(node)
-	a.rebooter.ObserveBoot(ctx, &seen)
+	a.rebooter.ObserveBoot(ctx, seen)
 	seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, seen.Boot.ID)
 	seen.Marks.Startup = a.fencing.Startup(node, seen.Journal)
 	if err != nil {
 		return seen, err
 	}
-	if err = a.files.Observe(ctx, &seen); err != nil {
+	if err = a.files.Observe(ctx, seen); err != nil {
 		return seen, err
 	}
-	a.slot.Observe(ctx, &seen, a.objects.AreFresh())
-	if err := a.upgrades.Observe(&seen); err != nil {
+	a.slot.Observe(ctx, seen, a.objects.AreFresh())
+	if err := a.upgrades.Observe(seen); err != nil {
 		return seen, err
 	}
 	if seen.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
@@ -53,18 +53,18 @@ func (a *Agent) observe(ctx context.Context) (state.Observed, error) {
 		return seen, err
 	}
 	if seen.Record.Published = journal.PublishedBy(seen.Record.Learnt); a.record.Absent {
-		seen.Record.Published = a.publisher.Noted(&seen)
+		seen.Record.Published = a.publisher.Noted(seen)
 	}
-	a.units.ObserveOwed(ctx, &seen)
+	a.units.ObserveOwed(ctx, seen)
 	seen.Pods = pods
 	seen.Recovered = a.monitors.Recovered()
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}
-	a.observeKubelet(ctx, &seen, pods)
-	a.observeOthers(&seen)
-	a.rebooter.Observe(ctx, &seen, pods)
-	a.hardware.ObserveSpecs(ctx, &seen)
+	a.observeKubelet(ctx, seen, pods)
+	a.observeOthers(seen)
+	a.rebooter.Observe(ctx, seen, pods)
+	a.hardware.ObserveSpecs(ctx, seen)
 	seen.Started = a.units.ObserveStarted(ctx, seen)
 	seen.Complete = true
 	return seen, nil
@@ -113,7 +113,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 }
 
 // planned returns what the planner needs of the observation.
-func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
+func (a *Agent) planned(s *state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
@@ -149,12 +149,12 @@ func (a *Agent) planned(s state.Observed, want state.Desired) plan.Observed {
 // observeTakenAndPlan plans the way to the targets, once it has seen which processes and pods hold the devices that the plan takes.
 func (a *Agent) observeTakenAndPlan(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) ([]plan.Step, error) {
 	a.observeTaken(ctx, seen, want, targets)
-	return plan.Make(a.planned(*seen, want), want.Planned(targets))
+	return plan.Make(a.planned(seen, want), want.Planned(targets))
 }
 
 // observeTaken adds to the observation which processes and pods use the devices that the plan takes.
 func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) {
-	taken := plan.Takes(a.planned(*seen, want), want.Planned(targets))
+	taken := plan.Takes(a.planned(seen, want), want.Planned(targets))
 	a.processes.Observe(ctx, seen, taken)
 	a.units.Observe(ctx, seen, taken)
 }

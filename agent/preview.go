@@ -28,7 +28,7 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 }
 
 // previewOf plans by an observation that the caller has made, and asks the gates of a change for their verdict.
-func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name string) (preview.Result, error) {
+func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name string) (preview.Result, error) {
 	want := state.Desired{Name: name, Label: label}
 	seen.Pool = poolFor(seen, label, name)
 	if label != config.LabelProfile {
@@ -42,13 +42,13 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 		seen.Node = seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
 	}
-	want, err := a.resolver.Resolve(ctx, &seen, want, pluginKey)
+	want, err := a.resolver.Resolve(ctx, seen, want, pluginKey)
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.verifier.ProveDesired(&seen, want)
+	a.verifier.ProveDesired(seen, want)
 	want.KeepForeign(seen.Journal)
-	a.observeTaken(ctx, &seen, want, want.Targets)
+	a.observeTaken(ctx, seen, want, want.Targets)
 	planned := a.planned(seen, want)
 	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
@@ -62,7 +62,7 @@ func (a *Agent) previewOf(ctx context.Context, seen state.Observed, label, name 
 }
 
 // foresee returns why the agent would not begin a change with these steps now, by what it asks before it begins one. It writes nothing.
-func (a *Agent) foresee(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
@@ -101,7 +101,7 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 }
 
 // poolFor returns the pool that the node is of once its labels ask for that.
-func poolFor(seen state.Observed, label, name string) state.Pool {
+func poolFor(seen *state.Observed, label, name string) state.Pool {
 	node := seen.Node.DeepCopy()
 	for _, l := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 		delete(node.Labels, l)

@@ -94,7 +94,7 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want, steps, err := a.plan(ctx, &seen)
+	want, steps, err := a.plan(ctx, seen)
 	if len(steps) == 0 {
 		a.conclude(ctx, seen, want, nil, err)
 	}
@@ -167,7 +167,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 
 // owing returns what the agent owes the node. A change that waits for a reboot has given the node back until then.
 func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
-	seen := state.Observed{Node: node}
+	seen := &state.Observed{Node: node}
 	var left debts
 	var err error
 	if seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, ""); err != nil {
@@ -192,7 +192,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if a.marks.IsRaised(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
-	if o := a.leftovers.Orphan(&seen); o.Exists() {
+	if o := a.leftovers.Orphan(seen); o.Exists() {
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // the taint keeps pods away until it is gone

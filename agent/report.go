@@ -24,7 +24,7 @@ import (
 )
 
 // conclude reports what the pass has observed and done, and returns how long the loop may sleep.
-func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
+func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
 	a.liveness.At(telling)
 	var first plan.Step // zero if observing the node has failed
 	if len(steps) > 0 {
@@ -68,7 +68,7 @@ func (a *Agent) conclude(ctx context.Context, seen state.Observed, want state.De
 }
 
 // withdrawn adds to a message, which does not name them yet, the pods that hold what kubelet gives out to others.
-func withdrawn(seen state.Observed, first plan.Step) string {
+func withdrawn(seen *state.Observed, first plan.Step) string {
 	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfProof {
 		return ""
 	}
@@ -76,7 +76,7 @@ func withdrawn(seen state.Observed, first plan.Step) string {
 }
 
 // count sets the metrics to what the report says.
-func (a *Agent) count(seen state.Observed, want state.Desired, r report.Report) {
+func (a *Agent) count(seen *state.Observed, want state.Desired, r report.Report) {
 	a.metrics.Looked(seen, want)
 	a.metrics.Reported(metrics.Report{
 		Phase: r.Phase, Ready: r.Ready == corev1.ConditionTrue, Reason: r.Reason, Converged: r.Converged, Blocked: r.Phase != api.PhaseIdle && !r.GoesOn,
@@ -119,7 +119,7 @@ func (d activity) String() string { return string(d) }
 
 // sleep returns the time until the next pass: none after a step, else what the decision says, at the latest until the
 // heartbeat is due.
-func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d outcome.Decision, err error) time.Duration {
+func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decision, err error) time.Duration {
 	if err == nil && len(steps) > 0 {
 		return 0
 	}
@@ -148,7 +148,7 @@ func (a *Agent) sleep(seen state.Observed, steps []plan.Step, d outcome.Decision
 }
 
 // giveUp writes the failure into the journal: from now on the agent rolls the change back.
-func (a *Agent) giveUp(ctx context.Context, seen state.Observed, want state.Desired, failure *api.Failure) time.Duration {
+func (a *Agent) giveUp(ctx context.Context, seen *state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
 	if err := a.journal.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {

@@ -21,7 +21,7 @@ type Gate struct {
 
 // Allow returns why the agent may not perform the first step now: a *Waiting before it has disturbed anything, and a *Failure that postpones
 // the change after that. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
-func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	switch {
 	case want.Undo:
 		return nil
@@ -46,7 +46,7 @@ func (g *Gate) Allow(seen state.Observed, want state.Desired, steps []plan.Step)
 
 // needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU meanwhile. A node with its startup taint
 // runs no workload, and a GPU that has lost its instances by a reboot serves none.
-func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
 	fresh := len(seen.Marks.Startup) > 0 && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || len(seen.Journal.Startup()) > 0
 	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) && !plan.Has(steps, plan.Heal) {
@@ -56,7 +56,7 @@ func needsWindow(seen state.Observed, want state.Desired, steps []plan.Step) boo
 }
 
 // mayBegin waits for a window that is long enough.
-func (g *Gate) mayBegin(seen state.Observed, want state.Desired) error {
+func (g *Gate) mayBegin(seen *state.Observed, want state.Desired) error {
 	now, takes := g.Wall.Now(), seen.Estimate()
 	begins, ok := seen.BeginsAt(want, now)
 	if ok && !begins.After(now) {
@@ -77,7 +77,7 @@ func (g *Gate) mayBegin(seen state.Observed, want state.Desired) error {
 }
 
 // Runs says when a change with these steps would begin.
-func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) string {
+func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step) string {
 	now := g.Wall.Now()
 	begins, ok := seen.BeginsAt(want, now)
 	when := "at once, since no window has to be waited for"
@@ -105,7 +105,7 @@ func (g *Gate) Runs(seen state.Observed, want state.Desired, steps []plan.Step) 
 
 // mayGoOn postpones a change if its window has closed, or closes before the change can be done. The agent has evicted some pods in vain
 // then; but to take a GPU away outside of the window is worse.
-func (g *Gate) mayGoOn(seen state.Observed, want state.Desired) error {
+func (g *Gate) mayGoOn(seen *state.Observed, want state.Desired) error {
 	now, takes := g.Wall.Now(), seen.Estimate()
 	schedule := seen.Schedule(want)
 	opening, open := schedule.At(now)

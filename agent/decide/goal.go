@@ -35,7 +35,7 @@ type Goal struct {
 }
 
 // GoalOf returns what a pass works towards. Steps are the way to what is wanted; err is why there is none, or why what the labels ask for is refused.
-func GoalOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, on config.OnUncordon) Goal {
+func GoalOf(seen *state.Observed, want state.Desired, steps []plan.Step, err error, on config.OnUncordon) Goal {
 	switch {
 	case outcome.IsUnseen(err):
 		return Goal{Kind: StandStill, Why: err}
@@ -56,19 +56,19 @@ func GoalOf(seen state.Observed, want state.Desired, steps []plan.Step, err erro
 // uncordonedInTime reports whether a user or another program has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
 // uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
 // change gets a cordon of its own.
-func uncordonedInTime(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
 }
 
 // restores reports whether there is something to restore on a node without a journal.
-func restores(seen state.Observed) bool {
+func restores(seen *state.Observed) bool {
 	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered()
 }
 
 // CleansUpMeanwhile reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
 // wait.
-func CleansUpMeanwhile(seen state.Observed, err error) bool {
+func CleansUpMeanwhile(seen *state.Observed, err error) bool {
 	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
 	_, waits := errors.AsType[*outcome.Waiting](err)

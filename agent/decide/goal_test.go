@@ -74,7 +74,7 @@ func TestTheGoalOfAPass(t *testing.T) {
 			}
 			seen.Node, seen.Journal, seen.GPUs = &corev1.Node{}, row.journal, []nvml.GPU{{UUID: gpu}}
 			seen.Node.Spec.Unschedulable = row.journal != nil && !row.uncordoned
-			goal := decide.GoalOf(seen, want, row.steps, row.err, row.on)
+			goal := decide.GoalOf(&seen, want, row.steps, row.err, row.on)
 			if goal.Kind != row.kind {
 				t.Fatalf("kind %d, want %d: %v", goal.Kind, row.kind, goal.Why)
 			}

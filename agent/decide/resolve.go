@@ -69,10 +69,10 @@ func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked stat
 func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
 	wishes := map[nvml.UUID]nvml.Wish{}
 	if want.Label != config.LabelDevicePluginConfig {
-		profile, found, beyond, err := r.Wishes(*seen, want.Label, migName(want.Name, pluginKey))
+		profile, found, beyond, err := r.Wishes(seen, want.Label, migName(want.Name, pluginKey))
 		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
 			want.Unread = err
-			profile, found, beyond, err = r.wishesOfReadable(*seen, want.Label, migName(want.Name, pluginKey))
+			profile, found, beyond, err = r.wishesOfReadable(seen, want.Label, migName(want.Name, pluginKey))
 		}
 		if err != nil {
 			return want, err
@@ -82,7 +82,7 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 		}
 		wishes, want.MissingPositions = found, beyond
 		after := state.WithTargets(seen.GPUs, state.Targets(found))
-		want.Unanswered = want.Unanswered && !r.asksForTheSame(*seen, seen.Node.Labels[config.LabelMIGConfig], after)
+		want.Unanswered = want.Unanswered && !r.asksForTheSame(seen, seen.Node.Labels[config.LabelMIGConfig], after)
 		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
 			return want, err
 		}
@@ -99,11 +99,11 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
 	want.Targets = state.Targets(wishes)
 	want.Fingerprint = fingerprint(want, wishes)
-	return want, r.refuses(ctx, *seen, want)
+	return want, r.refuses(ctx, seen, want)
 }
 
 // refuses says why what is wanted cannot be on this node, or has failed before.
-func (r *Resolver) refuses(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (r *Resolver) refuses(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if err := r.DevicePlugin.Fits(ctx, seen, want); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 }
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
-func (r *Resolver) asksForTheSame(seen state.Observed, name string, gpus []nvml.GPU) bool {
+func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml.GPU) bool {
 	_, wishes, _, err := r.Wishes(seen, config.LabelMIGConfig, name)
 	if err != nil {
 		return false
@@ -184,7 +184,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.Name, foreign),
 		}
 	}
-	if unbearable := untoleratedTaint(*seen, profile.Taints); unbearable != "" {
+	if unbearable := untoleratedTaint(seen, profile.Taints); unbearable != "" {
 		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.Name, unbearable)}
 	}
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
@@ -195,7 +195,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 
 // Wishes returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
 // counts for the name: with that file, the name may mean something else.
-func (r *Resolver) Wishes(seen state.Observed, label, name string) (
+func (r *Resolver) Wishes(seen *state.Observed, label, name string) (
 	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
 ) {
 	catalog, err := r.catalog(seen, label, name)
@@ -213,7 +213,7 @@ func (r *Resolver) Wishes(seen state.Observed, label, name string) (
 }
 
 // missingFile says that the file is not there which would have the name that err does not know.
-func missingFile(seen state.Observed, label string, err error) string {
+func missingFile(seen *state.Observed, label string, err error) string {
 	file := seen.Files.Configs
 	if label == config.LabelProfile {
 		file = seen.Files.Profiles
@@ -232,7 +232,7 @@ type reading struct {
 
 // wishesOfReadable is Wishes by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
 // there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
-func (r *Resolver) wishesOfReadable(seen state.Observed, label, name string) (
+func (r *Resolver) wishesOfReadable(seen *state.Observed, label, name string) (
 	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
 ) {
 	configs, found := seen.Files.Configs.Only("mig-configs", name)
@@ -240,13 +240,14 @@ func (r *Resolver) wishesOfReadable(seen state.Observed, label, name string) (
 	if want, _ := r.Asked(seen.Node); !(found && also) && r.read.label == label && r.read.name == want.Name {
 		configs, profiles = r.read.files.Configs, r.read.files.Profiles
 	}
-	seen.Files = state.Files{Configs: configs, Profiles: profiles}
-	return r.Wishes(seen, label, name)
+	readable := *seen
+	readable.Files = state.Files{Configs: configs, Profiles: profiles}
+	return r.Wishes(&readable, label, name)
 }
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
 // says what is wrong with a file.
-func (r *Resolver) catalog(seen state.Observed, label, name string) (config.Catalog, error) {
+func (r *Resolver) catalog(seen *state.Observed, label, name string) (config.Catalog, error) {
 	var profiles map[string]config.Profile
 	var err error
 	if label == config.LabelProfile {
@@ -282,7 +283,7 @@ func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Wish) string {
 }
 
 // untoleratedTaint names a taint that would keep the device plugin's next pod away.
-func untoleratedTaint(seen state.Observed, taints []corev1.Taint) string {
+func untoleratedTaint(seen *state.Observed, taints []corev1.Taint) string {
 	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
 		for _, t := range taints {
 			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {

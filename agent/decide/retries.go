@@ -126,7 +126,7 @@ func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
 const afterPods = 5 * time.Minute
 
 // Deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
-func (b *Retries) Deadline(seen state.Observed, want state.Desired, step plan.Step) time.Time {
+func (b *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.Step) time.Time {
 	until := b.Began(step).Add(afterPods)
 	if pods := seen.Journal.Started.Add(b.settings.With(want.Drain).Timeouts.Drain); pods.After(until) {
 		return pods
@@ -197,7 +197,7 @@ func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
 // the agent does not report each of them.
-func (b *Retries) InUse(seen state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	now := b.clock.Now()
 	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {
 		return outcome.Decision{Failure: &api.Failure{

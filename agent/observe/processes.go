@@ -34,7 +34,7 @@ func (f *Processes) Forget(time.Time) {
 
 // HeldBy adds the processes that hold the GPU to an error. If it finds none, it adds that, too: users search longest for a
 // client that no list shows.
-func (f *Processes) HeldBy(ctx context.Context, seen state.Observed, step plan.Step, held error) error {
+func (f *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.Step, held error) error {
 	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
 		return held
@@ -114,7 +114,7 @@ func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 
 // Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
 // stop. A user has to end them. A process that the process table does not show has mostly just ended.
-func (f *Processes) Unowned(seen state.Observed) []string {
+func (f *Processes) Unowned(seen *state.Observed) []string {
 	held := map[string]bool{}
 	for _, p := range seen.Holders.Pods {
 		for _, d := range p.Devices {

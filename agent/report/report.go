@@ -57,7 +57,7 @@ func (r Report) Silent() string {
 
 // Of puts the pass into words. A reset for which no label asks has no answer in the label of the state. Who waits for
 // the answer to a label that does not count is answered "failed": an answer ends the wait, and none would last until the waiting ends by itself.
-func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
+func Of(seen *state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
 	r := reportOf(seen, want, steps, err, d)
 	r.GoesOn, r.Retries = goesOn(want, steps, err, d), err != nil && d.Waits == outcome.ForRetry
 	if want.Unanswered && r.State == config.StateSuccess {
@@ -69,7 +69,7 @@ func Of(seen state.Observed, want state.Desired, steps []plan.Step, err error, d
 	return r
 }
 
-func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
+func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
 	switch {
 	case err == nil && len(steps) == 0:
 		return idleReport(seen, want)
@@ -102,7 +102,7 @@ func reportOf(seen state.Observed, want state.Desired, steps []plan.Step, err er
 }
 
 // idleReport reports that there is nothing to do.
-func idleReport(seen state.Observed, want state.Desired) Report {
+func idleReport(seen *state.Observed, want state.Desired) Report {
 	if want.Name == "" {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
@@ -130,7 +130,7 @@ func idleReport(seen state.Observed, want state.Desired) Report {
 }
 
 // targetName names what the steps lead to.
-func targetName(seen state.Observed, want state.Desired) string {
+func targetName(seen *state.Observed, want state.Desired) string {
 	switch {
 	case want.Undo && want.UndoCause != nil:
 		return fmt.Sprintf("going back to what was before, since %v", want.UndoCause)
@@ -191,7 +191,7 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 
 // waitingPhase is the phase of a plan whose first step has to wait, or has failed. Where nothing keeps pods off the node yet, nothing is being
 // drained.
-func waitingPhase(seen state.Observed, kind plan.Kind, want state.Desired) api.Phase {
+func waitingPhase(seen *state.Observed, kind plan.Kind, want state.Desired) api.Phase {
 	_, phase := Progress(kind, want)
 	if phase == api.PhaseDraining && !seen.DisruptionStarted() {
 		return api.PhaseWaiting
@@ -211,7 +211,7 @@ func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision
 	}
 }
 
-func converged(seen state.Observed, want state.Desired) string {
+func converged(seen *state.Observed, want state.Desired) string {
 	text := fmt.Sprintf("%s: %s", want.Name, capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()))
 	if len(want.MissingPositions) > 0 {
 		var positions []string
@@ -248,7 +248,7 @@ func misspelt(node *corev1.Node) string {
 }
 
 // cordonOfOthers says which user or tool has cordoned a node to which the agent owes nothing.
-func cordonOfOthers(seen state.Observed) string {
+func cordonOfOthers(seen *state.Observed) string {
 	who, since, cordoned := fence.Cordoner(seen.Node)
 	if !cordoned || seen.Journal != nil {
 		return ""
@@ -269,7 +269,7 @@ func cordonOfOthers(seen state.Observed) string {
 	return text + ", which is not ours to lift"
 }
 
-func stalled(seen state.Observed, want state.Desired, d outcome.Decision) string {
+func stalled(seen *state.Observed, want state.Desired, d outcome.Decision) string {
 	switch {
 	case seen.Journal != nil && seen.Journal.Cordoned:
 		return d.Message + "; the node stays cordoned until this is mended"
@@ -283,7 +283,7 @@ func stalled(seen state.Observed, want state.Desired, d outcome.Decision) string
 }
 
 // startupTaints names the startup taints of the node. There are as many as users have keys and effects.
-func startupTaints(seen state.Observed) string {
+func startupTaints(seen *state.Observed) string {
 	keys := state.TaintKeys(seen.Marks.Startup)
 	if len(keys) == 1 {
 		return "the taint " + keys[0]
@@ -300,7 +300,7 @@ func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
 }
 
 // DrainOf returns how far the node is drained, by the first step that is left.
-func DrainOf(seen state.Observed, first plan.Step) DrainReport {
+func DrainOf(seen *state.Observed, first plan.Step) DrainReport {
 	if seen.Journal == nil || !seen.Journal.Cordoned {
 		return DrainReport{}
 	}

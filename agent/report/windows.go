@@ -12,7 +12,7 @@ import (
 )
 
 // overrun returns how long a change that has touched its GPUs has gone on beyond its window.
-func (t *Writer) overrun(seen state.Observed, want state.Desired) time.Duration {
+func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
 	if j == nil || !j.Cordoned || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
 		return 0
@@ -30,7 +30,7 @@ func (t *Writer) overrun(seen state.Observed, want state.Desired) time.Duration 
 }
 
 // TellWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
-func (t *Writer) TellWindows(seen state.Observed, want state.Desired, planned time.Time) string {
+func (t *Writer) TellWindows(seen *state.Observed, want state.Desired, planned time.Time) string {
 	if !seen.Complete {
 		return ""
 	}
@@ -45,7 +45,7 @@ func (t *Writer) TellWindows(seen state.Observed, want state.Desired, planned ti
 }
 
 // tellOverrun reports, once for each change, that it goes on beyond its window.
-func (t *Writer) tellOverrun(seen state.Observed, want state.Desired, over time.Duration) string {
+func (t *Writer) tellOverrun(seen *state.Observed, want state.Desired, over time.Duration) string {
 	if over <= 0 {
 		return ""
 	}

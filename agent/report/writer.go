@@ -66,7 +66,7 @@ func (t *Writer) Learn(learnt *api.Status) { t.learnt = learnt }
 const progressInterval = time.Second
 
 // Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
-func (t *Writer) Report(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+func (t *Writer) Report(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
 	if underway && t.mayWait(seen, r) {
 		return nil
 	}
@@ -87,7 +87,7 @@ func (t *Writer) Report(ctx context.Context, seen state.Observed, want state.Des
 
 // answer writes the state label and the condition. Who waits for the label's success and looks at the condition then finds it True; any other answer
 // is in the label first.
-func (t *Writer) answer(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+func (t *Writer) answer(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
 	if r.State != config.StateSuccess {
 		return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway))
 	}
@@ -100,7 +100,7 @@ func (t *Writer) answer(ctx context.Context, seen state.Observed, want state.Des
 // mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
 // show the new capacity at once, and a condition that is still True would be taken for the end of the change. Nor may it while a pod holds what kubelet
 // gives out to others already.
-func (t *Writer) mayWait(seen state.Observed, r Report) bool {
+func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
 	old := PartitionReady(seen.Node)
 	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
 		return false
@@ -119,7 +119,7 @@ func (t *Writer) mayWait(seen state.Observed, r Report) bool {
 }
 
 // condition writes the conditions that differ from what the node shows already.
-func (t *Writer) condition(ctx context.Context, seen state.Observed, want state.Desired, r Report, underway bool) error {
+func (t *Writer) condition(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
 	old := PartitionReady(seen.Node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
@@ -156,7 +156,7 @@ func (t *Writer) heartbeatDue(age time.Duration) bool {
 
 // status returns the status annotation, and whether there is no room for it. After a look that ended early it returns "", so that the agent
 // does not overwrite the status of an earlier look. It also writes what later changes need into the host's record.
-func (t *Writer) status(ctx context.Context, seen state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
+func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
 	if !seen.Complete {
 		return "", false, nil
 	}
@@ -195,7 +195,7 @@ func (t *Writer) status(ctx context.Context, seen state.Observed, want state.Des
 
 // stateLabel writes the state label, which tools wait for. It is the answer to one wish: if a user has asked for another one meanwhile, tools
 // would take it for the answer to that, so the agent does not write it.
-func (t *Writer) stateLabel(ctx context.Context, seen state.Observed, r Report) error {
+func (t *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
 	if t.stateLabelStale(seen, r) {
 		return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: nil})
 	}
@@ -219,13 +219,13 @@ func sameWish(a, b *corev1.Node) bool {
 
 // stateLabelStale reports whether the state label reports the failure of a wish that no label asks for any more. Tools that wait for the label
 // have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
-func (t *Writer) stateLabelStale(seen state.Observed, r Report) bool {
+func (t *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
 
 // annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
-func (t *Writer) annotations(ctx context.Context, seen state.Observed, want state.Desired, r Report, text string) error {
+func (t *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, text string) error {
 	if !seen.Complete {
 		return nil
 	}
@@ -248,7 +248,7 @@ func (t *Writer) annotations(ctx context.Context, seen state.Observed, want stat
 }
 
 // copyForNextChanges copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
-func (t *Writer) copyForNextChanges(status *api.Status, seen state.Observed, want state.Desired, r Report) {
+func (t *Writer) copyForNextChanges(status *api.Status, seen *state.Observed, want state.Desired, r Report) {
 	status.Next, status.Proven, status.Cut, status.Took = r.Planned.UTC(), seen.Record.Status.Proven, seen.Record.Status.Cut, seen.Record.Status.Took
 	if r.Converged {
 		status.Proven, status.Cut = want.Fingerprint, ""
@@ -298,7 +298,7 @@ func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondi
 }
 
 // plannedCondition returns the condition that says when the change begins that waits for its window.
-func (t *Writer) plannedCondition(seen state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
+func (t *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
 	if !seen.Complete { // an earlier, complete look has set it
 		return nil
 	}

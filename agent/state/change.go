@@ -15,7 +15,7 @@ import (
 
 // Restores reports whether the node was before as the label asks, or had instances that a reboot has taken. Such a change needs no window:
 // until it is done, the node has nothing to offer to pods.
-func (s Observed) Restores(want Desired) bool {
+func (s *Observed) Restores(want Desired) bool {
 	if want.Fingerprint == "" {
 		return false
 	}
@@ -30,11 +30,11 @@ func HasInstances(gpus []nvml.GPU) bool {
 
 // Forward reports whether the agent is in the middle of what the label asks for: a GPU, or the device plugin's config, is not as it was when the
 // change began, and the change is not being undone.
-func (s Observed) Forward(want Desired) bool { return s.HardwareOrPluginTouched() && !want.Undo }
+func (s *Observed) Forward(want Desired) bool { return s.HardwareOrPluginTouched() && !want.Undo }
 
 // HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the
 // change is as short to finish as to undo.
-func (s Observed) HardwareOrPluginTouched() bool {
+func (s *Observed) HardwareOrPluginTouched() bool {
 	if s.Journal == nil {
 		return false
 	}
@@ -56,12 +56,12 @@ func (s Observed) HardwareOrPluginTouched() bool {
 
 // PastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
 // the other steps evict no pod that came after the agent had given the node back.
-func (s Observed) PastPointOfNoReturn(want Desired, steps []plan.Step) bool {
+func (s *Observed) PastPointOfNoReturn(want Desired, steps []plan.Step) bool {
 	return s.HardwareOrPluginTouched() && !s.Other(want) && !s.Edited(want) && (s.DisruptionStarted() || !plan.Has(steps, plan.Evict))
 }
 
 // HoldText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
-func (s Observed) HoldText() string {
+func (s *Observed) HoldText() string {
 	text, is := s.Node.Annotations[config.AnnotationHold]
 	if is && text == "" {
 		return "true"
@@ -70,7 +70,7 @@ func (s Observed) HoldText() string {
 }
 
 // StartsChange reports whether the steps begin a change. Steps that only restore what was left, or prove the capacity, begin none.
-func (s Observed) StartsChange(want Desired, steps []plan.Step) bool {
+func (s *Observed) StartsChange(want Desired, steps []plan.Step) bool {
 	if s.Journal != nil && !s.Other(want) || steps[0].Kind == plan.Adopt {
 		return false
 	}
@@ -78,7 +78,7 @@ func (s Observed) StartsChange(want Desired, steps []plan.Step) bool {
 }
 
 // HoldDecision returns what a hold means: a change that has not begun waits, and one that was begun for another target is undone.
-func (s Observed) HoldDecision(want Desired, now time.Time) error {
+func (s *Observed) HoldDecision(want Desired, now time.Time) error {
 	if s.Journal != nil {
 		return s.Postponed(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.HoldText(), s.Journal.Target))
 	}
@@ -90,17 +90,17 @@ func (s Observed) HoldDecision(want Desired, now time.Time) error {
 }
 
 // Postponed ends a change before it touches a GPU; the agent begins it again when it may.
-func (s Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
+func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
 // Forced reports whether a user has said, by the annotation, that this change needs no window.
-func (s Observed) Forced(want Desired) bool {
+func (s *Observed) Forced(want Desired) bool {
 	return s.Journal != nil && s.Journal.Forced && !s.Other(want) && !s.Edited(want) || s.Forces(want) && !want.Undo
 }
 
 // Forces reports whether the annotation is about the change to the desired state.
-func (s Observed) Forces(want Desired) bool {
+func (s *Observed) Forces(want Desired) bool {
 	switch value := s.Node.Annotations[config.AnnotationForce]; value {
 	case "":
 		return false
@@ -112,7 +112,7 @@ func (s Observed) Forces(want Desired) bool {
 }
 
 // DeadlineText says what the agent does at a deadline.
-func (s Observed) DeadlineText(want Desired) string {
+func (s *Observed) DeadlineText(want Desired) string {
 	if want.Undo {
 		return "nothing more is waited for"
 	}
@@ -120,7 +120,7 @@ func (s Observed) DeadlineText(want Desired) string {
 }
 
 // AtDeadline returns the end of a wait, and what the agent does then. An undo has no deadline.
-func (s Observed) AtDeadline(until time.Time, want Desired) (time.Time, string) {
+func (s *Observed) AtDeadline(until time.Time, want Desired) (time.Time, string) {
 	if want.Undo || s.Journal == nil {
 		return time.Time{}, ""
 	}
@@ -128,7 +128,7 @@ func (s Observed) AtDeadline(until time.Time, want Desired) (time.Time, string) 
 }
 
 // Drained finds the observed pods that the planner named.
-func (s Observed) Drained(pods []plan.Pod) []holders.Pod {
+func (s *Observed) Drained(pods []plan.Pod) []holders.Pod {
 	var out []holders.Pod
 	for _, p := range pods {
 		named := func(pod holders.Pod) bool {
@@ -152,10 +152,10 @@ func (s Observed) Drained(pods []plan.Pod) []holders.Pod {
 }
 
 // InLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
-func (s Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
+func (s *Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
 
 // AskedSince returns since when a label asks for the desired state.
-func (s Observed) AskedSince(want Desired, now time.Time) time.Time {
+func (s *Observed) AskedSince(want Desired, now time.Time) time.Time {
 	if s.Record.Status.Asked != nil && s.Record.Status.Asked.Wish == want.Fingerprint {
 		return s.Record.Status.Asked.Since
 	}

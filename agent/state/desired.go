@@ -50,7 +50,7 @@ func (d Desired) ApplyCommand(node string, flags ...string) string {
 const ResetTarget = "reset of a GPU"
 
 // Heals is what is wanted of a node of which nothing is asked while GPUs are to be reset, or are being given back what they had; false if none are.
-func (s Observed) Heals() (Desired, bool) {
+func (s *Observed) Heals() (Desired, bool) {
 	begun := s.Journal != nil && s.Journal.Target == ResetTarget
 	if !begun && (s.Journal != nil || len(s.Sick) == 0) {
 		return Desired{}, false
@@ -60,7 +60,7 @@ func (s Observed) Heals() (Desired, bool) {
 
 // Withdrawn returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
 // it, without a label.
-func (s Observed) Withdrawn(want Desired, byDefault bool) error {
+func (s *Observed) Withdrawn(want Desired, byDefault bool) error {
 	if s.Journal == nil {
 		return nil
 	}
@@ -77,14 +77,14 @@ func (s Observed) Withdrawn(want Desired, byDefault bool) error {
 }
 
 // KeepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
-func (s Observed) KeepsPluginAway(err error) bool {
+func (s *Observed) KeepsPluginAway(err error) bool {
 	var waiting *outcome.Waiting
 	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
 		(len(s.Marks.Startup) > 0 || len(s.Journal.Startup()) > 0)
 }
 
 // CatalogOfProfiles are the profiles of the administrator's file.
-func (s Observed) CatalogOfProfiles() (profiles map[string]config.Profile, err error) {
+func (s *Observed) CatalogOfProfiles() (profiles map[string]config.Profile, err error) {
 	err = s.Files.Profiles.Read(func(data []byte) (err error) {
 		profiles, err = config.ParseProfiles(data)
 		return err

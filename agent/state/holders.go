@@ -23,7 +23,7 @@ func (w Desired) Planned(targets plan.Targets) plan.Desired {
 
 // Sought returns the devices whose holders the agent has to find. It asks for the processes that have a GPU's device file open only if all
 // of the GPU goes: such a process may be on another instance than one that goes.
-func (s Observed) Sought(taken []plan.Taken) []holders.Sought {
+func (s *Observed) Sought(taken []plan.Taken) []holders.Sought {
 	var out []holders.Sought
 	for _, t := range taken {
 		gpu, ok := s.GPU(t.GPU)
@@ -48,7 +48,7 @@ func (s Observed) Sought(taken []plan.Taken) []holders.Sought {
 }
 
 // Computes reports whether a process of the unit computes on a device that goes.
-func (s Observed) Computes(unit string) bool {
+func (s *Observed) Computes(unit string) bool {
 	return slices.ContainsFunc(s.Holders.Processes, func(c holders.Client) bool {
 		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
 	})
@@ -56,7 +56,7 @@ func (s Observed) Computes(unit string) bool {
 
 // MustLeave returns the holders that the agent evicts. It leaves out operands, which have an order of their own, clients of the library that
 // have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
-func (s Observed) MustLeave() []holders.Pod {
+func (s *Observed) MustLeave() []holders.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.DevicePlugin.Pods {
 		apart[string(o.UID)] = true
@@ -76,7 +76,7 @@ func (s Observed) MustLeave() []holders.Pod {
 }
 
 // returns reports whether the pod tolerates the fence, so that it comes back after its eviction.
-func (s Observed) returns(p holders.Pod) bool {
+func (s *Observed) returns(p holders.Pod) bool {
 	return slices.ContainsFunc(s.Pods, func(pod corev1.Pod) bool {
 		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, FenceTaint())
 	})
@@ -96,7 +96,7 @@ func keepsClaims(o fence.Operand) bool {
 }
 
 // ClaimDriver reports whether NVIDIA's DRA driver runs on the node.
-func (s Observed) ClaimDriver() bool {
+func (s *Observed) ClaimDriver() bool {
 	return slices.ContainsFunc(s.Pods, func(p corev1.Pod) bool {
 		_, of := holders.DaemonSetOf(&p)
 		return of && p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels)
@@ -108,7 +108,7 @@ func byFilesAlone(p holders.Pod) bool {
 }
 
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.
-func (s Observed) HoldersUnknown() error {
+func (s *Observed) HoldersUnknown() error {
 	switch {
 	case s.Kubelet.Err != nil:
 		return fmt.Errorf("until kubelet says which pod has which device: %w", s.Kubelet.Err)

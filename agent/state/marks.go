@@ -24,7 +24,7 @@ func FenceTaint() corev1.Taint {
 }
 
 // Cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
-func (s Observed) Cancelled(want Desired) *api.Failure {
+func (s *Observed) Cancelled(want Desired) *api.Failure {
 	text := "a user or tool has uncordoned the node"
 	who, when := fence.Uncordoner(s.Node, config.FieldManager)
 	if !when.IsZero() {
@@ -39,7 +39,7 @@ func (s Observed) Cancelled(want Desired) *api.Failure {
 }
 
 // SpentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
-func (s Observed) SpentAnnotations(j journal.Journal) []string {
+func (s *Observed) SpentAnnotations(j journal.Journal) []string {
 	if !j.Forced {
 		return nil
 	}
@@ -48,25 +48,25 @@ func (s Observed) SpentAnnotations(j journal.Journal) []string {
 
 // DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
 // deadlines count from the fence.
-func (s Observed) DisruptionStarted() bool {
+func (s *Observed) DisruptionStarted() bool {
 	return s.Journal != nil && (s.Journal.Cordoned || slices.ContainsFunc(s.Pauses, s.pausedHere))
 }
 
 // ToolsAtWork names the other tools that work on the node, by what they have written on it. The agent does not wait for work that a tool has
 // only announced, nor for a mig-manager whose labels are there but whose pod is not.
-func (s Observed) ToolsAtWork() []string {
+func (s *Observed) ToolsAtWork() []string {
 	return s.Tools(func(m fence.Marker) bool {
 		return !m.Planned && (m.Tool != fence.ToolMIGManager || s.Leftovers.MIGManager)
 	})
 }
 
 // ToolsThatCordon names the other tools that rely on the node's cordon.
-func (s Observed) ToolsThatCordon() []string {
+func (s *Observed) ToolsThatCordon() []string {
 	return s.Tools(func(m fence.Marker) bool { return m.Cordons })
 }
 
 // Tools names the tools whose marks count.
-func (s Observed) Tools(count func(fence.Marker) bool) []string {
+func (s *Observed) Tools(count func(fence.Marker) bool) []string {
 	var out []string
 	for _, m := range s.Marks.Tools {
 		if count(m) {
@@ -122,14 +122,14 @@ func (o Orphan) String() string {
 }
 
 // Writing returns what a journal is written for: a step on the way to the desired state.
-func (s Observed) Writing(want Desired, step plan.Kind) journal.Write {
+func (s *Observed) Writing(want Desired, step plan.Kind) journal.Write {
 	w := s.GivingBack()
 	w.Wish, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
 	return w
 }
 
 // GivingBack returns what a journal is written for that takes nothing more.
-func (s Observed) GivingBack() journal.Write {
+func (s *Observed) GivingBack() journal.Write {
 	return journal.Write{
 		Node: s.Node, Boot: s.Boot.ID, Before: s.Journal, GivesBack: true, Disrupted: s.DisruptionStarted(),
 		Since: s.Since(config.ReasonHostRecordUnavailable, time.Time{}),
@@ -137,12 +137,12 @@ func (s Observed) GivingBack() journal.Write {
 }
 
 // OwesNothing reports whether neither a journal nor the host's record has anything that the agent has to give back.
-func (s Observed) OwesNothing() bool {
+func (s *Observed) OwesNothing() bool {
 	return s.Journal == nil && !s.Record.StrangeJournal && len(s.Record.Owed.Stopped)+len(s.Record.Owed.Persistent) == 0
 }
 
 // pausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
-func (s Observed) pausedHere(o fence.Operand) bool {
+func (s *Observed) pausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {
 		return true
 	}
@@ -154,14 +154,14 @@ func (s Observed) pausedHere(o fence.Operand) bool {
 }
 
 // paused reports whether the agent has paused the device plugin by its label, so that no plugin offers GPUs.
-func (s Observed) paused() bool {
+func (s *Observed) paused() bool {
 	return slices.ContainsFunc(s.Pauses, func(o fence.Operand) bool {
 		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
 	})
 }
 
 // Uncordoned reports whether another user or tool has lifted the agent's cordon.
-func (s Observed) Uncordoned() bool {
+func (s *Observed) Uncordoned() bool {
 	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
 }
 

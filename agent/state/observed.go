@@ -151,7 +151,7 @@ type ConfigMapFile struct {
 
 // ExplicitStrategy is the MIG strategy in the plugin's arguments or environment; empty if they say none. While the agent keeps the plugin
 // away in the middle of a change, it is the one in the journal.
-func (s Observed) ExplicitStrategy() config.MIGStrategy {
+func (s *Observed) ExplicitStrategy() config.MIGStrategy {
 	for _, pod := range s.DevicePlugin.Pods {
 		if strategy := StrategyOf(pod); strategy != "" {
 			return strategy
@@ -194,7 +194,7 @@ func toldOf(pod corev1.Pod, flag, variable string) (value string) {
 
 // OperandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
 // node or that the journal holds.
-func (s Observed) OperandLabels(ofSettings []string) []string {
+func (s *Observed) OperandLabels(ofSettings []string) []string {
 	out := slices.Clone(ofSettings)
 	left := slices.Sorted(maps.Keys(s.Leftovers.Orphan.Labels))
 	if s.Journal != nil {
@@ -209,7 +209,7 @@ func (s Observed) OperandLabels(ofSettings []string) []string {
 }
 
 // PlannedOperands returns the operands that a label of the node deploys, and the device plugin's pods.
-func (s Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
+func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
 	byLabel := map[string]bool{}
 	for _, o := range s.Pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
@@ -239,7 +239,7 @@ func PlannedPod(p holders.Pod) plan.Pod {
 }
 
 // Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the status.
-func (s Observed) Failed(want Desired) *api.Failure {
+func (s *Observed) Failed(want Desired) *api.Failure {
 	if s.GivenUp(want) {
 		return s.Journal.Undo
 	}
@@ -251,7 +251,7 @@ func (s Observed) Failed(want Desired) *api.Failure {
 
 // ReportedFailure returns the failure that the status goes on reporting: that of the desired change, or, while the agent cannot read the
 // catalog, and so does not know the desired state, the last one.
-func (s Observed) ReportedFailure(want Desired) *api.Failure {
+func (s *Observed) ReportedFailure(want Desired) *api.Failure {
 	if f := s.Failed(want); f != nil && !f.Later {
 		return f
 	}
@@ -263,7 +263,7 @@ func (s Observed) ReportedFailure(want Desired) *api.Failure {
 
 // ForeignCordon reports whether another user or tool has cordoned the node, by managedFields. If those are stripped from the node, a cordon
 // beside the agent's taint is the agent's, unless the journal says that it was there before.
-func (s Observed) ForeignCordon() bool {
+func (s *Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false
 	}
@@ -279,23 +279,23 @@ func (s Observed) ForeignCordon() bool {
 }
 
 // GivenUp reports whether the agent has given up the desired change, by the journal.
-func (s Observed) GivenUp(want Desired) bool {
+func (s *Observed) GivenUp(want Desired) bool {
 	return s.Journal != nil && s.Journal.Undo != nil && s.Journal.Undo.Wish == want.Fingerprint
 }
 
 // Other reports whether the journal is about another target than the desired one.
-func (s Observed) Other(want Desired) bool {
+func (s *Observed) Other(want Desired) bool {
 	return s.Journal != nil && !want.Undo && s.Journal.Target != want.Name
 }
 
 // Edited reports whether a user has edited the target's config since the change began. It is false for a journal of an older agent, which
 // has no fingerprint of the config.
-func (s Observed) Edited(want Desired) bool {
+func (s *Observed) Edited(want Desired) bool {
 	return s.Journal != nil && !want.Undo && !s.Other(want) && s.Journal.Wish != "" && want.Fingerprint != "" && s.Journal.Wish != want.Fingerprint
 }
 
 // Operation identifies the change that is under way, across restarts of the agent; empty if there is none.
-func (s Observed) Operation() string {
+func (s *Observed) Operation() string {
 	if s.Journal == nil {
 		return ""
 	}
@@ -303,10 +303,10 @@ func (s Observed) Operation() string {
 }
 
 // Blockers returns, in one text, why the agent cannot prove the capacity yet.
-func (s Observed) Blockers() string { return strings.Join(s.Capacity.Missing, "; ") }
+func (s *Observed) Blockers() string { return strings.Join(s.Capacity.Missing, "; ") }
 
 // Since returns when the reason began: now, unless the status reports it already.
-func (s Observed) Since(reason config.Reason, now time.Time) time.Time {
+func (s *Observed) Since(reason config.Reason, now time.Time) time.Time {
 	if s.Record.Status.Reason == reason && !s.Record.Status.Since.IsZero() {
 		return s.Record.Status.Since
 	}
@@ -314,7 +314,7 @@ func (s Observed) Since(reason config.Reason, now time.Time) time.Time {
 }
 
 // GPU returns the observed GPU with the UUID, if there is one.
-func (s Observed) GPU(uuid nvml.UUID) (nvml.GPU, bool) {
+func (s *Observed) GPU(uuid nvml.UUID) (nvml.GPU, bool) {
 	for _, gpu := range s.GPUs {
 		if gpu.UUID == uuid {
 			return gpu, true

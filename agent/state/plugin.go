@@ -218,7 +218,7 @@ func Hash(text string) string {
 }
 
 // PluginSet reports whether the plugin's config is the desired one.
-func (s Observed) PluginSet(want *DesiredPlugin) bool {
+func (s *Observed) PluginSet(want *DesiredPlugin) bool {
 	p := s.Plugin
 	switch {
 	case want == nil || want.UserManaged:
@@ -272,7 +272,7 @@ const (
 )
 
 // MissingMPS says what a node lacks that shall share its GPUs by MPS. MPS's control daemon must have each GPU in exclusive-process mode.
-func (s Observed) MissingMPS() []string {
+func (s *Observed) MissingMPS() []string {
 	var out []string
 	capable, there := s.Node.Labels[LabelMPSCapable]
 	switch {
@@ -294,7 +294,7 @@ func (s Observed) MissingMPS() []string {
 
 // RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing tells it another: neither its
 // environment and arguments, for which see ExplicitStrategy, nor its config, which is the desired one if there is any.
-func (s Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
+func (s *Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 	switch {
 	case len(s.DevicePlugin.Pods) == 0:
 		return false
@@ -308,7 +308,7 @@ func (s Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 }
 
 // offersMIGDevices reports whether kubelet has MIG devices to give out, which a plugin with the strategy none never offers.
-func (s Observed) offersMIGDevices() bool {
+func (s *Observed) offersMIGDevices() bool {
 	for _, devices := range s.Kubelet.Offered {
 		if slices.ContainsFunc(devices, func(id string) bool { return strings.HasPrefix(id, plan.MIGDeviceID) }) {
 			return true
@@ -327,7 +327,7 @@ func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 const computeMPS = nvml.ComputeExclusiveProcess
 
 // StaleFeatures returns the labels by which GPU feature discovery shows another sharing than the desired one.
-func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
+func (s *Observed) StaleFeatures(want *DesiredPlugin) []string {
 	if want == nil || !want.Known {
 		return nil
 	}
@@ -335,18 +335,18 @@ func (s Observed) StaleFeatures(want *DesiredPlugin) []string {
 }
 
 // LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away.
-func (s Observed) LacksDevicePlugin() bool {
+func (s *Observed) LacksDevicePlugin() bool {
 	noPod := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
 	return noPod && !s.Marks.Fenced && !s.paused() && (s.OffersGPUs() || len(s.Marks.Startup) == 0)
 }
 
 // OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the
 // agent cannot start anew, and which would not read what a change has made.
-func (s Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }
+func (s *Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }
 
 // RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent
 // assumes.
-func (s Observed) RunsUnder() config.MIGStrategy {
+func (s *Observed) RunsUnder() config.MIGStrategy {
 	if s.Kubelet.Err != nil || s.DevicePlugin.Rivals != "" {
 		return ""
 	}
@@ -354,7 +354,7 @@ func (s Observed) RunsUnder() config.MIGStrategy {
 }
 
 // WhyNoPlugin is the message about a node that LacksDevicePlugin.
-func (s Observed) WhyNoPlugin() string {
+func (s *Observed) WhyNoPlugin() string {
 	if s.OffersGPUs() {
 		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot start it anew"
 	}

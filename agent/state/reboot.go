@@ -12,7 +12,7 @@ import (
 )
 
 // UnnoticedReboots says, for the end of a message, why the agent would not notice a reboot; empty if it would.
-func (s Observed) UnnoticedReboots() string {
+func (s *Observed) UnnoticedReboots() string {
 	if s.Boot.Err == nil {
 		return ""
 	}
@@ -20,7 +20,7 @@ func (s Observed) UnnoticedReboots() string {
 }
 
 // Refusal returns which GPUs the driver has refused to reset, in this boot or in an earlier one; nil if it has not.
-func (s Observed) Refusal() *api.NoReset {
+func (s *Observed) Refusal() *api.NoReset {
 	if s.Journal != nil && s.Journal.NoReset != nil {
 		return s.Journal.NoReset
 	}
@@ -40,7 +40,7 @@ func (want *Desired) KeepForeign(j *journal.Journal) {
 }
 
 // OnAtReboot says which GPUs turn MIG mode on at the next reboot; empty if none do.
-func (s Observed) OnAtReboot(want Desired) string {
+func (s *Observed) OnAtReboot(want Desired) string {
 	gpus := plan.OnAtReboot(plan.Observed{GPUs: s.GPUs, Reboots: s.Reboots}, plan.Desired{GPUs: want.Targets})
 	if len(gpus) == 0 {
 		return ""
@@ -55,7 +55,7 @@ func (s Observed) OnAtReboot(want Desired) string {
 
 // RebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, the state is one at which tools
 // stop waiting.
-func (s Observed) RebootState() config.State {
+func (s *Observed) RebootState() config.State {
 	if s.Reboots.Policy == plan.RebootDelegate {
 		return config.StateRebooting
 	}

@@ -10,13 +10,13 @@ import (
 )
 
 // WithholdsRecovered reports whether the agent has to restart a device plugin so that it offers a GPU again which has recovered.
-func (s Observed) WithholdsRecovered() bool {
+func (s *Observed) WithholdsRecovered() bool {
 	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p) })
 }
 
 // withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
 // device plugin takes a GPU that has had an error for unhealthy until the plugin starts anew.
-func (s Observed) withholds(plugin *corev1.Pod) bool {
+func (s *Observed) withholds(plugin *corev1.Pod) bool {
 	began, runs := startOf(plugin)
 	if !runs || s.Kubelet.Err != nil {
 		return false

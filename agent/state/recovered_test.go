@@ -20,15 +20,15 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	since := func(d time.Duration) corev1.ContainerStatus {
 		return corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(recovered.Add(d))}}}
 	}
-	look := func(change func(*state.Observed)) state.Observed {
-		s := state.Observed{
+	look := func(change func(*state.Observed)) *state.Observed {
+		s := &state.Observed{
 			GPUs:         []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1}},
 			Recovered:    map[nvml.UUID]time.Time{"GPU-b": recovered},
 			Kubelet:      state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: {"GPU-a::0", "GPU-a::1"}}},
 			DevicePlugin: state.DevicePlugin{Pods: []corev1.Pod{{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{since(time.Hour), since(-time.Hour)}}}}},
 			Capacity:     state.Capacity{Strategy: config.MIGStrategyNone},
 		}
-		change(&s)
+		change(s)
 		return s
 	}
 	for name, c := range map[string]struct {

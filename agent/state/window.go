@@ -8,7 +8,7 @@ import (
 )
 
 // Schedule returns when the agent may disturb the node for the desired change.
-func (s Observed) Schedule(want Desired) window.Schedule {
+func (s *Observed) Schedule(want Desired) window.Schedule {
 	schedule := s.Pool.Schedule
 	if len(want.Windows) > 0 {
 		schedule.Windows = want.Windows
@@ -18,7 +18,7 @@ func (s Observed) Schedule(want Desired) window.Schedule {
 
 // BeginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
 // of the window. It returns false if there is no such window.
-func (s Observed) BeginsAt(want Desired, now time.Time) (time.Time, bool) {
+func (s *Observed) BeginsAt(want Desired, now time.Time) (time.Time, bool) {
 	schedule, takes := s.Schedule(want), s.Estimate()
 	if opening, open := schedule.At(now); open {
 		at := Latest(s.startFor(opening), now)
@@ -31,7 +31,7 @@ func (s Observed) BeginsAt(want Desired, now time.Time) (time.Time, bool) {
 }
 
 // startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second.
-func (s Observed) startFor(o window.Opening) time.Time {
+func (s *Observed) startFor(o window.Opening) time.Time {
 	spread := s.Pool.Jitter
 	if !o.Start.IsZero() && !o.End.IsZero() {
 		length := o.End.Sub(o.Start)
@@ -50,7 +50,7 @@ func (s Observed) startFor(o window.Opening) time.Time {
 const jitterShare = 10
 
 // ScheduleOf names the windows that the agent goes by: those of the profile, of the pool or of the maintenance file.
-func (s Observed) ScheduleOf(want Desired) string {
+func (s *Observed) ScheduleOf(want Desired) string {
 	switch {
 	case len(want.Windows) > 0:
 		return "the windows of profile " + want.Name
@@ -77,7 +77,7 @@ func (e Estimate) within(o window.Opening) time.Duration {
 }
 
 // Estimate returns the longest of the last changes of this node, or what the maintenance file says.
-func (s Observed) Estimate() Estimate {
+func (s *Observed) Estimate() Estimate {
 	if len(s.Record.Status.Took) == 0 {
 		return Estimate{Total: s.Pool.Estimate, AfterFirstTouch: s.Pool.Estimate}
 	}

@@ -27,7 +27,7 @@ type Withdrawn struct {
 
 // WithdrawnFrom returns the pods that hold what kubelet gives out to others. Stands is what the device plugin offers by its config, as far as that is
 // known: what a pod has by that is not withdrawn, although a plugin that is about to read its config may offer something else for a moment.
-func (s Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []Withdrawn {
+func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []Withdrawn {
 	given := capacity.GivenBy(s.GPUs, s.Kubelet.Offered)
 	var out []Withdrawn
 	for _, pod := range s.Holders.Pods {
@@ -53,7 +53,7 @@ func (s Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []Withd
 
 // byMPSAnew says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before: such a pod
 // is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
-func (s Observed) byMPSAnew(pod holders.Pod, r plan.Replica, want Desired) string {
+func (s *Observed) byMPSAnew(pod holders.Pod, r plan.Replica, want Desired) string {
 	proven := s.Record.Status.Proven
 	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || proven == "" || proven == want.Fingerprint {
 		return ""
@@ -65,7 +65,7 @@ func (s Observed) byMPSAnew(pod holders.Pod, r plan.Replica, want Desired) strin
 }
 
 // startedBeforeMPS reports whether containers of the pod run since before the control daemon of MPS has come to the node.
-func (s Observed) startedBeforeMPS(pod holders.Pod) bool {
+func (s *Observed) startedBeforeMPS(pod holders.Pod) bool {
 	i := slices.IndexFunc(s.Pods, func(p corev1.Pod) bool { return p.UID == pod.UID })
 	if i < 0 || len(s.DevicePlugin.MPSDaemons) == 0 {
 		return false
@@ -78,17 +78,17 @@ func (s Observed) startedBeforeMPS(pod holders.Pod) bool {
 }
 
 // replicasOf returns the devices that kubelet has given to the pod.
-func (s Observed) replicasOf(pod holders.Pod) []plan.Replica {
+func (s *Observed) replicasOf(pod holders.Pod) []plan.Replica {
 	return Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}])
 }
 
 // HoldsWithdrawn reports whether the pod holds a device that kubelet gives out to others.
-func (s Observed) HoldsWithdrawn(pod holders.Pod) bool {
+func (s *Observed) HoldsWithdrawn(pod holders.Pod) bool {
 	return slices.ContainsFunc(s.Capacity.Withdrawn, func(w Withdrawn) bool { return w.Pod.UID == pod.UID && w.Pod.String() == pod.String() })
 }
 
 // WithdrawnTexts says which pods hold what kubelet gives out to others, pod by pod.
-func (s Observed) WithdrawnTexts() []string {
+func (s *Observed) WithdrawnTexts() []string {
 	var out []string
 	for _, w := range s.Capacity.Withdrawn {
 		text := fmt.Sprintf("pod %s holds %s, which kubelet gives out as %s by now", w.Pod, s.replicaNames(w.Replicas), w.As)
@@ -109,7 +109,7 @@ const (
 	longestID    = 100
 )
 
-func (s Observed) replicaNames(replicas []plan.Replica) string {
+func (s *Observed) replicaNames(replicas []plan.Replica) string {
 	var names []string
 	for _, r := range replicas[:min(len(replicas), mostReplicas)] {
 		names = append(names, fmt.Sprintf("%s (%s %s)", s.DeviceName(capacity.DeviceOf(r.ID)), r.Resource, sanitize.Cut(r.ID, longestID)))
@@ -122,7 +122,7 @@ func (s Observed) replicaNames(replicas []plan.Replica) string {
 }
 
 // givenAnew names the other pods that have one of these devices, by what kubelet gives out now.
-func (s Observed) givenAnew(w Withdrawn) []string {
+func (s *Observed) givenAnew(w Withdrawn) []string {
 	var out []string
 	for _, pod := range s.Holders.Pods {
 		if !s.HoldsWithdrawn(pod) && slices.ContainsFunc(s.replicasOf(pod), func(has plan.Replica) bool {
@@ -136,7 +136,7 @@ func (s Observed) givenAnew(w Withdrawn) []string {
 }
 
 // DeviceName names a GPU by its index, or an instance by its GPU, profile and place.
-func (s Observed) DeviceName(uuid string) string {
+func (s *Observed) DeviceName(uuid string) string {
 	for _, gpu := range s.GPUs {
 		if string(gpu.UUID) == uuid {
 			return fmt.Sprintf("GPU %d", gpu.Index)

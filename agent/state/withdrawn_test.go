@@ -22,8 +22,8 @@ func at(minutes int) metav1.Time {
 }
 
 // given is a node on which pods have been given devices: "a: gpu GPU-a::0" is pod a, which has run since noon.
-func given(offered capacity.Resources, pods map[string][2]string) state.Observed {
-	s := state.Observed{GPUs: []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1}}, Kubelet: state.Kubelet{Offered: offered, Assigned: holders.Assignments{}}}
+func given(offered capacity.Resources, pods map[string][2]string) *state.Observed {
+	s := &state.Observed{GPUs: []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1}}, Kubelet: state.Kubelet{Offered: offered, Assigned: holders.Assignments{}}}
 	for name, has := range pods {
 		s.Pods = append(s.Pods, corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name)},
@@ -35,7 +35,7 @@ func given(offered capacity.Resources, pods map[string][2]string) state.Observed
 	return s
 }
 
-func texts(s state.Observed, stands capacity.Resources, want state.Desired) string {
+func texts(s *state.Observed, stands capacity.Resources, want state.Desired) string {
 	s.Capacity.Withdrawn = s.WithdrawnFrom(stands, want)
 	return strings.Join(s.WithdrawnTexts(), "; ")
 }

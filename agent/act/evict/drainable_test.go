@@ -80,7 +80,7 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 				Node: "gpu-1", Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{}, Settings: config.Default(),
 				Clock: monotonic.New(clock),
 			}
-			err := d.Drainable(t.Context(), seen, state.Desired{}, steps)
+			err := d.Drainable(t.Context(), &seen, state.Desired{}, steps)
 			var wait *outcome.Waiting
 			switch is := errors.As(err, &wait); {
 			case !waits && err != nil:

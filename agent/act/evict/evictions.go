@@ -41,7 +41,7 @@ type Evictions struct {
 }
 
 // Evictable asks the API server, for each pod that has to leave for the steps, whether it may be evicted now.
-func (d *Evictions) Evictable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
+func (d *Evictions) Evictable(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var out []drain.Verdict
@@ -69,7 +69,7 @@ func (d *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duratio
 const evictionsTimeout = time.Minute
 
 // Evict evicts the pods of a step, as EvictPods does.
-func (d *Evictions) Evict(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (d *Evictions) Evict(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	if step.Kind == plan.Evict {
 		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
 			return err
@@ -80,7 +80,7 @@ func (d *Evictions) Evict(ctx context.Context, seen state.Observed, want state.D
 
 // EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next look can tell that they
 // are gone.
-func (d *Evictions) EvictPods(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, pods []plan.Pod) error {
+func (d *Evictions) EvictPods(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, pods []plan.Pod) error {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
@@ -102,7 +102,7 @@ func (d *Evictions) EvictPods(ctx context.Context, seen state.Observed, want sta
 }
 
 // await returns which pods are still there, and why.
-func (d *Evictions) await(seen state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
+func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonEvicting, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
 		Message: "waiting for pods to leave: " + sanitize.Listed(describe(verdicts)),
@@ -150,7 +150,7 @@ func cancelAdvice(want state.Desired) string {
 
 // policy returns by which rules the agent makes pods leave, and since when their deadlines count. The rules do not hold for operands, which
 // come back by themselves, nor for an undo, which has to take everything away; an undo has no deadline.
-func (d *Evictions) policy(seen state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
+func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
 	switch {
 	case want.Undo:
 	case step.Kind == plan.Evict:
@@ -169,7 +169,7 @@ func (d *Evictions) policy(seen state.Observed, step plan.Step, want state.Desir
 }
 
 // tell records an Event on the pod, and on the node, that the pod has to leave.
-func (d *Evictions) tell(seen state.Observed, want state.Desired, v drain.Verdict) {
+func (d *Evictions) tell(seen *state.Observed, want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
 		return
@@ -183,7 +183,7 @@ func (d *Evictions) tell(seen state.Observed, want state.Desired, v drain.Verdic
 
 // RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
 // then. An undo waits only for a silent kubelet, without which every pod counts as a holder.
-func (d *Evictions) RequireHoldersKnown(seen state.Observed, want state.Desired, step plan.Step) error {
+func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
 	busy := seen.HoldersUnknown()
 	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
 		return nil
@@ -208,7 +208,7 @@ func (d *Evictions) RequireHoldersKnown(seen state.Observed, want state.Desired,
 }
 
 // PauseOperand pauses an operand by its label, and waits until its pods are gone. The journal has the label's former value.
-func (d *Evictions) PauseOperand(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (d *Evictions) PauseOperand(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	if seen.Node.Labels[step.Label] != fence.PausedValue {
 		return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
@@ -232,7 +232,7 @@ func (d *Evictions) PauseOperand(ctx context.Context, seen state.Observed, want 
 }
 
 // ResumeOperand gives the label of an operand its former value again.
-func (d *Evictions) ResumeOperand(ctx context.Context, seen state.Observed, step plan.Step) error {
+func (d *Evictions) ResumeOperand(ctx context.Context, seen *state.Observed, step plan.Step) error {
 	return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return fence.SetLabels(node, map[string]string{step.Label: seen.Journal.Paused[step.Label]})
 	})
@@ -280,7 +280,7 @@ func describe(verdicts []drain.Verdict) []string {
 }
 
 // Drainable asks the API server in a dry run whether the pods may be evicted.
-func (d *Evictions) Drainable(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (d *Evictions) Drainable(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	for _, s := range steps {
 		policy := decide.From(d.Settings.With(want.Drain))
 		switch {

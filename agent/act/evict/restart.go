@@ -17,7 +17,7 @@ import (
 // that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
 // nil: only the next look can tell that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for
 // a bad GPU restarts the plugin itself, or does not want it restarted.
-func (d *Evictions) Restart(ctx context.Context, seen state.Observed, step plan.Step) error {
+func (d *Evictions) Restart(ctx context.Context, seen *state.Observed, step plan.Step) error {
 	if others := seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),

@@ -57,7 +57,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	}}
 	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1"}}, Pods: []corev1.Pod{plugin}}
 	seen.Marks.Tools = marks
-	err := d.Restart(t.Context(), seen, plan.Step{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}})
+	err := d.Restart(t.Context(), &seen, plan.Step{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}})
 	if !errors.As(err, &wait) {
 		t.Fatalf("got %v, want a wait: only the next look can tell that the pod is gone", err)
 	}

@@ -48,7 +48,7 @@ type Fencing struct {
 
 // WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
 // an agent has left without one.
-func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (f *Fencing) WriteJournal(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	if startsDisruption(seen, want, steps) {
 		if err := f.Slot.Confirm(ctx, seen, want); err != nil {
 			return err
@@ -70,7 +70,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, seen state.Observed, want st
 
 // Raise fences the node, once the agent knows that the pods which must leave may do so. A node that cannot be drained stays
 // schedulable.
-func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (f *Fencing) Raise(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	if startsDisruption(seen, want, steps) {
 		if err := f.Slot.Confirm(ctx, seen, want); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (f *Fencing) Raise(ctx context.Context, seen state.Observed, want state.Des
 // Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it
 // since, Resume notes that in the journal, so that the end of the change leaves no cordon; and so it does with a startup taint that has come
 // since, before it takes that away. Without a journal the taint is all that the agent has set.
-func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (f *Fencing) Resume(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if seen.Journal == nil {
 		if err := f.tooSoon(seen); err != nil {
 			return err
@@ -121,7 +121,7 @@ func (f *Fencing) Resume(ctx context.Context, seen state.Observed, want state.De
 }
 
 // liftStartup writes the node without its startup taints, and notes that they were taken away.
-func (f *Fencing) liftStartup(ctx context.Context, seen state.Observed, write func(*corev1.Node) ([]byte, error)) error {
+func (f *Fencing) liftStartup(ctx context.Context, seen *state.Observed, write func(*corev1.Node) ([]byte, error)) error {
 	err := f.Nodes.Patch(ctx, seen.Node, write)
 	if err == nil {
 		f.tookStartup(seen)
@@ -141,7 +141,7 @@ func (f *Fencing) by(j *journal.Journal) fence.Fence {
 
 // Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone. Learnt is what the
 // end of the change has put into the host's record, and the status does not have yet; nil if Release has failed before that.
-func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.Desired) (learnt *api.Status, err error) {
+func (f *Fencing) Release(ctx context.Context, seen *state.Observed, want state.Desired) (learnt *api.Status, err error) {
 	f.Timing.IsProven(f.Clock.Now())
 	uncordon := seen.Journal.Cordoned && !seen.ForeignCordon()
 	if foreign := seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
@@ -182,7 +182,7 @@ func (f *Fencing) Release(ctx context.Context, seen state.Observed, want state.D
 
 // learnForGood writes into the host's record what only the journal and this process know, before the agent gives the node back: after a
 // restart it must not try a failed change again, nor restore what was before.
-func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want state.Desired) *api.Status {
+func (f *Fencing) learnForGood(ctx context.Context, seen *state.Observed, want state.Desired) *api.Status {
 	status := seen.Record.Status
 	failed := seen.Journal.Undo
 	if failed != nil && !failed.Later && want.Undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
@@ -198,7 +198,7 @@ func (f *Fencing) learnForGood(ctx context.Context, seen state.Observed, want st
 
 // Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.
 // Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
-func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (f *Fencing) Park(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	j := *seen.Journal
 	j.Paused, j.Stopped, j.Parked = nil, nil, true
 	if err := f.LeaveJournal(ctx, seen, seen.Writing(want, plan.Park), j); err != nil {
@@ -209,7 +209,7 @@ func (f *Fencing) Park(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 // LeaveJournal gives the node back, and leaves the journal with what the agent owes still.
-func (f *Fencing) LeaveJournal(ctx context.Context, seen state.Observed, w journal.Write, j journal.Journal) error {
+func (f *Fencing) LeaveJournal(ctx context.Context, seen *state.Observed, w journal.Write, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	lifted := f.by(&j)
 	j.Cordoned, j.Kept = false, nil

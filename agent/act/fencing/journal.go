@@ -17,7 +17,7 @@ import (
 )
 
 // forgetFormerTarget drops what the agent counts and measures for the change to another target, if the next journal begins one to a new target.
-func (f *Fencing) forgetFormerTarget(seen state.Observed, want state.Desired) {
+func (f *Fencing) forgetFormerTarget(seen *state.Observed, want state.Desired) {
 	former := ""
 	if seen.Journal != nil {
 		former = seen.Journal.Target
@@ -29,7 +29,7 @@ func (f *Fencing) forgetFormerTarget(seen state.Observed, want state.Desired) {
 }
 
 // journalWith returns the journal with what the steps will owe to the node beside what it holds already. It writes nothing.
-func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
+func (f *Fencing) journalWith(seen *state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
 		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
@@ -63,7 +63,7 @@ func (f *Fencing) journalWith(seen state.Observed, want state.Desired, steps []p
 }
 
 // recordLayouts records how the GPUs are cut that the steps change.
-func recordLayouts(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) {
+func recordLayouts(j *journal.Journal, seen *state.Observed, want state.Desired, steps []plan.Step) {
 	for _, gpu := range seen.GPUs {
 		if !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
 			continue
@@ -77,7 +77,7 @@ func recordLayouts(j *journal.Journal, seen state.Observed, want state.Desired, 
 }
 
 // notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
-func (f *Fencing) notePlugin(j *journal.Journal, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (f *Fencing) notePlugin(j *journal.Journal, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	j.Strategy = seen.ExplicitStrategy()
 	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	if shapes {
@@ -114,7 +114,7 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
-func owe(j *journal.Journal, seen state.Observed, steps []plan.Step) {
+func owe(j *journal.Journal, seen *state.Observed, steps []plan.Step) {
 	paused := maps.Clone(seen.Leftovers.Orphan.Labels)
 	if paused == nil {
 		paused = map[string]string{}

@@ -14,7 +14,7 @@ import (
 // Preflight checks, before a step that leads to the first disturbance, whether the change can come to its end: no other tool works on the node,
 // the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity, without
 // which it makes no instance either. It writes nothing.
-func (f *Fencing) Preflight(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (f *Fencing) Preflight(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	makes := steps[0].Traits().Opens && !want.Undo && seen.Journal == nil && plan.Has(steps, plan.Create)
 	if !startsDisruption(seen, want, steps) && !(makes && seen.LacksDevicePlugin()) {
 		return nil

@@ -12,7 +12,7 @@ import (
 )
 
 // startsDisruption reports whether the first step leads to the first disturbance of the node: by then all must be checked and prepared.
-func startsDisruption(seen state.Observed, want state.Desired, steps []plan.Step) bool {
+func startsDisruption(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	if !steps[0].Traits().Opens || want.Undo || seen.DisruptionStarted() {
 		return false
 	}
@@ -30,7 +30,7 @@ func (f *Fencing) Prepare(ctx context.Context, seen *state.Observed, want state.
 	if err := f.Journal.RecordDebts(ctx, seen.Writing(want, step.Kind), step); err != nil {
 		return err
 	}
-	starts := startsDisruption(*seen, want, steps)
+	starts := startsDisruption(seen, want, steps)
 	if starts {
 		if err := f.Journal.TryRecord(ctx, seen.Writing(want, step.Kind)); err != nil {
 			return err
@@ -39,7 +39,7 @@ func (f *Fencing) Prepare(ctx context.Context, seen *state.Observed, want state.
 	if !step.Traits().Opens || step.Kind == plan.Fence && !starts {
 		return nil
 	}
-	return f.Handover.Prepare(ctx, *seen, want, steps)
+	return f.Handover.Prepare(ctx, seen, want, steps)
 }
 
 // noteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The

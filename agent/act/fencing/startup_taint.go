@@ -37,7 +37,7 @@ const (
 func (f *Fencing) Forget(time.Time) { f.returns = returns{} }
 
 // tookStartup notes that startup taints were taken from the node.
-func (f *Fencing) tookStartup(seen state.Observed) {
+func (f *Fencing) tookStartup(seen *state.Observed) {
 	if len(seen.Marks.Startup) == 0 {
 		return
 	}
@@ -67,7 +67,7 @@ func (f *Fencing) ReturnedUntil(node *corev1.Node, j *journal.Journal) time.Time
 }
 
 // Returned says that something puts startup taints back, and what a user can do; empty if nothing does.
-func (f *Fencing) Returned(seen state.Observed) string {
+func (f *Fencing) Returned(seen *state.Observed) string {
 	if f.returns.times < 2 || seen.Node == nil {
 		return ""
 	}
@@ -82,7 +82,7 @@ func (f *Fencing) Returned(seen state.Observed) string {
 const advice = "have kubelet alone set it, when it registers the node: a MachineSet must not have it in spec.taints (deploy/AUTOSCALERS.md)"
 
 // tooSoon waits with startup taints that were put back.
-func (f *Fencing) tooSoon(seen state.Observed) error {
+func (f *Fencing) tooSoon(seen *state.Observed) error {
 	until := f.ReturnedUntil(seen.Node, seen.Journal)
 	if until.IsZero() {
 		return nil

@@ -69,7 +69,7 @@ func (u *UpgradeWatch) Observe(seen *state.Observed) error {
 }
 
 // ReleaseDriver closes the driver while it is being upgraded: the kernel does not unload a driver that a process has open.
-func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen state.Observed) error {
+func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen *state.Observed) error {
 	switch {
 	case !seen.Marks.Complete:
 		return nil
@@ -87,7 +87,7 @@ func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen state.Observed) e
 // ReleaseNode gives the node back while the driver is being upgraded, which may have no end: any user who may write labels can set that label.
 // The debts of the change stay in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
 // on it, or if a user has asked to keep it.
-func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen state.Observed) {
+func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 	if seen.Marks.Upgrade == "" { // also if the look has ended before it read the node
 		return
 	}

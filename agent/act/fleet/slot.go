@@ -59,12 +59,12 @@ func (t *Slot) Forget(time.Time) {
 const slotNews = 5 * time.Minute
 
 // change is the change that the slot is for.
-func (t *Slot) change(s state.Observed) Change {
+func (t *Slot) change(s *state.Observed) Change {
 	return Change{Node: s.Node.Name, UID: s.Node.UID, Operation: cmp.Or(s.Operation(), t.claim), Since: t.Clock.Stamp()}
 }
 
 // poolOf returns the node's pool.
-func poolOf(s state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
+func poolOf(s *state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
 
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
@@ -80,11 +80,11 @@ func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		return
 	}
 	var err error
-	if seen.Pool.Slot, err = t.slots().Look(ctx, poolOf(*seen), t.change(*seen)); err != nil {
+	if seen.Pool.Slot, err = t.slots().Look(ctx, poolOf(seen), t.change(seen)); err != nil {
 		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
-	if !seen.DisruptionStarted() && !t.holds(*seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
+	if !seen.DisruptionStarted() && !t.holds(seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
 		t.claim = ""
 	}
 	if seen.Pool.Slot == (state.Slot{}) && t.claim == "" {
@@ -94,7 +94,7 @@ func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 
 // Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
 // not every change has a fence by which other nodes' agents know of it.
-func (t *Slot) Renew(ctx context.Context, seen state.Observed) {
+func (t *Slot) Renew(ctx context.Context, seen *state.Observed) {
 	lost := seen.InLimitedPool() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
 	if !lost && !t.holds(seen) {
 		return
@@ -106,13 +106,13 @@ func (t *Slot) Renew(ctx context.Context, seen state.Observed) {
 
 // holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
 // earlier one or another node's agent, does not count before the change has begun: Take asks for it anew.
-func (t *Slot) holds(s state.Observed) bool {
+func (t *Slot) holds(s *state.Observed) bool {
 	operation := cmp.Or(s.Operation(), t.claim)
 	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
 }
 
 // Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
-func (t *Slot) Planned(s state.Observed, want state.Desired) plan.Slot {
+func (t *Slot) Planned(s *state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
 		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
 		Drains: s.Pool.ForEvictions, Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
@@ -120,7 +120,7 @@ func (t *Slot) Planned(s state.Observed, want state.Desired) plan.Slot {
 }
 
 // Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
-func (t *Slot) Take(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (t *Slot) Take(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	c := t.change(seen)
 	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
 	if err := t.ask(ctx, seen, c); err != nil {
@@ -131,14 +131,14 @@ func (t *Slot) Take(ctx context.Context, seen state.Observed, want state.Desired
 }
 
 // Foresee returns what Take would, and writes and remembers nothing.
-func (t *Slot) Foresee(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (t *Slot) Foresee(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	c := t.change(seen)
 	c.Since = seen.AskedSince(want, t.Clock.Stamp())
 	return t.explain(seen, t.Slots.Foresee(ctx, poolOf(seen), c), (*Slot).waitFor)
 }
 
 // Confirm makes sure right before the fence that no other node has got the slot meanwhile.
-func (t *Slot) Confirm(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (t *Slot) Confirm(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if !seen.InLimitedPool() || !t.holds(seen) {
 		return nil
 	}
@@ -147,12 +147,12 @@ func (t *Slot) Confirm(ctx context.Context, seen state.Observed, want state.Desi
 	return t.ask(ctx, seen, c)
 }
 
-func (t *Slot) ask(ctx context.Context, seen state.Observed, c Change) error {
+func (t *Slot) ask(ctx context.Context, seen *state.Observed, c Change) error {
 	return t.explain(seen, t.slots().Take(ctx, poolOf(seen), c), (*Slot).await)
 }
 
 // explain turns the answer of the pool into a wait.
-func (t *Slot) explain(seen state.Observed, err error, await func(*Slot, state.Observed, *Full) error) error {
+func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state.Observed, *Full) error) error {
 	var full *Full
 	var paused *Paused
 	switch {
@@ -175,7 +175,7 @@ func (t *Slot) explain(seen state.Observed, err error, await func(*Slot, state.O
 }
 
 // Paused returns why no node of the pool begins a change.
-func (t *Slot) Paused(s state.Observed, why string) *outcome.Waiting {
+func (t *Slot) Paused(s *state.Observed, why string) *outcome.Waiting {
 	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
 	return &outcome.Waiting{
 		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
@@ -185,7 +185,7 @@ func (t *Slot) Paused(s state.Observed, why string) *outcome.Waiting {
 }
 
 // await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
-func (t *Slot) await(seen state.Observed, full *Full) error {
+func (t *Slot) await(seen *state.Observed, full *Full) error {
 	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
 	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before
 		t.full, t.fullAt = full, now
@@ -196,7 +196,7 @@ func (t *Slot) await(seen state.Observed, full *Full) error {
 }
 
 // waitFor is the wait for the nodes that are in the way.
-func (t *Slot) waitFor(seen state.Observed, full *Full) error {
+func (t *Slot) waitFor(seen *state.Observed, full *Full) error {
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
 		Message: full.Error(), Blockers: full.Unavailable,
@@ -206,7 +206,7 @@ func (t *Slot) waitFor(seen state.Observed, full *Full) error {
 
 // Yield returns the slot if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
 // A change that has only failed to ask for the slot keeps its place in the queue.
-func (t *Slot) Yield(ctx context.Context, seen state.Observed, step plan.Step, err error) {
+func (t *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, err error) {
 	var wait *outcome.Waiting
 	waits := errors.As(err, &wait)
 	switch {
@@ -219,7 +219,7 @@ func (t *Slot) Yield(ctx context.Context, seen state.Observed, step plan.Step, e
 }
 
 // Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
-func (t *Slot) Leave(ctx context.Context, seen state.Observed) {
+func (t *Slot) Leave(ctx context.Context, seen *state.Observed) {
 	if err := t.Return(ctx, seen); err != nil {
 		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
@@ -227,7 +227,7 @@ func (t *Slot) Leave(ctx context.Context, seen state.Observed) {
 
 // Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
 // a failure.
-func (t *Slot) Return(ctx context.Context, seen state.Observed) error {
+func (t *Slot) Return(ctx context.Context, seen *state.Observed) error {
 	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
 		return nil
 	}
@@ -239,7 +239,7 @@ func (t *Slot) Return(ctx context.Context, seen state.Observed) error {
 }
 
 // End returns the slot when the node is given back. If that fails, the next plan does it.
-func (t *Slot) End(ctx context.Context, seen state.Observed, want state.Desired) {
+func (t *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
 	t.CountFailure(ctx, seen, seen.Journal.Undo)
 	t.claim = ""
 	if want.Undo || !seen.InLimitedPool() || !seen.Pool.Slot.Held {
@@ -253,7 +253,7 @@ func (t *Slot) End(ctx context.Context, seen state.Observed, want state.Desired)
 
 // CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
 // cancelled, or that is only postponed, has not failed.
-func (t *Slot) CountFailure(ctx context.Context, seen state.Observed, failure *api.Failure) {
+func (t *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *api.Failure) {
 	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
 		return
 	}

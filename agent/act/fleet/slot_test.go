@@ -33,16 +33,16 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	observed := func(pool string) state.Observed {
-		seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{"pool": pool}}}}
+	observed := func(pool string) *state.Observed {
+		seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{"pool": pool}}}}
 		seen.Pool.File = file
 		seen.Pool.Pool = file.For(seen.Node)
 		return seen
 	}
-	look := func(pool string, fresh bool) (state.Observed, int) {
+	look := func(pool string, fresh bool) (*state.Observed, int) {
 		client.ClearActions()
 		seen := observed(pool)
-		turn.Observe(t.Context(), &seen, fresh)
+		turn.Observe(t.Context(), seen, fresh)
 		return seen, len(client.Actions())
 	}
 	for i, step := range []struct {
@@ -84,7 +84,7 @@ func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
 	})
 	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
-	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
+	seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
 	seen.Pool.File = config.WithoutMaintenance()
 	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)

@@ -31,7 +31,7 @@ const one = ", maxUnavailable: 1"
 // member is a node of a pool, and its turn in that pool.
 type member struct {
 	turn *fleet.Slot
-	seen func() state.Observed
+	seen func() *state.Observed
 }
 
 func newMember(t *testing.T, client *fake.Clientset, clock *monotonic.Clock, name, limit string) member {
@@ -51,10 +51,10 @@ func newMember(t *testing.T, client *fake.Clientset, clock *monotonic.Clock, nam
 		Slots:     &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: clock, Log: zap.NewNop()},
 		Namespace: "gpuslice", Clock: clock, Log: zap.NewNop(),
 	}}
-	m.seen = func() state.Observed {
-		seen := state.Observed{Node: node}
+	m.seen = func() *state.Observed {
+		seen := &state.Observed{Node: node}
 		seen.Pool.File, seen.Pool.Pool = file, file.For(node)
-		m.turn.Observe(t.Context(), &seen, true)
+		m.turn.Observe(t.Context(), seen, true)
 		return seen
 	}
 	return m

@@ -47,7 +47,7 @@ type GPUs struct {
 func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
 
 // Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
-func (g *GPUs) Change(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (g *GPUs) Change(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	if failure := g.Retries.InVain(want, step); failure != nil {
 		if step.Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
 			return g.abandonPersistence(ctx, seen, want, step, failure)
@@ -116,7 +116,7 @@ func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
 
 // persistenceRefused lets the agent try again to turn persistence mode on, until the budget is used up. An error of a driver that is not
 // loaded, or was replaced, does not count: then everything has to wait.
-func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
+func (g *GPUs) persistenceRefused(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
@@ -133,7 +133,7 @@ func (g *GPUs) persistenceRefused(ctx context.Context, seen state.Observed, want
 }
 
 // abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
-func (g *GPUs) abandonPersistence(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
+func (g *GPUs) abandonPersistence(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
 	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
 	j := *seen.Journal
 	j.Previous = nil

@@ -34,7 +34,7 @@ func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
 
 // Publish writes the profile's labels and taints to the node. Before that it adds them to the host's record, and after it removes those of the
 // former profile from there.
-func (p *Publisher) Publish(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (p *Publisher) Publish(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	ours, purpose := seen.Record.Published, seen.Writing(want, plan.PublishNodeKeys)
 	_, _, note := nodekeys.Settled(seen.Node, ours, *want.Keys)
 	during := note.And(ours)

@@ -35,7 +35,7 @@ func (h *host) looks(d time.Duration) []int {
 	h.t.Helper()
 	h.clock.Step(d)
 	h.signals = nil
-	h.plugin.Observe(h.t.Context(), &h.seen)
+	h.plugin.Observe(h.t.Context(), h.seen)
 	if h.seen.Plugin.Early {
 		want := state.Desired{Plugin: &state.DesiredPlugin{Known: true, Sharing: h.seen.Plugin.Current.Sharing}}
 		if err := h.plugin.Reload(h.t.Context(), h.seen, want, plan.Step{Kind: plan.ReloadPlugin}); err != nil {

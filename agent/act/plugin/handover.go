@@ -58,7 +58,7 @@ const maxFormer = 32 << 10
 
 // FormerConfig returns the config that the plugin has now, for the journal. If there is no file yet, that is a config which shares nothing,
 // and an undo writes it: a plugin that is started with a file does not run without.
-func (h *Handover) FormerConfig(seen state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
+func (h *Handover) FormerConfig(seen *state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
 	p := seen.Plugin
 	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
 	if m := p.Manager; m != nil {
@@ -83,7 +83,7 @@ func (h *Handover) FormerConfig(seen state.Observed, want state.Desired) (*journ
 }
 
 // WriteSharing gives the device plugin another config: by the label and ConfigMap of its config manager, or by the file.
-func (h *Handover) WriteSharing(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) WriteSharing(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if seen.Plugin.Manager != nil {
 		return h.setLabel(ctx, seen, want)
 	}
@@ -97,7 +97,7 @@ func (h *Handover) WriteSharing(ctx context.Context, seen state.Observed, want s
 }
 
 // Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
-func (h *Handover) Prepare(ctx context.Context, seen state.Observed, want state.Desired, steps []plan.Step) error {
+func (h *Handover) Prepare(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	writes := plan.Has(steps, plan.WriteSharing)
 	switch {
 	case want.Undo || !writes || seen.HardwareOrPluginTouched():
@@ -124,7 +124,7 @@ func (h *Handover) Prepare(ctx context.Context, seen state.Observed, want state.
 
 // prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
 // that asks for its turn only tries it, since its change may be withdrawn before it begins.
-func (h *Handover) prepareKey(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (h *Handover) prepareKey(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	m := seen.Plugin.Manager
 	if !lacksKey(m, want) {
 		return nil
@@ -178,7 +178,7 @@ func fullFolder(full *deviceplugin.NoRoomError, asked, before string) *outcome.W
 
 // setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
 // kubelet must have shown a key that the agent has written to its pod before.
-func (h *Handover) setLabel(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) setLabel(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	if err := h.refuseToSetAgain(seen, want); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (h *Handover) setLabel(ctx context.Context, seen state.Observed, want state
 }
 
 // awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
-func (h *Handover) awaitKey(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (h *Handover) awaitKey(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
 	began := h.Retries.Began(step)
@@ -262,7 +262,7 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 
 // Mend writes the agent's key again by which the node goes, if another program has put another text in its place or taken it away. The plugin has
 // read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
-func (h *Handover) Mend(ctx context.Context, seen state.Observed, want state.Desired) (string, error) {
+func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.Desired) (string, error) {
 	m, key := seen.Plugin.Manager, seen.Plugin.Text
 	if m == nil || !m.Damaged {
 		return "", nil
@@ -282,7 +282,7 @@ func (h *Handover) Mend(ctx context.Context, seen state.Observed, want state.Des
 }
 
 // Tidy removes what a change of the plugin's config has left.
-func (h *Handover) Tidy(ctx context.Context, seen state.Observed) {
+func (h *Handover) Tidy(ctx context.Context, seen *state.Observed) {
 	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
 		h.collectKeys(ctx, seen)
 		return
@@ -296,7 +296,7 @@ func (h *Handover) Tidy(ctx context.Context, seen state.Observed) {
 
 // collectKeys removes the keys that the agent has written for this node and by which no node goes: that of before the change, or that of a change
 // which came to nothing. The policy lets a node have a few alone.
-func (h *Handover) collectKeys(ctx context.Context, seen state.Observed) {
+func (h *Handover) collectKeys(ctx context.Context, seen *state.Observed) {
 	former, m := seen.Journal.Plugin, seen.Plugin.Manager
 	if former == nil || former.Stays {
 		return
@@ -333,7 +333,7 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
-func (h *Handover) Reload(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (h *Handover) Reload(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	untold, wait := h.tellFirst(ctx, seen, want, step, h.UnnotifiedReaders(seen.Plugin))
 	if len(untold) == 0 {
 		if wait == nil && seen.Plugin.Early {
@@ -373,7 +373,7 @@ func (h *Handover) Reload(ctx context.Context, seen state.Observed, want state.D
 }
 
 // DaemonsGone waits for the end of the MPS control daemon, which resets the GPUs' compute mode if it is not killed.
-func (h *Handover) DaemonsGone(seen state.Observed, want state.Desired, step plan.Step) error {
+func (h *Handover) DaemonsGone(seen *state.Observed, want state.Desired, step plan.Step) error {
 	if len(seen.DevicePlugin.MPSDaemons) == 0 {
 		return nil
 	}

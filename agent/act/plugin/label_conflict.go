@@ -31,7 +31,7 @@ func (l *labelWrites) add(operation, key string) {
 const mostLabelWrites = 2
 
 // isSetBack reports whether the agent has set the label for this change, and it says something else.
-func (h *Handover) isSetBack(seen state.Observed, want state.Desired) bool {
+func (h *Handover) isSetBack(seen *state.Observed, want state.Desired) bool {
 	key := want.Plugin.Text
 	l := h.labelWrites
 	return l.times > 0 && l.operation == seen.Operation() && l.key == key && seen.Node.Labels[seen.Plugin.Manager.Label] != key
@@ -39,7 +39,7 @@ func (h *Handover) isSetBack(seen state.Observed, want state.Desired) bool {
 
 // refuseToSetAgain ends the change if something sets the config manager's label back each time. In the undo of a change the agent tries again, ever less
 // often.
-func (h *Handover) refuseToSetAgain(seen state.Observed, want state.Desired) error {
+func (h *Handover) refuseToSetAgain(seen *state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	if !h.isSetBack(seen, want) || h.labelWrites.times < mostLabelWrites {
 		return nil

@@ -42,7 +42,7 @@ type host struct {
 	clock   *clocktesting.FakeClock
 	table   string
 	plugin  *plugin.Handover
-	seen    state.Observed
+	seen    *state.Observed
 	signals []int // pids of programs that got a SIGHUP
 }
 
@@ -62,7 +62,7 @@ func newHost(t *testing.T) *host {
 		},
 		Retries: decide.NewRetries(clock, settings),
 	}
-	h.seen = state.Observed{
+	h.seen = &state.Observed{
 		Node: &corev1.Node{}, GPUs: []nvml.GPU{{UUID: "GPU-a", ComputeMode: nvml.ComputeDefault}},
 		Plugin: state.PluginConfig{Method: config.HandoverFile, Text: "mps", Exists: true, Written: h.clock.Now(), NotifiedPods: map[types.UID]string{}},
 	}

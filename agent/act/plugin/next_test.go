@@ -21,7 +21,7 @@ func (h *host) restarts() {
 		Retries: decide.NewRetries(last.Clock, last.Settings),
 	}
 	readers := h.seen.Plugin.Readers
-	h.plugin.Observe(h.t.Context(), &h.seen)
+	h.plugin.Observe(h.t.Context(), h.seen)
 	h.seen.Plugin.Readers = readers
 }
 

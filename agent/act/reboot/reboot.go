@@ -64,7 +64,7 @@ const (
 )
 
 // NoteNoReset notes in the journal that the driver does not reset the GPU: from now on its mode changes by a reboot.
-func (r *Rebooter) NoteNoReset(ctx context.Context, seen state.Observed, want state.Desired, gpu nvml.UUID, err error) time.Duration {
+func (r *Rebooter) NoteNoReset(ctx context.Context, seen *state.Observed, want state.Desired, gpu nvml.UUID, err error) time.Duration {
 	j := *seen.Journal
 	j.NoReset = &api.NoReset{Boot: seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
 	if known := seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
@@ -79,7 +79,7 @@ func (r *Rebooter) NoteNoReset(ctx context.Context, seen state.Observed, want st
 }
 
 // Ask writes the sentinel file.
-func (r *Rebooter) Ask(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (r *Rebooter) Ask(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, want.Name)); err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (r *Rebooter) Ask(ctx context.Context, seen state.Observed, want state.Desi
 
 // Withdraw removes the agent's sentinel file as soon as no mode is pending, whatever the labels ask for by then: a needless
 // reboot would take the instances of all GPUs away.
-func (r *Rebooter) Withdraw(ctx context.Context, seen state.Observed) {
+func (r *Rebooter) Withdraw(ctx context.Context, seen *state.Observed) {
 	pending := slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
 	if seen.Reboots.Asked != plan.AskedByUs || pending && r.Settings.Reboot.Policy == config.RebootDelegate {
 		return
@@ -100,7 +100,7 @@ func (r *Rebooter) Withdraw(ctx context.Context, seen state.Observed) {
 }
 
 // Allowed returns why the agent may not reboot the node for the change. It asks before it evicts pods for the reboot.
-func (r *Rebooter) Allowed(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (r *Rebooter) Allowed(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	limit := maxReboots
 	if want.Undo {
 		limit = maxRebootsUndo
@@ -126,7 +126,7 @@ func (r *Rebooter) Allowed(ctx context.Context, seen state.Observed, want state.
 
 // Reboot asks another tool for one reboot, or asks logind, and waits for it. It never returns nil: only the next boot of the
 // node ends the step.
-func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (r *Rebooter) Reboot(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	j := *seen.Journal
 	bootUnknown := seen.Boot.Err != nil && len(j.Reboots) > 0
 	if bootUnknown || slices.Contains(j.Reboots, seen.Boot.ID) {
@@ -164,7 +164,7 @@ func (r *Rebooter) Reboot(ctx context.Context, seen state.Observed, want state.D
 
 // note writes into the journal that the agent asks for a reboot in this boot, and the layout of the GPUs that the label does not
 // name, which the reboot takes.
-func (r *Rebooter) note(ctx context.Context, seen state.Observed, want state.Desired, j *journal.Journal) error {
+func (r *Rebooter) note(ctx context.Context, seen *state.Observed, want state.Desired, j *journal.Journal) error {
 	j.Reboots = append(slices.Clone(j.Reboots), seen.Boot.ID)
 	j.RebootAsked = r.Clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)

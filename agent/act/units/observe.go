@@ -107,7 +107,7 @@ func (u *Units) named(seen *state.Observed, stopped []string) []string {
 }
 
 // Dropped is the end of the message: which units were stopped for a change and are not started, and why.
-func (u *Units) Dropped(seen state.Observed) string {
+func (u *Units) Dropped(seen *state.Observed) string {
 	text := ""
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
 		text += "; " + notStarted(unit, seen.Record.Dropped[unit])
@@ -121,7 +121,7 @@ func notStarted(unit, why string) string {
 
 // TellDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
 // the settings name: Down names them until they run.
-func (u *Units) TellDropped(seen state.Observed) {
+func (u *Units) TellDropped(seen *state.Observed) {
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
 		why := seen.Record.Dropped[unit]
 		if u.reportedDropped[unit] == why {
@@ -138,7 +138,7 @@ func (u *Units) TellDropped(seen state.Observed) {
 
 // ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
 // and that may end a moment later, when the agent owes the unit nothing any more.
-func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.Started {
+func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.Started {
 	if seen.Journal != nil || len(u.started) == 0 || u.Clock.Now().Before(u.startedNext) {
 		return state.Started{}
 	}
@@ -149,7 +149,7 @@ func (u *Units) ObserveStarted(ctx context.Context, seen state.Observed) state.S
 }
 
 // TellNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
-func (u *Units) TellNotRunning(seen state.Observed) {
+func (u *Units) TellNotRunning(seen *state.Observed) {
 	if !seen.Started.Asked {
 		return
 	}

@@ -72,7 +72,7 @@ const notStartable = "the host has no such unit that it may start: it is masked 
 const Retry = outcome.HostTimeout
 
 // Stop stops a unit of the host that is in the way. If the unit does not stop, that ends the change.
-func (u *Units) Stop(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (u *Units) Stop(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	until := u.Retries.Began(step).Add(u.Settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -103,7 +103,7 @@ type start struct {
 
 // Start starts a unit that the change has stopped. If the unit does not start, or ends each time, the agent gives the node back all the same:
 // the GPUs work without it.
-func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step) error {
+func (u *Units) Start(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
 	before := u.started[step.Unit]
 	if before.times >= u.Settings.Retry.NoEffect {
 		return u.abandon(ctx, seen, want, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
@@ -129,7 +129,7 @@ func (u *Units) Start(ctx context.Context, seen state.Observed, want state.Desir
 }
 
 // abandon removes a unit that does not start from the journal, and reports it.
-func (u *Units) abandon(ctx context.Context, seen state.Observed, want state.Desired, step plan.Step, err error) error {
+func (u *Units) abandon(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
 	u.Log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
 	u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
 		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)

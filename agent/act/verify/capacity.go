@@ -23,7 +23,7 @@ import (
 )
 
 // missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
-func (p *Verifier) missing(seen state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
+func (p *Verifier) missing(seen *state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
 	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
 		reason, advice := stays(seen, want)
 		return reason, sanitize.Listed(seen.Capacity.Missing) + "; " + advice, true
@@ -41,7 +41,7 @@ func (p *Verifier) missing(seen state.Observed, want state.Desired) (reason conf
 }
 
 // stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
-func stays(seen state.Observed, want state.Desired) (reason config.Reason, advice string) {
+func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advice string) {
 	switch {
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
 		return config.ReasonEvicting, "nothing else is left to do"
@@ -58,7 +58,7 @@ func stays(seen state.Observed, want state.Desired) (reason config.Reason, advic
 const causePatience = 10 * time.Second
 
 // OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
-func (p *Verifier) OtherStrategy(seen state.Observed, under config.MIGStrategy) string {
+func (p *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
 	set := deviceplugin.HowToSet(seen.Capacity.Strategy)
 	switch told := seen.ExplicitStrategy(); {
 	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
@@ -73,7 +73,7 @@ func (p *Verifier) OtherStrategy(seen state.Observed, under config.MIGStrategy) 
 
 // RemoveStaleResources removes resources of former configs from the node object, if the settings say so. Kubelet forgets a resource after five
 // minutes, and does not put it back then: the agent removes only resources whose capacity is 0, which kubelet has forgotten.
-func (p *Verifier) RemoveStaleResources(ctx context.Context, seen state.Observed, converged bool) {
+func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observed, converged bool) {
 	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
 	}
@@ -94,7 +94,7 @@ func (p *Verifier) RemoveStaleResources(ctx context.Context, seen state.Observed
 }
 
 // Await returns what is missing, until a look finds that nothing is.
-func (p *Verifier) Await(seen state.Observed, want state.Desired) error {
+func (p *Verifier) Await(seen *state.Observed, want state.Desired) error {
 	now := p.Clock.Now()
 	if p.began.IsZero() {
 		p.began = now
@@ -142,7 +142,7 @@ func (p *Verifier) Await(seen state.Observed, want state.Desired) error {
 }
 
 // noteLate remembers which pods the device plugin has after half of the wait for capacity: they are late, and those that replace them are not.
-func (p *Verifier) noteLate(seen state.Observed, now time.Time) {
+func (p *Verifier) noteLate(seen *state.Observed, now time.Time) {
 	if p.late != nil || !now.After(p.half()) {
 		return
 	}
@@ -154,13 +154,13 @@ func (p *Verifier) noteLate(seen state.Observed, now time.Time) {
 
 // isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
 // driver that is still being installed.
-func isFresh(seen state.Observed, want state.Desired) bool {
+func isFresh(seen *state.Observed, want state.Desired) bool {
 	return len(seen.Journal.Startup()) > 0 && !want.Undo
 }
 
 // failing returns why the device plugin does not run by the config that the change has given it, and whether that is for good; empty if it does, or
 // there is none.
-func (p *Verifier) failing(seen state.Observed, want state.Desired) (why string, forGood bool) {
+func (p *Verifier) failing(seen *state.Observed, want state.Desired) (why string, forGood bool) {
 	if want.Undo || !seen.Journal.ChangesPlugin() {
 		return "", false
 	}
@@ -172,7 +172,7 @@ func (p *Verifier) until() time.Time { return p.began.Add(p.Settings.Timeouts.Ca
 func (p *Verifier) half() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity / 2) }
 
 // Operands returns the operands that a label of the node deploys, and the device plugin's pods, with those that are late.
-func (p *Verifier) Operands(seen state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
+func (p *Verifier) Operands(seen *state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
 	pauses, plugins = seen.PlannedOperands()
 	for i := range plugins {
 		plugins[i].Late = p.isLate(seen, want, plugins[i].UID)
@@ -182,7 +182,7 @@ func (p *Verifier) Operands(seen state.Observed, want state.Desired) (pauses []p
 
 // isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
 // wait's end it is not late any more, so that the end comes although a budget keeps the pod.
-func (p *Verifier) isLate(seen state.Observed, want state.Desired, pod string) bool {
+func (p *Verifier) isLate(seen *state.Observed, want state.Desired, pod string) bool {
 	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
 		return false
 	}
@@ -194,7 +194,7 @@ func (p *Verifier) isLate(seen state.Observed, want state.Desired, pod string) b
 }
 
 // Within adds to a wait for late plugins to leave when the wait for capacity ends.
-func (p *Verifier) Within(seen state.Observed, want state.Desired, err error) error {
+func (p *Verifier) Within(seen *state.Observed, want state.Desired, err error) error {
 	if wait, is := errors.AsType[*outcome.Waiting](err); is {
 		wait.Since, wait.Until, wait.Then = p.began, p.until(), seen.DeadlineText(want)
 	}

@@ -40,7 +40,7 @@ func (p *Verifier) Forget(now time.Time) {
 }
 
 // Follow takes over what the pass has seen: the looks that Prove has counted, and whether the device plugin withholds GPUs that are well.
-func (p *Verifier) Follow(seen state.Observed) {
+func (p *Verifier) Follow(seen *state.Observed) {
 	p.proof = seen.Capacity.Proof
 	p.withheld.follow(seen, p.Clock.Now())
 }
@@ -89,7 +89,7 @@ func (p *Verifier) ProveDesired(seen *state.Observed, want state.Desired) {
 }
 
 func (p *Verifier) prove(seen *state.Observed, want *state.DesiredPlugin, withdrawn func(stands capacity.Resources) []state.Withdrawn) {
-	seen.Capacity.Strategy, seen.Capacity.Withdrawn = p.DevicePlugin.Strategy(*seen, want), nil
+	seen.Capacity.Strategy, seen.Capacity.Withdrawn = p.DevicePlugin.Strategy(seen, want), nil
 	var stands capacity.Resources
 	switch {
 	case seen.Kubelet.Err != nil:

@@ -58,8 +58,8 @@ func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed 
 		Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
 	}
 	c.prover.Prove(&seen, c.want)
-	c.prover.Follow(seen)
-	if err := c.prover.Await(seen, state.Desired{Plugin: c.want}); err == nil {
+	c.prover.Follow(&seen)
+	if err := c.prover.Await(&seen, state.Desired{Plugin: c.want}); err == nil {
 		c.t.Error("the wait is over without a word")
 	}
 	return seen.Capacity.Proof.Agreed, c.prover.Rest(5 * time.Second)
@@ -130,9 +130,9 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 		seen.DevicePlugin.Unconnected = "kubelet has lost it"
 		c.prover.Prove(&seen, c.want)
 		want := state.Desired{Plugin: c.want}
-		first := c.prover.Await(seen, want)
+		first := c.prover.Await(&seen, want)
 		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-		failure, is := errors.AsType[*api.Failure](c.prover.Await(seen, want))
+		failure, is := errors.AsType[*api.Failure](c.prover.Await(&seen, want))
 		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
 		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
 			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)

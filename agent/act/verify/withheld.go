@@ -31,7 +31,7 @@ type withheld struct {
 
 // follow takes over whether the device plugin withholds a GPU that is well. In the middle of a change it offers what it can see, and is restarted
 // anyway.
-func (w *withheld) follow(seen state.Observed, now time.Time) {
+func (w *withheld) follow(seen *state.Observed, now time.Time) {
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
@@ -92,7 +92,7 @@ func newestOf(recovered map[nvml.UUID]time.Time) time.Time {
 func (w *withheld) forget() { *w = withheld{} }
 
 // withholdsWell reports whether kubelet does not give out all of a GPU that is well.
-func withholdsWell(seen state.Observed) bool {
+func withholdsWell(seen *state.Observed) bool {
 	for _, g := range seen.GPUs {
 		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Kubelet.Offered) {
 			return true

@@ -36,12 +36,12 @@ type host struct {
 	clock  *clocktesting.FakeClock
 	table  string // of its processes
 	plugin *deviceplugin.Plugin
-	seen   state.Observed
+	seen   *state.Observed
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{t: t, table: t.TempDir(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)), seen: state.Observed{Node: &corev1.Node{}}}
+	h := &host{t: t, table: t.TempDir(), clock: clocktesting.NewFakeClock(time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)), seen: &state.Observed{Node: &corev1.Node{}}}
 	h.plugin = &deviceplugin.Plugin{
 		Processes: holders.Processes{Root: h.table}, Settings: config.Default(), Clock: monotonic.New(h.clock), Log: zaptest.NewLogger(t),
 	}
@@ -101,7 +101,7 @@ func (h *host) listens(pid int, sockets ...string) {
 // lost looks at the pods, and returns what the look says of kubelet's connection to the plugin.
 func (h *host) lost(pods ...corev1.Pod) string {
 	h.t.Helper()
-	h.plugin.ObservePods(h.t.Context(), &h.seen, pods)
+	h.plugin.ObservePods(h.t.Context(), h.seen, pods)
 	if len(h.seen.DevicePlugin.Pods) != len(pods) {
 		h.t.Fatalf("of %d pods %d are the device plugin's", len(pods), len(h.seen.DevicePlugin.Pods))
 	}

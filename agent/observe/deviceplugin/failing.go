@@ -34,7 +34,7 @@ type ending struct {
 // Fails returns why the device plugin does not run by its present config; empty if it does, or has not tried yet. It is for good where kubelet has
 // started the plugin again meanwhile, and that has ended too.
 // Other containers of its pod do not count: a config manager ends once if it finds no plugin to signal.
-func (dp *Plugin) Fails(s state.Observed) (why string, forGood bool) {
+func (dp *Plugin) Fails(s *state.Observed) (why string, forGood bool) {
 	since := s.Plugin.Written
 	if s.Journal != nil && since.IsZero() {
 		since = s.Journal.Started

@@ -25,7 +25,7 @@ const (
 )
 
 // MPSReady reports whether the control daemon has all GPUs and is ready for the plugin.
-func (dp *Plugin) MPSReady(ctx context.Context, seen state.Observed) bool {
+func (dp *Plugin) MPSReady(ctx context.Context, seen *state.Observed) bool {
 	if len(seen.MissingMPS()) > 0 {
 		return false
 	}

@@ -49,7 +49,7 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 		e.began = now
 	}
 	p.AwaitsMPS = now.Sub(e.began) < MPSPatience
-	if !dp.MPSReady(ctx, *seen) {
+	if !dp.MPSReady(ctx, seen) {
 		e.missed, e.ready = true, time.Time{}
 		return
 	}
@@ -58,7 +58,7 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	}
 	due := e.missed || now.Sub(e.ready) >= mpsBegins // an agent that has just been started does not know what was before
 	paused := e.told > 0 && now.Sub(e.toldAt) < earlyPause<<(e.told-1)
-	p.Early = due && !paused && e.told < earlyTold && len(dp.EarlyPods(*seen)) > 0
+	p.Early = due && !paused && e.told < earlyTold && len(dp.EarlyPods(seen)) > 0
 }
 
 // offersShared reports whether kubelet has any device that the plugin offers by this sharing.
@@ -70,7 +70,7 @@ func offersShared(s config.Sharing, offered capacity.Resources) bool {
 }
 
 // EarlyPods returns the plugin's pods that have read their config and can be told.
-func (dp *Plugin) EarlyPods(seen state.Observed) []types.UID {
+func (dp *Plugin) EarlyPods(seen *state.Observed) []types.UID {
 	unnotified := dp.UnnotifiedReaders(seen.Plugin)
 	var out []types.UID
 	for i := range seen.DevicePlugin.Pods {
@@ -89,7 +89,7 @@ func (dp *Plugin) NoteEarlyNotified() {
 
 // AwaitsMPS returns the pause between two looks at a plugin that waits for MPS's control daemon; longest if it waits for none. No watch shows when the
 // daemon is ready.
-func AwaitsMPS(seen state.Observed, longest time.Duration) time.Duration {
+func AwaitsMPS(seen *state.Observed, longest time.Duration) time.Duration {
 	if !seen.Plugin.AwaitsMPS {
 		return longest
 	}

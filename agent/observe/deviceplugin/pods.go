@@ -21,7 +21,7 @@ import (
 )
 
 // Advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
-func (dp *Plugin) Advice(seen state.Observed) string {
+func (dp *Plugin) Advice(seen *state.Observed) string {
 	if seen.OffersGPUs() {
 		return dp.cure(seen.Pods)
 	}
@@ -43,7 +43,7 @@ func (dp *Plugin) Advice(seen state.Observed) string {
 
 // Unstarted says which container of the device plugin's pod does not start, and what its config manager needs for that; empty if all run.
 // A container that has not started has no log.
-func (dp *Plugin) Unstarted(seen state.Observed) string {
+func (dp *Plugin) Unstarted(seen *state.Observed) string {
 	for i := range seen.DevicePlugin.Pods {
 		pod := &seen.DevicePlugin.Pods[i]
 		if pod.DeletionTimestamp != nil {

@@ -30,7 +30,7 @@ func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
 
 // Strategy returns how the plugin presents MIG devices: by the settings, else by its environment or arguments, else by the desired config,
 // else by the node's label.
-func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
+func (dp *Plugin) Strategy(seen *state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
 	if dp.Settings.MIGStrategy != config.MIGStrategyAuto {
 		return dp.Settings.MIGStrategy
 	}
@@ -50,7 +50,7 @@ func (dp *Plugin) Strategy(seen state.Observed, want *state.DesiredPlugin) confi
 func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	if p.Method == "" {
-		return nil, dp.noHandover(*seen)
+		return nil, dp.noHandover(seen)
 	}
 	if p.Manager == nil && outcome.IsUnseen(p.ParseErr) {
 		return nil, p.ParseErr
@@ -115,7 +115,7 @@ func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s c
 }
 
 // noHandover returns why the agent cannot give the plugin another config. If no plugin is there yet, it waits for one.
-func (dp *Plugin) noHandover(seen state.Observed) error {
+func (dp *Plugin) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
@@ -190,7 +190,7 @@ func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key str
 	p := seen.Plugin
 	switch {
 	case p.Method == "":
-		return nil, dp.noHandover(*seen)
+		return nil, dp.noHandover(seen)
 	case p.Manager != nil && seen.Node.Labels[config.LabelDevicePluginConfig] != key:
 		return dp.managedDefault(ctx, seen, key)
 	case outcome.IsUnseen(p.ParseErr):
@@ -289,7 +289,7 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 }
 
 // allReadersNotified reports whether every pod that reads the plugin's config file has read it as it is.
-func (dp *Plugin) allReadersNotified(seen state.Observed) bool {
+func (dp *Plugin) allReadersNotified(seen *state.Observed) bool {
 	return len(dp.UnnotifiedReaders(seen.Plugin)) == 0
 }
 
@@ -312,7 +312,7 @@ func (dp *Plugin) UnnotifiedReaders(p state.PluginConfig) []types.UID {
 }
 
 // Planned returns what the planner needs to know of the plugin's config.
-func (dp *Plugin) Planned(seen state.Observed, want state.Desired) plan.Plugin {
+func (dp *Plugin) Planned(seen *state.Observed, want state.Desired) plan.Plugin {
 	p := seen.Plugin
 	out := plan.Plugin{
 		Set: seen.PluginSet(want.Plugin), Reloaded: dp.allReadersNotified(seen), NeedsReload: p.Manager == nil, Early: p.Early, Journaled: seen.Journal != nil && seen.Journal.ChangesPlugin(),
@@ -330,7 +330,7 @@ func HowToSet(s config.MIGStrategy) string {
 
 // Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It reads the plugin's config
 // where none is desired, and nothing else tells the MIG strategy.
-func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desired) error {
+func (dp *Plugin) Fits(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
@@ -342,7 +342,7 @@ func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desi
 		err = config.CheckStrategy(after, strategy)
 	case cut:
 		if want.Plugin == nil {
-			dp.Observe(ctx, &seen)
+			dp.Observe(ctx, seen)
 		}
 		if seen.RunsWithoutStrategy(want.Plugin) {
 			err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
@@ -359,7 +359,7 @@ func (dp *Plugin) Fits(ctx context.Context, seen state.Observed, want state.Desi
 }
 
 // strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod win over the config.
-func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.MIGStrategy, error) {
+func (dp *Plugin) strategyFor(seen *state.Observed, want state.Desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
 	if want.Plugin != nil {
 		asked = want.Plugin.Strategy
@@ -385,7 +385,7 @@ func (dp *Plugin) strategyFor(seen state.Observed, want state.Desired) (config.M
 }
 
 // knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.
-func (dp *Plugin) knowsStrategy(seen state.Observed, want state.Desired) bool {
+func (dp *Plugin) knowsStrategy(seen *state.Observed, want state.Desired) bool {
 	return dp.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""
 }

@@ -25,7 +25,7 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 
 // causes looks for each cause, in the order in which a user would. It leaves out two causes of operators' lists that no node
 // shows: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would be a fault of the agent.
-func (e Evidence) causes() []api.Finding {
+func (e *Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
 		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
@@ -36,7 +36,7 @@ func (e Evidence) causes() []api.Finding {
 	return out
 }
 
-func (e Evidence) journalUnreadable() []api.Finding {
+func (e *Evidence) journalUnreadable() []api.Finding {
 	if e.Unreadable == "" {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (e Evidence) journalUnreadable() []api.Finding {
 	}}
 }
 
-func (e Evidence) keptCordoned() []api.Finding {
+func (e *Evidence) keptCordoned() []api.Finding {
 	value, kept := e.Node.Annotations[config.AnnotationKeepCordoned]
 	if !kept || !e.Node.Spec.Unschedulable {
 		return nil
@@ -62,7 +62,7 @@ func (e Evidence) keptCordoned() []api.Finding {
 	}}
 }
 
-func (e Evidence) cordonedByOthers() []api.Finding {
+func (e *Evidence) cordonedByOthers() []api.Finding {
 	var out []api.Finding
 	for _, m := range e.others {
 		if !m.Cordons || e.cordon == nil && pausesOnly(m.Tool) {
@@ -96,7 +96,7 @@ func pausesOnly(tool string) bool {
 	return tool == fence.ToolMIGManager || tool == fence.ToolDriverManager
 }
 
-func (e Evidence) kubeletAway() []api.Finding {
+func (e *Evidence) kubeletAway() []api.Finding {
 	k := e.KubeletSeen
 	if k.Ready == corev1.ConditionTrue && k.Silent == "" {
 		return nil
@@ -112,7 +112,7 @@ func (e Evidence) kubeletAway() []api.Finding {
 	return []api.Finding{f}
 }
 
-func (e Evidence) driverAway() []api.Finding {
+func (e *Evidence) driverAway() []api.Finding {
 	if e.Driver == "" {
 		return nil
 	}
@@ -127,7 +127,7 @@ func (e Evidence) driverAway() []api.Finding {
 }
 
 // change says how far the change in the journal has come.
-func (e Evidence) change() []api.Finding {
+func (e *Evidence) change() []api.Finding {
 	j := e.Journal
 	if j == nil {
 		return nil
@@ -175,7 +175,7 @@ func (e Evidence) change() []api.Finding {
 }
 
 // cancellationCause says why the agent is about to give up the change.
-func (e Evidence) cancellationCause() string {
+func (e *Evidence) cancellationCause() string {
 	var failure *api.Failure
 	if errors.As(e.Refused, &failure) {
 		return failure.Message
@@ -184,7 +184,7 @@ func (e Evidence) cancellationCause() string {
 }
 
 // stalledAdvice returns what the agent has reported that it cannot do, once it has given up.
-func (e Evidence) stalledAdvice() string {
+func (e *Evidence) stalledAdvice() string {
 	if !e.stalled() {
 		return ""
 	}
@@ -192,7 +192,7 @@ func (e Evidence) stalledAdvice() string {
 }
 
 // alive says whether an agent works on the change.
-func (e Evidence) alive(begun string, told bool) []api.Finding {
+func (e *Evidence) alive(begun string, told bool) []api.Finding {
 	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
 	switch {
 	case e.Running && told:
@@ -209,7 +209,7 @@ func (e Evidence) alive(begun string, told bool) []api.Finding {
 	return []api.Finding{f}
 }
 
-func (e Evidence) podsInTheWay() []api.Finding {
+func (e *Evidence) podsInTheWay() []api.Finding {
 	var out []api.Finding
 	for _, v := range e.Verdicts {
 		f := api.Finding{Evidence: "pod " + v.Pod.String() + ": " + v.Message, Agent: e.patience(), Waits: e.Want.Undo && e.Journal != nil}
@@ -246,7 +246,7 @@ func (e Evidence) podsInTheWay() []api.Finding {
 }
 
 // roomAdvice says what helps where a budget lets no pod go before another one has started.
-func (e Evidence) roomAdvice(v drain.Verdict) string {
+func (e *Evidence) roomAdvice(v drain.Verdict) string {
 	text := "give " + v.Awaits + " room on another node"
 	if e.Journal != nil && !e.Want.Undo && e.Want.Label != "" {
 		text += "; or remove the label " + e.Want.Label + ": then the pods come back to this node"
@@ -261,7 +261,7 @@ func describePod(pod string) string {
 }
 
 // podsThatStay finds pods that overstay their grace period and that no plan needs to leave, as after the deadline.
-func (e Evidence) podsThatStay() []api.Finding {
+func (e *Evidence) podsThatStay() []api.Finding {
 	var out []api.Finding
 	for _, p := range e.Holders.Pods {
 		asked := slices.ContainsFunc(e.Verdicts, func(v drain.Verdict) bool { return v.Pod.UID == p.UID })
@@ -275,12 +275,12 @@ func (e Evidence) podsThatStay() []api.Finding {
 	return out
 }
 
-func (e Evidence) overstays(p holders.Pod) bool {
+func (e *Evidence) overstays(p holders.Pod) bool {
 	return p.Unlisted || !p.GraceEnds.IsZero() && e.Now.After(p.GraceEnds)
 }
 
 // overstaying says what keeps a pod that is past its grace period.
-func (e Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
+func (e *Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
@@ -303,7 +303,7 @@ func named(names []string) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
-func (e Evidence) processesInTheWay() []api.Finding {
+func (e *Evidence) processesInTheWay() []api.Finding {
 	var out []api.Finding
 	for _, p := range e.Processes {
 		f := api.Finding{
@@ -319,7 +319,7 @@ func (e Evidence) processesInTheWay() []api.Finding {
 }
 
 // left finds marks of the agent that are in no journal.
-func (e Evidence) left() []api.Finding {
+func (e *Evidence) left() []api.Finding {
 	if len(e.leftover) == 0 || e.Unreadable != "" {
 		return nil
 	}
@@ -337,7 +337,7 @@ func (e Evidence) left() []api.Finding {
 	return []api.Finding{f}
 }
 
-func (e Evidence) operandsPaused() []api.Finding {
+func (e *Evidence) operandsPaused() []api.Finding {
 	var out []api.Finding
 	for _, o := range e.paused {
 		f := api.Finding{Cause: api.CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
@@ -364,7 +364,7 @@ func (e Evidence) operandsPaused() []api.Finding {
 	return out
 }
 
-func (e Evidence) taintLeft() []api.Finding {
+func (e *Evidence) taintLeft() []api.Finding {
 	taint := fence.CordonTaint(e.Node)
 	if taint == nil || e.Node.Spec.Unschedulable {
 		return nil
@@ -381,7 +381,7 @@ func (e Evidence) taintLeft() []api.Finding {
 	return []api.Finding{f}
 }
 
-func (e Evidence) capacityMissing() []api.Finding {
+func (e *Evidence) capacityMissing() []api.Finding {
 	if len(e.Capacity.Missing) == 0 || !e.Complete || e.Kubelet.Err != nil || e.beforeVerify() && e.PluginAdvice == "" {
 		return nil
 	}
@@ -409,7 +409,7 @@ func (e Evidence) capacityMissing() []api.Finding {
 }
 
 // notAllowedYet finds a change that the agent does not begin, though nothing on the node is in its way.
-func (e Evidence) notAllowedYet() []api.Finding {
+func (e *Evidence) notAllowedYet() []api.Finding {
 	if e.NotYet == nil {
 		return nil
 	}
@@ -420,7 +420,7 @@ func (e Evidence) notAllowedYet() []api.Finding {
 }
 
 // failedBefore finds a wish that has failed, or is impossible, on a node that is given back.
-func (e Evidence) failedBefore() []api.Finding {
+func (e *Evidence) failedBefore() []api.Finding {
 	f := e.ReportedFailure(e.Want)
 	if f == nil || e.Journal != nil {
 		return nil
@@ -435,7 +435,7 @@ func (e Evidence) failedBefore() []api.Finding {
 }
 
 // patience says what the agent does about a pod or a process that is in the way.
-func (e Evidence) patience() string {
+func (e *Evidence) patience() string {
 	switch {
 	case e.Journal == nil:
 		return "asks again, and disturbs nothing before; the node takes pods meanwhile"
@@ -451,7 +451,7 @@ func (e Evidence) patience() string {
 }
 
 // stepsLeft names the step that comes next.
-func (e Evidence) stepsLeft() string {
+func (e *Evidence) stepsLeft() string {
 	if len(e.Steps) == 0 {
 		return ""
 	}
@@ -459,7 +459,7 @@ func (e Evidence) stepsLeft() string {
 }
 
 // draining reports whether something has to happen before a GPU is touched.
-func (e Evidence) draining() bool {
+func (e *Evidence) draining() bool {
 	return plan.Any(e.Steps, func(t plan.Traits) bool { return t.Drains })
 }
 

@@ -29,7 +29,7 @@ import (
 
 // Evidence is everything that a diagnosis follows from: one look at the node, and what the agent has found out besides.
 type Evidence struct {
-	state.Observed
+	*state.Observed
 	Now      time.Time
 	Running  bool // an agent runs on this machine
 	Settings config.Settings
@@ -58,7 +58,7 @@ type Evidence struct {
 }
 
 // Of draws the conclusions from the evidence.
-func Of(e Evidence) api.Diagnosis {
+func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
 		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Capacity: e.Capacity.Missing, Unseen: e.Unseen,
@@ -205,7 +205,7 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 }
 
 // owed returns the journal for the diagnosis.
-func (e Evidence) owed() *api.Owed {
+func (e *Evidence) owed() *api.Owed {
 	if e.Unreadable != "" {
 		return &api.Owed{Unreadable: e.Unreadable}
 	}
@@ -227,7 +227,7 @@ func (e Evidence) owed() *api.Owed {
 }
 
 // places returns the GPUs' positions: as observed, or as the agent has last reported them.
-func (e Evidence) places() map[nvml.UUID]int {
+func (e *Evidence) places() map[nvml.UUID]int {
 	out := map[nvml.UUID]int{}
 	for _, gpu := range e.Record.Status.GPUs {
 		out[gpu.UUID] = gpu.Index
@@ -239,12 +239,12 @@ func (e Evidence) places() map[nvml.UUID]int {
 }
 
 // evicts reports whether pods have to leave.
-func (e Evidence) evicts() bool {
+func (e *Evidence) evicts() bool {
 	return plan.Has(e.Steps, plan.Evict)
 }
 
 // deadline returns when the last of the pods must have left. The time for which a rule or the mode lets a pod end by itself comes on top.
-func (e Evidence) deadline() time.Time {
+func (e *Evidence) deadline() time.Time {
 	var longest time.Duration
 	policy := decide.From(e.Settings)
 	for _, v := range e.Verdicts {
@@ -261,7 +261,7 @@ func (e Evidence) deadline() time.Time {
 }
 
 // taints returns the taints that keep pods away and that gpuslice sets, lifts or explains.
-func (e Evidence) taints() []api.TaintSeen {
+func (e *Evidence) taints() []api.TaintSeen {
 	if e.Node == nil {
 		return nil
 	}
@@ -295,7 +295,7 @@ const stateMayGo = "MayGo"
 const stateWithdrawn = "Withdrawn"
 
 // podsSeen lists the pods that hold a GPU and those that have to leave.
-func (e Evidence) podsSeen() []api.PodSeen {
+func (e *Evidence) podsSeen() []api.PodSeen {
 	var out []api.PodSeen
 	asked := map[types.UID]bool{}
 	for _, v := range e.Verdicts {
@@ -323,7 +323,7 @@ func (e Evidence) podsSeen() []api.PodSeen {
 	return out
 }
 
-func (e Evidence) podSeen(p holders.Pod) api.PodSeen {
+func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
 	out := api.PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
 	for _, s := range p.Sources {
 		out.FoundBy = append(out.FoundBy, string(s))
@@ -338,7 +338,7 @@ func (e Evidence) podSeen(p holders.Pod) api.PodSeen {
 }
 
 // pluginCommand returns the command that shows the log of the device plugin of this node.
-func (e Evidence) pluginCommand() string {
+func (e *Evidence) pluginCommand() string {
 	if len(e.Observed.DevicePlugin.Pods) == 0 {
 		return "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name
 	}
@@ -347,22 +347,22 @@ func (e Evidence) pluginCommand() string {
 }
 
 // parked reports whether the change waits for a reboot on a node that is given back.
-func (e Evidence) parked() bool {
+func (e *Evidence) parked() bool {
 	return e.Journal != nil && !e.Journal.Cordoned && e.Complete && e.OnAtReboot(e.Want) != ""
 }
 
 // ours reports whether a mark of the agent keeps pods or operands away.
-func (e Evidence) ours() bool {
+func (e *Evidence) ours() bool {
 	return e.Unreadable != "" || e.Journal != nil && !e.parked() || len(e.leftover) > 0 || len(e.Marks.Startup) > 0
 }
 
 // stalled reports whether the agent has reported that it can do no more.
-func (e Evidence) stalled() bool {
+func (e *Evidence) stalled() bool {
 	return e.Journal != nil && e.Record.Status.Phase == api.PhaseStalled
 }
 
 // beforeVerify reports whether steps come first that change the capacity.
-func (e Evidence) beforeVerify() bool {
+func (e *Evidence) beforeVerify() bool {
 	return len(e.Steps) > 0 && e.Steps[0].Kind != plan.VerifyCapacity && e.Steps[0].Kind != plan.Release
 }
 

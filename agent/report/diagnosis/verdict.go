@@ -15,7 +15,7 @@ import (
 const stepTime = 5 * time.Second
 
 // outcome concludes from all causes.
-func (e Evidence) outcome(causes []api.Finding) api.Outcome {
+func (e *Evidence) outcome(causes []api.Finding) api.Outcome {
 	switch {
 	case e.Node == nil:
 		return api.Outcome{Verdict: api.VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
@@ -27,7 +27,7 @@ func (e Evidence) outcome(causes []api.Finding) api.Outcome {
 }
 
 // outcomeOfOurs concludes for a node on which a mark of the agent keeps pods away.
-func (e Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
+func (e *Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	for _, f := range causes {
 		if f.Waits {
 			return api.Outcome{Verdict: api.VerdictWaitsForYou, Text: "waits for you: " + cmp.Or(f.You, f.Evidence)}
@@ -45,7 +45,7 @@ func (e Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 }
 
 // outcomeOfOthers concludes for a node on which no mark of the agent keeps pods away.
-func (e Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
+func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	foreign := closedByOthers(causes)
 	for _, f := range causes {
 		switch {
@@ -80,7 +80,7 @@ func closedByOthers(causes []api.Finding) string {
 
 // within returns how long it takes at most until the agent gives the node back, if no step fails: the time until the deadline of pods and
 // processes that are in the way, and the time of the steps.
-func (e Evidence) within() time.Duration {
+func (e *Evidence) within() time.Duration {
 	var total time.Duration
 	if e.Journal != nil && !e.Want.Undo && (e.evicts() || len(e.Processes) > 0) {
 		total += max(0, e.deadline().Sub(e.Now))

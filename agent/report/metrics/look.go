@@ -56,7 +56,7 @@ var (
 var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
 // Looked notes what a pass has observed, and, if that is complete, the desired state.
-func (m *Metrics) Looked(seen state.Observed, want state.Desired) {
+func (m *Metrics) Looked(seen *state.Observed, want state.Desired) {
 	if m == nil {
 		return
 	}

@@ -157,7 +157,7 @@ func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 }
 
 // Losses names what is lost for good with the pods that the steps evict: files on the node's disk, and pods that no controller brings back.
-func Losses(seen state.Observed, steps []plan.Step) []string {
+func Losses(seen *state.Observed, steps []plan.Step) []string {
 	var out []string
 	for _, s := range steps {
 		if s.Kind != plan.Evict {
