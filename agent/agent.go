@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/fencing"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
@@ -23,11 +24,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/act/verify"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
@@ -38,62 +38,77 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Agent keeps one node as its labels ask.
+// Agent keeps one node as its labels ask. What it is made of keeps memories of its own: a restart loses all of them, and the next passes gather them
+// again.
 type Agent struct {
-	node     string
-	client   kube.Interface
-	nodes    nodewrite.Writer
-	objects  *watch.Objects
-	kubelet  Kubelet
-	settings config.Settings
-	clock    *monotonic.Clock
-	events   report.Events
-	metrics  *metrics.Metrics
-	liveness *report.Liveness
-	log      *zap.Logger
-	sets     *holders.DaemonSets
-	marks    fence.Fence
-	wakes    *watch.Sources
+	act.Env
+	observers
+	deciders
+	actors
+	reporters
 
-	// Each of these packages keeps its own memory. A restart loses all of it, and the next passes gather it anew.
-
-	record       *journal.Keeper
-	journal      *journal.Writer
-	retries      *decide.Retries
-	processes    *observe.Processes
-	evictions    *evict.Evictions
-	devicePlugin *deviceplugin.Plugin
-	handover     *plugin.Handover
-	units        *units.Units
-	rebooter     *reboot.Rebooter
-	hardware     *hardware.GPUs
-	publisher    *nodekeys.Publisher
-	verifier     *verify.Verifier
-	slot         *fleet.Slot
-	timing       *fencing.Timing
-	fencing      *fencing.Fencing
-	upgrades     *fencing.UpgradeWatch
-	taint        *remedy.Taint
-	resets       *remedy.Resets
-	leftovers    *observe.Leftovers
-	files        *observe.Files
-
-	resolver *decide.Resolver
-	gates    *decide.Gate
-	reporter *report.Writer
 	monitors monitor.Monitors
+	health   monitor.Health   // one of the monitors
+	uses     func() []api.Use // which pod uses how much of which GPU or instance, by the monitors
 
 	edited func() (other bool, wrong string) // of the settings; nil if they are in no file
 
-	hasLooked      bool // this process has observed the node once
+	hasObserved    bool // this process has observed the node once
 	changeUnderway bool // the last pass observed a change under way
 	driverReplaced bool // the driver is another one than this process has loaded
+}
+
+// observers are what an observation is made by.
+type observers struct {
+	client       kube.Interface
+	kubelet      Kubelet
+	objects      *watch.Objects
+	wakes        *watch.Sources
+	record       *journal.Keeper
+	sets         *holders.DaemonSets
+	kernel       *host.Kernel
+	processes    *observe.Processes
+	leftovers    *observe.Leftovers
+	files        *observe.Files
+	devicePlugin *deviceplugin.Plugin
+}
+
+// deciders are what the agent decides by.
+type deciders struct {
+	resolver *decide.Resolver
+	gates    *decide.Gate
+	retries  *decide.Retries
+}
+
+// actors are what performs the steps, and what does the upkeep.
+type actors struct {
+	journal   *journal.Writer
+	slot      *fleet.Slot
+	timing    *fencing.Timing
+	fencing   *fencing.Fencing
+	upgrades  *fencing.UpgradeWatch
+	evictions *evict.Evictions
+	handover  *plugin.Handover
+	units     *units.Units
+	rebooter  *reboot.Rebooter
+	hardware  *hardware.GPUs
+	publisher *nodekeys.Publisher
+	verifier  *verify.Verifier
+	taint     *remedy.Taint
+	resets    *remedy.Resets
+}
+
+// reporters are what the agent reports by.
+type reporters struct {
+	reporter *report.Writer
+	metrics  *metrics.Metrics
+	liveness *report.Liveness
 }
 
 // forgetter keeps times of the host's clock in memory.
@@ -117,12 +132,14 @@ var ErrEdited = errors.New("the settings were edited")
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on; or ErrEdited.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.wakes.Watch(ctx)
-	a.monitors.Watch(ctx, a.wakes.Beside)
-	a.leftovers.Forget(a.clock.Now())
-	a.log.Info("watching", zap.String("node", a.node))
+	for _, m := range a.monitors {
+		a.wakes.Beside(ctx, m.Watch)
+	}
+	a.leftovers.Forget(a.Clock.Now())
+	a.Log.Info("watching", zap.String("node", a.Node))
 	for ctx.Err() == nil {
 		if other, _ := a.lookAtSettings(); other {
-			a.log.Info("the settings were edited", zap.String("node", a.node))
+			a.Log.Info("the settings were edited", zap.String("node", a.Node))
 			return ErrEdited
 		}
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
@@ -132,12 +149,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.liveness.End(next)
 		a.metrics.Passed()
 		if a.driverReplaced {
-			a.log.Info("the driver was replaced", zap.String("node", a.node))
+			a.Log.Info("the driver was replaced", zap.String("node", a.Node))
 			return nvml.ErrReplaced
 		}
 		a.waitForNextPass(ctx, wake, a.pauseAfterPass(ctx, next))
 	}
-	a.log.Info("stopping", zap.String("node", a.node))
+	a.Log.Info("stopping", zap.String("node", a.Node))
 	return nil
 }
 
@@ -164,7 +181,7 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 		return rest
 	}
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
-	timer := a.clock.NewTimer(pause)
+	timer := a.Clock.NewTimer(pause)
 	defer timer.Stop()
 	if a.objects.WishedBefore(ctx, timer.C()) {
 		return 0
@@ -179,9 +196,9 @@ const partsLook = 15 * time.Second
 // waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the monitors observe, which asks nothing of the API server; the wait
 // ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
-	timer := a.clock.NewTimer(d)
+	timer := a.Clock.NewTimer(d)
 	defer timer.Stop()
-	looks := a.clock.NewTicker(partsLook)
+	looks := a.Clock.NewTicker(partsLook)
 	defer looks.Stop()
 	for {
 		select {
@@ -210,18 +227,28 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	want, steps, err := a.plan(ctx, seen)
+	in := act.Input{Seen: seen, Want: want, Steps: steps}
 	a.verifier.Follow(seen)
 	if err == nil {
-		err = a.mendPluginKey(ctx, seen, want)
-	}
-	if err == nil && len(steps) > 0 {
-		err = a.execute(ctx, seen, want, steps)
-		want, steps, err = a.cleanUpWhileWaiting(ctx, seen, want, steps, err)
+		in, err = a.act(ctx, in)
 	}
 	if errors.Is(err, errNotFresh) {
 		return 0
 	}
-	return a.conclude(ctx, seen, want, steps, err)
+	return a.conclude(ctx, in.Seen, in.Want, in.Steps, err)
+}
+
+// act performs at most one step. It returns the input by which it has.
+func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
+	err := a.mendPluginKey(ctx, in.Seen, in.Want)
+	if err != nil || len(in.Steps) == 0 {
+		return in, err
+	}
+	err = a.execute(ctx, in)
+	if !decide.CleansUpMeanwhile(in.Seen, err) {
+		return in, err
+	}
+	return a.cleanUpWhileWaiting(ctx, in, err)
 }
 
 // upkeep does what each pass does whatever the labels ask for. Each chore is idempotent. Err is why the observation has ended early; upkeep returns it,
@@ -259,17 +286,17 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 	if seen.Node == nil {
 		return
 	}
-	critical, known := a.monitors.Critical()
+	critical, known := a.health.Critical()
 	a.taint.Follow(ctx, seen.Node, critical, known)
 }
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
 func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
 	a.retries.ForgetLooks()
-	if !a.hasLooked && seen.Journal != nil {
+	if !a.hasObserved && seen.Journal != nil {
 		a.metrics.Resumed()
 	}
-	a.hasLooked = true
+	a.hasObserved = true
 }
 
 // shareObserved hands the observation to the monitors, and to the packages that remember some of it. They may send Events.
@@ -290,26 +317,24 @@ func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) error {
 	done, err := a.handover.Mend(ctx, seen, want)
 	if done != "" {
-		a.events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
+		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
 	}
 	return err
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
-// perhaps for days.
-func (a *Agent) cleanUpWhileWaiting(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, err error) (state.Desired, []plan.Step, error) {
-	if !decide.CleansUpMeanwhile(seen, err) {
-		return want, steps, err
-	}
+// perhaps for days. Err is that wait.
+func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error) (act.Input, error) {
 	var wait *outcome.Waiting
 	errors.As(err, &wait)
-	left := *seen
-	rest, failed := a.planCleanUp(ctx, &left, want, err)
+	left := *in.Seen
+	rest, failed := a.planCleanUp(ctx, &left, in.Want, err)
 	if failed != nil {
-		return want, steps, err
+		return in, err
 	}
-	want.Left = seen.Postponed(want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
-	return want, rest, a.execute(ctx, &left, want, rest)
+	in.Want.Left = left.Postponed(in.Want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
+	in.Steps = rest
+	return in, a.execute(ctx, act.Input{Seen: &left, Want: in.Want, Steps: rest})
 }
 
 // setClock follows a step of the host's clock, unless a change is under way, which has deadlines. The agent then forgets all times that it
@@ -318,20 +343,20 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	if seen.Journal != nil {
 		return
 	}
-	step := a.clock.Step()
+	step := a.Clock.Step()
 	if step == 0 {
 		return
 	}
-	a.log.Info("the host's clock was set", zap.Duration("by", step))
+	a.Log.Info("the host's clock was set", zap.Duration("by", step))
 	for _, f := range a.forgetters() {
-		f.Forget(a.clock.Now())
+		f.Forget(a.Clock.Now())
 	}
 }
 
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, steps, err := a.planAsked(ctx, seen)
-	goal := decide.GoalOf(seen, want, steps, err, a.settings.With(want.Drain).Drain.OnUncordon)
+	goal := decide.GoalOf(seen, want, steps, err, a.Settings.With(want.Drain).Drain.OnUncordon)
 	switch goal.Kind {
 	case decide.Wanted:
 		return want, steps, nil

@@ -35,21 +35,21 @@ func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	}
 	var text *string // nil removes the annotation
 	if asked {
-		a.log.Info("answering", zap.String("for", request))
+		a.Log.Info("answering", zap.String("for", request))
 		encoded, err := report.EncodeAnswer(a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom))
 		if err != nil {
-			a.log.Warn("answering", zap.Error(err))
+			a.Log.Warn("answering", zap.Error(err))
 			return
 		}
 		text = &encoded
 	}
-	err := a.nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := a.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "annotations": map[string]*string{config.AnnotationPlan: text},
 		}})
 	})
 	if err != nil {
-		a.log.Warn("answering", zap.Error(err))
+		a.Log.Warn("answering", zap.Error(err))
 	}
 }
 
@@ -61,14 +61,14 @@ func answers(annotation, request string) bool {
 
 // answerTo plans what the request asks for.
 func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error, request string) api.Answer {
-	out := api.Answer{For: request, At: a.clock.Stamp()}
+	out := api.Answer{For: request, At: a.Clock.Stamp()}
 	switch request {
 	case config.RequestDiagnosis:
 		d := a.Diagnose(ctx, true)
 		out.Diagnosis = &d
 		return out
 	case config.RequestTop:
-		out.Uses = a.monitors.Uses()
+		out.Uses = a.uses()
 		return out
 	}
 	asked, allowed, ok := config.ParseAllowance(request)

@@ -28,9 +28,9 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 			Waits: waiting.For,
 		}
 	case errors.As(err, &stalled):
-		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.Settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &refused):
-		return outcome.Decision{Reason: report.Refusal(refused), Message: err.Error(), After: a.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: report.Refusal(refused), Message: err.Error(), After: a.Settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &failure):
 		return outcome.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):

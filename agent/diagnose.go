@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/report/diagnosis"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -23,10 +24,10 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 // evidence observes the node once, for a diagnosis.
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
-	e := diagnosis.Evidence{Observed: seen, Now: a.clock.Stamp(), Settings: a.settings}
+	e := diagnosis.Evidence{Observed: seen, Now: a.Clock.Stamp(), Settings: a.Settings}
 	if err == nil {
 		want, _ := a.resolver.Desired(ctx, e.Observed) // the plan below returns the refusal
-		e.Settings = a.settings.With(want.Drain)
+		e.Settings = a.Settings.With(want.Drain)
 		a.verifier.ProveDesired(e.Observed, want)
 	}
 	switch {
@@ -43,7 +44,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, e.Observed)
 		e.NotYet = a.whyNotBegun(&e)
-		e.Verdicts = a.evictions.Evictable(ctx, e.Observed, e.Want, e.Steps)
+		e.Verdicts = a.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
 			e.PluginAdvice = a.devicePlugin.Advice(e.Observed)
@@ -113,7 +114,7 @@ func (a *Agent) lookAtMachine(ctx context.Context, e *diagnosis.Evidence) {
 	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
 		e.Unseen = append(e.Unseen, "the GPUs: "+err.Error())
 	}
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
 	if _, err := a.kubelet.Assignments(call); err != nil {
 		e.KubeletSeen.Silent = err.Error()

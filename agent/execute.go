@@ -7,70 +7,72 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// execute performs the first step. Each step is idempotent, and none waits: a step that takes time returns *Waiting, and the
-// next pass looks again.
-func (a *Agent) execute(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	step, prepared := steps[0], *seen
-	seen = &prepared // with what the agent reads right before the step
+// execute performs the first step of the input. Each step is idempotent, and none waits: a step that takes time returns *Waiting, and the next pass
+// observes again.
+func (a *Agent) execute(ctx context.Context, in act.Input) error {
+	step := in.Step()
+	prepared := *in.Seen // with what the agent reads right before the step
+	in.Seen = &prepared
 	a.liveness.At(step)
-	began := a.clock.Now()
+	began := a.Clock.Now()
 	err := a.retries.TooEarly(step)
 	if err == nil {
-		err = a.retries.CheckNoEffect(want, step)
+		err = a.retries.CheckNoEffect(in.Want, step)
 	}
 	early := err != nil
 	if !early {
-		if err = a.mayPerform(ctx, seen, want, steps); errors.Is(err, errNotFresh) {
+		if err = a.mayPerform(ctx, in); errors.Is(err, errNotFresh) {
 			return err
 		}
 		if err == nil {
-			err = a.fencing.Prepare(ctx, seen, want, steps)
+			err = a.fencing.Prepare(ctx, in)
 		}
 		if err == nil {
-			err = a.perform(ctx, seen, want, steps)
+			err = a.perform(ctx, in)
 		}
 	}
 	if !early || step.Kind != plan.AcquireSlot {
-		a.slot.Yield(ctx, seen, step, err)
+		a.slot.Yield(ctx, in.Seen, step, err)
 	}
 	if err == nil {
 		a.retries.Done(step)
-		a.log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(steps)-1),
-			zap.Duration("took", a.clock.Since(began)), zap.String("operation", seen.Operation()))
+		a.Log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(in.Steps)-1),
+			zap.Duration("took", a.Clock.Since(began)), zap.String("operation", in.Seen.Operation()))
 	}
 	return err
 }
 
 // errNotFresh means that the agent planned the step by what the watches have shown, which may be out of date. The next pass reads the
-// API server, and plans anew.
-var errNotFresh = errors.New("the look has to be taken anew")
+// API server, and plans again.
+var errNotFresh = errors.New("the step needs a fresh observation")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
-func (a *Agent) mayPerform(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
+func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
+	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyLooks {
 		return err
 	}
-	if !a.objects.FreshFor(plan.NeedFreshLook(steps, seen.Forward(want)), plan.NeedFreshLook(steps[1:], seen.Forward(want))) {
+	forward := in.Seen.Forward(in.Want)
+	if !a.objects.FreshFor(plan.NeedFreshLook(in.Steps, forward), plan.NeedFreshLook(in.Steps[1:], forward)) {
 		return errNotFresh
 	}
-	return a.fencing.Preflight(ctx, seen, want, steps)
+	return a.fencing.Preflight(ctx, in)
 }
 
 // perform calls the executor of the first step.
-func (a *Agent) perform(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	step := steps[0]
-	perform := executors[step.Kind]
+func (a *Agent) perform(ctx context.Context, in act.Input) error {
+	step := in.Step()
+	perform := a.executors()[step.Kind]
 	if perform == nil {
 		return &outcome.Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
-	if step.Traits().ReachesTarget && !want.Undo && !seen.HardwareOrPluginTouched() {
-		a.timing.Touches(a.clock.Now())
+	if step.Traits().ReachesTarget && !in.Want.Undo && !in.Seen.HardwareOrPluginTouched() {
+		a.timing.Touches(a.Clock.Now())
 	}
-	return perform(a, ctx, work{seen: seen, want: want, step: step, steps: steps})
+	return perform(ctx, in)
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,14 +24,14 @@ func (a *Agent) Pass(ctx context.Context) time.Duration { return a.pass(ctx) }
 // WatchParts has the parts watch until ctx ends, as Run does, and returns when they do.
 func (a *Agent) WatchParts(ctx context.Context) {
 	var all sync.WaitGroup
-	a.monitors.Watch(ctx, func(ctx context.Context, watch func(context.Context, func())) {
-		all.Go(func() { watch(ctx, func() {}) })
-	})
+	for _, m := range a.monitors {
+		all.Go(func() { m.Watch(ctx, func() {}) })
+	}
 	all.Wait()
 }
 
 // Begin does what Run does first.
-func (a *Agent) Begin() { a.leftovers.Forget(a.clock.Now()) }
+func (a *Agent) Begin() { a.leftovers.Forget(a.Clock.Now()) }
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.driverReplaced }
@@ -65,7 +66,7 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 // Performs reports whether there is an executor for the kind of step, and which reason and phase the agent reports for it.
 func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.Phase) {
 	reason, phase = report.Progress(kind, state.Desired{})
-	return executors[kind] != nil, reason, phase
+	return (&Agent{}).executors()[kind] != nil, reason, phase
 }
 
 // HangSentinel lets every call on the sentinel file hang until the channel is closed.
@@ -80,7 +81,7 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 
 // keepsTimes are parts that remember times and have nothing to forget, each with the reason.
 var keepsTimes = map[string]string{
-	"clock":    "it finds out that the clock was set",
+	"Clock":    "it finds out that the clock was set",
 	"metrics":  "a metric tells when the last pass was, for people",
 	"liveness": "it goes by the monotonic clock of its reader",
 	"reporter": "what a change has taught is written with the next status, and decides nothing",
@@ -93,7 +94,15 @@ func (a *Agent) Unforgotten() []string {
 		listed[reflect.TypeOf(part)] = true
 	}
 	var out []string
+	var fields []reflect.StructField
 	for field := range reflect.TypeFor[Agent]().Fields() {
+		if field.Anonymous { // what the agent is made of, by the phases of the loop
+			fields = slices.AppendSeq(fields, field.Type.Fields())
+			continue
+		}
+		fields = append(fields, field)
+	}
+	for _, field := range fields {
 		forgets := field.Type.Implements(reflect.TypeFor[forgetter]()) || reflect.PointerTo(field.Type).Implements(reflect.TypeFor[forgetter]())
 		if listed[field.Type] || listed[reflect.PointerTo(field.Type)] || !ofThisModule(field.Type) && !forgets {
 			continue

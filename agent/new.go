@@ -3,12 +3,15 @@ package agent
 import (
 	"cmp"
 	"context"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/fencing"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
@@ -18,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/act/verify"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
@@ -82,120 +86,140 @@ type Options struct {
 
 // New makes an Agent. Nothing happens before Run.
 func New(o Options) *Agent {
-	c := monotonic.New(o.Clock)
 	if o.Processes.Lanes == nil {
 		o.Processes.Lanes = &holders.Lanes{}
 	}
 	objects := watch.NewObjects(watch.Options{Node: o.Node, Client: o.Client, Pods: o.Pods, ConfigMaps: o.Settings.ConfigMaps()})
-	a := &Agent{
-		node: o.Node, client: o.Client, kubelet: o.Kubelet, settings: o.Settings, clock: c, metrics: o.Metrics, liveness: o.Liveness, log: o.Log,
-		events: report.Events{To: o.Events},
-		sets:   holders.NewDaemonSets(o.Client, c),
-		marks: fence.Fence{
-			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal, KeepCordonedKey: config.AnnotationKeepCordoned,
+	env := act.Env{
+		Node:  o.Node,
+		Nodes: nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode, Startup: o.Settings.StartupTaints()},
+		Fence: fence.Fence{
+			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal,
+			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		edited:    o.Edited,
-		objects:   objects,
-		nodes:     nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode, Startup: o.Settings.StartupTaints()},
-		wakes:     &watch.Sources{Client: o.Client, Objects: objects, Driver: o.Driver, Clock: c, Log: o.Log},
-		record:    &journal.Keeper{Store: o.Record, Log: o.Log.Named("record")},
-		retries:   decide.NewRetries(c, o.Settings),
-		processes: &observe.Processes{Processes: o.Processes, Settings: o.Settings, Clock: c},
-		timing:    &fencing.Timing{},
+		Settings: o.Settings, Events: report.Events{To: o.Events}, Clock: monotonic.New(o.Clock), Log: o.Log,
 	}
-	a.journal = &journal.Writer{Record: a.record, Nodes: a.nodes, Fence: a.marks, Units: o.Settings.Units, Clock: c}
-	a.addSteps(o)
-	a.addDecisions(o)
-	a.reporter = &report.Writer{
-		Node: o.Node, Nodes: a.nodes, Journal: a.journal, Record: a.record, Settings: o.Settings, Events: a.events, Metrics: o.Metrics, Wall: o.Clock,
-		Clock: c, Log: o.Log, Sources: o.Sources,
-	}
+	a := &Agent{Env: env, edited: o.Edited}
+	a.observers = newObservers(o, env, objects)
+	a.deciders = newDeciders(o, env, a.devicePlugin)
+	driver := a.addHealth(o)
+	a.actors = newActors(o, driver, a)
 	a.addMonitors(o)
+	sources := o.Sources
+	for _, m := range a.monitors {
+		sources = append(slices.Clip(sources), m)
+	}
+	a.reporters = reporters{
+		reporter: &report.Writer{
+			Node: o.Node, Nodes: env.Nodes, Journal: a.journal, Record: a.record, Settings: o.Settings, Events: env.Events, Metrics: o.Metrics,
+			Wall: o.Clock, Clock: env.Clock, Log: o.Log, Sources: sources,
+		},
+		metrics: o.Metrics, liveness: o.Liveness,
+	}
 	return a
 }
 
-// addSteps makes the packages that perform steps, each after those that it depends on.
-func (a *Agent) addSteps(o Options) {
-	evictor := drain.NewEvictor(o.Client, a.clock, o.Log.Named("drain"))
-	evictor.Again, a.sets.Again = kube.Retry, kube.Retry
-	a.evictions = &evict.Evictions{
-		Node: o.Node, Nodes: a.nodes, Evictor: evictor, Wakes: a.wakes, Retries: a.retries, Metrics: o.Metrics, Settings: o.Settings, Events: a.events, Clock: a.clock,
+func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
+	record := &journal.Keeper{Store: o.Record, Log: o.Log.Named("record")}
+	wakes := &watch.Sources{Client: o.Client, Objects: objects, Clock: env.Clock, Log: o.Log}
+	if o.Health.Driver == nil { // otherwise the monitor of health listens to the driver, and wakes the loop
+		wakes.Driver = o.Driver
 	}
-	a.devicePlugin = &deviceplugin.Plugin{
-		Objects: a.objects, Processes: o.Processes, Configs: o.Plugin,
-		File:     deviceplugin.NewFile(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
-		Settings: o.Settings, Clock: a.clock, Log: o.Log,
-	}
-	a.handover = &plugin.Handover{Plugin: a.devicePlugin, Client: o.Client, Nodes: a.nodes, Evictions: a.evictions, Retries: a.retries}
-	a.units = &units.Units{
-		Systemd: o.Units, Settings: o.Settings, Retries: a.retries, Journal: a.journal, Events: a.events, Clock: a.clock, Log: o.Log,
-	}
-	a.rebooter = &reboot.Rebooter{
-		Node: o.Node, Host: o.Host, Kernel: &host.Kernel{Proc: o.Processes.Root}, Sentinel: &reboot.Sentinel{Path: o.Settings.Reboot.Sentinel},
-		Settings: o.Settings, Journal: a.journal, Events: a.events, Clock: a.clock, Log: o.Log,
-	}
-	a.hardware = &hardware.GPUs{
-		Driver: o.Driver, Specs: o.Specs, Evictions: a.evictions, Processes: a.processes, Rebooter: a.rebooter, Retries: a.retries, Journal: a.journal,
-		Settings: o.Settings, Log: o.Log,
-	}
-	a.publisher = &nodekeys.Publisher{Nodes: a.nodes, Record: a.record, Journal: a.journal, Clock: a.clock}
-	a.verifier = &verify.Verifier{
-		Nodes: a.nodes, DevicePlugin: a.devicePlugin, Settings: o.Settings, Events: a.events, Clock: a.clock, Log: o.Log,
-	}
-	a.objects.Due = a.verifier.LastLookDue
-	a.slot = &fleet.Slot{
-		Slots: &fleet.Leases{
-			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Timeout: o.Settings.Timeouts.APICall, Log: o.Log.Named("fleet"),
-			Startup: o.Settings.StartupTaints(),
+	return observers{
+		client: o.Client, kubelet: o.Kubelet, objects: objects, wakes: wakes, record: record,
+		sets:      holders.NewDaemonSets(o.Client, env.Clock),
+		kernel:    &host.Kernel{Proc: o.Processes.Root},
+		processes: &observe.Processes{Processes: o.Processes, Settings: o.Settings, Clock: env.Clock},
+		leftovers: &observe.Leftovers{Record: record, Settings: o.Settings, Clock: env.Clock},
+		files:     &observe.Files{Objects: objects, Settings: o.Settings},
+		devicePlugin: &deviceplugin.Plugin{
+			Objects: objects, Processes: o.Processes, Configs: o.Plugin,
+			File:     deviceplugin.NewFile(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
+			Settings: o.Settings, Clock: env.Clock, Log: o.Log,
 		},
-		Namespace: o.Settings.Maintenance.Namespace, Clock: a.clock, Log: o.Log,
 	}
-	a.fencing = &fencing.Fencing{
-		Nodes: a.nodes, Fence: a.marks, Journal: a.journal, Record: a.record, Slot: a.slot, Evictions: a.evictions, Processes: a.processes,
-		Handover: a.handover, Timing: a.timing, Retries: a.retries, Events: a.events, Clock: a.clock,
-	}
-	a.upgrades = &fencing.UpgradeWatch{
-		Node: o.Node, Nodes: a.nodes, Driver: o.Driver, Fence: a.marks, Fencing: a.fencing, Settings: o.Settings, Events: a.events, Clock: a.clock,
-		Log: o.Log,
-	}
-	a.taint = &remedy.Taint{Nodes: a.nodes, Effect: o.Settings.Health.Taint, Tell: a.events.Of(o.Node), Clock: a.clock, Log: o.Log}
 }
 
-// addDecisions makes the packages that find the desired state, and those that say whether a change may begin now.
-func (a *Agent) addDecisions(o Options) {
-	a.leftovers = &observe.Leftovers{Record: a.record, Settings: o.Settings, Clock: a.clock}
-	a.resolver = &decide.Resolver{Parse: o.Parse, DevicePlugin: a.devicePlugin, Settings: o.Settings}
-	a.files = &observe.Files{Objects: a.objects, Settings: o.Settings}
-	a.gates = &decide.Gate{Settings: o.Settings, Wall: o.Clock, Clock: a.clock}
+func newDeciders(o Options, env act.Env, dp *deviceplugin.Plugin) deciders {
+	return deciders{
+		resolver: &decide.Resolver{Parse: o.Parse, DevicePlugin: dp, Settings: o.Settings},
+		gates:    &decide.Gate{Settings: o.Settings, Wall: o.Clock, Clock: env.Clock},
+		retries:  decide.NewRetries(env.Clock, o.Settings),
+	}
 }
 
-// addMonitors makes the monitors, and hands them to the reporter. A new monitor is one line here.
+// addHealth makes the monitor of the GPUs' health, and returns the driver by which the agent works: the monitor's, which knows by it what is the agent's
+// own doing.
+func (a *Agent) addHealth(o Options) nvml.Driver {
+	if o.Health.Driver == nil {
+		a.health = monitor.NoHealth{}
+		return o.Driver
+	}
+	h := health.New(health.Options{
+		Sources: o.Health, Settings: o.Settings.Health, Boot: a.kernel.Boot, TellNode: a.Events.Of(o.Node), TellPod: a.Events.Podf,
+		Write:             func(ctx context.Context, c []corev1.NodeCondition) error { return a.Nodes.Conditions(ctx, o.Node, c) },
+		ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
+	})
+	a.health, a.monitors = h, append(a.monitors, h)
+	return h.Through(o.Driver)
+}
+
+// newActors makes what performs steps, each after what it depends on.
+func newActors(o Options, driver nvml.Driver, a *Agent) actors {
+	env := a.Env
+	writer := &journal.Writer{Record: a.record, Nodes: env.Nodes, Fence: env.Fence, Units: o.Settings.Units, Clock: env.Clock}
+	evictions := &evict.Evictions{
+		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Wakes: a.wakes, Retries: a.retries, Metrics: o.Metrics,
+	}
+	handover := &plugin.Handover{Plugin: a.devicePlugin, Client: o.Client, Nodes: env.Nodes, Evictions: evictions, Retries: a.retries}
+	rebooter := &reboot.Rebooter{Env: env, Host: o.Host, Kernel: a.kernel, Sentinel: &reboot.Sentinel{Path: o.Settings.Reboot.Sentinel}, Journal: writer}
+	slot := &fleet.Slot{
+		Slots: &fleet.Leases{
+			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall,
+			Log: o.Log.Named("fleet"), Startup: o.Settings.StartupTaints(),
+		},
+		Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Log: o.Log,
+	}
+	timing := &fencing.Timing{}
+	fences := &fencing.Fencing{
+		Env: env, Journal: writer, Record: a.record, Slot: slot, Evictions: evictions, Processes: a.processes, Handover: handover, Timing: timing,
+		Retries: a.retries,
+	}
+	return actors{
+		journal: writer, evictions: evictions, handover: handover, rebooter: rebooter, slot: slot, timing: timing, fencing: fences,
+		units: &units.Units{Env: env, Systemd: o.Units, Retries: a.retries, Journal: writer},
+		hardware: &hardware.GPUs{
+			Env: env, Driver: driver, Specs: o.Specs, Evictions: evictions, Processes: a.processes, Rebooter: rebooter, Retries: a.retries, Journal: writer,
+		},
+		publisher: &nodekeys.Publisher{Env: env, Record: a.record, Journal: writer},
+		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
+		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
+		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, Tell: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
+		resets:    &remedy.Resets{Health: a.health, Clock: env.Clock, Began: env.Clock.Now()},
+	}
+}
+
+// addMonitors makes the other monitors. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
-	a.monitors = monitor.Monitors{
-		memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.events.Podf, Clock: a.clock}),
-	}
+	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.Events.Podf, Clock: a.Clock})
+	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
 		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // a look that hangs there holds up no pass
-		a.monitors = append(a.monitors, idle.New(idle.Options{
-			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, Tell: a.events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
-		}))
-	}
-	if o.Health.Driver != nil {
-		a.monitors = append(a.monitors, health.New(health.Options{
-			Sources: o.Health, Settings: o.Settings.Health, Boot: a.rebooter.Kernel.Boot, Write: a.reporter.Write, TellNode: a.events.Of(o.Node),
-			TellPod: a.events.Podf, ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
-		}))
-	}
-	a.resets = &remedy.Resets{Monitors: a.monitors, Clock: a.clock, Began: a.clock.Now()}
-	collectors := make([]prometheus.Collector, len(a.monitors))
-	for i, p := range a.monitors {
-		collectors[i] = p
-		a.reporter.Sources = append(a.reporter.Sources, p)
-		if w, watches := p.(monitor.DriverWatcher); watches {
-			a.hardware.Driver, a.wakes.Driver = w.Through(a.hardware.Driver), nil
+		busy := idle.New(idle.Options{
+			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, Tell: a.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
+		})
+		a.monitors = append(a.monitors, busy)
+		a.uses = func() []api.Use {
+			uses := used.Uses()
+			busy.AddBusy(uses)
+			return uses
 		}
 	}
-	a.metrics.TakeOver(collectors)
+	collectors := make([]prometheus.Collector, len(a.monitors))
+	for i, m := range a.monitors {
+		collectors[i] = m
+	}
+	o.Metrics.TakeOver(collectors)
 }

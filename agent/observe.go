@@ -21,17 +21,17 @@ import (
 // It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
 func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen := &state.Observed{}
-	a.objects.BeginLook()
+	a.objects.BeginLook(a.verifier.LastLookDue())
 	// Each read of a pass has a deadline of its own: a server that answers slowly still lets a pass end. The pods are asked for beside the node.
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
 	node, err := a.objects.Node(call)
 	if err != nil {
 		return seen, err
 	}
 	seen.Node = node
-	seen.Marks.Tools = fence.Markers(node, a.settings.Operands)
-	seen.Marks.Fenced = a.marks.IsRaised(node)
+	seen.Marks.Tools = fence.Markers(node, a.Settings.Operands)
+	seen.Marks.Fenced = a.Fence.IsRaised(node)
 	a.rebooter.ObserveBoot(ctx, seen)
 	seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, seen.Boot.ID)
 	seen.Marks.Startup = a.fencing.Startup(node, seen.Journal)
@@ -57,7 +57,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	}
 	a.units.ObserveOwed(ctx, seen)
 	seen.Pods = pods
-	seen.Recovered = a.monitors.Recovered()
+	seen.Recovered = a.health.Recovered()
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}
@@ -73,11 +73,11 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 // listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that are not there: the agent knows pods of NVIDIA's programs by
 // their labels, which any user may set, and so such a pod counts only if its DaemonSet exists.
 func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, error) {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
 	pods, err := a.objects.Pods(call)
 	if err != nil {
-		return nil, fmt.Errorf("listing the pods of node %s: %w", a.node, err)
+		return nil, fmt.Errorf("listing the pods of node %s: %w", a.Node, err)
 	}
 	return a.sets.Believe(call, node, pods)
 }
@@ -85,7 +85,7 @@ func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, err
 // observeKubelet sorts the pods into holders and operands, and compares the capacity. If kubelet does not answer, that is
 // no error: the agent then takes each pod for a holder of any device, and proves no capacity.
 func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
-	call, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
 	assigned, err := a.kubelet.Assignments(call)
 	if assigned.Premature(pods) {
@@ -108,7 +108,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	seen.Leftovers.MIGManager = state.RunsMIGManager(seen.Pods)
 	seen.Leftovers.Adopts = a.leftovers.Adopts(seen.Pods)
 	seen.Leftovers.Orphan = a.leftovers.Orphan(seen)
-	seen.Pauses = fence.Operands(seen.Node, seen.Pods, seen.OperandLabels(a.settings.Operands))
+	seen.Pauses = fence.Operands(seen.Node, seen.Pods, seen.OperandLabels(a.Settings.Operands))
 	a.processes.ObserveClients(seen)
 }
 
@@ -117,7 +117,7 @@ func (a *Agent) planned(s *state.Observed, want state.Desired) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
-			(a.settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
+			(a.Settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.slot.Planned(s, want),
 		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Published, *want.Keys),
 	}

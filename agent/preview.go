@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
@@ -66,12 +67,12 @@ func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.De
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
-	err := a.fencing.Preflight(ctx, seen, want, steps)
+	err := a.fencing.Preflight(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
 	a.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err
 	}
-	return a.slot.Foresee(ctx, seen, want)
+	return a.slot.Foresee(ctx, act.Input{Seen: seen, Want: want})
 }
 
 // heldUp adds to a preview what the agent would wait for. Any other error is a refusal.

@@ -30,7 +30,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	wake := a.wakes.Watch(ctx)
 	left := debts{ours: []string{unknown}}
 	for passed := false; ctx.Err() == nil; {
-		pause := a.settings.Retry.First
+		pause := a.Settings.Retry.First
 		node, err := a.readNode(ctx)
 		if err == nil {
 			seen(node)
@@ -49,7 +49,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		if a.driverReplaced {
 			return nvml.ErrReplaced
 		}
-		timer := a.clock.NewTimer(pause)
+		timer := a.Clock.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 		case <-wake:
@@ -79,11 +79,11 @@ func errStillOwed(ctx context.Context, left debts) error {
 }
 
 func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
-	api, cancel := context.WithTimeout(ctx, a.settings.Timeouts.APICall)
+	api, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
-	node, err := a.client.Nodes().Get(api, a.node, metav1.GetOptions{})
+	node, err := a.client.Nodes().Get(api, a.Node, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("reading node %s: %w", a.node, err)
+		return nil, fmt.Errorf("reading node %s: %w", a.Node, err)
 	}
 	return node, nil
 }
@@ -104,7 +104,7 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 // AwaitRecovered watches the node until the agent that runs there owes it nothing. It calls seen with the node at each change. If ctx
 // ends, the error says what that agent still owes the node.
 func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
-	only := fields.OneTermEqualSelector("metadata.name", a.node).String()
+	only := fields.OneTermEqualSelector("metadata.name", a.Node).String()
 	nodes := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = only
@@ -120,7 +120,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
 		switch {
-		case !ok || node.Name != a.node:
+		case !ok || node.Name != a.Node:
 			return false, nil
 		case event.Type == watch.Deleted:
 			return false, errNodeGone
@@ -151,7 +151,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	labels := fence.LeftPaused(node, a.settings.Operands, fence.PausedForMIGChange)
+	labels := fence.LeftPaused(node, a.Settings.Operands, fence.PausedForMIGChange)
 	switch {
 	case len(labels) == 0:
 		return nil, nil
@@ -162,7 +162,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	for _, label := range labels {
 		values[label] = fence.DeployedValue
 	}
-	return labels, a.nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
+	return labels, a.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
 // owing returns what the agent owes the node. A change that waits for a reboot has given the node back until then.
@@ -175,12 +175,12 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	}
 	if r := a.record.Now; seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
-			if slices.Contains(a.settings.Units, unit) {
+			if slices.Contains(a.Settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)
 			}
 		}
 	}
-	if len(a.settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
+	if len(a.Settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
 		if seen.Pods, err = a.listPods(ctx, seen.Node.UID); err != nil {
 			left.others = append(left.others, err.Error())
 		}
@@ -189,7 +189,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
 	}
-	if a.marks.IsRaised(node) {
+	if a.Fence.IsRaised(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
 	if o := a.leftovers.Orphan(seen); o.Exists() {

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -43,15 +44,15 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
 	case seen.Node == nil:
-		a.log.Warn("looking at the node", zap.Error(err))
+		a.Log.Warn("looking at the node", zap.Error(err))
 		return d.After
 	case d.NoReset && seen.Journal != nil:
-		return a.rebooter.NoteNoReset(ctx, seen, want, first.GPU, err)
+		return a.rebooter.NoteNoReset(ctx, act.Input{Seen: seen, Want: want}, first.GPU, err)
 	case d.Failure != nil && seen.Journal != nil && !want.Undo:
 		a.resets.NoteFailed(steps, d.Failure)
 		return a.giveUp(ctx, seen, want, d.Failure)
 	case d.Failure != nil: // the roll-back fails, too
-		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.settings.Retry.Longest, Stalled: true}
+		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.Settings.Retry.Longest, Stalled: true}
 	}
 	a.units.TellDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
@@ -61,8 +62,8 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	a.count(seen, want, r)
 	a.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.reporter.Report(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
-		a.log.Warn("reporting", zap.Error(err))
-		return a.settings.Retry.First
+		a.Log.Warn("reporting", zap.Error(err))
+		return a.Settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
 }
@@ -123,9 +124,9 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if err == nil && len(steps) > 0 {
 		return 0
 	}
-	due := a.settings.NodeHeartbeat
+	due := a.Settings.NodeHeartbeat
 	if c := report.PartitionReady(seen.Node); c != nil {
-		if age := a.clock.Since(c.LastHeartbeatTime.Time); age < due {
+		if age := a.Clock.Since(c.LastHeartbeatTime.Time); age < due {
 			due -= max(0, age) // a heartbeat of the future was written before the clock was set back
 		}
 	}
@@ -152,14 +153,14 @@ func (a *Agent) giveUp(ctx context.Context, seen *state.Observed, want state.Des
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
 	if err := a.journal.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
-		a.log.Warn("recording the failure", zap.Error(err))
-		return a.settings.Retry.First
+		a.Log.Warn("recording the failure", zap.Error(err))
+		return a.Settings.Retry.First
 	}
 	a.slot.CountFailure(ctx, seen, failure)
 	a.verifier.Pause()
 	clear(a.retries.Attempts)
 	clear(a.retries.Successes)
-	a.log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
-	a.events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
+	a.Log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
+	a.Events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
 	return 0
 }

@@ -86,23 +86,15 @@ func TestNoRequestOutlastsItsDeadline(t *testing.T) {
 		policy := drain.Policy{Deadline: time.Hour, Delete: true, DeleteGrace: 30 * time.Second}
 		return e.Evict(ctx, []holders.Pod{holder("a")}, policy, noon)
 	}
-	repeat := func(ctx context.Context, request func() error) (err error) {
-		for ctx.Err() == nil {
-			err = request()
-		}
-		return err
-	}
 	conflict := apierrors.NewConflict(podResource, "a", nil)
 	for name, c := range map[string]struct {
 		to     string
 		answer error // to an eviction
 		at     time.Duration
-		again  func(context.Context, func() error) error
 		call   func(context.Context, *drain.Evictor) []drain.Verdict
 		want   drain.State
 	}{
-		"an eviction":                  {to: "evict", call: evict, want: drain.Failed},
-		"an eviction that is repeated": {to: "evict", again: repeat, call: evict, want: drain.Failed},
+		"an eviction": {to: "evict", call: evict, want: drain.Failed},
 		"a dry run": {to: "evict", call: func(ctx context.Context, e *drain.Evictor) []drain.Verdict {
 			return e.DryRun(ctx, []holders.Pod{holder("a")}, drain.Policy{})
 		}, want: drain.Failed},
@@ -115,7 +107,6 @@ func TestNoRequestOutlastsItsDeadline(t *testing.T) {
 				s := newServer()
 				s.answer = c.answer
 				e := drain.NewEvictor(silent{clientset.Of(s), c.to}, clocktesting.NewFakePassiveClock(noon.Add(c.at)), zap.NewNop())
-				e.Again = c.again
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				began := time.Now()

@@ -73,10 +73,6 @@ type Evictor struct {
 	clock  clock.PassiveClock
 	log    *zap.Logger
 
-	// Again repeats an eviction that failed for a passing cause; nil sends each once. It never gets a 429, which is the answer for a
-	// disruption budget. The request names the pod by its UID, so that it can be sent twice.
-	Again func(ctx context.Context, request func() error) error
-
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
 	blind     time.Time              // until when it does not look for successors again, since it has not the right to
@@ -373,15 +369,13 @@ func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// send requests an eviction, several times if Again is set and the cause may pass.
+// send requests an eviction, several times if it fails for a cause that may pass. A 429 is no such cause here: it is the answer for a disruption
+// budget. The request names the pod by its UID, so that it can be sent twice.
 func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
-	if r.Again == nil {
-		return r.request(ctx, pod, dryRun)
-	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var busy error
-	err := r.Again(ctx, func() error {
+	err := kube.Retry(ctx, func() error {
 		err := r.request(ctx, pod, dryRun)
 		if busy = nil; apierrors.IsTooManyRequests(err) {
 			busy = err

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -413,19 +415,24 @@ func TestEvictTreatsANamesakeAsAnotherPod(t *testing.T) {
 	}
 }
 
+// sends is how often a request is sent that the server does not answer.
+const sends = 6
+
 func TestEvictSendsNothingAfterTheServerDidNotAnswer(t *testing.T) {
-	s := newServer()
-	s.answer = errors.New("connection refused")
-	e, _ := s.evictor()
-	got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
-	if len(s.evictions) != 1 {
-		t.Errorf("%d requests, want 1", len(s.evictions))
-	}
-	for _, v := range got {
-		if v.State != drain.Failed || !strings.Contains(v.Message, "connection refused") || v.RetryAt.IsZero() {
-			t.Errorf("verdict on %s is %s, %q, again at %v; want the failure and a time", v.Pod, v.State, v.Message, v.RetryAt)
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		s.answer = errors.New("connection refused")
+		e, _ := s.evictor()
+		got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("b"), holder("c")}, drain.Policy{}, time.Time{})
+		if asked := s.asked(); !slices.Equal(asked, slices.Repeat([]string{"a"}, sends)) {
+			t.Errorf("requests for the pods %v, want those for the first alone", asked)
 		}
-	}
+		for _, v := range got {
+			if v.State != drain.Failed || !strings.Contains(v.Message, "connection refused") || v.RetryAt.IsZero() {
+				t.Errorf("verdict on %s is %s, %q, again at %v; want the failure and a time", v.Pod, v.State, v.Message, v.RetryAt)
+			}
+		}
+	})
 }
 
 func TestEvictReadsBudgetsOnceForANamespace(t *testing.T) {

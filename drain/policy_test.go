@@ -2,8 +2,10 @@ package drain_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -389,12 +391,14 @@ func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 		}
 	})
 	t.Run("the day after", func(t *testing.T) {
-		s := newServer()
-		s.answer = errors.New("connection refused")
-		walk(t, s, pods, drain.Policy{Deadline: 24 * time.Hour}, []step{{
-			after: 0, asked: []string{"a"}, deadline: 24 * time.Hour,
-			want: []string{"Failed asking the API server: connection refused; asked again until 2026-03-02T12:00Z"},
-		}})
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer()
+			s.answer = errors.New("connection refused")
+			walk(t, s, pods, drain.Policy{Deadline: 24 * time.Hour}, []step{{
+				after: 0, asked: slices.Repeat([]string{"a"}, sends), deadline: 24 * time.Hour,
+				want: []string{"Failed asking the API server: connection refused; asked again until 2026-03-02T12:00Z"},
+			}})
+		})
 	})
 }
 
@@ -477,15 +481,17 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	})
 
 	t.Run("not while the API server does not answer", func(t *testing.T) {
-		s := newServer()
-		s.answer = errors.New("connection refused")
-		walk(t, s, []holders.Pod{of("a", "ReplicaSet")}, policy, []step{{
-			after: time.Hour, asked: []string{"a"}, deadline: last,
-			want: []string{"Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
-		}})
-		if len(s.removed) > 0 {
-			t.Errorf("deletions are %v, want none", s.removed)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer()
+			s.answer = errors.New("connection refused")
+			walk(t, s, []holders.Pod{of("a", "ReplicaSet")}, policy, []step{{
+				after: time.Hour, asked: slices.Repeat([]string{"a"}, sends), deadline: last,
+				want: []string{"Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
+			}})
+			if len(s.removed) > 0 {
+				t.Errorf("deletions are %v, want none", s.removed)
+			}
+		})
 	})
 
 	t.Run("not in a dry run", func(t *testing.T) {

@@ -23,15 +23,12 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Source has conditions of its own.
+// Source has conditions of its own, and a part of the status.
 type Source interface {
 	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
 	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.
 	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
-}
-
-// Reporter is a source that adds to the status, too.
-type Reporter interface {
+	// Report adds to the status.
 	Report(status *api.Status)
 }
 
@@ -136,7 +133,7 @@ func (t *Writer) condition(ctx context.Context, seen *state.Observed, want state
 		return nil
 	}
 	conditions = append(conditions, After(old, config.ConditionGPUPartitionReady, r.Ready, r.Reason, r.Message, t.Clock.Now()))
-	if err := t.Write(ctx, conditions); err != nil {
+	if err := t.Nodes.Conditions(ctx, t.Node, conditions); err != nil {
 		return err
 	}
 	if news {
@@ -182,9 +179,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	t.Journal.Learn(ctx, journal.LearntOf(status, published))
 	for _, source := range t.Sources {
-		if r, reports := source.(Reporter); reports {
-			r.Report(&status)
-		}
+		source.Report(&status)
 	}
 	text, fits, err := EncodeStatus(status, RoomFor(seen.Node, config.AnnotationStatus, StatusRoom))
 	if err != nil || fits {
@@ -265,11 +260,6 @@ func (t *Writer) copyForNextChanges(status *api.Status, seen *state.Observed, wa
 	case want.Name != "": // as long as the agent cannot read a file, it does not know what the name means
 		status.Asked = seen.Record.Status.Asked
 	}
-}
-
-// Write writes a source's own conditions between two passes. It may run beside Tell.
-func (t *Writer) Write(ctx context.Context, conditions []corev1.NodeCondition) error {
-	return t.Nodes.Conditions(ctx, t.Node, conditions)
 }
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.

@@ -21,9 +21,6 @@ import (
 // It asks the API server for each DaemonSet that a pod of the node names, and remembers the answer. It is not safe for use by
 // several goroutines.
 type DaemonSets struct {
-	// Again repeats a request that failed for a passing cause; nil sends each once.
-	Again func(ctx context.Context, request func() error) error
-
 	client kube.Interface
 	clock  clock.PassiveClock
 	known  map[daemonSet]daemonSetAnswer
@@ -94,7 +91,7 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 	}
 	// From the API server itself: its cache may not have one yet that was just made.
 	var found *appsv1.DaemonSet
-	err := d.again(ctx, func() (err error) {
+	err := kube.Retry(ctx, func() (err error) {
 		found, err = d.client.DaemonSets(named.namespace).Get(ctx, named.name, metav1.GetOptions{})
 		return err
 	})
@@ -109,13 +106,6 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 	a := daemonSetAnswer{exists: found.UID == named.uid && named.uid != "", at: now}
 	d.known[named] = a
 	return a, nil
-}
-
-func (d *DaemonSets) again(ctx context.Context, request func() error) error {
-	if d.Again == nil {
-		return request()
-	}
-	return d.Again(ctx, request)
 }
 
 // isDaemonSet reports whether the pod names a DaemonSet of the group apps as this owner.

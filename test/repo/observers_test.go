@@ -57,7 +57,7 @@ var readers = map[string][]string{
 	"nvml.Bus":              {"GPUs"},
 	"agent.Kubelet":         {"Assignments", "Allocatable"},
 	"watch.Pods":            {"List"},
-	"monitor.DriverWatcher": {"Recovered", "Critical", "ToReset"},
+	"monitor.Health":        {"Recovered", "Critical", "ToReset"},
 	"monitor.Processes":     {"Holders"},
 	"journal.Store":         {"Read"},
 	"health.Store":          {"Read"},

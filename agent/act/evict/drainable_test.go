@@ -19,6 +19,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
@@ -77,10 +78,10 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 			})
 			clock := clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 			d := evict.Evictions{
-				Node: "gpu-1", Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{}, Settings: config.Default(),
-				Clock: monotonic.New(clock),
+				Env:     act.Env{Node: "gpu-1", Settings: config.Default(), Clock: monotonic.New(clock)},
+				Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{},
 			}
-			err := d.Drainable(t.Context(), &seen, state.Desired{}, steps)
+			err := d.Drainable(t.Context(), act.Input{Seen: &seen, Steps: steps})
 			var wait *outcome.Waiting
 			switch is := errors.As(err, &wait); {
 			case !waits && err != nil:

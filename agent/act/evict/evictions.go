@@ -11,13 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -29,26 +27,23 @@ import (
 
 // Evictions evicts pods of one node.
 type Evictions struct {
-	Node     string // name of the node
-	Nodes    nodewrite.Writer
-	Evictor  *drain.Evictor
-	Wakes    *watch.Sources
-	Retries  *decide.Retries
-	Metrics  *metrics.Metrics
-	Settings config.Settings
-	Events   report.Events
-	Clock    *monotonic.Clock
+	act.Env
+
+	Evictor *drain.Evictor
+	Wakes   *watch.Sources
+	Retries *decide.Retries
+	Metrics *metrics.Metrics
 }
 
 // Evictable asks the API server, for each pod that has to leave for the steps, whether it may be evicted now.
-func (d *Evictions) Evictable(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) []drain.Verdict {
+func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var out []drain.Verdict
-	for _, s := range steps {
+	for _, s := range in.Steps {
 		if s.Kind == plan.Evict {
-			policy, _ := d.policy(seen, s, want)
-			out = append(out, d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)...)
+			policy, _ := d.policy(in.Seen, s, in.Want)
+			out = append(out, d.Evictor.DryRun(all, in.Seen.Drained(s.Pods), policy)...)
 		}
 	}
 	return out
@@ -69,36 +64,36 @@ func (d *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duratio
 const evictionsTimeout = time.Minute
 
 // Evict evicts the pods of a step, as EvictPods does.
-func (d *Evictions) Evict(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	if step.Kind == plan.Evict {
-		if err := d.RequireHoldersKnown(seen, want, step); err != nil {
+func (d *Evictions) Evict(ctx context.Context, in act.Input) error {
+	if in.Step().Kind == plan.Evict {
+		if err := d.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {
 			return err
 		}
 	}
-	return d.EvictPods(ctx, seen, want, step, step.Pods)
+	return d.EvictPods(ctx, in, in.Step().Pods)
 }
 
 // EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next look can tell that they
 // are gone.
-func (d *Evictions) EvictPods(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, pods []plan.Pod) error {
+func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
-	policy, since := d.policy(seen, step, want)
-	verdicts := d.Evictor.Evict(all, seen.Drained(pods), policy, since)
+	policy, since := d.policy(in.Seen, in.Step(), in.Want)
+	verdicts := d.Evictor.Evict(all, in.Seen.Drained(pods), policy, since)
 	d.Wakes.BlockedBy(verdicts)
 	d.Metrics.Evicted(verdicts)
 	for _, v := range verdicts {
-		d.tell(seen, want, v)
+		d.tell(in.Seen, in.Want, v)
 	}
 	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
 		return &api.Failure{
-			Wish: want.Fingerprint, Reason: config.ReasonEvictionBlocked,
+			Wish: in.Want.Fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
 				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(describe(verdicts))),
 		}
 	}
-	return d.await(seen, want, policy, verdicts)
+	return d.await(in.Seen, in.Want, policy, verdicts)
 }
 
 // await returns which pods are still there, and why.
@@ -208,33 +203,33 @@ func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 }
 
 // PauseOperand pauses an operand by its label, and waits until its pods are gone. The journal has the label's former value.
-func (d *Evictions) PauseOperand(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	if seen.Node.Labels[step.Label] != fence.PausedValue {
-		return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
-			return fence.SetLabels(node, map[string]string{step.Label: fence.PausedValue})
+func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
+	if in.Seen.Node.Labels[in.Step().Label] != fence.PausedValue {
+		return d.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
+			return fence.SetLabels(node, map[string]string{in.Step().Label: fence.PausedValue})
 		})
 	}
-	pods := make([]string, len(step.Pods))
-	for i, p := range step.Pods {
+	pods := make([]string, len(in.Step().Pods))
+	for i, p := range in.Step().Pods {
 		pods[i] = p.Namespace + "/" + p.Name
 	}
-	message := fmt.Sprintf("waiting for the pods of %s to end: %s", step.Label, sanitize.Listed(pods))
-	until := d.Retries.Deadline(seen, want, step)
-	if d.Clock.Now().After(until) && !want.Undo {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", in.Step().Label, sanitize.Listed(pods))
+	until := d.Retries.Deadline(in.Seen, in.Want, in.Step())
+	if d.Clock.Now().After(until) && !in.Want.Undo {
+		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
-		Blockers: pods, Advice: "see kubectl describe pod; " + cancelAdvice(want),
+		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,
+		Blockers: pods, Advice: "see kubectl describe pod; " + cancelAdvice(in.Want),
 	}
-	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	wait.Until, wait.Then = in.Seen.AtDeadline(until, in.Want)
 	return wait
 }
 
 // ResumeOperand gives the label of an operand its former value again.
-func (d *Evictions) ResumeOperand(ctx context.Context, seen *state.Observed, step plan.Step) error {
-	return d.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
-		return fence.SetLabels(node, map[string]string{step.Label: seen.Journal.Paused[step.Label]})
+func (d *Evictions) ResumeOperand(ctx context.Context, in act.Input) error {
+	return d.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return fence.SetLabels(node, map[string]string{in.Step().Label: in.Seen.Journal.Paused[in.Step().Label]})
 	})
 }
 
@@ -280,9 +275,9 @@ func describe(verdicts []drain.Verdict) []string {
 }
 
 // Drainable asks the API server in a dry run whether the pods may be evicted.
-func (d *Evictions) Drainable(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	for _, s := range steps {
-		policy := decide.From(d.Settings.With(want.Drain))
+func (d *Evictions) Drainable(ctx context.Context, in act.Input) error {
+	for _, s := range in.Steps {
+		policy := decide.From(d.Settings.With(in.Want.Drain))
 		switch {
 		case s.Kind == plan.Evict:
 		case s.Kind == plan.PauseOperands && s.Label == "":
@@ -291,16 +286,16 @@ func (d *Evictions) Drainable(ctx context.Context, seen *state.Observed, want st
 			continue
 		}
 		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-		verdicts := d.Evictor.DryRun(all, seen.Drained(s.Pods), policy)
+		verdicts := d.Evictor.DryRun(all, in.Seen.Drained(s.Pods), policy)
 		cancel()
 		blocked := blockedOf(verdicts)
 		d.Wakes.BlockedBy(verdicts)
 		if len(blocked) > 0 {
 			return &outcome.Waiting{
 				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
-				Message: d.allowing(want, verdicts) + "nothing is disturbed before these pods may be evicted: " + sanitize.Listed(blocked),
-				Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(want),
+				Message: d.allowing(in.Want, verdicts) + "nothing is disturbed before these pods may be evicted: " + sanitize.Listed(blocked),
+				Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(in.Want),
 			}
 		}
 	}

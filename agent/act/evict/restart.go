@@ -5,7 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -17,29 +17,29 @@ import (
 // that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
 // nil: only the next look can tell that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for
 // a bad GPU restarts the plugin itself, or does not want it restarted.
-func (d *Evictions) Restart(ctx context.Context, seen *state.Observed, step plan.Step) error {
-	if others := seen.ToolsAtWork(); len(others) > 0 {
+func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
+	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
+			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
 			Message: "the device plugin is to be restarted for a GPU that is well, after the work of " + sanitize.Listed(others),
 		}
 	}
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
-	policy, since := d.policy(seen, step, state.Desired{})
-	verdicts := d.Evictor.Evict(all, seen.Drained(step.Pods), policy, since)
+	policy, since := d.policy(in.Seen, in.Step(), state.Desired{})
+	verdicts := d.Evictor.Evict(all, in.Seen.Drained(in.Step().Pods), policy, since)
 	d.Wakes.BlockedBy(verdicts)
 	d.Metrics.Evicted(verdicts)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
-			d.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
+			d.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
 				"restarting device plugin %s: it takes a GPU for unhealthy that is well", v.Pod)
 		}
 	}
 	if blocked := blockedOf(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
-			Since:   seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+			Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
 			Message: "the device plugin withholds a GPU that is well, and cannot be restarted: " + sanitize.Listed(blocked),
 			Advice:  "make room in the budget, or delete the pod: its DaemonSet makes another",
 		}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
@@ -48,8 +49,8 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	clock := clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	steadied, recorder := monotonic.New(clock), record.NewFakeRecorder(10)
 	d := evict.Evictions{
-		Node: "gpu-1", Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{}, Metrics: metrics.New(clock),
-		Events: report.Events{To: recorder}, Clock: steadied,
+		Env:     act.Env{Node: "gpu-1", Events: report.Events{To: recorder}, Clock: steadied},
+		Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{}, Metrics: metrics.New(clock),
 	}
 	plugin := corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "kube-system", Name: "plugin-x", UID: "uid", Labels: map[string]string{"app": "plugin"},
@@ -57,7 +58,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	}}
 	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1"}}, Pods: []corev1.Pod{plugin}}
 	seen.Marks.Tools = marks
-	err := d.Restart(t.Context(), &seen, plan.Step{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}})
+	err := d.Restart(t.Context(), act.Input{Seen: &seen, Steps: []plan.Step{{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}}}})
 	if !errors.As(err, &wait) {
 		t.Fatalf("got %v, want a wait: only the next look can tell that the pod is gone", err)
 	}

@@ -9,16 +9,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -30,8 +28,8 @@ import (
 
 // Fencing fences one node, and gives it back.
 type Fencing struct {
-	Nodes     nodewrite.Writer
-	Fence     fence.Fence
+	act.Env
+
 	Journal   *journal.Writer
 	Record    *journal.Keeper
 	Slot      *fleet.Slot
@@ -40,84 +38,82 @@ type Fencing struct {
 	Handover  *plugin.Handover
 	Timing    *Timing
 	Retries   *decide.Retries
-	Events    report.Events
-	Clock     *monotonic.Clock
 
 	returns returns
 }
 
 // WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
 // an agent has left without one.
-func (f *Fencing) WriteJournal(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	if startsDisruption(seen, want, steps) {
-		if err := f.Slot.Confirm(ctx, seen, want); err != nil {
+func (f *Fencing) WriteJournal(ctx context.Context, in act.Input) error {
+	if startsDisruption(in) {
+		if err := f.Slot.Confirm(ctx, in); err != nil {
 			return err
 		}
 	}
-	f.forgetFormerTarget(seen, want)
-	j, err := f.journalWith(seen, want, steps)
+	f.forgetFormerTarget(in)
+	j, err := f.journalWith(in)
 	if err != nil {
 		return err
 	}
-	if err := f.Journal.Amend(ctx, seen.Writing(want, steps[0].Kind), *j, seen.SpentAnnotations(*j)...); err != nil {
+	if err := f.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Steps[0].Kind), *j, in.Seen.SpentAnnotations(*j)...); err != nil {
 		return err
 	}
-	if left := seen.Leftovers.Orphan.String(); seen.Journal == nil && left != "" {
-		f.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
+	if left := in.Seen.Leftovers.Orphan.String(); in.Seen.Journal == nil && left != "" {
+		f.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
 	}
 	return nil
 }
 
 // Raise fences the node, once the agent knows that the pods which must leave may do so. A node that cannot be drained stays
 // schedulable.
-func (f *Fencing) Raise(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	if startsDisruption(seen, want, steps) {
-		if err := f.Slot.Confirm(ctx, seen, want); err != nil {
+func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
+	if startsDisruption(in) {
+		if err := f.Slot.Confirm(ctx, in); err != nil {
 			return err
 		}
 	}
-	f.forgetFormerTarget(seen, want)
-	j, err := f.journalWith(seen, want, steps)
+	f.forgetFormerTarget(in)
+	j, err := f.journalWith(in)
 	if err != nil {
 		return err
 	}
 	if !j.Cordoned { // the deadlines count from the fence
 		j.Started = f.Clock.Stamp()
 	}
-	j.Cordoned, j.WasUnschedulable = true, seen.ForeignCordon()
-	j.RecordStartup(seen.Marks.Startup)
-	keep(j, seen.Node)
-	if _, err := f.Journal.Write(ctx, seen.Writing(want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Keeps(j.Kept).Raise(node, text, seen.SpentAnnotations(*j)...)
+	j.Cordoned, j.WasUnschedulable = true, in.Seen.ForeignCordon()
+	j.RecordStartup(in.Seen.Marks.Startup)
+	keep(j, in.Seen.Node)
+	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
+		return f.Fence.Keeps(j.Kept).Raise(node, text, in.Seen.SpentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
-	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s", want.Name, sanitize.Counted(len(steps), "step"))
+	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s", in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
 	return nil
 }
 
 // Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it
 // since, Resume notes that in the journal, so that the end of the change leaves no cordon; and so it does with a startup taint that has come
 // since, before it takes that away. Without a journal the taint is all that the agent has set.
-func (f *Fencing) Resume(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if seen.Journal == nil {
-		if err := f.tooSoon(seen); err != nil {
+func (f *Fencing) Resume(ctx context.Context, in act.Input) error {
+	if in.Seen.Journal == nil {
+		if err := f.tooSoon(in.Seen); err != nil {
 			return err
 		}
-		return f.liftStartup(ctx, seen, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
+		return f.liftStartup(ctx, in.Seen, func(node *corev1.Node) ([]byte, error) { return f.Fence.Lift(node, false) })
 	}
-	j := *seen.Journal
-	uncordoned := j.WasUnschedulable && !seen.Node.Spec.Unschedulable
+	j := *in.Seen.Journal
+	uncordoned := j.WasUnschedulable && !in.Seen.Node.Spec.Unschedulable
 	j.WasUnschedulable = j.WasUnschedulable && !uncordoned
-	if j.RecordStartup(seen.Marks.Startup) || uncordoned {
-		return f.Journal.Amend(ctx, seen.Writing(want, plan.ResumeOperands), j)
+	if j.RecordStartup(in.Seen.Marks.Startup) || uncordoned {
+		return f.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.ResumeOperands), j)
 	}
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.
-	if undo := seen.Journal.Undo; undo != nil && undo.Cancelled && len(seen.Capacity.Missing) == 0 {
-		return f.liftStartup(ctx, seen, f.by(seen.Journal).Uncover)
+	if undo := in.Seen.Journal.Undo; undo != nil && undo.Cancelled && len(in.Seen.Capacity.Missing) == 0 {
+		return f.liftStartup(ctx, in.Seen, f.by(in.Seen.Journal).Uncover)
 	}
-	return f.liftStartup(ctx, seen, f.by(seen.Journal).Open)
+	return f.liftStartup(ctx, in.Seen, f.by(in.Seen.Journal).Open)
 }
 
 // liftStartup writes the node without its startup taints, and notes that they were taken away.
@@ -141,26 +137,26 @@ func (f *Fencing) by(j *journal.Journal) fence.Fence {
 
 // Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone. Learnt is what the
 // end of the change has put into the host's record, and the status does not have yet; nil if Release has failed before that.
-func (f *Fencing) Release(ctx context.Context, seen *state.Observed, want state.Desired) (learnt *api.Status, err error) {
+func (f *Fencing) Release(ctx context.Context, in act.Input) (learnt *api.Status, err error) {
 	f.Timing.IsProven(f.Clock.Now())
-	uncordon := seen.Journal.Cordoned && !seen.ForeignCordon()
-	if foreign := seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
+	uncordon := in.Seen.Journal.Cordoned && !in.Seen.ForeignCordon()
+	if foreign := in.Seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
-			Since:   seen.Since(config.ReasonOtherMaintenance, f.Clock.Stamp()),
+			Since:   in.Seen.Since(config.ReasonOtherMaintenance, f.Clock.Stamp()),
 		}
 	}
-	if seen.Journal.Plugin != nil {
-		f.Handover.Tidy(ctx, seen)
+	if in.Seen.Journal.Plugin != nil {
+		f.Handover.Tidy(ctx, in.Seen)
 	}
-	learnt = f.learnForGood(ctx, seen, want)
+	learnt = f.learnForGood(ctx, in)
 	f.Record.Release(ctx, f.Clock.Now())
-	fence := f.by(seen.Journal)
-	unready := len(seen.Journal.Startup()) > 0 && want.Undo && want.Name != ""
-	err = f.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	fence := f.by(in.Seen.Journal)
+	unready := len(in.Seen.Journal.Startup()) > 0 && in.Want.Undo && in.Want.Name != ""
+	err = f.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 		if unready {
-			return fence.LiftUnready(node, uncordon, seen.Journal.Startup()...)
+			return fence.LiftUnready(node, uncordon, in.Seen.Journal.Startup()...)
 		}
 		return fence.Lift(node, uncordon)
 	})
@@ -170,41 +166,41 @@ func (f *Fencing) Release(ctx context.Context, seen *state.Observed, want state.
 	case unready: // the agent itself has put them back
 		f.returns = returns{}
 	default:
-		f.tookStartup(seen)
+		f.tookStartup(in.Seen)
 	}
 	f.Record.NoteJournalGone(ctx, f.Clock.Now())
-	f.Slot.End(ctx, seen, want)
+	f.Slot.End(ctx, in.Seen, in.Want)
 	f.Timing.Forget(f.Clock.Now())
-	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		f.Clock.Since(seen.Journal.Started).Round(time.Second), capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()))
+	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
+		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()))
 	return learnt, nil
 }
 
 // learnForGood writes into the host's record what only the journal and this process know, before the agent gives the node back: after a
 // restart it must not try a failed change again, nor restore what was before.
-func (f *Fencing) learnForGood(ctx context.Context, seen *state.Observed, want state.Desired) *api.Status {
-	status := seen.Record.Status
-	failed := seen.Journal.Undo
-	if failed != nil && !failed.Later && want.Undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
+func (f *Fencing) learnForGood(ctx context.Context, in act.Input) *api.Status {
+	status := in.Seen.Record.Status
+	failed := in.Seen.Journal.Undo
+	if failed != nil && !failed.Later && in.Want.Undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
 		status.Failed = failed
 	}
-	status.NoReset = seen.Refusal()
-	if !want.Undo {
-		status.Proven, status.Took = want.Fingerprint, f.Timing.With(seen.Record.Status.Took, seen.Journal.Started)
+	status.NoReset = in.Seen.Refusal()
+	if !in.Want.Undo {
+		status.Proven, status.Took = in.Want.Fingerprint, f.Timing.With(in.Seen.Record.Status.Took, in.Seen.Journal.Started)
 	}
-	f.Journal.Learn(ctx, journal.LearntOf(status, seen.Record.Published))
+	f.Journal.Learn(ctx, journal.LearntOf(status, in.Seen.Record.Published))
 	return &status
 }
 
 // Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.
 // Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
-func (f *Fencing) Park(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	j := *seen.Journal
+func (f *Fencing) Park(ctx context.Context, in act.Input) error {
+	j := *in.Seen.Journal
 	j.Paused, j.Stopped, j.Parked = nil, nil, true
-	if err := f.LeaveJournal(ctx, seen, seen.Writing(want, plan.Park), j); err != nil {
+	if err := f.LeaveJournal(ctx, in.Seen, in.Seen.Writing(in.Want, plan.Park), j); err != nil {
 		return err
 	}
-	f.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", want.Name)
+	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", in.Want.Name)
 	return nil
 }
 

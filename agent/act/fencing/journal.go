@@ -9,85 +9,85 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // forgetFormerTarget drops what the agent counts and measures for the change to another target, if the next journal begins one to a new target.
-func (f *Fencing) forgetFormerTarget(seen *state.Observed, want state.Desired) {
+func (f *Fencing) forgetFormerTarget(in act.Input) {
 	former := ""
-	if seen.Journal != nil {
-		former = seen.Journal.Target
+	if in.Seen.Journal != nil {
+		former = in.Seen.Journal.Target
 	}
-	if !want.Undo && former != want.Name {
+	if !in.Want.Undo && former != in.Want.Name {
 		clear(f.Retries.Attempts)
 		f.Timing.Forget(f.Clock.Now())
 	}
 }
 
 // journalWith returns the journal with what the steps will owe to the node beside what it holds already. It writes nothing.
-func (f *Fencing) journalWith(seen *state.Observed, want state.Desired, steps []plan.Step) (*journal.Journal, error) {
+func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	j := &journal.Journal{
-		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: seen.Boot.ID,
-		Proven:  seen.Capacity.Proven || seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
+		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: in.Seen.Boot.ID,
+		Proven:  in.Seen.Capacity.Proven || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
 		Started: f.Clock.Stamp(),
 	}
-	if seen.Journal != nil {
-		copied := *seen.Journal
+	if in.Seen.Journal != nil {
+		copied := *in.Seen.Journal
 		j = &copied
 		j.Previous, j.Parked = slices.Clone(j.Previous), false
 	}
-	if !want.Undo && j.Target != want.Name { // the deadlines count for each target
-		j.Target, j.Started = want.Name, f.Clock.Stamp()
-		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, seen.Forces(want)
-		if known := seen.Refusal(); known != nil && known.Boot == seen.Boot.ID {
+	if !in.Want.Undo && j.Target != in.Want.Name { // the deadlines count for each target
+		j.Target, j.Started = in.Want.Name, f.Clock.Stamp()
+		j.NoReset, j.Reboots, j.RebootAsked, j.Forced = nil, nil, time.Time{}, in.Seen.Forces(in.Want)
+		if known := in.Seen.Refusal(); known != nil && known.Boot == in.Seen.Boot.ID {
 			j.NoReset = known
 		}
 	}
-	if seen.Edited(want) {
-		j.Forced = seen.Forces(want)
+	if in.Seen.Edited(in.Want) {
+		j.Forced = in.Seen.Forces(in.Want)
 	}
-	if !want.Undo {
-		j.Wish = want.Fingerprint
+	if !in.Want.Undo {
+		j.Wish = in.Want.Fingerprint
 	}
-	recordLayouts(j, seen, want, steps)
-	owe(j, seen, steps)
-	oweKept(j, seen.Leftovers.Orphan.Kept)
-	if seen.Journal == nil && steps[0].Kind == plan.Adopt {
-		j.Undo = cmp.Or(seen.Failed(want), want.Left) // a failed wish is not tried again
+	recordLayouts(j, in)
+	owe(j, in)
+	oweKept(j, in.Seen.Leftovers.Orphan.Kept)
+	if in.Seen.Journal == nil && in.Steps[0].Kind == plan.Adopt {
+		j.Undo = cmp.Or(in.Seen.Failed(in.Want), in.Want.Left) // a failed wish is not tried again
 	}
-	return j, f.notePlugin(j, seen, want, steps)
+	return j, f.notePlugin(j, in)
 }
 
 // recordLayouts records how the GPUs are cut that the steps change.
-func recordLayouts(j *journal.Journal, seen *state.Observed, want state.Desired, steps []plan.Step) {
-	for _, gpu := range seen.GPUs {
-		if !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
+func recordLayouts(j *journal.Journal, in act.Input) {
+	for _, gpu := range in.Seen.GPUs {
+		if !slices.ContainsFunc(in.Steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
 			continue
 		}
 		known := len(j.Previous)
 		j.RecordLayout(gpu)
-		if _, asked := want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
+		if _, asked := in.Want.Targets[gpu.UUID]; !asked && len(j.Previous) > known {
 			j.Previous[known].Foreign = true // it is reset, since it is not well
 		}
 	}
 }
 
 // notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
-func (f *Fencing) notePlugin(j *journal.Journal, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	j.Strategy = seen.ExplicitStrategy()
-	shapes := plan.Any(steps, func(t plan.Traits) bool { return t.ShapesPlugin })
+func (f *Fencing) notePlugin(j *journal.Journal, in act.Input) error {
+	j.Strategy = in.Seen.ExplicitStrategy()
+	shapes := plan.Any(in.Steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	if shapes {
-		j.Operands = operandsOf(*j, seen.DevicePlugin.Pods)
+		j.Operands = operandsOf(*j, in.Seen.DevicePlugin.Pods)
 	}
-	changes := plan.Has(steps, plan.WriteSharing)
-	if seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
+	changes := plan.Has(in.Steps, plan.WriteSharing)
+	if in.Seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {
 		return nil
 	}
-	former, err := f.Handover.FormerConfig(seen, want)
+	former, err := f.Handover.FormerConfig(in.Seen, in.Want)
 	if err != nil {
 		return err
 	}
@@ -114,16 +114,16 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
-func owe(j *journal.Journal, seen *state.Observed, steps []plan.Step) {
-	paused := maps.Clone(seen.Leftovers.Orphan.Labels)
+func owe(j *journal.Journal, in act.Input) {
+	paused := maps.Clone(in.Seen.Leftovers.Orphan.Labels)
 	if paused == nil {
 		paused = map[string]string{}
 	}
 	j.Stopped = slices.Clone(j.Stopped)
-	for _, s := range steps {
+	for _, s := range in.Steps {
 		switch {
-		case s.Kind == plan.PauseOperands && s.Label != "" && seen.Node.Labels[s.Label] != fence.PausedValue:
-			paused[s.Label] = seen.Node.Labels[s.Label]
+		case s.Kind == plan.PauseOperands && s.Label != "" && in.Seen.Node.Labels[s.Label] != fence.PausedValue:
+			paused[s.Label] = in.Seen.Node.Labels[s.Label]
 		case s.Kind == plan.StopUnits && !slices.Contains(j.Stopped, s.Unit):
 			j.Stopped = append(j.Stopped, s.Unit)
 		}
@@ -132,17 +132,17 @@ func owe(j *journal.Journal, seen *state.Observed, steps []plan.Step) {
 		paused[label] = value
 	}
 	j.Paused = paused
-	for _, unit := range seen.Leftovers.Orphan.Host.Stopped {
+	for _, unit := range in.Seen.Leftovers.Orphan.Host.Stopped {
 		if !slices.Contains(j.Stopped, unit) {
 			j.Stopped = append(j.Stopped, unit)
 		}
 	}
-	for _, gpu := range seen.Leftovers.Orphan.Host.Persistent {
+	for _, gpu := range in.Seen.Leftovers.Orphan.Host.Persistent {
 		if !slices.Contains(j.Persistent, gpu) {
 			j.Persistent = append(slices.Clone(j.Persistent), gpu)
 		}
 	}
-	if seen.Leftovers.Orphan.Cordon {
+	if in.Seen.Leftovers.Orphan.Cordon {
 		j.Cordoned, j.WasUnschedulable = true, false
 	}
 }

@@ -10,9 +10,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
-	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -22,15 +20,10 @@ import (
 
 // UpgradeWatch watches for an upgrade of the driver.
 type UpgradeWatch struct {
-	Node     string // name of the node
-	Nodes    nodewrite.Writer
-	Driver   nvml.Driver
-	Fence    fence.Fence
-	Fencing  *Fencing
-	Settings config.Settings
-	Events   report.Events
-	Clock    *monotonic.Clock
-	Log      *zap.Logger
+	act.Env
+
+	Driver  nvml.Driver
+	Fencing *Fencing
 
 	since time.Time // since when labels say that an upgrade is under way
 }

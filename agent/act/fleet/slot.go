@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -120,10 +121,10 @@ func (t *Slot) Planned(s *state.Observed, want state.Desired) plan.Slot {
 }
 
 // Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
-func (t *Slot) Take(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	c := t.change(seen)
-	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), seen.AskedSince(want, t.Clock.Stamp())
-	if err := t.ask(ctx, seen, c); err != nil {
+func (t *Slot) Take(ctx context.Context, in act.Input) error {
+	c := t.change(in.Seen)
+	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), in.Seen.AskedSince(in.Want, t.Clock.Stamp())
+	if err := t.ask(ctx, in.Seen, c); err != nil {
 		return err
 	}
 	t.claim = c.Operation
@@ -131,20 +132,20 @@ func (t *Slot) Take(ctx context.Context, seen *state.Observed, want state.Desire
 }
 
 // Foresee returns what Take would, and writes and remembers nothing.
-func (t *Slot) Foresee(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	c := t.change(seen)
-	c.Since = seen.AskedSince(want, t.Clock.Stamp())
-	return t.explain(seen, t.Slots.Foresee(ctx, poolOf(seen), c), (*Slot).waitFor)
+func (t *Slot) Foresee(ctx context.Context, in act.Input) error {
+	c := t.change(in.Seen)
+	c.Since = in.Seen.AskedSince(in.Want, t.Clock.Stamp())
+	return t.explain(in.Seen, t.Slots.Foresee(ctx, poolOf(in.Seen), c), (*Slot).waitFor)
 }
 
 // Confirm makes sure right before the fence that no other node has got the slot meanwhile.
-func (t *Slot) Confirm(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if !seen.InLimitedPool() || !t.holds(seen) {
+func (t *Slot) Confirm(ctx context.Context, in act.Input) error {
+	if !in.Seen.InLimitedPool() || !t.holds(in.Seen) {
 		return nil
 	}
-	c := t.change(seen)
-	c.Since = seen.AskedSince(want, t.Clock.Stamp())
-	return t.ask(ctx, seen, c)
+	c := t.change(in.Seen)
+	c.Since = in.Seen.AskedSince(in.Want, t.Clock.Stamp())
+	return t.ask(ctx, in.Seen, c)
 }
 
 func (t *Slot) ask(ctx context.Context, seen *state.Observed, c Change) error {
@@ -220,18 +221,18 @@ func (t *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, 
 
 // Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
 func (t *Slot) Leave(ctx context.Context, seen *state.Observed) {
-	if err := t.Return(ctx, seen); err != nil {
+	if err := t.Return(ctx, act.Input{Seen: seen}); err != nil {
 		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
 // Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
 // a failure.
-func (t *Slot) Return(ctx context.Context, seen *state.Observed) error {
-	if !seen.InLimitedPool() || !seen.Pool.Slot.Held && !seen.Pool.Slot.Waiting {
+func (t *Slot) Return(ctx context.Context, in act.Input) error {
+	if !in.Seen.InLimitedPool() || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
 		return nil
 	}
-	if err := t.slots().Leave(ctx, poolOf(seen), t.change(seen)); err != nil {
+	if err := t.slots().Leave(ctx, poolOf(in.Seen), t.change(in.Seen)); err != nil {
 		return err
 	}
 	t.claim = ""

@@ -15,6 +15,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -57,7 +58,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	if _, err := client.CoreV1().Nodes().Create(t.Context(), observed("a").Node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := turn.Take(t.Context(), observed("a"), state.Desired{}); err != nil {
+	if err := turn.Take(t.Context(), act.Input{Seen: observed("a")}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -66,7 +67,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		}
 	}
 	seen, _ := look("a", false)
-	if err := turn.Return(t.Context(), seen); err != nil {
+	if err := turn.Return(t.Context(), act.Input{Seen: seen}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []int{1, 0} {
@@ -89,7 +90,7 @@ func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
 	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
 	var wait *outcome.Waiting
-	err := turn.Take(t.Context(), seen, state.Desired{})
+	err := turn.Take(t.Context(), act.Input{Seen: seen})
 	if !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot || !strings.Contains(wait.Advice, "leases in namespace gpuslice") || turn.Claim() != "" {
 		t.Errorf("claims %q, and says %v", turn.Claim(), err)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -86,7 +87,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 			m, other := newMember(t, client, clock, "gpu-1", one), newMember(t, client, clock, "gpu-2", one)
-			if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
+			if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
 				t.Fatal(err)
 			}
 			seen := m.seen()
@@ -95,7 +96,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 			if held := m.seen().Pool.Slot.Held; held != row.keeps {
 				t.Errorf("the node has a slot: %t, want %t", held, row.keeps)
 			}
-			if err := other.turn.Take(t.Context(), other.seen(), state.Desired{}); (err == nil) == row.keeps {
+			if err := other.turn.Take(t.Context(), act.Input{Seen: other.seen()}); (err == nil) == row.keeps {
 				t.Errorf("the other node asks for a slot and gets %v", err)
 			}
 		})
@@ -107,21 +108,21 @@ func TestASlotThatAnotherNodeHasTakenIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 	m, other := newMember(t, client, clock, "gpu-1", one), newMember(t, client, clock, "gpu-2", one)
-	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
+	if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
 		t.Fatal(err)
 	}
 	seen := m.seen()
-	if err := m.turn.Confirm(t.Context(), seen, state.Desired{}); err != nil {
+	if err := m.turn.Confirm(t.Context(), act.Input{Seen: seen}); err != nil {
 		t.Errorf("the node has the slot, and gets %v", err)
 	}
 	if err := client.CoordinationV1().Leases("gpuslice").Delete(t.Context(), config.LeasePrefix+"a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.turn.Take(t.Context(), other.seen(), state.Desired{}); err != nil {
+	if err := other.turn.Take(t.Context(), act.Input{Seen: other.seen()}); err != nil {
 		t.Fatal(err)
 	}
 	var wait *outcome.Waiting
-	if err := m.turn.Confirm(t.Context(), seen, state.Desired{}); !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot {
+	if err := m.turn.Confirm(t.Context(), act.Input{Seen: seen}); !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot {
 		t.Errorf("another node has the slot, and this one gets %v", err)
 	}
 }
@@ -163,10 +164,10 @@ func TestASlotThatTheNodeHasNotTakenCountsForNothing(t *testing.T) {
 			for range 2 {
 				took = 0
 				for _, m := range members {
-					if seen := m.seen(); m.turn.Planned(seen, state.Desired{}).Needed && m.turn.Take(t.Context(), seen, state.Desired{}) != nil {
+					if seen := m.seen(); m.turn.Planned(seen, state.Desired{}).Needed && m.turn.Take(t.Context(), act.Input{Seen: seen}) != nil {
 						continue
 					}
-					if m.turn.Confirm(t.Context(), m.seen(), state.Desired{}) == nil {
+					if m.turn.Confirm(t.Context(), act.Input{Seen: m.seen()}) == nil {
 						took++
 					}
 				}
@@ -183,7 +184,7 @@ func TestASlotThatTheNodeHasLostAndGetsBackCountsForNothing(t *testing.T) {
 	t.Parallel()
 	client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 	m := newMember(t, client, clock, "gpu-1", one)
-	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); err != nil {
+	if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
 		t.Fatal(err)
 	}
 	leases := client.CoordinationV1().Leases("gpuslice")
@@ -206,7 +207,7 @@ func TestASlotThatTheNodeHasLostAndGetsBackCountsForNothing(t *testing.T) {
 		t.Error("the node needs no slot")
 	}
 	var wait *outcome.Waiting
-	if err := m.turn.Take(t.Context(), m.seen(), state.Desired{}); !errors.As(err, &wait) || wait.Reason != config.ReasonPoolPaused {
+	if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); !errors.As(err, &wait) || wait.Reason != config.ReasonPoolPaused {
 		t.Errorf("the pool is paused, and the node gets %v", err)
 	}
 }

@@ -7,8 +7,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // ObserveSpecs looks for CDI specs that describe other instances than the present ones. If it cannot read one, or could not write
@@ -32,10 +32,10 @@ func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
 }
 
 // Regenerate writes the CDI specs anew.
-func (g *GPUs) Regenerate(ctx context.Context, gpus []nvml.GPU) error {
+func (g *GPUs) Regenerate(ctx context.Context, in act.Input) error {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()
-	if err := g.Specs.Write(call, gpus); err != nil {
+	if err := g.Specs.Write(call, in.Seen.GPUs); err != nil {
 		g.failures++
 		return err
 	}

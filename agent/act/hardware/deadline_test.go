@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/hardware"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
@@ -66,7 +67,7 @@ func TestNoCallIntoTheDriverOutlastsItsDeadline(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := &hardware.GPUs{Driver: hanging{}, Settings: config.Default()}
+				g := &hardware.GPUs{Env: act.Env{Settings: config.Default()}, Driver: hanging{}}
 				began := time.Now()
 				if err := call(context.WithoutCancel(t.Context()), g); !errors.Is(err, nvml.ErrUnresponsive) {
 					t.Errorf("got %v", err)

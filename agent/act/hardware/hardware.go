@@ -8,14 +8,13 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -29,6 +28,8 @@ type Specs interface {
 
 // GPUs are the GPUs of one node.
 type GPUs struct {
+	act.Env
+
 	Driver    nvml.Driver
 	Specs     Specs
 	Evictions *evict.Evictions
@@ -36,8 +37,6 @@ type GPUs struct {
 	Rebooter  *reboot.Rebooter
 	Retries   *decide.Retries
 	Journal   *journal.Writer
-	Settings  config.Settings
-	Log       *zap.Logger
 
 	failures int    // of writing the specs, in a row
 	trouble  string // why the agent could not read the specs, the last time
@@ -47,31 +46,31 @@ type GPUs struct {
 func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
 
 // Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
-func (g *GPUs) Change(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	if failure := g.Retries.InVain(want, step); failure != nil {
-		if step.Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
-			return g.abandonPersistence(ctx, seen, want, step, failure)
+func (g *GPUs) Change(ctx context.Context, in act.Input) error {
+	if failure := g.Retries.InVain(in.Want, in.Step()); failure != nil {
+		if in.Step().Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
+			return g.abandonPersistence(ctx, in, failure)
 		}
 		return failure
 	}
-	if !want.Undo && step.Traits().HoldersKnown {
-		if err := g.Evictions.RequireHoldersKnown(seen, want, step); err != nil {
+	if !in.Want.Undo && in.Step().Traits().HoldersKnown {
+		if err := g.Evictions.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {
 			return err
 		}
 	}
-	release, err := g.Rebooter.Inhibit(ctx, step)
+	release, err := g.Rebooter.Inhibit(ctx, in.Step())
 	if err != nil {
 		return err
 	}
-	err = g.drive(ctx, step)
+	err = g.drive(ctx, in.Step())
 	release()
 	switch {
 	case err == nil:
 		return nil
-	case step.Kind == plan.RestorePersistence:
-		return g.persistenceRefused(ctx, seen, want, step, err)
+	case in.Step().Kind == plan.RestorePersistence:
+		return g.persistenceRefused(ctx, in, err)
 	case errors.Is(err, nvml.ErrInUse):
-		return g.Processes.HeldBy(ctx, seen, step, err)
+		return g.Processes.HeldBy(ctx, in.Seen, in.Step(), err)
 	default:
 		return err
 	}
@@ -116,16 +115,16 @@ func (g *GPUs) drive(ctx context.Context, step plan.Step) error {
 
 // persistenceRefused lets the agent try again to turn persistence mode on, until the budget is used up. An error of a driver that is not
 // loaded, or was replaced, does not count: then everything has to wait.
-func (g *GPUs) persistenceRefused(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
+func (g *GPUs) persistenceRefused(ctx context.Context, in act.Input, err error) error {
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
-	case errors.Is(err, nvml.ErrNotSupported), g.Retries.Attempts[step.String()].Failures+1 >= g.Settings.Retry.Failures:
-		return g.abandonPersistence(ctx, seen, want, step, err)
+	case errors.Is(err, nvml.ErrNotSupported), g.Retries.Attempts[in.Step().String()].Failures+1 >= g.Settings.Retry.Failures:
+		return g.abandonPersistence(ctx, in, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
-		tried := g.Retries.Attempts[step.String()]
+		tried := g.Retries.Attempts[in.Step().String()]
 		tried.Failures++
-		g.Retries.Attempts[step.String()] = tried
+		g.Retries.Attempts[in.Step().String()] = tried
 		return err
 	default:
 		return errors.New(err.Error()) // without its kind: for ErrInUse the agent would wait without a budget
@@ -133,16 +132,16 @@ func (g *GPUs) persistenceRefused(ctx context.Context, seen *state.Observed, wan
 }
 
 // abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
-func (g *GPUs) abandonPersistence(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
-	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", step.Index), zap.Error(err))
-	j := *seen.Journal
+func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, err error) error {
+	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", in.Step().Index), zap.Error(err))
+	j := *in.Seen.Journal
 	j.Previous = nil
-	for _, c := range seen.Journal.Previous {
-		c.Persistent = c.Persistent && c.GPU != step.GPU
+	for _, c := range in.Seen.Journal.Previous {
+		c.Persistent = c.Persistent && c.GPU != in.Step().GPU
 		j.Previous = append(j.Previous, c)
 	}
-	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == step.GPU })
-	return g.Journal.Amend(ctx, seen.Writing(want, step.Kind), j)
+	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == in.Step().GPU })
+	return g.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Step().Kind), j)
 }
 
 // Snapshot reads the present state of the GPUs.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -38,7 +39,7 @@ func (h *host) looks(d time.Duration) []int {
 	h.plugin.Observe(h.t.Context(), h.seen)
 	if h.seen.Plugin.Early {
 		want := state.Desired{Plugin: &state.DesiredPlugin{Known: true, Sharing: h.seen.Plugin.Current.Sharing}}
-		if err := h.plugin.Reload(h.t.Context(), h.seen, want, plan.Step{Kind: plan.ReloadPlugin}); err != nil {
+		if err := h.plugin.Reload(h.t.Context(), act.Input{Seen: h.seen, Want: want, Steps: []plan.Step{{Kind: plan.ReloadPlugin}}}); err != nil {
 			h.t.Fatal(err)
 		}
 	}

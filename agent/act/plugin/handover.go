@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
@@ -83,36 +84,36 @@ func (h *Handover) FormerConfig(seen *state.Observed, want state.Desired) (*jour
 }
 
 // WriteSharing gives the device plugin another config: by the label and ConfigMap of its config manager, or by the file.
-func (h *Handover) WriteSharing(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if seen.Plugin.Manager != nil {
-		return h.setLabel(ctx, seen, want)
+func (h *Handover) WriteSharing(ctx context.Context, in act.Input) error {
+	if in.Seen.Plugin.Manager != nil {
+		return h.setLabel(ctx, in)
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := h.File.Write(call, want.Plugin.Text, h.Clock.Now())
-	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !want.Undo && h.Clock.Now().Before(h.Retries.Deadline(seen, want, plan.Step{Kind: plan.WriteSharing})) {
-		return fullFolder(full, want.PluginAskedBy(), "the device plugin is given its config")
+	err := h.File.Write(call, in.Want.Plugin.Text, h.Clock.Now())
+	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !in.Want.Undo && h.Clock.Now().Before(h.Retries.Deadline(in.Seen, in.Want, plan.Step{Kind: plan.WriteSharing})) {
+		return fullFolder(full, in.Want.PluginAskedBy(), "the device plugin is given its config")
 	}
 	return err
 }
 
 // Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
-func (h *Handover) Prepare(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	writes := plan.Has(steps, plan.WriteSharing)
+func (h *Handover) Prepare(ctx context.Context, in act.Input) error {
+	writes := plan.Has(in.Steps, plan.WriteSharing)
 	switch {
-	case want.Undo || !writes || seen.HardwareOrPluginTouched():
+	case in.Want.Undo || !writes || in.Seen.HardwareOrPluginTouched():
 		return nil
-	case seen.Plugin.Manager != nil:
-		return h.prepareKey(ctx, seen, want, steps[0])
+	case in.Seen.Plugin.Manager != nil:
+		return h.prepareKey(ctx, act.Input{Seen: in.Seen, Want: in.Want, Steps: []plan.Step{in.Steps[0]}})
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := h.File.Prepare(call, want.Plugin.Text)
+	err := h.File.Prepare(call, in.Want.Plugin.Text)
 	full, is := errors.AsType[*deviceplugin.NoRoomError](err)
 	switch {
 	case is:
-		wait := fullFolder(full, want.PluginAskedBy(), "anything is disturbed")
-		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
+		wait := fullFolder(full, in.Want.PluginAskedBy(), "anything is disturbed")
+		wait.Since = in.Seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
 	case aside.Hangs(err):
 		return &outcome.UnseenError{Err: err}
@@ -124,23 +125,23 @@ func (h *Handover) Prepare(ctx context.Context, seen *state.Observed, want state
 
 // prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
 // that asks for its turn only tries it, since its change may be withdrawn before it begins.
-func (h *Handover) prepareKey(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	m := seen.Plugin.Manager
-	if !lacksKey(m, want) {
+func (h *Handover) prepareKey(ctx context.Context, in act.Input) error {
+	m := in.Seen.Plugin.Manager
+	if !lacksKey(m, in.Want) {
 		return nil
 	}
 	var try []string
-	if step.Kind == plan.AcquireSlot {
+	if in.Step().Kind == plan.AcquireSlot {
 		try = []string{metav1.DryRunAll}
 	}
-	err := h.patchConfigMap(ctx, m, want.Plugin.Text, &want.Plugin.KeyContent, try...)
+	err := h.patchConfigMap(ctx, m, in.Want.Plugin.Text, &in.Want.Plugin.KeyContent, try...)
 	switch why := whyRefused(m, err); {
 	case why != "":
 		wait := &outcome.Waiting{
 			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
-			Advice: "nothing is disturbed before the key is there, for which " + want.PluginAskedBy() + " asks",
+			Advice: "nothing is disturbed before the key is there, for which " + in.Want.PluginAskedBy() + " asks",
 		}
-		wait.Since = seen.Since(wait.Reason, h.Clock.Stamp())
+		wait.Since = in.Seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
 	case err != nil && try != nil: // a webhook may know no dry run
 		h.Log.Debug("trying whether the config manager's ConfigMap takes a key", zap.Error(err))
@@ -178,23 +179,23 @@ func fullFolder(full *deviceplugin.NoRoomError, asked, before string) *outcome.W
 
 // setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
 // kubelet must have shown a key that the agent has written to its pod before.
-func (h *Handover) setLabel(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	m, key := seen.Plugin.Manager, want.Plugin.Text
-	if err := h.refuseToSetAgain(seen, want); err != nil {
+func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
+	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
+	if err := h.refuseToSetAgain(in.Seen, in.Want); err != nil {
 		return err
 	}
-	if lacksKey(m, want) { // another program has taken it away since Prepare, or this is the way back
-		err := h.patchConfigMap(ctx, m, key, &want.Plugin.KeyContent)
-		if why := whyRefused(m, err); why != "" && !want.Undo {
-			return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
+	if lacksKey(m, in.Want) { // another program has taken it away since Prepare, or this is the way back
+		err := h.patchConfigMap(ctx, m, key, &in.Want.Plugin.KeyContent)
+		if why := whyRefused(m, err); why != "" && !in.Want.Undo {
+			return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
 		}
 		if err != nil {
 			return err
 		}
-		m.Files[key] = want.Plugin.KeyContent
+		m.Files[key] = in.Want.Plugin.KeyContent
 	}
-	if want.Plugin.KeyContent != "" && m.Pod.UID != "" {
-		if err := h.awaitKey(ctx, seen, want); err != nil {
+	if in.Want.Plugin.KeyContent != "" && m.Pod.UID != "" {
+		if err := h.awaitKey(ctx, in); err != nil {
 			return err
 		}
 	}
@@ -202,21 +203,21 @@ func (h *Handover) setLabel(ctx context.Context, seen *state.Observed, want stat
 	if key == "" {
 		value = nil
 	}
-	err := h.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := h.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "resourceVersion": node.ResourceVersion, "labels": map[string]*string{m.Label: value},
 		}})
 	})
 	if err == nil {
-		h.labelWrites.add(seen.Operation(), key)
+		h.labelWrites.add(in.Seen.Operation(), key)
 	}
 	return err
 }
 
 // awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
-func (h *Handover) awaitKey(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	m, key := seen.Plugin.Manager, want.Plugin.Text
-	step := plan.Step{Kind: plan.WriteSharing, Config: want.Plugin.ConfigText()}
+func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
+	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
+	step := plan.Step{Kind: plan.WriteSharing, Config: in.Want.Plugin.ConfigText()}
 	began := h.Retries.Began(step)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -229,8 +230,8 @@ func (h *Handover) awaitKey(ctx context.Context, seen *state.Observed, want stat
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
 		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
 	}
-	if h.isSetBack(seen, want) {
-		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(seen.Node, m.Label), seen.Node.Labels[m.Label])
+	if h.isSetBack(in.Seen, in.Want) {
+		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(in.Seen.Node, m.Label), in.Seen.Node.Labels[m.Label])
 	}
 	if err != nil {
 		h.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
@@ -333,64 +334,64 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
-func (h *Handover) Reload(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	untold, wait := h.tellFirst(ctx, seen, want, step, h.UnnotifiedReaders(seen.Plugin))
+func (h *Handover) Reload(ctx context.Context, in act.Input) error {
+	untold, wait := h.tellFirst(ctx, in, h.UnnotifiedReaders(in.Seen.Plugin))
 	if len(untold) == 0 {
-		if wait == nil && seen.Plugin.Early {
-			h.tellEarly(ctx, seen)
+		if wait == nil && in.Seen.Plugin.Early {
+			h.tellEarly(ctx, in.Seen)
 		}
 		return wait
 	}
-	if seen.Plugin.Method == config.HandoverFile {
+	if in.Seen.Plugin.Method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 		defer cancel()
 		told, err := h.Processes.Hangup(call, untold, deviceplugin.Readers)
 		for _, c := range told {
-			seen.Plugin.NotifiedPods[c.PodUID] = seen.Plugin.Writing()
+			in.Seen.Plugin.NotifiedPods[c.PodUID] = in.Seen.Plugin.Writing()
 			h.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
-		h.NoteNotified(call, seen.Plugin)
-		if plugins, _ := h.readersByRole(seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
+		h.NoteNotified(call, in.Seen.Plugin)
+		if plugins, _ := h.readersByRole(in.Seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
 			h.NoteEarlyNotified()
 		}
 		if err != nil {
 			return err
 		}
-		still := h.UnnotifiedReaders(seen.Plugin)
+		still := h.UnnotifiedReaders(in.Seen.Plugin)
 		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
 			return wait
 		}
 	}
 	var restarted []plan.Pod
-	for _, pod := range seen.Plugin.Readers {
+	for _, pod := range in.Seen.Plugin.Readers {
 		for _, uid := range untold {
 			if pod.UID == uid {
 				restarted = append(restarted, state.PlannedPod(holders.Describe(&pod)))
 			}
 		}
 	}
-	return h.Evictions.EvictPods(ctx, seen, want, step, restarted)
+	return h.Evictions.EvictPods(ctx, in, restarted)
 }
 
 // DaemonsGone waits for the end of the MPS control daemon, which resets the GPUs' compute mode if it is not killed.
-func (h *Handover) DaemonsGone(seen *state.Observed, want state.Desired, step plan.Step) error {
-	if len(seen.DevicePlugin.MPSDaemons) == 0 {
+func (h *Handover) DaemonsGone(in act.Input) error {
+	if len(in.Seen.DevicePlugin.MPSDaemons) == 0 {
 		return nil
 	}
 	var pods []string
-	for _, pod := range seen.DevicePlugin.MPSDaemons {
+	for _, pod := range in.Seen.DevicePlugin.MPSDaemons {
 		pods = append(pods, pod.Namespace+"/"+pod.Name)
 	}
 	message := "waiting for the MPS control daemon to end: " + sanitize.Listed(pods)
-	until := h.Retries.Deadline(seen, want, step)
-	if h.Clock.Now().After(until) && !want.Undo {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+	until := h.Retries.Deadline(in.Seen, in.Want, in.Step())
+	if h.Clock.Now().After(until) && !in.Want.Undo {
+		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: seen.Journal.Started,
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,
 		Blockers: pods, Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
 	}
-	wait.Until, wait.Then = seen.AtDeadline(until, want)
+	wait.Until, wait.Then = in.Seen.AtDeadline(until, in.Want)
 	return wait
 }
 

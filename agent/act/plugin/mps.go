@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -18,16 +18,16 @@ import (
 
 // tellFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
 // ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
-func (h *Handover) tellFirst(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, untold []types.UID) ([]types.UID, error) {
-	plugins, others := h.readersByRole(seen)
-	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
+func (h *Handover) tellFirst(ctx context.Context, in act.Input, untold []types.UID) ([]types.UID, error) {
+	plugins, others := h.readersByRole(in.Seen)
+	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != config.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
 		return untold, nil
 	}
-	began := h.Retries.Began(step)
+	began := h.Retries.Began(in.Step())
 	until := began.Add(min(deviceplugin.MPSPatience, h.Settings.Timeouts.Capacity/2))
 	first := slices.DeleteFunc(slices.Clone(untold), isIn(plugins))
 	// A control daemon that has just been told still has the file.
-	ready := len(first) == 0 && h.Clock.Since(h.toldFirst) >= deviceplugin.Retry && h.MPSReady(ctx, seen)
+	ready := len(first) == 0 && h.Clock.Since(h.toldFirst) >= deviceplugin.Retry && h.MPSReady(ctx, in.Seen)
 	if len(first) > 0 {
 		h.toldFirst = h.Clock.Now()
 	}
@@ -35,8 +35,8 @@ func (h *Handover) tellFirst(ctx context.Context, seen *state.Observed, want sta
 		return untold, nil
 	}
 	return first, &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: seen.MissingMPS(),
-		Message: "waiting for the MPS control daemon: " + sanitize.Listed(seen.MissingMPS()), Until: until, Then: "the device plugin is told to share by it all the same",
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: in.Seen.MissingMPS(),
+		Message: "waiting for the MPS control daemon: " + sanitize.Listed(in.Seen.MissingMPS()), Until: until, Then: "the device plugin is told to share by it all the same",
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
@@ -119,7 +120,7 @@ func (h *host) after(d time.Duration, sharing config.SharingStrategy) (signals [
 	h.clock.Step(d)
 	h.signals = nil
 	want := state.Desired{Plugin: &state.DesiredPlugin{Known: true, Sharing: config.Sharing{Strategy: sharing}}}
-	err := h.plugin.Reload(h.t.Context(), h.seen, want, plan.Step{Kind: plan.ReloadPlugin})
+	err := h.plugin.Reload(h.t.Context(), act.Input{Seen: h.seen, Want: want, Steps: []plan.Step{{Kind: plan.ReloadPlugin}}})
 	var wait *outcome.Waiting
 	if err != nil && !errors.As(err, &wait) {
 		h.t.Fatal(err)

@@ -12,10 +12,9 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -35,15 +34,12 @@ type Host interface {
 
 // Rebooter asks for reboots of one node, and knows its boots.
 type Rebooter struct {
-	Node     string // name of the node
+	act.Env
+
 	Host     Host
 	Kernel   *host.Kernel
 	Sentinel *Sentinel
-	Settings config.Settings
 	Journal  *journal.Writer
-	Events   report.Events
-	Clock    *monotonic.Clock
-	Log      *zap.Logger
 
 	next      time.Time // when the agent may ask a logind again that has not answered
 	rebooting bool      // this process has asked logind for a reboot
@@ -64,13 +60,13 @@ const (
 )
 
 // NoteNoReset notes in the journal that the driver does not reset the GPU: from now on its mode changes by a reboot.
-func (r *Rebooter) NoteNoReset(ctx context.Context, seen *state.Observed, want state.Desired, gpu nvml.UUID, err error) time.Duration {
-	j := *seen.Journal
-	j.NoReset = &api.NoReset{Boot: seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
-	if known := seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
+func (r *Rebooter) NoteNoReset(ctx context.Context, in act.Input, gpu nvml.UUID, err error) time.Duration {
+	j := *in.Seen.Journal
+	j.NoReset = &api.NoReset{Boot: in.Seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
+	if known := in.Seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}
-	if err := r.Journal.Amend(ctx, seen.Writing(want, plan.Reset), j); err != nil {
+	if err := r.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.Reset), j); err != nil {
 		r.Log.Warn("recording that a GPU is not reset here", zap.Error(err))
 		return r.Settings.Retry.First
 	}
@@ -79,11 +75,11 @@ func (r *Rebooter) NoteNoReset(ctx context.Context, seen *state.Observed, want s
 }
 
 // Ask writes the sentinel file.
-func (r *Rebooter) Ask(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, want.Name)); err != nil {
+func (r *Rebooter) Ask(ctx context.Context, in act.Input) error {
+	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, in.Want.Name)); err != nil {
 		return err
 	}
-	r.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", r.Sentinel.Path)
+	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", r.Sentinel.Path)
 	return nil
 }
 
@@ -100,18 +96,18 @@ func (r *Rebooter) Withdraw(ctx context.Context, seen *state.Observed) {
 }
 
 // Allowed returns why the agent may not reboot the node for the change. It asks before it evicts pods for the reboot.
-func (r *Rebooter) Allowed(ctx context.Context, seen *state.Observed, want state.Desired) error {
+func (r *Rebooter) Allowed(ctx context.Context, in act.Input) error {
 	limit := maxReboots
-	if want.Undo {
+	if in.Want.Undo {
 		limit = maxRebootsUndo
 	}
 	var err error
 	switch {
-	case seen.Boot.Err != nil:
-		err = fmt.Errorf("the host is not rebooted for it: %w", seen.Boot.Err)
+	case in.Seen.Boot.Err != nil:
+		err = fmt.Errorf("the host is not rebooted for it: %w", in.Seen.Boot.Err)
 	case r.Settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
-	case !slices.Contains(seen.Journal.Reboots, seen.Boot.ID) && len(seen.Journal.Reboots) >= limit:
+	case !slices.Contains(in.Seen.Journal.Reboots, in.Seen.Boot.ID) && len(in.Seen.Journal.Reboots) >= limit:
 		err = plan.ErrStillPending
 	case r.Settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -119,20 +115,20 @@ func (r *Rebooter) Allowed(ctx context.Context, seen *state.Observed, want state
 		err = r.Host.CanReboot(call)
 	}
 	if err != nil {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return nil
 }
 
 // Reboot asks another tool for one reboot, or asks logind, and waits for it. It never returns nil: only the next boot of the
 // node ends the step.
-func (r *Rebooter) Reboot(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	j := *seen.Journal
-	bootUnknown := seen.Boot.Err != nil && len(j.Reboots) > 0
-	if bootUnknown || slices.Contains(j.Reboots, seen.Boot.ID) {
+func (r *Rebooter) Reboot(ctx context.Context, in act.Input) error {
+	j := *in.Seen.Journal
+	bootUnknown := in.Seen.Boot.Err != nil && len(j.Reboots) > 0
+	if bootUnknown || slices.Contains(j.Reboots, in.Seen.Boot.ID) {
 		if r.Clock.Since(j.RebootAsked) > r.Settings.Timeouts.Reboot {
 			return &api.Failure{
-				Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot,
+				Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", r.Settings.Timeouts.Reboot),
 			}
 		}
@@ -140,11 +136,11 @@ func (r *Rebooter) Reboot(ctx context.Context, seen *state.Observed, want state.
 			return r.await(j)
 		}
 	}
-	if err := r.Allowed(ctx, seen, want); err != nil {
+	if err := r.Allowed(ctx, in); err != nil {
 		return err
 	}
-	if !slices.Contains(j.Reboots, seen.Boot.ID) {
-		if err := r.note(ctx, seen, want, &j); err != nil {
+	if !slices.Contains(j.Reboots, in.Seen.Boot.ID) {
+		if err := r.note(ctx, in, &j); err != nil {
 			return err
 		}
 	}
@@ -157,27 +153,27 @@ func (r *Rebooter) Reboot(ctx context.Context, seen *state.Observed, want state.
 	defer cancel()
 	err := r.Host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return r.await(j) // after any other error the host may go down all the same
 }
 
 // note writes into the journal that the agent asks for a reboot in this boot, and the layout of the GPUs that the label does not
 // name, which the reboot takes.
-func (r *Rebooter) note(ctx context.Context, seen *state.Observed, want state.Desired, j *journal.Journal) error {
-	j.Reboots = append(slices.Clone(j.Reboots), seen.Boot.ID)
+func (r *Rebooter) note(ctx context.Context, in act.Input, j *journal.Journal) error {
+	j.Reboots = append(slices.Clone(j.Reboots), in.Seen.Boot.ID)
 	j.RebootAsked = r.Clock.Now().UTC().Truncate(time.Second)
 	j.Previous = slices.Clone(j.Previous)
-	for _, gpu := range seen.GPUs {
-		if _, asked := want.Targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
+	for _, gpu := range in.Seen.GPUs {
+		if _, asked := in.Want.Targets[gpu.UUID]; !asked && gpu.Enabled && !j.Cut()[gpu.UUID] {
 			j.RecordLayout(gpu)
 			j.Previous[len(j.Previous)-1].Foreign = true
 		}
 	}
-	if err := r.Journal.Amend(ctx, seen.Writing(want, plan.Reboot), *j); err != nil {
+	if err := r.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.Reboot), *j); err != nil {
 		return err
 	}
-	r.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", want.Name)
+	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", in.Want.Name)
 	return nil
 }
 

@@ -11,12 +11,9 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -34,13 +31,11 @@ type Systemd interface {
 
 // Units are the units of the settings, and what the agent has asked systemd for.
 type Units struct {
-	Systemd  Systemd
-	Settings config.Settings
-	Retries  *decide.Retries
-	Journal  *journal.Writer
-	Events   report.Events
-	Clock    *monotonic.Clock
-	Log      *zap.Logger
+	act.Env
+
+	Systemd Systemd
+	Retries *decide.Retries
+	Journal *journal.Writer
 
 	next            time.Time         // when the agent may ask a systemd again that has not answered
 	started         map[string]start  // units that the agent has started again
@@ -72,25 +67,25 @@ const notStartable = "the host has no such unit that it may start: it is masked 
 const Retry = outcome.HostTimeout
 
 // Stop stops a unit of the host that is in the way. If the unit does not stop, that ends the change.
-func (u *Units) Stop(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	until := u.Retries.Began(step).Add(u.Settings.Timeouts.Unit)
+func (u *Units) Stop(ctx context.Context, in act.Input) error {
+	until := u.Retries.Began(in.Step()).Add(u.Settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	delete(u.started, step.Unit)
-	err := u.Systemd.Stop(call, step.Unit)
+	delete(u.started, in.Step().Unit)
+	err := u.Systemd.Stop(call, in.Step().Unit)
 	if !errors.Is(err, host.ErrJobRunning) {
 		return err
 	}
-	if u.Clock.Now().After(until) && !want.Undo {
+	if u.Clock.Now().After(until) && !in.Want.Undo {
 		return &api.Failure{
-			Wish: want.Fingerprint, Reason: config.ReasonUnitFailed,
-			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", step.Unit, u.Settings.Timeouts.Unit, step.Unit),
+			Wish: in.Want.Fingerprint, Reason: config.ReasonUnitFailed,
+			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", in.Step().Unit, u.Settings.Timeouts.Unit, in.Step().Unit),
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonStoppingUnits, For: outcome.ForStep, After: Retry,
-		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", step.Unit),
-		Since:   seen.Journal.Started, Until: until, Then: seen.DeadlineText(want),
+		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", in.Step().Unit),
+		Since:   in.Seen.Journal.Started, Until: until, Then: in.Seen.DeadlineText(in.Want),
 	}
 }
 
@@ -103,41 +98,41 @@ type start struct {
 
 // Start starts a unit that the change has stopped. If the unit does not start, or ends each time, the agent gives the node back all the same:
 // the GPUs work without it.
-func (u *Units) Start(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step) error {
-	before := u.started[step.Unit]
+func (u *Units) Start(ctx context.Context, in act.Input) error {
+	before := u.started[in.Step().Unit]
 	if before.times >= u.Settings.Retry.NoEffect {
-		return u.abandon(ctx, seen, want, step, fmt.Errorf("it was started %d times, and has ended each time", before.times))
+		return u.abandon(ctx, in, fmt.Errorf("it was started %d times, and has ended each time", before.times))
 	}
-	until := u.Retries.Began(step).Add(u.Settings.Timeouts.Unit)
+	until := u.Retries.Began(in.Step()).Add(u.Settings.Timeouts.Unit)
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := u.Systemd.Start(call, step.Unit)
+	err := u.Systemd.Start(call, in.Step().Unit)
 	switch {
 	case err == nil:
-		u.note(step.Unit, start{times: before.times + 1, at: u.Clock.Now()})
+		u.note(in.Step().Unit, start{times: before.times + 1, at: u.Clock.Now()})
 		return nil
 	case errors.Is(err, host.ErrJobRunning) && u.Clock.Now().Before(until):
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: Retry,
-			Message: fmt.Sprintf("waiting for %s of this host to start", step.Unit), Until: until, Then: "the node is given back without it",
+			Message: fmt.Sprintf("waiting for %s of this host to start", in.Step().Unit), Until: until, Then: "the node is given back without it",
 		}
-	case errors.Is(err, host.ErrJobRunning), u.Retries.Attempts[step.String()].Failures+1 >= u.Settings.Retry.Failures:
-		return u.abandon(ctx, seen, want, step, err)
+	case errors.Is(err, host.ErrJobRunning), u.Retries.Attempts[in.Step().String()].Failures+1 >= u.Settings.Retry.Failures:
+		return u.abandon(ctx, in, err)
 	default:
 		return err
 	}
 }
 
 // abandon removes a unit that does not start from the journal, and reports it.
-func (u *Units) abandon(ctx context.Context, seen *state.Observed, want state.Desired, step plan.Step, err error) error {
-	u.Log.Warn("a unit of the host does not start again", zap.String("unit", step.Unit), zap.Error(err))
-	u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
-		"%s of this host was stopped for the change and does not start again: %v; start it by hand", step.Unit, err)
-	j := *seen.Journal
-	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == step.Unit })
-	if err := u.Journal.Amend(ctx, seen.Writing(want, step.Kind), j); err != nil {
+func (u *Units) abandon(ctx context.Context, in act.Input, err error) error {
+	u.Log.Warn("a unit of the host does not start again", zap.String("unit", in.Step().Unit), zap.Error(err))
+	u.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
+		"%s of this host was stopped for the change and does not start again: %v; start it by hand", in.Step().Unit, err)
+	j := *in.Seen.Journal
+	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == in.Step().Unit })
+	if err := u.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Step().Kind), j); err != nil {
 		return err
 	}
-	u.note(step.Unit, start{failed: true})
+	u.note(in.Step().Unit, start{failed: true})
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -94,50 +95,50 @@ func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 }
 
 // Await returns what is missing, until a look finds that nothing is.
-func (p *Verifier) Await(seen *state.Observed, want state.Desired) error {
+func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	now := p.Clock.Now()
 	if p.began.IsZero() {
 		p.began = now
 	}
-	if len(seen.Capacity.Missing) == 0 {
+	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
-			Message: "capacity is right; looking once more: " + capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+			Message: "capacity is right; looking once more: " + capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()),
 		}
 	}
-	reason, missing, causeKnown := p.missing(seen, want)
-	if seen.Journal == nil {
-		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+	reason, missing, causeKnown := p.missing(in.Seen, in.Want)
+	if in.Seen.Journal == nil {
+		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(in.Seen, outcome.DriverRetry)}
 	}
-	fresh := isFresh(seen, want)
+	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
-	if fails, forGood := p.failing(seen, want); forGood || fails != "" && !fresh && !now.Before(until) {
-		return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
+		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	if !fresh {
-		p.noteLate(seen, now)
+		p.noteLate(in.Seen, now)
 	}
 	if fresh || now.Before(until) {
 		if !causeKnown || now.Sub(p.began) < causePatience {
-			missing = seen.Blockers()
+			missing = in.Seen.Blockers()
 		}
 		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + missing,
-			After: deviceplugin.AwaitsMPS(seen, capacity.ProofInterval), Blockers: seen.Capacity.Missing,
+			After: deviceplugin.AwaitsMPS(in.Seen, capacity.ProofInterval), Blockers: in.Seen.Capacity.Missing,
 		}
 		if !fresh {
-			wait.Since, wait.Until, wait.Then = p.began, until, seen.DeadlineText(want)
+			wait.Since, wait.Until, wait.Then = p.began, until, in.Seen.DeadlineText(in.Want)
 		}
 		return wait
 	}
-	if want.Undo {
+	if in.Want.Undo {
 		return &outcome.Stalled{
 			Reason:  reason,
 			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, missing),
 		}
 	}
 	return &api.Failure{
-		Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
+		Wish: in.Want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
 	}
 }
 
@@ -194,9 +195,9 @@ func (p *Verifier) isLate(seen *state.Observed, want state.Desired, pod string) 
 }
 
 // Within adds to a wait for late plugins to leave when the wait for capacity ends.
-func (p *Verifier) Within(seen *state.Observed, want state.Desired, err error) error {
+func (p *Verifier) Within(in act.Input, err error) error {
 	if wait, is := errors.AsType[*outcome.Waiting](err); is {
-		wait.Since, wait.Until, wait.Then = p.began, p.until(), seen.DeadlineText(want)
+		wait.Since, wait.Until, wait.Then = p.began, p.until(), in.Seen.DeadlineText(in.Want)
 	}
 	return err
 }

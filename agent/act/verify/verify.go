@@ -5,13 +5,9 @@ package verify
 import (
 	"time"
 
-	"go.uber.org/zap"
-
-	"github.com/gpuslice/gpuslice/agent/monotonic"
-	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -19,12 +15,9 @@ import (
 
 // Verifier proves the capacity of one node.
 type Verifier struct {
-	Nodes        nodewrite.Writer
+	act.Env
+
 	DevicePlugin *deviceplugin.Plugin
-	Settings     config.Settings
-	Events       report.Events
-	Clock        *monotonic.Clock
-	Log          *zap.Logger
 
 	proof    capacity.Proof
 	withheld withheld

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/verify"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
@@ -40,7 +41,7 @@ func newChange(t *testing.T) *change {
 		t: t, clock: clock,
 		want: &state.DesiredPlugin{Known: true, Sharing: config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
 		prover: &verify.Verifier{
-			DevicePlugin: &deviceplugin.Plugin{Settings: settings}, Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop(),
+			Env: act.Env{Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings},
 		},
 	}
 }
@@ -59,7 +60,7 @@ func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed 
 	}
 	c.prover.Prove(&seen, c.want)
 	c.prover.Follow(&seen)
-	if err := c.prover.Await(&seen, state.Desired{Plugin: c.want}); err == nil {
+	if err := c.prover.Await(c.t.Context(), act.Input{Seen: &seen, Want: state.Desired{Plugin: c.want}}); err == nil {
 		c.t.Error("the wait is over without a word")
 	}
 	return seen.Capacity.Proof.Agreed, c.prover.Rest(5 * time.Second)
@@ -130,9 +131,9 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 		seen.DevicePlugin.Unconnected = "kubelet has lost it"
 		c.prover.Prove(&seen, c.want)
 		want := state.Desired{Plugin: c.want}
-		first := c.prover.Await(&seen, want)
+		first := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
 		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-		failure, is := errors.AsType[*api.Failure](c.prover.Await(&seen, want))
+		failure, is := errors.AsType[*api.Failure](c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want}))
 		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
 		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
 			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)

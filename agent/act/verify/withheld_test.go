@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/verify"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
@@ -35,7 +36,7 @@ func newWorld(strategy config.MIGStrategy) *world {
 	s := monotonic.New(clock)
 	return &world{
 		clock: clock, began: clock.Now(),
-		prover: &verify.Verifier{DevicePlugin: &deviceplugin.Plugin{Settings: settings}, Settings: settings, Clock: s, Log: zap.NewNop()},
+		prover: &verify.Verifier{Env: act.Env{Settings: settings, Clock: s, Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings}},
 	}
 }
 

@@ -264,6 +264,9 @@ func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []co
 // Forget is for what depends on the time of day: nothing here does.
 func (m *Monitor) Forget(time.Time) {}
 
+// Report implements monitor.Monitor. The status has nothing of how busy pods are: kubectl gpuslice top asks for it.
+func (m *Monitor) Report(*api.Status) {}
+
 // AddBusy adds to the uses of pods how busy they are, and since when they have what they have.
 func (m *Monitor) AddBusy(uses []api.Use) {
 	m.mu.Lock()

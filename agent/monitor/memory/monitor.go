@@ -180,6 +180,9 @@ func shownFull(node *corev1.Node) []string {
 	return s.FullMemory
 }
 
+// Watch implements monitor.Monitor. LookAgain observes between the passes.
+func (m *Monitor) Watch(context.Context, func()) {}
+
 // Report adds to the status which devices are full.
 func (m *Monitor) Report(s *api.Status) {
 	for _, u := range m.last {

@@ -19,9 +19,9 @@ const patience = time.Minute
 
 // Resets says which GPUs are reset because they are not well, and notes which are not after all.
 type Resets struct {
-	Monitors monitor.Monitors
-	Clock    *monotonic.Clock
-	Began    time.Time // when this process began
+	Health monitor.Health
+	Clock  *monotonic.Clock
+	Began  time.Time // when this process began
 }
 
 // Forget takes the process for one that begins now.
@@ -33,7 +33,7 @@ func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	if fence.NVSentinel(node) != "" {
 		return nil, nil
 	}
-	sick, known := r.Monitors.ToReset()
+	sick, known := r.Health.ToReset()
 	if !known && underway && r.Clock.Since(r.Began) < patience {
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonRepartitioning, For: outcome.ForStep, After: outcome.ConflictRetry,
@@ -51,7 +51,7 @@ func (r *Resets) NoteFailed(steps []plan.Step, failure *api.Failure) {
 	}
 	for i, s := range steps {
 		if s.Kind == plan.Heal && (i == 0 || steps[0].Kind != plan.Heal) {
-			r.Monitors.NoteResetFailed(s.GPU)
+			r.Health.NoteResetFailed(s.GPU)
 			failure.Later = true
 		}
 	}

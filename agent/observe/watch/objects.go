@@ -38,9 +38,6 @@ type Options struct {
 type Objects struct {
 	o Options
 
-	// Due reports whether the look that begins has to read from the API server, whatever was before; nil if none has to.
-	Due func() bool
-
 	anew  bool // this look reads from the API server
 	again bool // the next look does
 
@@ -62,9 +59,9 @@ func NewObjects(o Options) *Objects {
 	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, wishes: make(chan struct{}, 1)}
 }
 
-// BeginLook begins a look: by what the watches have shown, or, after ReadAnew, by reading from the API server.
-func (o *Objects) BeginLook() {
-	o.anew, o.again = o.again || o.node == nil || o.Due != nil && o.Due(), false
+// BeginLook begins a look: by what the watches have shown, or, after ReadAnew or if this one has to, by reading from the API server.
+func (o *Objects) BeginLook(fresh bool) {
+	o.anew, o.again = o.again || o.node == nil || fresh, false
 	o.ahead = nil
 }
 

@@ -34,7 +34,7 @@ func (l *listed) List(context.Context) ([]corev1.Pod, error) {
 // version looks at the node and returns its version.
 func version(t *testing.T, o *watch.Objects) string {
 	t.Helper()
-	o.BeginLook()
+	o.BeginLook(false)
 	n, err := o.Node(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	o.Show(nil)
-	o.BeginLook()
+	o.BeginLook(false)
 	if n, err := o.Node(t.Context()); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, %v", n, err)
 	}
@@ -109,7 +109,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("2", nil))), Pods: server})
 	o.Show(node("1", nil), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	look := func() (names []string) {
-		o.BeginLook()
+		o.BeginLook(false)
 		pods, err := o.Pods(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -135,13 +135,13 @@ func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	wished := func() bool {
-		o.BeginLook()
+		o.BeginLook(false)
 		o.TakeWish()
-		o.BeginLook()
+		o.BeginLook(false)
 		return o.AreFresh()
 	}
 	o.Show(node("1", nil))
-	o.BeginLook()
+	o.BeginLook(false)
 	a, b := node("1", map[string]string{"nvidia.com/mig.config": "all-1g.10gb"}), node("2", map[string]string{"nvidia.com/mig.config": "all-3g.40gb"})
 	for _, c := range []struct {
 		what          string
@@ -226,11 +226,11 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 	} {
 		o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 		o.Show(node("20", nil))
-		o.BeginLook()
+		o.BeginLook(false)
 		if may := o.FreshFor(c.step, c.next); may != c.may {
 			t.Errorf("%s: it may rest on a look by the watches: %t", name, may)
 		}
-		o.BeginLook()
+		o.BeginLook(false)
 		if o.AreFresh() != c.reads {
 			t.Errorf("%s: the next look reads the API server: %t", name, o.AreFresh())
 		}
@@ -245,9 +245,8 @@ func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 	o.Show(node("20", nil))
 	due := false
-	o.Due = func() bool { return due }
 	for _, due = range []bool{false, true, false} {
-		if o.BeginLook(); o.AreFresh() != due {
+		if o.BeginLook(due); o.AreFresh() != due {
 			t.Errorf("a look that is due is %t reads the API server: %t", due, o.AreFresh())
 		}
 	}

@@ -380,7 +380,7 @@ func (c *Checker) warn(reason config.Reason, message string) {
 // Conditions implements report.Source. What an account may do is no condition of the node.
 func (c *Checker) Conditions(*corev1.Node, bool, string, bool) []corev1.NodeCondition { return nil }
 
-// Report implements report.Reporter.
+// Report implements report.Source.
 func (c *Checker) Report(status *api.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
