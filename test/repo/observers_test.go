@@ -51,21 +51,21 @@ var givenByCommands = map[string]string{
 // readers are the methods by which the interfaces of this module are read. Any other method of an interface
 // counts as one that writes.
 var readers = map[string][]string{
-	"nvml.Driver":           {"Snapshot", "Events"},
-	"nvml.HealthReader":     {"Health", "Events"},
-	"nvml.UsageReader":      {"Usage"},
-	"nvml.Bus":              {"GPUs"},
-	"agent.Kubelet":         {"Assignments", "Allocatable"},
-	"watch.Pods":            {"List"},
-	"monitor.Health":        {"Recovered", "Critical", "ToReset"},
-	"monitor.Processes":     {"Holders"},
-	"journal.Store":         {"Read"},
-	"health.Store":          {"Read"},
-	"health.KernelLog":      {"Xids"},
-	"health.Processes":      {"Holders"},
-	"hardware.Specs":        {"Stale"},
-	"units.Systemd":         {"States"},
-	"reboot.Host":           {"CanReboot"},
+	"nvml.Driver":       {"Snapshot", "Events"},
+	"nvml.HealthReader": {"Health", "Events"},
+	"nvml.UsageReader":  {"Usage"},
+	"nvml.Bus":          {"GPUs"},
+	"agent.Kubelet":     {"Assignments", "Allocatable"},
+	"watch.Pods":        {"List"},
+	"monitor.Health":    {"Recovered", "Critical", "ToReset"},
+	"monitor.Processes": {"Holders"},
+	"journal.Store":     {"Read"},
+	"health.Store":      {"Read"},
+	"health.KernelLog":  {"Xids"},
+	"health.Processes":  {"Holders"},
+	"hardware.Specs":    {"Stale"},
+	"units.Systemd":     {"States"},
+	"reboot.Host":       {"CanReboot"},
 
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {
