@@ -44,9 +44,9 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 		}
 	case apierrors.IsConflict(err):
 		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
-	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrInUse):
+	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return a.retries.InUse(seen, want, step, err)
-	case step.Traits().TouchesGPU && errors.Is(err, nvml.ErrNotSupported):
+	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
 	}
 	if step.Kind == "" {

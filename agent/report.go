@@ -98,7 +98,7 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	if !first.Traits().PartOfProof {
 		a.verifier.End()
 	}
-	if !first.Traits().TouchesGPU {
+	if !first.Traits().TouchesGPU() {
 		maps.DeleteFunc(a.retries.Successes, func(step string, _ int) bool { return step != first.String() })
 	}
 	maps.DeleteFunc(a.retries.Waits, func(what string, _ time.Time) bool { return what != decide.WaitOf(first) })

@@ -62,7 +62,7 @@ func (b *Retries) TooEarly(step plan.Step) error {
 // OthersFirst returns the steps of an undo so that what is left to be done to other GPUs comes before that of a GPU of which a step was given up.
 func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	n := 0
-	for n < len(steps) && steps[n].Traits().TouchesGPU && steps[n].GPU != "" {
+	for n < len(steps) && steps[n].Traits().TouchesGPU() && steps[n].GPU != "" {
 		n++
 	}
 	ofGPUs := slices.Clone(steps[:n])
@@ -105,7 +105,7 @@ func (b *Retries) Began(step plan.Step) time.Time {
 func (b *Retries) Done(step plan.Step) {
 	delete(b.Attempts, step.String())
 	delete(b.Waits, WaitOf(step))
-	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU {
+	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU() {
 		b.Successes[step.String()]++
 	}
 }

@@ -26,7 +26,7 @@ func TestOneCountSaysWhatSucceedsInVain(t *testing.T) {
 			}
 			b.Done(step)
 		}
-		bounded := step.Traits().Repeatable || step.Traits().TouchesGPU
+		bounded := step.Traits().Repeatable || step.Traits().TouchesGPU()
 		if failure := b.InVain(state.Desired{}, step); (failure != nil) != bounded {
 			t.Errorf("%s after %d successes: %v", kind, settings.Retry.NoEffect, failure)
 		}

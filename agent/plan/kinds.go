@@ -91,16 +91,12 @@ type Traits struct {
 	// Apply returns the GPU as the step leaves it; nil if the step changes no GPU. A step that names no GPU is for all.
 	Apply func(s Step, gpu nvml.GPU) nvml.GPU
 
-	// TouchesGPU: it changes the hardware.
-	TouchesGPU bool
+	// Stage is the part of a change that it belongs to.
+	Stage Stage
 	// Disrupts: it takes something away, from pods or from the host.
 	Disrupts bool
 	// Begins: it begins a change, which a hold on the node forbids.
 	Begins bool
-	// Opens: it comes before anything is disturbed, so the agent checks before it whether the change can come to its end.
-	Opens bool
-	// Drains: the agent has to do it before it touches a GPU.
-	Drains bool
 	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
 	BeforePodsLeft bool
 	// AsksBudgets: it asks whether pods may be evicted, so the agent watches their disruption budgets while it waits.
@@ -132,6 +128,30 @@ type Traits struct {
 	Wait Wait
 }
 
+// TouchesGPU: it changes the hardware.
+func (t Traits) TouchesGPU() bool { return t.Stage == StageHardware }
+
+// Stage is a part of a change.
+type Stage int
+
+// The stages of a change, in their order.
+const (
+	// StageOpen comes before anything is disturbed, so the agent checks in it whether the change can come to its end.
+	StageOpen Stage = iota + 1
+	// StageDrain: pods, operands and units leave.
+	StageDrain
+	// StageHardware changes a GPU.
+	StageHardware
+	// StageReboot waits until the host is rebooted.
+	StageReboot
+	// StageConfigure gives the device plugin its config, and the node its labels and taints.
+	StageConfigure
+	// StageRestore restores what the change has taken away.
+	StageRestore
+	// StageVerify verifies the capacity, and gives the node back.
+	StageVerify
+)
+
 // Wait is what a step waits for, and so how long it may take.
 type Wait int
 
@@ -146,84 +166,98 @@ const (
 
 // kinds has a row for each kind.
 var kinds = map[Kind]Traits{
-	AcquireSlot: {Text: fixedText("take a slot of the pool"), Opens: true, AsksBudgets: true},
-	Record:      {Text: fixedText("record: journal"), Begins: true, Opens: true, BeforePodsLeft: true, AsksBudgets: true},
-	Adopt:       {Text: fixedText("adopt what was left: journal"), Opens: true, AsksBudgets: true},
+	AcquireSlot: {Stage: StageOpen, Text: fixedText("take a slot of the pool"), AsksBudgets: true},
+	Record:      {Stage: StageOpen, Text: fixedText("record: journal"), Begins: true, BeforePodsLeft: true, AsksBudgets: true},
+	Adopt:       {Stage: StageOpen, Text: fixedText("adopt what was left: journal"), AsksBudgets: true},
 	Fence: {
-		Text: fixedText("fence: journal, cordon, taint"), Begins: true, Opens: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+		Stage: StageOpen,
+		Text:  fixedText("fence: journal, cordon, taint"), Begins: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
 	},
 	Evict: {
+		Stage:    StageDrain,
 		Text:     func(s Step) string { return "evict " + names(s.Pods) },
-		Disrupts: true, Drains: true, BeforePodsLeft: true, AsksBudgets: true, WaitsAsOne: true,
+		Disrupts: true, BeforePodsLeft: true, AsksBudgets: true, WaitsAsOne: true,
 	},
-	PauseOperands: {Text: Step.pause, Disrupts: true, Drains: true, AsksBudgets: true, Repeatable: true, WaitsAsOne: true},
+	PauseOperands: {Stage: StageDrain, Text: Step.pause, Disrupts: true, AsksBudgets: true, Repeatable: true, WaitsAsOne: true},
 	StopUnits: {
+		Stage:    StageDrain,
 		Text:     func(s Step) string { return "stop unit " + s.Unit },
-		Disrupts: true, Drains: true, TakesFromHost: true, Bounded: true, Repeatable: true, Wait: WaitUnit,
+		Disrupts: true, TakesFromHost: true, Bounded: true, Repeatable: true, Wait: WaitUnit,
 	},
 	SetMode: {
-		Text: onGPU(func(s Step) string { return "turn MIG " + onOff(s.On) }), Apply: Step.withMode,
-		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Stage: StageHardware,
+		Text:  onGPU(func(s Step) string { return "turn MIG " + onOff(s.On) }), Apply: Step.withMode,
+		Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
 		Wait: WaitDriver,
 	},
 	DropPersistence: {
-		Text: onGPU(fixedText("turn persistence mode off")), Apply: withPersistence(false),
-		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, TakesFromHost: true, Bounded: true, Wait: WaitDriver,
+		Stage: StageHardware,
+		Text:  onGPU(fixedText("turn persistence mode off")), Apply: withPersistence(false),
+		Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, TakesFromHost: true, Bounded: true, Wait: WaitDriver,
 	},
 	Reset: {
-		Text: onGPU(fixedText("reset")), Apply: withPending,
-		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Stage: StageHardware,
+		Text:  onGPU(fixedText("reset")), Apply: withPending,
+		Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
 		Wait: WaitDriver,
 	},
 	Heal: {
-		Text: onGPU(fixedText("reset, since it is not well")), Apply: withPending,
-		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
+		Stage: StageHardware,
+		Text:  onGPU(fixedText("reset, since it is not well")), Apply: withPending,
+		Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, TakesFromHost: true, Bounded: true,
 		Wait: WaitDriver,
 	},
 	Destroy: {
-		Text: onGPU(func(s Step) string { return "destroy " + s.what() }), Apply: Step.withInstances,
-		TouchesGPU: true, Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, Bounded: true, Wait: WaitDriver,
+		Stage: StageHardware,
+		Text:  onGPU(func(s Step) string { return "destroy " + s.what() }), Apply: Step.withInstances,
+		Disrupts: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, HoldersKnown: true, Bounded: true, Wait: WaitDriver,
 	},
 	Create: {
-		Text: onGPU(func(s Step) string { return "create " + s.what() }), Apply: Step.withInstances,
-		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, OnlyAdds: true, Bounded: true, Wait: WaitDriver,
+		Stage: StageHardware,
+		Text:  onGPU(func(s Step) string { return "create " + s.what() }), Apply: Step.withInstances,
+		Begins: true, ShapesPlugin: true, ReachesTarget: true, OnlyAdds: true, Bounded: true, Wait: WaitDriver,
 	},
 	RestorePersistence: {
-		Text: onGPU(fixedText("turn persistence mode on")), Apply: withPersistence(true),
-		TouchesGPU: true, Begins: true, ShapesPlugin: true, ReachesTarget: true, Wait: WaitDriver,
+		Stage: StageHardware,
+		Text:  onGPU(fixedText("turn persistence mode on")), Apply: withPersistence(true),
+		Begins: true, ShapesPlugin: true, ReachesTarget: true, Wait: WaitDriver,
 	},
-	Park:      {Text: fixedText("park: give the node back until it is rebooted")},
-	AskReboot: {Text: fixedText("ask for a reboot"), Bounded: true},
-	Reboot:    {Text: fixedText("reboot the node"), Apply: withPending, TakesFromHost: true, Wait: WaitReboot},
+	Park:      {Stage: StageReboot, Text: fixedText("park: give the node back until it is rebooted")},
+	AskReboot: {Stage: StageReboot, Text: fixedText("ask for a reboot"), Bounded: true},
+	Reboot:    {Stage: StageReboot, Text: fixedText("reboot the node"), Apply: withPending, TakesFromHost: true, Wait: WaitReboot},
 	WriteSharing: {
+		Stage:  StageConfigure,
 		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	RegenerateCDI:  {Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true, Restores: true},
-	StartUnits:     {Text: func(s Step) string { return "start unit " + s.Unit }, Restores: true, Wait: WaitUnit},
-	ResumeOperands: {Text: Step.resume, Restores: true},
+	RegenerateCDI:  {Stage: StageRestore, Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") }, Bounded: true, Restores: true},
+	StartUnits:     {Stage: StageRestore, Text: func(s Step) string { return "start unit " + s.Unit }, Restores: true, Wait: WaitUnit},
+	ResumeOperands: {Stage: StageRestore, Text: Step.resume, Restores: true},
 	RestartPlugin: {
+		Stage: StageRestore,
 		Text: func(s Step) string {
 			return "restart device plugin " + names(s.Pods) + ", which withholds a GPU that has recovered"
 		},
 		Begins: true, AsksBudgets: true,
 	},
 	RestartLatePlugin: {
+		Stage: StageRestore,
 		Text: func(s Step) string {
 			return "restart device plugin " + names(s.Pods) + ", whose devices kubelet has lacked for long"
 		},
 		AsksBudgets: true, PartOfProof: true,
 	},
-	RestartOperands: {Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }, AsksBudgets: true},
-	ReloadPlugin:    {Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
+	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }, AsksBudgets: true},
+	ReloadPlugin:    {Stage: StageConfigure, Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
 	SetComputeMode: {
-		Text: onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
-		TouchesGPU: true, Begins: true, ReachesTarget: true, Bounded: true,
+		Stage: StageHardware,
+		Text:  onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
+		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Text: fixedText("verify capacity"), OnlyLooks: true, PartOfProof: true, Wait: WaitCapacity},
-	PublishNodeKeys: {Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
-	Release:         {Text: fixedText("release: give the node back")},
-	ReleaseSlot:     {Text: fixedText("give the slot of the pool back")},
+	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyLooks: true, PartOfProof: true, Wait: WaitCapacity},
+	PublishNodeKeys: {Stage: StageConfigure, Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
+	Release:         {Stage: StageVerify, Text: fixedText("release: give the node back")},
+	ReleaseSlot:     {Stage: StageVerify, Text: fixedText("give the slot of the pool back")},
 }
 
 func fixedText(text string) func(Step) string { return func(Step) string { return text } }

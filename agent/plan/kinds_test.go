@@ -53,8 +53,8 @@ func TestEachKindHasARow(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		step := plan.Step{Kind: kind}
-		if step.Traits().Text == nil || step.String() == string(kind) {
-			t.Errorf("nothing says what a step %s does", kind)
+		if step.Traits().Text == nil || step.String() == string(kind) || step.Traits().Stage == 0 {
+			t.Errorf("nothing says what a step %s does, or in which stage of a change", kind)
 		}
 	}
 }
@@ -63,13 +63,13 @@ func TestEachKindHasARow(t *testing.T) {
 func TestTraitsAgree(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
-		if has.TouchesGPU && (!has.Begins || !has.ReachesTarget || has.Drains) {
+		if has.TouchesGPU() && (!has.Begins || !has.ReachesTarget) {
 			t.Errorf("%s touches a GPU, which begins a change, reaches for its target, and comes after the drain: %+v", kind, has)
 		}
-		if has.HoldersKnown && !(has.TouchesGPU && has.Disrupts) {
+		if has.HoldersKnown && !(has.TouchesGPU() && has.Disrupts) {
 			t.Errorf("%s has to know who holds the GPU, and takes nothing from it: %+v", kind, has)
 		}
-		if has.ShapesPlugin && !has.TouchesGPU {
+		if has.ShapesPlugin && !has.TouchesGPU() {
 			t.Errorf("%s changes what the device plugin reads when it starts, and no GPU: %+v", kind, has)
 		}
 		if names := (plan.Step{Kind: kind, Pods: []plan.Pod{{Namespace: "team", Name: "pod"}}}).String(); strings.Contains(names, "team/pod") && !has.AsksBudgets {
@@ -81,7 +81,7 @@ func TestTraitsAgree(t *testing.T) {
 func TestAKindThatOpensAChangeDisturbsNothing(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
-		if has.Opens && (has.Disrupts || has.TouchesGPU || !has.AsksBudgets) {
+		if has.Stage == plan.StageOpen && (has.Disrupts || has.TouchesGPU() || !has.AsksBudgets) {
 			t.Errorf("%s comes before anything is disturbed, and is checked by asking whether the pods may be evicted: %+v", kind, has)
 		}
 	}
@@ -90,7 +90,7 @@ func TestAKindThatOpensAChangeDisturbsNothing(t *testing.T) {
 func TestAKindThatOnlyLooksHasNoTraitOfAChange(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
-		changes := []bool{has.Apply != nil, has.TouchesGPU, has.Disrupts, has.Begins, has.Drains, has.AsksBudgets, has.ReachesTarget, has.TakesFromHost}
+		changes := []bool{has.Apply != nil, has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageDrain, has.AsksBudgets, has.ReachesTarget, has.TakesFromHost}
 		if has.OnlyLooks && slices.Contains(changes, true) {
 			t.Errorf("%s only looks, and changes something: %+v", kind, has)
 		}
@@ -100,11 +100,11 @@ func TestAKindThatOnlyLooksHasNoTraitOfAChange(t *testing.T) {
 func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
-		takes := []bool{has.TouchesGPU, has.Disrupts, has.Begins, has.Opens, has.Drains, has.TakesFromHost, has.HoldersKnown, has.OnlyLooks}
+		takes := []bool{has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageOpen, has.Stage == plan.StageDrain, has.TakesFromHost, has.HoldersKnown, has.OnlyLooks}
 		if has.Restores && slices.Contains(takes, true) {
 			t.Errorf("%s rests on what may be out of date, and takes something: %+v", kind, has)
 		}
-		if has.OnlyAdds && (has.Disrupts || has.Drains || has.HoldersKnown || has.TakesFromHost || !has.TouchesGPU) {
+		if has.OnlyAdds && (has.Disrupts || has.Stage == plan.StageDrain || has.HoldersKnown || has.TakesFromHost || !has.TouchesGPU()) {
 			t.Errorf("%s rests on what may be out of date, and does more than add to a GPU: %+v", kind, has)
 		}
 		for _, forward := range []bool{false, true} {

@@ -218,7 +218,7 @@ func NeedFreshLook(steps []Step, forward bool) bool {
 	}
 	has := steps[0].Traits()
 	if has.OnlyAdds {
-		return !forward || !slices.ContainsFunc(steps[1:], func(s Step) bool { return s.Traits().TouchesGPU })
+		return !forward || !slices.ContainsFunc(steps[1:], func(s Step) bool { return s.Traits().TouchesGPU() })
 	}
 	return !has.OnlyLooks && !has.Restores
 }

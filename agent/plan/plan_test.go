@@ -438,7 +438,7 @@ func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for len(steps) > 0 && steps[0].Traits().TouchesGPU {
+	for len(steps) > 0 && steps[0].Traits().TouchesGPU() {
 		rest := steps[1:]
 		seen.GPUs = withDevices(plan.Result(seen.GPUs, steps[:1]), steps[0])
 		if steps, err = plan.Make(seen, want); err != nil {

@@ -143,41 +143,39 @@ func targetName(seen *state.Observed, want state.Desired) string {
 	}
 }
 
-// progresses has, for each kind of step, the reason and the phase of a plan that begins with it.
-var progresses = map[plan.Kind]struct {
+// progress is what the agent reports of a plan that begins with a step.
+type progress struct {
 	reason config.Reason
 	phase  api.Phase // PhaseWaiting if other nodes, or a user, have to do something
-}{
-	plan.AcquireSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
-	plan.ReleaseSlot:        {config.ReasonAwaitingSlot, api.PhaseWaiting},
-	plan.Record:             {config.ReasonFencing, api.PhaseDraining},
-	plan.Fence:              {config.ReasonFencing, api.PhaseDraining},
-	plan.Adopt:              {config.ReasonRecovering, api.PhaseVerifying},
-	plan.Evict:              {config.ReasonEvicting, api.PhaseDraining},
-	plan.PauseOperands:      {config.ReasonPausingOperands, api.PhaseDraining},
-	plan.StopUnits:          {config.ReasonStoppingUnits, api.PhaseDraining},
-	plan.SetMode:            {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.DropPersistence:    {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.RestorePersistence: {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.Reset:              {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.Heal:               {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.Destroy:            {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.Create:             {config.ReasonRepartitioning, api.PhaseApplying},
-	plan.WriteSharing:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
-	plan.ReloadPlugin:       {config.ReasonConfiguringPlugin, api.PhaseApplying},
-	plan.SetComputeMode:     {config.ReasonConfiguringPlugin, api.PhaseApplying},
-	plan.PublishNodeKeys:    {config.ReasonConfiguringPlugin, api.PhaseApplying},
-	plan.Park:               {config.ReasonNeedsReboot, api.PhaseWaiting},
-	plan.AskReboot:          {config.ReasonNeedsReboot, api.PhaseWaiting},
-	plan.Reboot:             {config.ReasonNeedsReboot, api.PhaseWaiting},
-	plan.RegenerateCDI:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.StartUnits:         {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.ResumeOperands:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.RestartPlugin:      {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.RestartLatePlugin:  {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.RestartOperands:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.VerifyCapacity:     {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.Release:            {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+}
+
+// stages has what the agent reports of the steps of each stage.
+var stages = map[plan.Stage]progress{
+	plan.StageOpen:      {config.ReasonFencing, api.PhaseDraining},
+	plan.StageDrain:     {config.ReasonEvicting, api.PhaseDraining},
+	plan.StageHardware:  {config.ReasonRepartitioning, api.PhaseApplying},
+	plan.StageReboot:    {config.ReasonNeedsReboot, api.PhaseWaiting},
+	plan.StageConfigure: {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.StageRestore:   {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.StageVerify:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+}
+
+// kinds has the kinds of steps of which the agent reports something else than of their stage.
+var kinds = map[plan.Kind]progress{
+	plan.AcquireSlot:    {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.ReleaseSlot:    {config.ReasonAwaitingSlot, api.PhaseWaiting},
+	plan.Adopt:          {config.ReasonRecovering, api.PhaseVerifying},
+	plan.PauseOperands:  {config.ReasonPausingOperands, api.PhaseDraining},
+	plan.StopUnits:      {config.ReasonStoppingUnits, api.PhaseDraining},
+	plan.SetComputeMode: {config.ReasonConfiguringPlugin, api.PhaseApplying},
+}
+
+// of returns what the agent reports of a kind of step.
+func of(kind plan.Kind) progress {
+	if p, is := kinds[kind]; is {
+		return p
+	}
+	return stages[plan.Step{Kind: kind}.Traits().Stage]
 }
 
 // Progress returns the reason and the phase of a plan that begins with the kind of step.
@@ -185,7 +183,7 @@ func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
 	if want.Undo {
 		return config.ReasonRollingBack, api.PhaseRollingBack
 	}
-	p := progresses[kind]
+	p := of(kind)
 	return p.reason, p.phase
 }
 
@@ -207,7 +205,7 @@ func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision
 	case len(steps) == 0:
 		return false
 	default:
-		return want.Undo || progresses[steps[0].Kind].phase != api.PhaseWaiting
+		return want.Undo || of(steps[0].Kind).phase != api.PhaseWaiting
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity, without
 // which it makes no instance either. It writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
-	makes := in.Steps[0].Traits().Opens && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
+	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	if !startsDisruption(in) && !(makes && in.Seen.LacksDevicePlugin()) {
 		return nil
 	}

@@ -13,7 +13,7 @@ import (
 
 // startsDisruption reports whether the first step leads to the first disturbance of the node: by then all must be checked and prepared.
 func startsDisruption(in act.Input) bool {
-	if !in.Steps[0].Traits().Opens || in.Want.Undo || in.Seen.DisruptionStarted() {
+	if in.Steps[0].Traits().Stage != plan.StageOpen || in.Want.Undo || in.Seen.DisruptionStarted() {
 		return false
 	}
 	return plan.Disrupts(in.Steps) || plan.Has(in.Steps, plan.Fence) || plan.Has(in.Steps, plan.AcquireSlot)
@@ -36,7 +36,7 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 			return err
 		}
 	}
-	if !step.Traits().Opens || step.Kind == plan.Fence && !starts {
+	if step.Traits().Stage != plan.StageOpen || step.Kind == plan.Fence && !starts {
 		return nil
 	}
 	return f.Handover.Prepare(ctx, in)

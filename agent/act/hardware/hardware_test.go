@@ -16,7 +16,7 @@ func TestEachKindOfStepThatTouchesAGPUHasItsCallIntoTheDriver(t *testing.T) {
 	t.Parallel()
 	var touching []plan.Kind
 	for _, kind := range plan.Kinds() {
-		if (plan.Step{Kind: kind}).Traits().TouchesGPU {
+		if (plan.Step{Kind: kind}).Traits().TouchesGPU() {
 			touching = append(touching, kind)
 		}
 	}

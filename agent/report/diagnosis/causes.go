@@ -460,7 +460,7 @@ func (e *Evidence) stepsLeft() string {
 
 // draining reports whether something has to happen before a GPU is touched.
 func (e *Evidence) draining() bool {
-	return plan.Any(e.Steps, func(t plan.Traits) bool { return t.Drains })
+	return plan.Has(e.Steps, plan.Fence) || plan.Any(e.Steps, func(t plan.Traits) bool { return t.Stage == plan.StageDrain })
 }
 
 func budgetCommand(v drain.Verdict) string {
