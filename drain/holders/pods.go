@@ -69,7 +69,7 @@ func GPUResource(name string) bool {
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
 // whatever their phase; clients are the processes that hold the sought GPUs. It picks a pod that
 //   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
-//   - has resource claims of GPUs, whose devices kubelet names by driver and pool and not by UUID: they count as not
+//   - has resource claims of GPUs, also one that the scheduler made for an extended resource, whose devices kubelet names by driver and pool and not by UUID: they count as not
 //     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
@@ -196,6 +196,10 @@ func claimsOf(pod *corev1.Pod) []string {
 		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise the pod needs no claim
 			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
 		}
+	}
+	// The scheduler makes it for extended resources that a device class offers, by any name: the spec has no word of it.
+	if implicit := pod.Status.ExtendedResourceClaimStatus; implicit != nil {
+		out = append(out, implicit.ResourceClaimName)
 	}
 	return out
 }

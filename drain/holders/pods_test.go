@@ -76,6 +76,14 @@ func claims(name string) func(*corev1.Pod) {
 	}
 }
 
+// implicit has the scheduler make a claim by that name for an extended resource of a device class, which no field of the spec names.
+func implicit(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		container(limits("deviceclass.resource.kubernetes.io/gpu.nvidia.com", 1))(p)
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name}
+	}
+}
+
 // madeFor is claiming for a claim that was made from its template by that name, or was not needed.
 func madeFor(name *string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
@@ -174,6 +182,9 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 		{"has a claim from a template, of GPUs", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "gpu.nvidia.com"), claimed("a-x7k2p")},
 		{"has a claim from a template, of other devices", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "dra.net"), nil},
 		{"has a claim from a template that was not needed", pod("a", madeFor(nil)), nothing, nil},
+		{"has a claim that the scheduler made for an extended resource, of GPUs", pod("a", implicit("a-er")), given("a", "claim a-er", "gpu.nvidia.com"), claimed("a-er")},
+		{"has a claim that the scheduler made for an extended resource, of which kubelet says nothing", pod("a", implicit("a-er")), nothing, claimed("a-er")},
+		{"has a claim that the scheduler made for an extended resource, of other devices", pod("a", implicit("a-er")), given("a", "claim a-er", "dra.net"), nil},
 		{"has a claim of other devices and asks for a GPU", pod("a", claims("c1"), container(limits(gpu, 1))), given("a", "claim c1", "dra.net"), found(nil, false, one, spec)},
 		{
 			"is listed by kubelet alone, with a claim of GPUs", pod("cpu-only"), given("a", "claim c1", "gpu.nvidia.com"),
