@@ -187,7 +187,7 @@ func drive(ctx context.Context, driver nvml.Driver, s plan.Step) error {
 		return driver.CreatePart(ctx, s.GPU, s.Instance, s.Part)
 	case s.Kind == plan.Create:
 		return driver.Create(ctx, s.GPU, s.Instance)
-	case s.Traits().TouchesGPU:
+	case s.Traits().TouchesGPU():
 		return fmt.Errorf("%v: no GPU changes its mode here", s)
 	default:
 		return nil

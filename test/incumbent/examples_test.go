@@ -197,7 +197,7 @@ func carryOut(ctx context.Context, driver nvml.Driver, want plan.Targets) error 
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Traits().TouchesGPU })
+		i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Traits().TouchesGPU() })
 		if i < 0 {
 			return nil
 		}
