@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -26,8 +27,8 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	case want.Undo:
 		return nil
 	case seen.HoldText() != "" && seen.StartsChange(want, steps):
-		return seen.HoldDecision(want, g.Clock.Stamp())
-	case seen.Forced(want) || !needsWindow(seen, want, steps) || seen.PastPointOfNoReturn(want, steps):
+		return held(seen, want, g.Clock.Stamp())
+	case forced(seen, want) || !needsWindow(seen, want, steps) || pastPointOfNoReturn(seen, want, steps):
 		return nil
 	case seen.Pool.Err != nil && seen.DisruptionStarted():
 		return seen.Postponed(want, config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err))
@@ -57,8 +58,8 @@ func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bo
 
 // mayBegin waits for a window that is long enough.
 func (g *Gate) mayBegin(seen *state.Observed, want state.Desired) error {
-	now, takes := g.Wall.Now(), seen.Estimate()
-	begins, ok := seen.BeginsAt(want, now)
+	now, takes := g.Wall.Now(), estimate(seen)
+	begins, ok := beginsAt(seen, want, now)
 	if ok && !begins.After(now) {
 		return nil
 	}
@@ -68,18 +69,18 @@ func (g *Gate) mayBegin(seen *state.Observed, want state.Desired) error {
 	}
 	if !ok {
 		wait.Message = fmt.Sprintf("by %s no window comes that is as long as the change takes, %s: make one longer in the maintenance file or the profile",
-			seen.ScheduleOf(want), takes.AfterFirstTouch)
+			scheduleOf(seen, want), takes.AfterFirstTouch)
 		return wait
 	}
 	wait.Planned, wait.After = begins, begins.Sub(now)
-	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", seen.ScheduleOf(want), outcome.Zoned(begins), takes.Total)
+	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", scheduleOf(seen, want), outcome.Zoned(begins), takes.Total)
 	return wait
 }
 
 // Runs says when a change with these steps would begin.
 func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step) string {
 	now := g.Wall.Now()
-	begins, ok := seen.BeginsAt(want, now)
+	begins, ok := beginsAt(seen, want, now)
 	when := "at once, since no window has to be waited for"
 	switch {
 	case seen.HoldText() != "":
@@ -89,12 +90,12 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 	case seen.Pool.Err != nil:
 		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
 	case !ok:
-		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", seen.ScheduleOf(want), seen.Estimate().AfterFirstTouch)
+		return fmt.Sprintf("never: by %s no window comes that is as long as the change takes, %s", scheduleOf(seen, want), estimate(seen).AfterFirstTouch)
 	case begins.After(now):
-		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(begins), seen.ScheduleOf(want))
+		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(begins), scheduleOf(seen, want))
 	default:
-		if opening, open := seen.Schedule(want).At(now); open && !opening.End.IsZero() {
-			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(state.Zone(opening))), seen.ScheduleOf(want))
+		if opening, open := Schedule(seen, want).At(now); open && !opening.End.IsZero() {
+			when = fmt.Sprintf("at once: a window is open until %s, by %s", outcome.Zoned(opening.End.In(zone(opening))), scheduleOf(seen, want))
 		}
 	}
 	if seen.InLimitedPool() && seen.Pool.MaxUnavailable != nil && (!seen.Pool.ForEvictions || plan.Has(steps, plan.Evict)) {
@@ -106,19 +107,42 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 // mayGoOn postpones a change if its window has closed, or closes before the change can be done. The agent has evicted some pods in vain
 // then; but to take a GPU away outside of the window is worse.
 func (g *Gate) mayGoOn(seen *state.Observed, want state.Desired) error {
-	now, takes := g.Wall.Now(), seen.Estimate()
-	schedule := seen.Schedule(want)
+	now, takes := g.Wall.Now(), estimate(seen)
+	schedule := Schedule(seen, want)
 	opening, open := schedule.At(now)
 	switch {
-	case open && state.Remaining(opening, now) >= takes.AfterFirstTouch:
+	case open && remaining(opening, now) >= takes.AfterFirstTouch:
 		return nil
 	case open:
 		return seen.Postponed(want, config.ReasonWindowClosed, fmt.Sprintf("the window closes at %s, and the change takes %s from here on",
-			outcome.Zoned(opening.End.In(state.Zone(opening))), takes.AfterFirstTouch))
+			outcome.Zoned(opening.End.In(zone(opening))), takes.AfterFirstTouch))
 	}
 	why := "the window is closed"
 	if last, ok := schedule.Prev(now); ok {
-		why = "the window closed at " + outcome.Zoned(last.End.In(state.Zone(last)))
+		why = "the window closed at " + outcome.Zoned(last.End.In(zone(last)))
 	}
 	return seen.Postponed(want, config.ReasonWindowClosed, why+" before a GPU was touched")
+}
+
+// pastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
+// the other steps evict no pod that came after the agent had given the node back.
+func pastPointOfNoReturn(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
+	return seen.HardwareOrPluginTouched() && !seen.Other(want) && !seen.Edited(want) && (seen.DisruptionStarted() || !plan.Has(steps, plan.Evict))
+}
+
+// held returns what a hold means: a change that has not begun waits, and one that was begun for another target is undone.
+func held(seen *state.Observed, want state.Desired, now time.Time) error {
+	if seen.Journal != nil {
+		return seen.Postponed(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, seen.HoldText(), seen.Journal.Target))
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonHeld, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonHeld, now),
+		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, seen.HoldText()),
+		Advice:  fmt.Sprintf("to go on: kubectl annotate node %s %s-", seen.Node.Name, config.AnnotationHold),
+	}
+}
+
+// forced reports whether a user has said, by the annotation, that this change needs no window.
+func forced(seen *state.Observed, want state.Desired) bool {
+	return seen.Journal != nil && seen.Journal.Forced && !seen.Other(want) && !seen.Edited(want) || seen.Forces(want) && !want.Undo
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // Kind is what a pass works towards.
@@ -40,7 +41,7 @@ func GoalOf(seen *state.Observed, want state.Desired, steps []plan.Step, err err
 	case outcome.IsUnseen(err):
 		return Goal{Kind: StandStill, Why: err}
 	case err == nil && on == config.UncordonCancel && uncordonedInTime(seen, want, steps):
-		return Goal{Kind: Cancel, Why: seen.Cancelled(want)}
+		return Goal{Kind: Cancel, Why: cancelled(seen, want)}
 	case err == nil && !seen.GivenUp(want):
 		return Goal{Kind: Wanted, Targets: want.Targets}
 	case seen.Journal == nil && restores(seen):
@@ -73,4 +74,19 @@ func CleansUpMeanwhile(seen *state.Observed, err error) bool {
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
 	_, waits := errors.AsType[*outcome.Waiting](err)
 	return waits && seen.Journal == nil && (seen.Leftovers.Orphan.Exists() || taint)
+}
+
+// cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
+func cancelled(seen *state.Observed, want state.Desired) *api.Failure {
+	text := "a user or tool has uncordoned the node"
+	who, when := fence.Uncordoner(seen.Node, config.FieldManager)
+	if !when.IsZero() {
+		text += " at " + outcome.Moment(when)
+	}
+	if who != "" {
+		text += " (perhaps " + who + ", which wrote to it then)"
+	}
+	return &api.Failure{
+		Wish: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -18,13 +19,13 @@ func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 		return 0
 	}
 	now := t.Wall.Now()
-	schedule := seen.Schedule(want)
+	schedule := decide.Schedule(seen, want)
 	if schedule.Contains(now) {
 		return 0
 	}
 	since := j.Started
 	if last, ok := schedule.Prev(now); ok {
-		since = state.Latest(last.End, since)
+		since = decide.Latest(last.End, since)
 	}
 	return now.Sub(since)
 }
@@ -34,7 +35,7 @@ func (t *Writer) TellWindows(seen *state.Observed, want state.Desired, planned t
 	if !seen.Complete {
 		return ""
 	}
-	now, schedule := t.Wall.Now(), seen.Schedule(want)
+	now, schedule := t.Wall.Now(), decide.Schedule(seen, want)
 	over := t.overrun(seen, want)
 	w := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
 	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.Pool.Err == nil {

@@ -1,13 +1,11 @@
 package state
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -54,12 +52,6 @@ func (s *Observed) HardwareOrPluginTouched() bool {
 	}
 }
 
-// PastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
-// the other steps evict no pod that came after the agent had given the node back.
-func (s *Observed) PastPointOfNoReturn(want Desired, steps []plan.Step) bool {
-	return s.HardwareOrPluginTouched() && !s.Other(want) && !s.Edited(want) && (s.DisruptionStarted() || !plan.Has(steps, plan.Evict))
-}
-
 // HoldText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
 func (s *Observed) HoldText() string {
 	text, is := s.Node.Annotations[config.AnnotationHold]
@@ -77,26 +69,9 @@ func (s *Observed) StartsChange(want Desired, steps []plan.Step) bool {
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// HoldDecision returns what a hold means: a change that has not begun waits, and one that was begun for another target is undone.
-func (s *Observed) HoldDecision(want Desired, now time.Time) error {
-	if s.Journal != nil {
-		return s.Postponed(want, config.ReasonHeld, fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, s.HoldText(), s.Journal.Target))
-	}
-	return &outcome.Waiting{
-		Reason: config.ReasonHeld, After: outcome.EvictionRetry, Since: s.Since(config.ReasonHeld, now),
-		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, s.HoldText()),
-		Advice:  fmt.Sprintf("to go on: kubectl annotate node %s %s-", s.Node.Name, config.AnnotationHold),
-	}
-}
-
 // Postponed ends a change before it touches a GPU; the agent begins it again when it may.
 func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
-}
-
-// Forced reports whether a user has said, by the annotation, that this change needs no window.
-func (s *Observed) Forced(want Desired) bool {
-	return s.Journal != nil && s.Journal.Forced && !s.Other(want) && !s.Edited(want) || s.Forces(want) && !want.Undo
 }
 
 // Forces reports whether the annotation is about the change to the desired state.

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -21,21 +20,6 @@ import (
 // FenceTaint keeps pods away from the node while its GPUs are changed.
 func FenceTaint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
-}
-
-// Cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
-func (s *Observed) Cancelled(want Desired) *api.Failure {
-	text := "a user or tool has uncordoned the node"
-	who, when := fence.Uncordoner(s.Node, config.FieldManager)
-	if !when.IsZero() {
-		text += " at " + outcome.Moment(when)
-	}
-	if who != "" {
-		text += " (perhaps " + who + ", which wrote to it then)"
-	}
-	return &api.Failure{
-		Wish: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
-	}
 }
 
 // SpentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.

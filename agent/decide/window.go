@@ -1,47 +1,48 @@
-package state
+package decide
 
 import (
 	"hash/fnv"
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
 // Schedule returns when the agent may disturb the node for the desired change.
-func (s *Observed) Schedule(want Desired) window.Schedule {
-	schedule := s.Pool.Schedule
+func Schedule(seen *state.Observed, want state.Desired) window.Schedule {
+	schedule := seen.Pool.Schedule
 	if len(want.Windows) > 0 {
 		schedule.Windows = want.Windows
 	}
 	return schedule
 }
 
-// BeginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
+// beginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
 // of the window. It returns false if there is no such window.
-func (s *Observed) BeginsAt(want Desired, now time.Time) (time.Time, bool) {
-	schedule, takes := s.Schedule(want), s.Estimate()
+func beginsAt(seen *state.Observed, want state.Desired, now time.Time) (time.Time, bool) {
+	schedule, takes := Schedule(seen, want), estimate(seen)
 	if opening, open := schedule.At(now); open {
-		at := Latest(s.startFor(opening), now)
-		if Remaining(opening, at) >= takes.within(opening) {
-			return at.In(Zone(opening)), true
+		at := Latest(startFor(seen, opening), now)
+		if remaining(opening, at) >= takes.within(opening) {
+			return at.In(zone(opening)), true
 		}
 	}
 	opening, ok := schedule.Next(now, takes.AfterFirstTouch)
-	return s.startFor(opening).In(Zone(opening)), ok
+	return startFor(seen, opening).In(zone(opening)), ok
 }
 
 // startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second.
-func (s *Observed) startFor(o window.Opening) time.Time {
-	spread := s.Pool.Jitter
+func startFor(seen *state.Observed, o window.Opening) time.Time {
+	spread := seen.Pool.Jitter
 	if !o.Start.IsZero() && !o.End.IsZero() {
 		length := o.End.Sub(o.Start)
-		spread = min(spread, length/jitterShare, length-s.Estimate().within(o))
+		spread = min(spread, length/jitterShare, length-estimate(seen).within(o))
 	}
 	if o.Start.IsZero() || spread <= 0 {
 		return o.Start
 	}
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s.Node.Name)) // a hash returns no error
+	_, _ = h.Write([]byte(seen.Node.Name)) // a hash returns no error
 	share := float64(h.Sum32()) / (1 << 32)
 	return o.Start.Add(time.Duration(share * float64(spread)).Truncate(time.Second))
 }
@@ -49,40 +50,40 @@ func (s *Observed) startFor(o window.Opening) time.Time {
 // jitterShare: no node waits for more than a tenth of its window.
 const jitterShare = 10
 
-// ScheduleOf names the windows that the agent goes by: those of the profile, of the pool or of the maintenance file.
-func (s *Observed) ScheduleOf(want Desired) string {
+// scheduleOf names the windows that the agent goes by: those of the profile, of the pool or of the maintenance file.
+func scheduleOf(seen *state.Observed, want state.Desired) string {
 	switch {
 	case len(want.Windows) > 0:
 		return "the windows of profile " + want.Name
-	case s.Pool.Name != "" && !s.Pool.ForEvictions:
-		return "the windows of pool " + s.Pool.Name
+	case seen.Pool.Name != "" && !seen.Pool.ForEvictions:
+		return "the windows of pool " + seen.Pool.Name
 	default:
 		return "the windows of the maintenance file"
 	}
 }
 
-// Estimate is how long a change will take.
-type Estimate struct {
+// duration is how long a change will take.
+type duration struct {
 	Total           time.Duration // from the fence on
 	AfterFirstTouch time.Duration // from the first touch of a GPU on
 }
 
 // within returns how much time of the opening must be left for a change to begin in it. It is at most half the window, so that one long drain
 // in the past does not block every window.
-func (e Estimate) within(o window.Opening) time.Duration {
+func (e duration) within(o window.Opening) time.Duration {
 	if o.Start.IsZero() || o.End.IsZero() {
 		return e.Total
 	}
 	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
 }
 
-// Estimate returns the longest of the last changes of this node, or what the maintenance file says.
-func (s *Observed) Estimate() Estimate {
-	if len(s.Record.Status.Took) == 0 {
-		return Estimate{Total: s.Pool.Estimate, AfterFirstTouch: s.Pool.Estimate}
+// estimate returns the longest of the last changes of this node, or what the maintenance file says.
+func estimate(seen *state.Observed) duration {
+	if len(seen.Record.Status.Took) == 0 {
+		return duration{Total: seen.Pool.Estimate, AfterFirstTouch: seen.Pool.Estimate}
 	}
-	var e Estimate
-	for _, t := range s.Record.Status.Took {
+	var e duration
+	for _, t := range seen.Record.Status.Took {
 		e.Total = max(e.Total, time.Duration(t.Whole)*time.Second)
 		e.AfterFirstTouch = max(e.AfterFirstTouch, time.Duration(t.Rest)*time.Second)
 	}
@@ -91,8 +92,8 @@ func (s *Observed) Estimate() Estimate {
 	return e
 }
 
-// Remaining returns how long the opening lasts from then on.
-func Remaining(o window.Opening, from time.Time) time.Duration {
+// remaining returns how long the opening lasts from then on.
+func remaining(o window.Opening, from time.Time) time.Duration {
 	if o.End.IsZero() {
 		return forever
 	}
@@ -101,8 +102,8 @@ func Remaining(o window.Opening, from time.Time) time.Duration {
 
 const forever = 1<<63 - 1
 
-// Zone returns the time zone of the opening.
-func Zone(o window.Opening) *time.Location {
+// zone returns the time zone of the opening.
+func zone(o window.Opening) *time.Location {
 	if o.Zone == nil {
 		return time.UTC
 	}
