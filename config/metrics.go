@@ -92,7 +92,8 @@ const (
 	MetricLastPass = "gpuslice_last_pass_timestamp_seconds" //nolint:gosec // the name of a pass, no password
 	// MetricLastSuccessfulPass is when a pass last ended in which nothing has failed that the agent tried.
 	MetricLastSuccessfulPass = "gpuslice_last_successful_pass_timestamp_seconds" //nolint:gosec // the same
-	// MetricAPIRequests is the number of requests to the API server by verb of HTTP and class of the answer: `2xx`, `4xx`, `none`.
+	// MetricAPIRequests is the number of requests to the API server by verb of HTTP and class of the answer: `2xx`, `4xx`, `none`. Those that the agent holds
+	// back while the API server fails count under `none`, too.
 	//
 	// Labels: verb, code
 	MetricAPIRequests = "gpuslice_api_requests_total"

@@ -31,7 +31,7 @@ var groups = []Group{
 	{"Metrics of the agent itself.", []Text{
 		{"gpuslice_last_pass_timestamp_seconds", "when the agent last ended a pass; an old time means that it hangs", nil},
 		{"gpuslice_last_successful_pass_timestamp_seconds", "when a pass last ended in which nothing has failed that the agent tried", nil},
-		{"gpuslice_api_requests_total", "the number of requests to the API server by verb of HTTP and class of the answer: 2xx, 4xx, none", []string{"verb", "code"}},
+		{"gpuslice_api_requests_total", "the number of requests to the API server by verb of HTTP and class of the answer: 2xx, 4xx, none. Those that the agent holds back while the API server fails count under none, too", []string{"verb", "code"}},
 		{"gpuslice_admission_policy", "1 if the API server refused when the agent last tried what the policy for nodes, evictions, leases or events has to refuse", []string{"policy"}},
 		{"gpuslice_pod_access", "1 for what confines the agent to the pods of its node: impersonation of the node, the policy for evictions, or nothing beside rbac", []string{"level"}},
 	}},

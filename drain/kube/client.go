@@ -29,11 +29,21 @@ func New(c *rest.Config) (Interface, error) {
 		shared.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
 	shared.Wrap(smallFrames)
+	var through *pauses
+	shared.Wrap(func(transport http.RoundTripper) http.RoundTripper {
+		through = newPauses(transport)
+		return through
+	})
 	sender, err := rest.HTTPClientFor(shared)
 	if err != nil {
 		return nil, err
 	}
-	return NewThrough(shared, sender)
+	out, err := newClient(shared, sender)
+	if err != nil {
+		return nil, err
+	}
+	out.pauses = through
+	return out, nil
 }
 
 // frame is how long a frame of HTTP/2 may be, in bytes. By Go's default the API server sends up to 1 MiB at once, and each connection keeps a
@@ -56,8 +66,17 @@ func smallFrames(transport http.RoundTripper) http.RoundTripper {
 	return transport
 }
 
-// NewThrough makes a client that sends its requests through the sender. The groups share the limit of requests that the config names.
+// NewThrough makes a client that sends its requests through the sender, without pauses when they fail.
 func NewThrough(c *rest.Config, sender *http.Client) (Interface, error) {
+	out, err := newClient(c, sender)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// newClient makes a client. The groups share the limit of requests that the config names.
+func newClient(c *rest.Config, sender *http.Client) (*client, error) {
 	kinds, err := Kinds()
 	if err != nil {
 		return nil, err
@@ -104,6 +123,16 @@ func Kinds() (*runtime.Scheme, error) {
 
 type client struct {
 	apps, authentication, authorization, coordination, core, policy *rest.RESTClient
+
+	pauses *pauses // nil if it makes none
+}
+
+// Failures implements Interface.
+func (c *client) Failures() uint64 {
+	if c.pauses == nil {
+		return 0
+	}
+	return c.pauses.failures()
 }
 
 type object[T any] interface {

@@ -33,6 +33,9 @@ type Interface interface {
 	SubjectAccessReviews() SubjectAccessReviews
 	TokenReviews() TokenReviews
 
+	// Failures counts the requests so far that the API server has not answered, or only by saying that it cannot perform them now.
+	Failures() uint64
+
 	// RawCore makes requests of the group of pods and nodes that only read.
 	RawCore() cache.Getter
 	// RawPolicy makes requests of the group of disruption budgets that only read.

@@ -18,13 +18,17 @@ const (
 	firstPause = 50 * time.Millisecond
 )
 
-// Retry sends the request until it succeeds, fails for a permanent cause, or has been sent six times, as long as ctx lasts; in the last case the
-// error is an *UnansweredError. The pauses add up to some two seconds, and more if the server asks for it. The server may have performed a request
-// that failed: so the request must be one that can be sent twice.
+// Retry sends the request until it succeeds, fails for a permanent cause, or has been sent six times, as long as ctx lasts; in the last two cases the
+// error is an *UnansweredError. The pauses add up to some two seconds, and more if the server asks for it. While the server fails all requests like this
+// one, it is not asked so soon, and Retry returns at once. The server may have performed a request that failed: so the request must be one that can be sent
+// twice.
 func Retry(ctx context.Context, request func() error) error {
 	pause := firstPause
 	for try := 1; ; try++ {
 		err := request()
+		if errors.Is(err, context.DeadlineExceeded) {
+			return &UnansweredError{err}
+		}
 		if !transient(err) {
 			return err
 		}
@@ -34,6 +38,12 @@ func Retry(ctx context.Context, request func() error) error {
 		wait := pause/2 + rand.N(pause) // the agents of many nodes must not ask at once
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			wait = max(wait, time.Duration(seconds)*time.Second)
+		}
+		if paused, is := errors.AsType[*PausedError](err); is {
+			if paused.Times >= tries {
+				return &UnansweredError{err}
+			}
+			wait = max(wait, time.Until(paused.Until))
 		}
 		if until, ok := ctx.Deadline(); ok && time.Until(until) < wait {
 			return &UnansweredError{err}
@@ -47,7 +57,7 @@ func Retry(ctx context.Context, request func() error) error {
 	}
 }
 
-// UnansweredError is the error of a request that has failed for a transient cause each time.
+// UnansweredError is the error of a request that has failed for a transient cause each time, or has had no answer within its deadline.
 type UnansweredError struct{ error }
 
 // Unwrap returns the last error.
@@ -58,7 +68,7 @@ func transient(err error) bool {
 	var status apierrors.APIStatus
 	told := errors.As(err, &status)
 	switch {
-	case err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+	case err == nil || errors.Is(err, context.Canceled):
 		return false
 	case !told: // there was no answer, or an unreadable one
 		return true

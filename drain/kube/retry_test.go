@@ -29,6 +29,7 @@ func TestOnlyWhatMayPassIsTriedAgain(t *testing.T) {
 		"conflict":          {apierrors.NewConflict(nodes, "n", io.EOF), 1},
 		"forbidden":         {apierrors.NewForbidden(nodes, "n", io.EOF), 1},
 		"too late":          {context.DeadlineExceeded, 1},
+		"called off":        {context.Canceled, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			tried := 0
@@ -36,6 +37,10 @@ func TestOnlyWhatMayPassIsTriedAgain(t *testing.T) {
 			err := kube.Retry(t.Context(), func() error { tried++; return c.err })
 			if !errors.Is(err, c.err) || tried != c.want {
 				t.Errorf("%s: tried %d times, want %d: %v", name, tried, c.want, err)
+			}
+			_, unanswered := errors.AsType[*kube.UnansweredError](err)
+			if want := c.want > 1 || name == "too late"; unanswered != want {
+				t.Errorf("%s: counts as unanswered: %t, want %t", name, unanswered, want)
 			}
 			if took := time.Since(began); took > 3*time.Second {
 				t.Errorf("%s: took %s", name, took)

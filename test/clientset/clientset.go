@@ -53,6 +53,9 @@ func (o of) SubjectAccessReviews() kube.SubjectAccessReviews {
 // TokenReviews implements kube.Interface.
 func (o of) TokenReviews() kube.TokenReviews { return o.client.AuthenticationV1().TokenReviews() }
 
+// Failures implements kube.Interface. A client of client-go does not count them.
+func (o of) Failures() uint64 { return 0 }
+
 // RawCore implements kube.Interface.
 func (o of) RawCore() cache.Getter { return o.client.CoreV1().RESTClient() }
 
