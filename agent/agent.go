@@ -145,14 +145,20 @@ func (a *Agent) Run(ctx context.Context) error {
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.liveness.Begin()
 		a.objects.TakeWish()
+		failures := a.client.Failures()
 		next := a.pass(context.WithoutCancel(ctx))
+		calm := a.pauseAfterFailures(next, a.client.Failures() > failures)
+		next = max(next, calm)
 		a.liveness.End(next)
 		a.metrics.Passed()
 		if a.driverReplaced {
 			a.Log.Info("the driver was replaced", zap.String("node", a.Node))
 			return nvml.ErrReplaced
 		}
-		a.waitForNextPass(ctx, wake, a.pauseAfterPass(ctx, next))
+		if calm > 0 {
+			a.waitForNextPass(ctx, nil, calm)
+		}
+		a.waitForNextPass(ctx, wake, a.pauseAfterPass(ctx, next-calm))
 	}
 	a.Log.Info("stopping", zap.String("node", a.Node))
 	return nil
@@ -168,6 +174,18 @@ func (a *Agent) lookAtSettings() (other, news bool) {
 	news = other || wrong != a.reporter.WrongSettings
 	a.reporter.WrongSettings = wrong
 	return other, news
+}
+
+// pauseAfterFailures returns how long nothing wakes the loop, since the API server has failed requests of the pass. It delays no step that may follow at once:
+// a change goes on as fast as the API server answers.
+func (a *Agent) pauseAfterFailures(rest time.Duration, failed bool) time.Duration {
+	switch {
+	case failed && rest > 0:
+		return a.retries.Unanswered()
+	case !failed && a.objects.AreFresh():
+		a.retries.Answered()
+	}
+	return 0
 }
 
 // settleTime is the least time between two passes while no change is under way. Kubelet and controllers may write to the node and

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -25,12 +27,15 @@ type Retries struct {
 	Successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
 	Waits     map[string]time.Time // when a wait with a deadline of its own began, by WaitOf
 
-	failedLooks int // looks at the node that failed, in a row
+	failedLooks int          // looks at the node that failed, in a row
+	unanswered  wait.Backoff // the pauses after passes in which the API server has failed requests
 }
 
 // NewRetries makes a Retries that knows of no step.
 func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
-	return &Retries{clock: clock, settings: settings, Attempts: map[string]Attempt{}, Successes: map[string]int{}, Waits: map[string]time.Time{}}
+	return &Retries{
+		clock: clock, settings: settings, Attempts: map[string]Attempt{}, Successes: map[string]int{}, Waits: map[string]time.Time{}, unanswered: kube.Backoff(),
+	}
 }
 
 // Forget drops everything, since the clock was set: all steps begin anew.
@@ -48,14 +53,14 @@ type Attempt struct {
 // TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
 func (b *Retries) TooEarly(step plan.Step) error {
 	tried, ok := b.Attempts[step.String()]
-	wait := tried.Next.Sub(b.clock.Now())
+	rest := tried.Next.Sub(b.clock.Now())
 	switch {
-	case !ok || wait <= 0:
+	case !ok || rest <= 0:
 		return nil
 	case tried.LastDecision.Stalled:
 		return &outcome.Stalled{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message}
 	default:
-		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: wait, For: tried.LastDecision.Waits}
+		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: rest, For: tried.LastDecision.Waits}
 	}
 }
 
@@ -105,6 +110,7 @@ func (b *Retries) Began(step plan.Step) time.Time {
 func (b *Retries) Done(step plan.Step) {
 	delete(b.Attempts, step.String())
 	delete(b.Waits, WaitOf(step))
+	b.Answered()
 	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU() {
 		b.Successes[step.String()]++
 	}
@@ -160,6 +166,13 @@ func (b *Retries) LookFailed(err error) outcome.Decision {
 	}
 	return tryAgain(pause, err)
 }
+
+// Unanswered returns the least pause after a pass in which the API server has failed requests: it grows with each such pass that performs no step, also where
+// their repetitions succeed.
+func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
+
+// Answered is for a pass for which the API server has answered all requests.
+func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 
 // ForgetLooks is for a look at the node that has succeeded.
 func (b *Retries) ForgetLooks() { b.failedLooks = 0 }

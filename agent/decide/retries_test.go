@@ -35,3 +35,21 @@ func TestOneCountSaysWhatSucceedsInVain(t *testing.T) {
 		}
 	}
 }
+
+// A step that was done is progress, also where the API server fails some requests.
+func TestPausesAfterUnansweredPassesGrowUntilAnAnswerOrAStep(t *testing.T) {
+	t.Parallel()
+	r := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(0, 0))), config.Default())
+	for name, success := range map[string]func(){"an answer": r.Answered, "a step": func() { r.Done(plan.Step{Kind: plan.Fence}) }} {
+		first := r.Unanswered()
+		var last, sum time.Duration
+		for range 20 {
+			last = r.Unanswered()
+			sum += last
+		}
+		if first < time.Second || first > 2*time.Second || last < 20*time.Second || last > 30*time.Second || sum < 5*time.Minute {
+			t.Errorf("before %s: from %s to %s, %s in all", name, first, last, sum)
+		}
+		success()
+	}
+}
