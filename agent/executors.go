@@ -16,7 +16,7 @@ func (a *Agent) executors() map[plan.Kind]func(ctx context.Context, in act.Input
 		plan.ReleaseSlot: a.slot.Return,
 		plan.Fence:       a.fencing.Raise,
 		plan.Park:        a.fencing.Park,
-		plan.Release:     a.release,
+		plan.Release:     a.fencing.Release,
 
 		plan.Evict:             a.evictPods,
 		plan.RestartOperands:   a.evictPods,
@@ -54,15 +54,6 @@ func (a *Agent) adopt(ctx context.Context, in act.Input) error {
 	}
 	a.metrics.Adopted(in.Seen.Record.StrangeJournal)
 	return nil
-}
-
-// release gives the node back. The agent writes what it has learnt from the change into the next status.
-func (a *Agent) release(ctx context.Context, in act.Input) error {
-	learnt, err := a.fencing.Release(ctx, in)
-	if learnt != nil {
-		a.reporter.Learn(learnt)
-	}
-	return err
 }
 
 // evictPods evicts pods. If a reboot is the next step, it does so only if the settings and gates allow the reboot.

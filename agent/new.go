@@ -167,7 +167,7 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 // newActors makes what performs steps, each after what it depends on.
 func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 	env := a.Env
-	writer := &journal.Writer{Record: a.record, Nodes: env.Nodes, Fence: env.Fence, Units: o.Settings.Units, Clock: env.Clock}
+	writer := &journal.Writer{Record: a.record, Nodes: env.Nodes, Fence: env.Fence, Clock: env.Clock}
 	evictions := &evict.Evictions{
 		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Wakes: a.wakes, Retries: a.retries, Metrics: o.Metrics,
 	}
@@ -191,7 +191,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		hardware: &hardware.GPUs{
 			Env: env, Driver: driver, Specs: o.Specs, Evictions: evictions, Processes: a.processes, Rebooter: rebooter, Retries: a.retries, Journal: writer,
 		},
-		publisher: &nodekeys.Publisher{Env: env, Record: a.record, Journal: writer},
+		publisher: &nodekeys.Publisher{Env: env, Journal: writer},
 		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
 		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, Tell: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
@@ -202,7 +202,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 // addMonitors makes the other monitors. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
-	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.Events.Podf, Clock: a.Clock})
+	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory})
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners

@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -51,9 +50,6 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	pods, err := a.listPods(ctx, node.UID)
 	if err != nil {
 		return seen, err
-	}
-	if seen.Record.Published = journal.PublishedBy(seen.Record.Learnt); a.record.Absent {
-		seen.Record.Published = a.publisher.Noted(seen)
 	}
 	a.units.ObserveOwed(ctx, seen)
 	seen.Pods = pods
@@ -119,7 +115,7 @@ func (a *Agent) planned(s *state.Observed, want state.Desired) plan.Observed {
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.Settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot:  a.slot.Planned(s, want),
-		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Published, *want.Keys),
+		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Learnt.Published, *want.Keys),
 	}
 	if !want.Undo {
 		out.Sick = s.Sick

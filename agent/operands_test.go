@@ -200,34 +200,6 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	})
 }
 
-// Older agents can read the journal of a change that owes no more than theirs did.
-func TestAJournalIsWrittenInTheLowestVersionThatHoldsIt(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for operands, version := range map[string]string{"": `{"version":1,`, labelDCGM: `{"version":2,`, "and autoscalers": `{"version":6,`} {
-			w := newWorld(t, h100)
-			switch operands {
-			case "and autoscalers": // the annotations for those are the agent's
-			case labelDCGM:
-				w.operator(map[string]string{operands: "true"})
-				fallthrough
-			default:
-				for _, key := range config.AutoscalerAnnotations() { // which are a user's, and owed by nobody
-					w.annotate(key, "true")
-				}
-			}
-			w.begin("all-balanced")
-			journal := w.node().Annotations[config.AnnotationJournal]
-			if !strings.HasPrefix(journal, version) {
-				t.Errorf("with operand %q the journal is %s", operands, journal)
-			}
-			if want := "change to all-balanced since 2000-01-01T"; !strings.Contains(journal, want) || !strings.Contains(journal, "cordon and taint") {
-				t.Errorf("the journal does not say %q and what is owed: %s", want, journal)
-			}
-		}
-	})
-}
-
 // blocks lets a disruption budget keep the pod.
 func (w *world) blocks(name string) {
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {

@@ -73,7 +73,7 @@ func (w *world) registerAnew() {
 
 // Promise 15. By a journal that this host's agent did not write, the agent restores only what the marks on the node show.
 func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
-	const head = `{"version":3,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`
+	const head = `{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`
 	for name, journal := range map[string]string{
 		"units that are started":    head + `"cordoned":false,"stopped":["debug-shell.service","modprobe@evil.service","reboot.target"]}`,
 		"another GPU's cut":         head + `"cordoned":true,"previous":[{"gpu":"GPU","mig":true,"instances":[{"profile":"7g.80gb","start":0,"size":8}]}],"undo":{"wish":"x","reason":"y","message":"z"}}`,
@@ -115,7 +115,7 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
 		w.units.states["kubelet.service"], w.units.states["sshd.service"] = "active", "active"
-		w.annotate(config.AnnotationJournal, `{"version":2,"operation":"op","target":"all-balanced","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
+		w.annotate(config.AnnotationJournal, `{"version":1,"operation":"op","target":"all-balanced","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
 			`"cordoned":true,"proven":true,"stopped":["kubelet.service","sshd.service"]}`)
 		w.converge("all-balanced")
 		if diff := cmp.Diff([]string{"stop " + dcgm, "start " + dcgm}, w.units.did); diff != "" {
@@ -155,7 +155,7 @@ func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 			t.Fatal(err)
 		}
 		const label = "node-restriction.kubernetes.io/tier"
-		w.annotate(config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z","cordoned":true,`+
+		w.annotate(config.AnnotationJournal, `{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z","cordoned":true,`+
 			`"plugin":{"way":"configmap","label":"`+label+`","namespace":"gpu-operator","configMap":"entrypoint","text":"entrypoint.sh","body":"evil"},`+
 			`"undo":{"wish":"x","reason":"y","message":"z"}}`)
 		w.spend(time.Hour)
@@ -250,6 +250,102 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w.converge("all-1g.10gb")
 			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"wish":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
 			w.converge("all-balanced")
+		})
+	})
+}
+
+// Promise 15. Since when a reason is so, and the phase, are the record's as well: the agent writes the status, and reads nothing of it.
+func TestAForgedStatusIsWrittenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.converge("all-balanced")
+		before := w.node().Annotations[config.AnnotationStatus]
+		since := w.status().Since
+		for name, forged := range map[string]string{
+			"another time": strings.Replace(before, since.Format(time.RFC3339), "1999-01-01T00:00:00Z", 1),
+			"no status":    "\x1b[2J",
+		} {
+			if forged == before {
+				t.Fatalf("%s: the status does not say since when its reason is so: %s", name, before)
+			}
+			w.annotate(config.AnnotationStatus, forged)
+			w.restart()
+			w.spend(time.Hour)
+			if diff := cmp.Diff(before, w.node().Annotations[config.AnnotationStatus]); diff != "" {
+				t.Errorf("%s: the status (-before +after):\n%s", name, diff)
+			}
+		}
+	})
+}
+
+// Promises 8, 12 and 15. An agent without its record, as on a new disk, knows no more than a new one, whatever the annotations say: it disturbs
+// nothing that is as asked for, tries a failed change once more, and takes labels of a profile for a user's.
+func TestALostRecordIsLikeAFreshInstall(t *testing.T) {
+	lose := func(w *world) {
+		w.disk.text = nil
+		w.restart()
+	}
+	t.Run("a node at rest", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := busy(t)
+			w.converge("all-balanced")
+			w.spend(time.Minute)
+			before := w.gpus.String()
+			lose(w)
+			fences := 0
+			w.patched(func(patch string) error {
+				if strings.Contains(patch, `"unschedulable":true`) {
+					fences++
+				}
+				return nil
+			})
+			w.spend(time.Minute)
+			w.are(before)
+			if heard, since := w.condition().LastHeartbeatTime.Time, w.status().Since; fences > 0 || heard.Before(since.Truncate(time.Second)) {
+				t.Errorf("the node was fenced %d times; the condition is of %s, and the status since %s", fences, heard, since)
+			}
+		})
+	})
+	t.Run("a failed change", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-enabled")
+			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.label("all-1g.10gb")
+			w.settle(config.ReasonHardwareFailure)
+			calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
+			lose(w)
+			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.passes("another attempt", func() bool { return w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement] > calls })
+			w.settle(config.ReasonHardwareFailure)
+			w.givenBack()
+			calls = w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
+			w.spend(time.Hour)
+			if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
+				t.Errorf("it was tried a third time, with %d calls", again-calls)
+			}
+		})
+	})
+	t.Run("a profile's labels and taints", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.profiles("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {whole: {mig: [{gpus: {all: true}, enabled: false}], labels: {size: whole}, " +
+				"taints: [{key: team, value: a, effect: PreferNoSchedule}]}, cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {size: cut}}}\n")
+			w.profile("whole")
+			w.says(config.ReasonConverged)
+			lose(w)
+			w.spend(time.Minute)
+			w.says(config.ReasonConverged)
+			w.profile("cut")
+			w.says(config.ReasonNodeKeyConflict)
+			if n := w.node(); n.Labels["size"] != "whole" || len(n.Spec.Taints) != 1 {
+				t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
+			}
+			w.edit(func(n *corev1.Node) { delete(n.Labels, "size") }) // as the message says
+			w.says(config.ReasonConverged)
+			if n := w.node(); n.Labels["size"] != "cut" || len(n.Spec.Taints) != 1 || n.Annotations[config.AnnotationPublished] != `{"labels":{"size":"cut"}}` {
+				t.Errorf("labels %v, taints %v, note %s", n.Labels, n.Spec.Taints, n.Annotations[config.AnnotationPublished])
+			}
 		})
 	})
 }
@@ -639,18 +735,19 @@ func TestAJournalOfOursThatCannotBeReadStopsEverything(t *testing.T) {
 func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.settle(config.ReasonNotRequested)
-		w.spend(time.Hour)
-		if w.disk.writes > 0 {
-			t.Errorf("%d writes where nothing was asked for", w.disk.writes)
-		}
-		w.converge("all-balanced")
-		w.spend(time.Minute)
-		before := w.disk.writes
-		w.restart()
-		w.spend(time.Hour)
-		if w.disk.writes != before {
-			t.Errorf("%d writes of a node at rest", w.disk.writes-before)
+		for name, rest := range map[string]func(){
+			"with nothing asked for": func() { w.settle(config.ReasonNotRequested) },
+			"with what is asked for": func() { w.converge("all-balanced") },
+		} {
+			rest()
+			w.spend(time.Minute)
+			before := w.disk.writes
+			w.restart()
+			w.spend(time.Hour)
+			if w.disk.writes != before {
+				t.Errorf("%d writes of a node at rest, %s", w.disk.writes-before, name)
+			}
+			w.unset(config.LabelMIGConfig)
 		}
 	})
 }

@@ -173,7 +173,7 @@ func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	if seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, ""); err != nil {
 		return left, err
 	}
-	if r := a.record.Now; seen.Journal == nil && !r.Ends {
+	if r := a.record.Now(); seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
 			if slices.Contains(a.Settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)

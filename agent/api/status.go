@@ -21,8 +21,8 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent decides
-// nothing by it: what it has learnt in earlier changes is in the host's record. It reads back Since and FullMemory alone, to keep these.
+// Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent writes it, and
+// reads nothing of it: what it has learnt in earlier changes is in the host's record.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the desired config
 	Label    string        `json:"label,omitempty"`   // the label that asks for it
@@ -37,16 +37,11 @@ type Status struct {
 	ByDefault *bool `json:"byDefault,omitempty"`
 	// Heartbeat is the longest time between two writes of an agent that has nothing new to say, where the settings have another than
 	// config.DefaultNodeHeartbeat.
-	Heartbeat Duration `json:"heartbeat,omitempty"`
-	// From the host's record.
+	Heartbeat Duration  `json:"heartbeat,omitempty"`
+	Failed    *Failure  `json:"failed,omitempty"` // a change that the agent does not try again until a user has withdrawn it
+	Asked     *AskedFor `json:"asked,omitempty"`  // since when a label asks for the desired config
+	Next      time.Time `json:"next,omitzero"`    // when the change begins that waits for its window
 
-	Failed  *Failure  `json:"failed,omitempty"`  // a wish that the agent does not try again until a user withdraws it
-	NoReset *NoReset  `json:"noReset,omitempty"` // GPUs that the driver does not reset here: their mode changes at a reboot
-	Next    time.Time `json:"next,omitzero"`     // when the change begins that waits for its window
-	Asked   *AskedFor `json:"asked,omitempty"`   // since when a label asks for the desired config
-	Proven  string    `json:"proven,omitempty"`  // fingerprint of the wish that the agent has last proven
-	Cut     string    `json:"cut,omitempty"`     // boot in which the node had MIG instances at that time
-	Took    []Took    `json:"took,omitempty"`    // the last changes, by which the agent estimates the next
 	// From the watch of the GPUs' health.
 
 	Boot    string `json:"boot,omitempty"`    // of the host
@@ -59,9 +54,9 @@ type Status struct {
 	FullMemory []string `json:"fullMemory,omitempty"`
 }
 
-// AskedFor is since when a label asks for a wish. In a pool, the node with the older wish goes first.
+// AskedFor is since when a label asks for a config. In a pool, the node that was asked first goes first.
 type AskedFor struct {
-	Wish  string    `json:"wish"` // its fingerprint
+	Wish  string    `json:"wish"` // the config's fingerprint, by which the annotation gpuslice.io/force may name the change
 	Since time.Time `json:"since"`
 }
 
@@ -136,15 +131,3 @@ func (f *Failure) Error() string { return f.Message }
 // DesiredSeparator stands in Status.Desired between the name of a MIG config and that of a config of the device plugin, if the node
 // asks for both: "all-1g.10gb + slices". No value of a label can contain it.
 const DesiredSeparator = " + "
-
-// NoReset names the GPUs that the driver has refused to reset during one boot of the node.
-type NoReset struct {
-	Boot string      `json:"boot"`
-	GPUs []nvml.UUID `json:"gpus"`
-}
-
-// Took is how long a change took, in seconds.
-type Took struct {
-	Whole int `json:"whole"` // from the fence on
-	Rest  int `json:"rest"`  // from the first touch of a GPU on
-}

@@ -60,7 +60,7 @@ func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Des
 // Resolve turns what is asked for into targets: want as Asked returns it, with the key of the device plugin's config.
 func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked state.Desired, pluginKey string) (state.Desired, error) {
 	want, err := r.resolve(ctx, seen, asked, pluginKey)
-	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Status.Proven) {
+	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Learnt.Proven) {
 		return asked, want.Unread
 	}
 	return want, err
@@ -178,7 +178,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 				want.Name, i, profile.Taints[i].Key),
 		}
 	}
-	if foreign := nodekeys.Foreign(seen.Node, seen.Record.Published, *want.Keys); foreign != "" {
+	if foreign := nodekeys.Foreign(seen.Node, seen.Record.Learnt.Published, *want.Keys); foreign != "" {
 		return &outcome.Stalled{
 			Reason:  config.ReasonNodeKeyConflict,
 			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.Name, foreign),

@@ -79,11 +79,11 @@ func (e duration) within(o window.Opening) time.Duration {
 
 // estimate returns the longest of the last changes of this node, or what the maintenance file says.
 func estimate(seen *state.Observed) duration {
-	if len(seen.Record.Status.Took) == 0 {
+	if len(seen.Record.Learnt.Took) == 0 {
 		return duration{Total: seen.Pool.Estimate, AfterFirstTouch: seen.Pool.Estimate}
 	}
 	var e duration
-	for _, t := range seen.Record.Status.Took {
+	for _, t := range seen.Record.Learnt.Took {
 		e.Total = max(e.Total, time.Duration(t.Whole)*time.Second)
 		e.AfterFirstTouch = max(e.AfterFirstTouch, time.Duration(t.Rest)*time.Second)
 	}

@@ -28,7 +28,7 @@ const (
 )
 
 // EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
-// and the capacity, which users find elsewhere, and at last which devices are full. It keeps what the agent reads back even if there is no room for that.
+// and the capacity, which users find elsewhere, and at last which devices are full.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = sanitize.Message(s.Capacity, sanitize.Longest), outcome.BoundedFailure(s.Failed)

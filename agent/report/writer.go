@@ -48,15 +48,11 @@ type Writer struct {
 
 	WrongSettings string // what is wrong with the file of the settings, which are not in force for it; empty if nothing is
 
-	told    time.Time   // when the agent last reported of a change under way; zero if there is none
-	untold  time.Time   // since when a change goes on about which the node says nothing new; zero if it says all
-	learnt  *api.Status // what the agent has learnt at the end of a change, after the look; the next status has it
-	ignored []note      // what TellIgnored has reported at the last pass
-	overran string      // operation of which the agent has reported that it goes on beyond its window
+	told    time.Time // when the agent last reported of a change under way; zero if there is none
+	untold  time.Time // since when a change goes on about which the node says nothing new; zero if it says all
+	ignored []note    // what TellIgnored has reported at the last pass
+	overran string    // operation of which the agent has reported that it goes on beyond its window
 }
-
-// Learn takes over what the end of a change has put into the host's record, after the look of the pass.
-func (t *Writer) Learn(learnt *api.Status) { t.learnt = learnt }
 
 // progressInterval is how long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step
 // would wait.
@@ -124,7 +120,9 @@ func (t *Writer) condition(ctx context.Context, seen *state.Observed, want state
 	age := t.Clock.Since(old.LastHeartbeatTime.Time)
 	news := old.Reason != string(r.Reason)
 	same := !news && old.Status == r.Ready && old.Message == r.Message
-	beat := t.heartbeatDue(age)
+	// A record that was lost does not say since when the condition's reason is so. For tools, a status is never newer than the condition.
+	late := t.Record.Now().Learnt.Reported.Since.Truncate(time.Second).After(old.LastHeartbeatTime.Time)
+	beat := late || t.heartbeatDue(age)
 	conditions := slices.Concat(t.drainConditions(seen.Node, r), t.plannedCondition(seen, want, r))
 	for _, source := range t.Sources {
 		conditions = append(conditions, source.Conditions(seen.Node, seen.Complete, r.Silent(), beat)...)
@@ -161,26 +159,20 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs),
 		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
 	}
-	status.Failed, status.NoReset, status.Blockers = seen.ReportedFailure(want), seen.Refusal(), r.Blockers
-	status.Left, status.Since = r.Left, seen.Since(r.Reason, t.Clock.Stamp())
-	if seen.Record.Status.Desired != want.Name { // by Since, tools know which reports are about a former wish
-		status.Since = t.Clock.Stamp()
-	}
+	learnt := t.learnt(seen, want, r)
+	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers
+	status.Failed, status.Asked = learnt.Failed, learnt.Asked
 	if want.Name != "" {
 		status.Label, status.ByDefault = want.Label, ByDefault(seen.Node, want)
 	}
 	if t.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
 		status.Heartbeat = api.Duration(t.Settings.NodeHeartbeat)
 	}
-	t.copyForNextChanges(&status, seen, want, r)
-	published := journal.PublishedBy(t.Record.Now.Learnt) // this pass may have published other keys since the look
-	if t.Record.Absent {
-		published = seen.Record.Published
-	}
-	t.Journal.Learn(ctx, journal.LearntOf(status, published))
 	for _, source := range t.Sources {
 		source.Report(&status)
 	}
+	learnt.FullMemory = status.FullMemory
+	t.Journal.Learn(ctx, learnt)
 	text, fits, err := EncodeStatus(status, RoomFor(seen.Node, config.AnnotationStatus, StatusRoom))
 	if err != nil || fits {
 		return text, false, err
@@ -242,24 +234,30 @@ func (t *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
 }
 
-// copyForNextChanges copies into the status what later changes need: the config that was last proven, the boot, and how long changes took.
-func (t *Writer) copyForNextChanges(status *api.Status, seen *state.Observed, want state.Desired, r Report) {
-	status.Next, status.Proven, status.Cut, status.Took = r.Planned.UTC(), seen.Record.Status.Proven, seen.Record.Status.Cut, seen.Record.Status.Took
+// learnt returns what later changes need to know, and what the agent reports now. It begins with the record as it is now: the pass may have
+// written into that since it has observed the node.
+func (t *Writer) learnt(seen *state.Observed, want state.Desired, r Report) journal.Learnt {
+	l := t.Record.Now().Learnt
+	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
-		status.Proven, status.Cut = want.Fingerprint, ""
+		l.Proven, l.Cut = want.Fingerprint, ""
 		if state.HasInstances(seen.GPUs) {
-			status.Cut = seen.Boot.ID
+			l.Cut = seen.Boot.ID
 		}
 	}
-	if t.learnt != nil {
-		status.Proven, status.Took, t.learnt = t.learnt.Proven, t.learnt.Took, nil
-	}
+	now := t.Clock.Stamp()
 	switch {
 	case want.Fingerprint != "":
-		status.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, t.Clock.Stamp())}
-	case want.Name != "": // as long as the agent cannot read a file, it does not know what the name means
-		status.Asked = seen.Record.Status.Asked
+		l.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, now)}
+	case want.Name == "": // with a name that means nothing, a file cannot be read
+		l.Asked = nil
 	}
+	// By Since, tools know which reports are about what was desired before.
+	if was := l.Reported; was.Desired != want.Name || was.Reason != r.Reason || was.Since.IsZero() || was.Since.After(now) {
+		l.Reported.Since = now
+	}
+	l.Reported.Desired, l.Reported.Phase, l.Reported.Reason = want.Name, r.Phase, r.Reason
+	return l
 }
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.

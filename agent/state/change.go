@@ -17,8 +17,8 @@ func (s *Observed) Restores(want Desired) bool {
 	if want.Fingerprint == "" {
 		return false
 	}
-	bare := s.Record.Status.Cut != "" && s.Boot.ID != "" && s.Record.Status.Cut != s.Boot.ID && !HasInstances(s.GPUs)
-	return s.Record.Status.Proven == want.Fingerprint || bare
+	bare := s.Record.Learnt.Cut != "" && s.Boot.ID != "" && s.Record.Learnt.Cut != s.Boot.ID && !HasInstances(s.GPUs)
+	return s.Record.Learnt.Proven == want.Fingerprint || bare
 }
 
 // HasInstances reports whether any GPU has MIG instances.
@@ -131,8 +131,8 @@ func (s *Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Nam
 
 // AskedSince returns since when a label asks for the desired state.
 func (s *Observed) AskedSince(want Desired, now time.Time) time.Time {
-	if s.Record.Status.Asked != nil && s.Record.Status.Asked.Wish == want.Fingerprint {
-		return s.Record.Status.Asked.Since
+	if s.Record.Learnt.Asked != nil && s.Record.Learnt.Asked.Wish == want.Fingerprint {
+		return s.Record.Learnt.Asked.Since
 	}
 	return now
 }

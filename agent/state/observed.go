@@ -16,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -69,9 +68,8 @@ type Boot struct {
 type Record struct {
 	journal.Known
 
-	Published nodekeys.Keys     // labels and taints that the agent has put on the node for a profile
-	Owed      Owed              // what the agent owes the host by a journal that was lost
-	Dropped   map[string]string // units that the agent has stopped and does not start, and why
+	Owed    Owed              // what the agent owes the host by a journal that was lost
+	Dropped map[string]string // units that the agent has stopped and does not start, and why
 }
 
 // Files are the administrator's files.
@@ -238,12 +236,12 @@ func PlannedPod(p holders.Pod) plan.Pod {
 	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
 }
 
-// Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the status.
+// Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the host's record.
 func (s *Observed) Failed(want Desired) *api.Failure {
 	if s.GivenUp(want) {
 		return s.Journal.Undo
 	}
-	if f := s.Record.Status.Failed; f != nil && f.Wish == want.Fingerprint && !f.Later {
+	if f := s.Record.Learnt.Failed; f != nil && f.Wish == want.Fingerprint {
 		return f
 	}
 	return nil
@@ -256,7 +254,7 @@ func (s *Observed) ReportedFailure(want Desired) *api.Failure {
 		return f
 	}
 	if want.Name != "" && want.Fingerprint == "" {
-		return s.Record.Status.Failed
+		return s.Record.Learnt.Failed
 	}
 	return nil
 }
@@ -288,8 +286,7 @@ func (s *Observed) Other(want Desired) bool {
 	return s.Journal != nil && !want.Undo && s.Journal.Target != want.Name
 }
 
-// Edited reports whether a user has edited the target's config since the change began. It is false for a journal of an older agent, which
-// has no fingerprint of the config.
+// Edited reports whether a user has edited the target's config since the change began.
 func (s *Observed) Edited(want Desired) bool {
 	return s.Journal != nil && !want.Undo && !s.Other(want) && s.Journal.Wish != "" && want.Fingerprint != "" && s.Journal.Wish != want.Fingerprint
 }
@@ -305,10 +302,10 @@ func (s *Observed) Operation() string {
 // Blockers returns, in one text, why the agent cannot prove the capacity yet.
 func (s *Observed) Blockers() string { return strings.Join(s.Capacity.Missing, "; ") }
 
-// Since returns when the reason began: now, unless the status reports it already.
+// Since returns when the reason began: now, unless the agent has reported it already.
 func (s *Observed) Since(reason config.Reason, now time.Time) time.Time {
-	if s.Record.Status.Reason == reason && !s.Record.Status.Since.IsZero() {
-		return s.Record.Status.Since
+	if s.Record.Learnt.Reported.Reason == reason && !s.Record.Learnt.Reported.Since.IsZero() {
+		return s.Record.Learnt.Reported.Since
 	}
 	return now
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
@@ -20,11 +19,11 @@ func (s *Observed) UnnoticedReboots() string {
 }
 
 // Refusal returns which GPUs the driver has refused to reset, in this boot or in an earlier one; nil if it has not.
-func (s *Observed) Refusal() *api.NoReset {
+func (s *Observed) Refusal() *journal.NoReset {
 	if s.Journal != nil && s.Journal.NoReset != nil {
 		return s.Journal.NoReset
 	}
-	return s.Record.Status.NoReset
+	return s.Record.Learnt.NoReset
 }
 
 // KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot or reset has taken.

@@ -54,7 +54,7 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 // byMPSAnew says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before: such a pod
 // is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
 func (s *Observed) byMPSAnew(pod holders.Pod, r plan.Replica, want Desired) string {
-	proven := s.Record.Status.Proven
+	proven := s.Record.Learnt.Proven
 	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || proven == "" || proven == want.Fingerprint {
 		return ""
 	}

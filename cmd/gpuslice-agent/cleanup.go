@@ -154,7 +154,7 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 			if err != nil || r == nil {
 				return nodekeys.Keys{}, err
 			}
-			return journal.PublishedBy(r.Learnt), nil
+			return r.Learnt.Published, nil
 		},
 	}, nil
 }

@@ -22,32 +22,6 @@ type Keys struct {
 	Taints []corev1.Taint    `json:"taints,omitempty"`
 }
 
-// Noted returns the keys that the agent has put on the node for a profile, by the node's annotation. Other programs can write that, so only keys
-// count that one of the profiles has.
-func Noted(node *corev1.Node, profiles map[string]config.Profile) Keys {
-	var noted, out Keys
-	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationPublished]), &noted); err != nil {
-		return Keys{}
-	}
-	for _, name := range slices.Sorted(maps.Keys(profiles)) {
-		profile := profiles[name]
-		for key, value := range profile.Labels {
-			if noted.Labels[key] == value && value != "" {
-				if out.Labels == nil {
-					out.Labels = map[string]string{}
-				}
-				out.Labels[key] = value
-			}
-		}
-		for _, t := range profile.Taints {
-			if i := taintAt(noted.Taints, t); i >= 0 && noted.Taints[i].Value == t.Value && taintAt(out.Taints, t) < 0 {
-				out.Taints = append(out.Taints, t)
-			}
-		}
-	}
-	return out
-}
-
 // And adds the others' keys that k does not have.
 func (k Keys) And(others Keys) Keys {
 	out := Keys{Labels: maps.Clone(k.Labels), Taints: slices.Clone(k.Taints)}

@@ -24,7 +24,7 @@ func TestAForgedJournalStartsAndStopsNoUnitOfTheHost(t *testing.T) {
 	r.awaitReason(config.ReasonNotRequested)
 	forge := func() {
 		r.writeAs("mallory", func(n *corev1.Node) {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationJournal, `{"version":3,"operation":"op","target":"x","bootID":"b",`+
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationJournal, `{"version":1,"operation":"op","target":"x","bootID":"b",`+
 				`"started":"2000-01-01T00:00:00Z","cordoned":false,"stopped":["kubelet.service","debug-shell.service","reboot.target"]}`)
 		})
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -135,13 +134,12 @@ func (f *Fencing) by(j *journal.Journal) fence.Fence {
 	return f.Fence.Keeps(j.Kept).Registered(j.StartupKeys())
 }
 
-// Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone. Learnt is what the
-// end of the change has put into the host's record, and the status does not have yet; nil if Release has failed before that.
-func (f *Fencing) Release(ctx context.Context, in act.Input) (learnt *api.Status, err error) {
+// Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone.
+func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	f.Timing.IsProven(f.Clock.Now())
 	uncordon := in.Seen.Journal.Cordoned && !in.Seen.ForeignCordon()
 	if foreign := in.Seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
-		return nil, &outcome.Waiting{
+		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Blockers: foreign,
 			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
 			Since:   in.Seen.Since(config.ReasonOtherMaintenance, f.Clock.Stamp()),
@@ -150,11 +148,11 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) (learnt *api.Status
 	if in.Seen.Journal.Plugin != nil {
 		f.Handover.Tidy(ctx, in.Seen)
 	}
-	learnt = f.learnForGood(ctx, in)
+	f.learnForGood(ctx, in)
 	f.Record.Release(ctx, f.Clock.Now())
 	fence := f.by(in.Seen.Journal)
 	unready := len(in.Seen.Journal.Startup()) > 0 && in.Want.Undo && in.Want.Name != ""
-	err = f.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := f.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 		if unready {
 			return fence.LiftUnready(node, uncordon, in.Seen.Journal.Startup()...)
 		}
@@ -162,7 +160,7 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) (learnt *api.Status
 	})
 	switch {
 	case err != nil:
-		return learnt, err
+		return err
 	case unready: // the agent itself has put them back
 		f.returns = returns{}
 	default:
@@ -173,23 +171,22 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) (learnt *api.Status
 	f.Timing.Forget(f.Clock.Now())
 	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
 		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()))
-	return learnt, nil
+	return nil
 }
 
 // learnForGood writes into the host's record what only the journal and this process know, before the agent gives the node back: after a
 // restart it must not try a failed change again, nor restore what was before.
-func (f *Fencing) learnForGood(ctx context.Context, in act.Input) *api.Status {
-	status := in.Seen.Record.Status
+func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
+	learnt := in.Seen.Record.Learnt
 	failed := in.Seen.Journal.Undo
-	if failed != nil && !failed.Later && in.Want.Undo && (status.Failed == nil || status.Failed.Wish != failed.Wish) {
-		status.Failed = failed
+	if failed != nil && !failed.Later && in.Want.Undo && (learnt.Failed == nil || learnt.Failed.Wish != failed.Wish) {
+		learnt.Failed = failed
 	}
-	status.NoReset = in.Seen.Refusal()
+	learnt.NoReset = in.Seen.Refusal()
 	if !in.Want.Undo {
-		status.Proven, status.Took = in.Want.Fingerprint, f.Timing.With(in.Seen.Record.Status.Took, in.Seen.Journal.Started)
+		learnt.Proven, learnt.Took = in.Want.Fingerprint, f.Timing.With(learnt.Took, in.Seen.Journal.Started)
 	}
-	f.Journal.Learn(ctx, journal.LearntOf(status, in.Seen.Record.Published))
-	return &status
+	f.Journal.Learn(ctx, learnt)
 }
 
 // Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.

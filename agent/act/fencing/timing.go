@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 )
 
 // kept is how many changes count for the estimate.
@@ -35,11 +35,11 @@ func (c *Timing) IsProven(now time.Time) {
 
 // With adds the change, which started then and ends now, to those before it. It leaves out a change of which another process has touched the
 // GPUs: its time is not known.
-func (c *Timing) With(before []api.Took, started time.Time) []api.Took {
+func (c *Timing) With(before []journal.Took, started time.Time) []journal.Took {
 	if c.touchedAt.IsZero() {
 		return before
 	}
-	t := api.Took{Whole: seconds(c.provenAt.Sub(started)), Rest: seconds(c.provenAt.Sub(c.touchedAt))}
+	t := journal.Took{Whole: seconds(c.provenAt.Sub(started)), Rest: seconds(c.provenAt.Sub(c.touchedAt))}
 	all := append(slices.Clone(before), t)
 	return all[max(0, len(all)-kept):]
 }

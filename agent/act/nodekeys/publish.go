@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 )
@@ -17,32 +16,18 @@ import (
 type Publisher struct {
 	act.Env
 
-	Record  *journal.Keeper
 	Journal *journal.Writer
-}
-
-// Noted returns the keys of a profile by the node's annotation. It is for a host without a record: an older agent kept none, and a host that
-// was installed anew has lost it.
-func (p *Publisher) Noted(seen *state.Observed) nodekeys.Keys {
-	profiles, err := seen.CatalogOfProfiles()
-	if err != nil {
-		return nodekeys.Keys{}
-	}
-	return nodekeys.Noted(seen.Node, profiles)
 }
 
 // Publish writes the profile's labels and taints to the node. Before that it adds them to the host's record, and after it removes those of the
 // former profile from there.
 func (p *Publisher) Publish(ctx context.Context, in act.Input) error {
-	ours, purpose := in.Seen.Record.Published, in.Seen.Writing(in.Want, plan.PublishNodeKeys)
+	learnt := in.Seen.Record.Learnt
+	ours := learnt.Published
 	_, _, note := nodekeys.Settled(in.Seen.Node, ours, *in.Want.Keys)
-	during := note.And(ours)
-	r := p.Record.Now
-	r.Learnt = journal.LearntOf(in.Seen.Record.Status, during)
-	if purpose.GivesBack {
-		p.Record.Keep(ctx, r, p.Clock.Now())
-	} else if err := p.Record.Write(ctx, r, p.Clock.Now()); err != nil {
-		return p.Journal.Unrecorded(purpose, err)
+	learnt.Published = note.And(ours)
+	if err := p.Journal.LearnFirst(ctx, in.Seen.Writing(in.Want, plan.PublishNodeKeys), learnt); err != nil {
+		return err
 	}
 	var body []byte
 	err := p.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) (_ []byte, err error) {
@@ -51,9 +36,12 @@ func (p *Publisher) Publish(ctx context.Context, in act.Input) error {
 	})
 	switch {
 	case err == nil:
-		p.Journal.Learn(ctx, journal.LearntOf(in.Seen.Record.Status, note))
+		learnt.Published = note
 	case journal.Refused(err): // the keys are not on the node
-		p.Journal.Learn(ctx, journal.LearntOf(in.Seen.Record.Status, ours))
+		learnt.Published = ours
+	default:
+		return err
 	}
+	p.Journal.Learn(ctx, learnt)
 	return err
 }

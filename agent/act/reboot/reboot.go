@@ -62,7 +62,7 @@ const (
 // NoteNoReset notes in the journal that the driver does not reset the GPU: from now on its mode changes by a reboot.
 func (r *Rebooter) NoteNoReset(ctx context.Context, in act.Input, gpu nvml.UUID, err error) time.Duration {
 	j := *in.Seen.Journal
-	j.NoReset = &api.NoReset{Boot: in.Seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
+	j.NoReset = &journal.NoReset{Boot: in.Seen.Boot.ID, GPUs: []nvml.UUID{gpu}}
 	if known := in.Seen.Refusal(); known != nil && known.Boot == j.NoReset.Boot {
 		j.NoReset.GPUs = append(slices.Clone(known.GPUs), gpu)
 	}

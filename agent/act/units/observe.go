@@ -67,8 +67,8 @@ func runs(state string) bool { return state != "" && state != "inactive" && stat
 // ObserveOwed finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
 // object. The agent does not start units that are not in the settings any more, and reports them.
 func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
-	owed := u.Journal.Record.Now.Host
-	if seen.Journal != nil || u.Journal.Record.Now.Ends && !seen.Record.StrangeJournal {
+	owed := u.Journal.Record.Now().Host
+	if seen.Journal != nil || u.Journal.Record.Now().Ends && !seen.Record.StrangeJournal {
 		return
 	}
 	for _, gpu := range seen.GPUs {

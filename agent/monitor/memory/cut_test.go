@@ -2,7 +2,6 @@ package memory_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -38,6 +37,7 @@ type host struct {
 	used    int // percent of each GPU
 	others  int // percent of those of an odd number, if it is not that
 	told    int // Events
+	former  []string
 }
 
 func (h *host) start() {
@@ -46,6 +46,7 @@ func (h *host) start() {
 		Owners: monitor.OwnerFinder{Processes: noProcesses{}, ComputesForOthers: func(*corev1.Pod) bool { return false }, Log: zap.NewNop()},
 		Tell:   func(types.NamespacedName, types.UID, string, config.Reason, string, ...any) { h.told++ },
 		Clock:  h.clock,
+		Former: func() []string { return h.former },
 	})
 }
 
@@ -68,11 +69,7 @@ func (h *host) pass(t *testing.T) bool {
 		}
 	}
 	h.monitor.Look(t.Context(), &h.node, all, nil, with)
-	text, err := json.Marshal(api.Status{FullMemory: h.full()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.node.Annotations = map[string]string{config.AnnotationStatus: string(text)}
+	h.former = h.full()
 	written := h.monitor.Conditions(&h.node, true, "", false)
 	if len(written) > 0 {
 		h.node.Status.Conditions = written

@@ -5,7 +5,6 @@ package memory
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -117,6 +116,7 @@ type Options struct {
 	Owners   monitor.OwnerFinder
 	Tell     func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
 	Clock    clock.PassiveClock
+	Former   func() []string // the devices that the agent has last reported as nearly full, by the host's record
 }
 
 // Monitor is what this process knows of the memory of shared devices. A restart loses all of it.
@@ -153,31 +153,17 @@ func (m *Monitor) Forget(time.Time) {
 // isDisabled reports whether the settings turn the monitor off.
 func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// adoptShown takes over what a former process has written: if the condition was True, the devices that the status names count as full, if pods
-// share them and they are not below the lower limit. If the status names none, each such device does. The message of the condition does not tell:
-// it is cut where many are full.
-func (m *Monitor) adoptShown(node *corev1.Node, all []usage) {
+// adoptFormer takes over what a former process has reported: the devices that were nearly full count as that, if pods share them and they are not
+// below the lower limit.
+func (m *Monitor) adoptFormer(all []usage) {
 	if m.seeded {
 		return
 	}
 	m.seeded = true
-	old := report.Find(node, config.ConditionGPUMemoryPressure)
-	if old == nil || old.Status != corev1.ConditionTrue {
-		return
-	}
-	named := shownFull(node)
+	former := m.Former()
 	for _, u := range all {
-		m.nearlyFull[u.device] = u.shared() && u.percent() > m.Limits.Clear && (len(named) == 0 || slices.Contains(named, u.device))
+		m.nearlyFull[u.device] = u.shared() && u.percent() > m.Limits.Clear && slices.Contains(former, u.device)
 	}
-}
-
-// shownFull are the devices that the status on the node names as full. Any program may have written it.
-func shownFull(node *corev1.Node) []string {
-	var s api.Status
-	if err := json.Unmarshal([]byte(node.Annotations[config.AnnotationStatus]), &s); err != nil {
-		return nil
-	}
-	return s.FullMemory
 }
 
 // Watch implements monitor.Monitor. LookAgain observes between the passes.
@@ -319,7 +305,7 @@ func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
-	m.adoptShown(node, all)
+	m.adoptFormer(all)
 	m.take(all)
 }
 

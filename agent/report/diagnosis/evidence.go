@@ -24,7 +24,6 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Evidence is everything that a diagnosis follows from: one look at the node, and what the agent has found out besides.
@@ -62,7 +61,7 @@ func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
 		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Capacity: e.Capacity.Missing, Unseen: e.Unseen,
-		Failed: e.Record.Status.Failed,
+		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
 		Causes: []api.Finding{},
 	}
@@ -83,7 +82,7 @@ func Of(e *Evidence) api.Diagnosis {
 // ReadNode puts the node object into words.
 func (e *Evidence) ReadNode() {
 	e.KubeletSeen = describeKubelet(e.Node, e.Kubelet.Err)
-	e.Agent = api.AgentSeen{Runs: e.Running, Phase: e.Record.Status.Phase}
+	e.Agent = api.AgentSeen{Runs: e.Running, Phase: e.Record.Learnt.Reported.Phase}
 	if c := report.PartitionReady(e.Node); c != nil {
 		e.Agent.Wrote, e.Agent.Reason, e.Agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 	}
@@ -215,7 +214,7 @@ func (e *Evidence) owed() *api.Owed {
 	}
 	o := &api.Owed{
 		Operation: j.Operation, Target: j.Target, Since: j.Started, Cordon: j.Cordoned, WasCordoned: j.WasUnschedulable,
-		Paused: j.Paused, Stopped: j.Stopped, Before: j.LayoutsBefore(e.places()), Undo: j.Undo,
+		Paused: j.Paused, Stopped: j.Stopped, Before: j.LayoutsBefore(e.GPUs), Undo: j.Undo,
 	}
 	if len(e.Steps) > 0 {
 		_, o.Phase = report.Progress(e.Steps[0].Kind, e.Want)
@@ -224,18 +223,6 @@ func (e *Evidence) owed() *api.Owed {
 		o.Deadline = e.deadline()
 	}
 	return o
-}
-
-// places returns the GPUs' positions: as observed, or as the agent has last reported them.
-func (e *Evidence) places() map[nvml.UUID]int {
-	out := map[nvml.UUID]int{}
-	for _, gpu := range e.Record.Status.GPUs {
-		out[gpu.UUID] = gpu.Index
-	}
-	for _, gpu := range e.GPUs {
-		out[gpu.UUID] = gpu.Index
-	}
-	return out
 }
 
 // evicts reports whether pods have to leave.
@@ -358,7 +345,7 @@ func (e *Evidence) ours() bool {
 
 // stalled reports whether the agent has reported that it can do no more.
 func (e *Evidence) stalled() bool {
-	return e.Journal != nil && e.Record.Status.Phase == api.PhaseStalled
+	return e.Journal != nil && e.Record.Learnt.Reported.Phase == api.PhaseStalled
 }
 
 // beforeVerify reports whether steps come first that change the capacity.

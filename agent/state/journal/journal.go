@@ -26,18 +26,9 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Versions of the journal's format. The agent writes a journal in the lowest version that holds all of it, so that an older agent that
-// replaces it in the middle of a change either knows all that it owes, or touches nothing.
-const (
-	ofGPUs     = 1 // cordon, geometry, reboots
-	ofOperands = 2 // labels of operands and units of the host besides
-	ofPlugin   = 3 // and the device plugin's config
-	ofLost     = 4 // and what the agent owes the host by a journal that was lost
-	ofEnds     = 5 // and that a user has cancelled the change, or that the node was given back until its reboot
-	ofKept     = 6 // and the annotations by which autoscalers let the node be
-	ofStartup  = 7 // and startup taints with other keys than config.TaintNotReady, or several
-	newest     = ofStartup
-)
+// journalVersion is that of the journal's format. Every version has the field version. A newer agent may owe what this one does not know, so
+// Parse refuses a journal of another version.
+const journalVersion = 1
 
 // Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
 // same write as its last change. Of the change's progress it holds only what the agent cannot observe: that the change was given up, that
@@ -59,13 +50,12 @@ type Journal struct {
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
 	Kept             []string           `json:"kept,omitempty"`       // annotations that it sets, by which autoscalers let the node be
-	NotReady         *StartupTaint      `json:"startup,omitempty"`    // the one taint with which kubelet had registered the node; its key is config.TaintNotReady
-	Startups         []StartupTaint     `json:"startups,omitempty"`   // all of them, in its place, where there are several or one has another key
+	Startups         []StartupTaint     `json:"startups,omitempty"`   // the taints with which kubelet had registered the node
 	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
 	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
 	Plugin           *FormerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
-	NoReset          *api.NoReset       `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
+	NoReset          *NoReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
 	Reboots          []string           `json:"reboots,omitempty"`    // boots in which the agent has asked for a reboot
 	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when it has last asked for one
 	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
@@ -76,6 +66,7 @@ type Journal struct {
 // GPULayout is the MIG mode and the instances of one GPU.
 type GPULayout struct {
 	GPU        nvml.UUID        `json:"gpu"`
+	Index      int              `json:"index"` // of the GPU at that time
 	MIG        bool             `json:"mig"`
 	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
 	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot or reset takes its instances away
@@ -84,13 +75,13 @@ type GPULayout struct {
 
 // StartupTaint is a taint of a node that has just been registered.
 type StartupTaint struct {
-	Key    string `json:"key,omitempty"` // empty for config.TaintNotReady
+	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
 }
 
 func (s StartupTaint) taint() corev1.Taint {
-	return corev1.Taint{Key: cmp.Or(s.Key, config.TaintNotReady), Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
+	return corev1.Taint{Key: s.Key, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
 // Startup returns the taints with which kubelet had registered the node, and which it gets back if the change fails. The journal may be nil.
@@ -99,9 +90,6 @@ func (j *Journal) Startup() []corev1.Taint {
 		return nil
 	}
 	var out []corev1.Taint
-	if j.NotReady != nil {
-		out = append(out, j.NotReady.taint())
-	}
 	for _, s := range j.Startups {
 		out = append(out, s.taint())
 	}
@@ -125,13 +113,9 @@ func (j *Journal) RecordStartup(seen []corev1.Taint) bool {
 		return slices.ContainsFunc(seen, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
 	})
 	all = append(all, seen...)
-	j.NotReady, j.Startups = nil, nil
-	if len(all) == 1 && all[0].Key == config.TaintNotReady { // which agents of all versions know
-		j.NotReady = &StartupTaint{Value: all[0].Value, Effect: string(all[0].Effect)}
-	} else {
-		for _, t := range all {
-			j.Startups = append(j.Startups, StartupTaint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
-		}
+	j.Startups = nil
+	for _, t := range all {
+		j.Startups = append(j.Startups, StartupTaint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
 	}
 	return len(all) != len(before) || slices.ContainsFunc(before, func(b corev1.Taint) bool {
 		return !slices.ContainsFunc(all, func(t corev1.Taint) bool { return t.MatchTaint(&b) && t.Value == b.Value })
@@ -154,7 +138,7 @@ func (j *Journal) RecordLayout(gpu nvml.GPU) {
 			return
 		}
 	}
-	c := GPULayout{GPU: gpu.UUID, MIG: gpu.Enabled, Persistent: gpu.Persistent}
+	c := GPULayout{GPU: gpu.UUID, Index: gpu.Index, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
 			c.Instances = append(c.Instances, InstanceRecord{i.Profile, i.Start, i.Size, i.Compute})
@@ -239,25 +223,7 @@ func (j *Journal) RanBefore(uid string) bool {
 // Encode returns the text of the annotation. The error says why Parse would refuse it.
 func (j *Journal) Encode() (string, error) {
 	out := *j
-	out.Version, out.Summary = ofGPUs, j.Describe()
-	if len(j.Paused)+len(j.Stopped) > 0 {
-		out.Version = ofOperands
-	}
-	if j.ChangesPlugin() {
-		out.Version = ofPlugin
-	}
-	if len(j.Persistent) > 0 {
-		out.Version = ofLost
-	}
-	if j.Parked || j.Undo != nil && j.Undo.Cancelled {
-		out.Version = ofEnds
-	}
-	if len(j.Kept) > 0 {
-		out.Version = ofKept
-	}
-	if len(j.Startups) > 0 {
-		out.Version = ofStartup
-	}
+	out.Version, out.Summary = journalVersion, j.Describe()
 	b, err := json.Marshal(&out)
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
@@ -350,8 +316,8 @@ func Parse(annotation string) (*Journal, error) {
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts([]byte(annotation), &head); err != nil {
 		return nil, fmt.Errorf("reading the journal: %s", sanitize.Cut(err.Error(), longestError))
 	}
-	if head.Version < 1 || head.Version > newest {
-		return nil, fmt.Errorf("reading the journal: version %d, this agent knows 1 to %d", head.Version, newest)
+	if head.Version != journalVersion {
+		return nil, fmt.Errorf("reading the journal: it is of version %d, and this agent knows %d", head.Version, journalVersion)
 	}
 	var j Journal
 	strict, err := strictjson.UnmarshalStrict([]byte(annotation), &j)
@@ -420,13 +386,16 @@ func checkCuts(cuts []GPULayout) error {
 	return nil
 }
 
-// LayoutsBefore lists the former layouts of the GPUs, by their places.
-func (j *Journal) LayoutsBefore(places map[nvml.UUID]int) []api.StatusGPU {
+// LayoutsBefore lists the former layouts of the GPUs, by the places that these have now; without any GPUs, since the driver shows none, by those
+// that they had.
+func (j *Journal) LayoutsBefore(gpus []nvml.GPU) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, c := range j.Previous {
-		s := api.StatusGPU{Index: -1, UUID: c.GPU, MIG: c.MIG}
-		if at, ok := places[c.GPU]; ok {
-			s.Index = at
+		s := api.StatusGPU{Index: c.Index, UUID: c.GPU, MIG: c.MIG}
+		if i := slices.IndexFunc(gpus, func(gpu nvml.GPU) bool { return gpu.UUID == c.GPU }); i >= 0 {
+			s.Index = gpus[i].Index
+		} else if len(gpus) > 0 {
+			s.Index = -1
 		}
 		if exact := c.Target().Exact; len(exact) > 0 {
 			s.Geometry = exact.String()

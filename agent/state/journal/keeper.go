@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
@@ -36,14 +38,16 @@ const Retry = 30 * time.Second
 type Keeper struct {
 	Store   Store
 	Log     *zap.Logger
-	Now     Record // the record, whether the disk has it or not
-	saved   Record // the record on the disk, which is older than Now after a write that failed
+	now     Record // the record, whether the disk has it or not
+	saved   Record // the record on the disk, which is older than now after a write that failed
 	read    bool
-	Absent  bool        // there was no record: an older agent, which kept none, may have cared for the node
 	newer   *NewerError // a newer agent's record that owes nothing; the first write sets it aside
-	failed  error       // why saved is older than Now
+	failed  error       // why saved is older than now
 	retryAt time.Time
 }
+
+// Now returns the record, whether the disk has it or not.
+func (h *Keeper) Now() Record { return h.now }
 
 // Forget lets a write that has failed be repeated at once.
 func (h *Keeper) Forget(time.Time) { h.retryAt = time.Time{} }
@@ -63,11 +67,22 @@ func (h *Keeper) Load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	h.read, h.Absent = true, r == nil
+	h.read = true
 	if r != nil {
-		h.Now, h.saved = *r, *r
+		h.now, h.saved = *r, *r
 	}
 	return nil
+}
+
+// attribute drops what counts no longer: the record is of the one node object that it was written for, and what the host is owed is of one boot.
+// The boot is empty if it is not known.
+func (h *Keeper) attribute(node *corev1.Node, boot string) {
+	if h.now.Node != node.Name || h.now.UID != string(node.UID) {
+		h.now = Record{Node: node.Name, UID: string(node.UID), Host: h.now.Host}
+	}
+	if h.now.Host.Boot != boot && h.now.Host.Boot != "" && boot != "" {
+		h.now.Host = Host{} // a reboot has restored the host
+	}
 }
 
 // Write writes the record to the disk. If that fails, Now stays as it was.
@@ -84,7 +99,7 @@ func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
 	if err := h.Store.Write(ctx, r); err != nil {
 		return h.noteWriteFailure(err, now)
 	}
-	h.Now, h.saved, h.failed, h.Absent = r, r, nil, false
+	h.now, h.saved, h.failed = r, r, nil
 	return nil
 }
 
@@ -100,7 +115,7 @@ func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
 // facts that may get lost.
 func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	r.Version, r.Owes = Version, debtsOf(r)
-	h.Now = r
+	h.now = r
 	switch {
 	case Same(r, h.saved):
 		h.failed = nil
@@ -116,24 +131,34 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	if h.failed == nil {
 		return nil
 	}
-	return h.Write(ctx, h.Now, now)
+	return h.Write(ctx, h.now, now)
 }
 
 // DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that is owed.
 func (h *Keeper) DiskCoversDebts() bool {
-	journal := h.Now.Journal == "" || h.Now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.Now.Journal)
-	return journal && h.Now.UID == h.saved.UID && h.Now.Host.Boot == h.saved.Host.Boot &&
-		subset(h.Now.Host.Stopped, h.saved.Host.Stopped) && subset(h.Now.Host.Persistent, h.saved.Host.Persistent) &&
-		reflect.DeepEqual(h.Now.Learnt.NoReset, h.saved.Learnt.NoReset)
+	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
+	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
+		subset(h.now.Host.Stopped, h.saved.Host.Stopped) && subset(h.now.Host.Persistent, h.saved.Host.Persistent) &&
+		reflect.DeepEqual(h.now.Learnt.NoReset, h.saved.Learnt.NoReset)
 }
 
 // Operands returns the labels of operands in the settings, and those that the change in the record has paused: an administrator may have
 // changed the settings since.
 func (h *Keeper) Operands(settings []string) []string {
 	out := slices.Clone(settings)
-	for _, text := range append([]string{h.Now.Journal}, h.Now.Next...) {
+	for _, text := range append([]string{h.now.Journal}, h.now.Next...) {
 		if j, err := Parse(text); err == nil && j != nil {
 			out = slices.AppendSeq(out, maps.Keys(j.Paused))
+		}
+	}
+	return out
+}
+
+func union(a, b []string) []string {
+	out := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
 		}
 	}
 	return out
@@ -173,12 +198,35 @@ func debtsOf(r Record) []string {
 	return out
 }
 
-// AfterJournalWrite returns the record for when the API server has accepted the journal.
-func (h *Keeper) AfterJournalWrite(boot string, j Journal, text string) Record {
-	r := h.Now
+// mostSent bounds the journals that the agent has sent to the API server without getting an answer. Each write names the version of the
+// node that it was made for, so that an old one succeeds only if no later one has.
+const mostSent = 4
+
+// sending returns the record for when the agent sends the journal to the API server.
+func (h *Keeper) sending(boot string, j Journal, text string) Record {
+	r := h.now
+	r.Operation, r.Ends = sanitize.Cut(j.Operation, 128), false
+	if text != r.Journal && !slices.Contains(r.Next, text) {
+		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
+	}
+	host := OwedBy(j, boot)
+	r.Host = Host{
+		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
+	}
+	return r
+}
+
+// accepted returns the record for when the API server has accepted the journal.
+func (h *Keeper) accepted(boot string, j Journal, text string) Record {
+	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = sanitize.Cut(j.Operation, 128), text, nil, false
 	r.Host = OwedBy(j, boot)
 	return r
+}
+
+// refused takes back what sending has added to the record before: the API server has refused the journal.
+func (h *Keeper) refused(before Record) {
+	h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
 }
 
 // OwedBy returns what the agent owes the host by the journal.
@@ -202,14 +250,14 @@ func OwedBy(j Journal, boot string) Host {
 
 // Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing is owed.
 func (h *Keeper) Release(ctx context.Context, now time.Time) {
-	r := h.Now
+	r := h.now
 	r.Ends = true
 	h.Keep(ctx, r, now)
 }
 
 // NoteJournalGone notes in the record that the annotation is gone.
 func (h *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
-	r := h.Now
+	r := h.now
 	r.DropChange()
 	h.Keep(ctx, r, now)
 }

@@ -89,21 +89,18 @@ func TestARecordThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
 	now := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 	s := &store{}
 	k := keeper(t, s)
-	if !k.Absent {
-		t.Error("there is a record")
-	}
 	first, second := full(), full()
 	first.Node, second.Node = "first", "second"
-	if err := k.Write(t.Context(), first, now); err != nil || k.Absent {
-		t.Fatalf("writing: %v, absent %t", err, k.Absent)
+	if err := k.Write(t.Context(), first, now); err != nil {
+		t.Fatal(err)
 	}
 	s.refuses = errFull
-	if err := k.Write(t.Context(), second, now); !errors.Is(err, errFull) || k.Now.Node != "first" {
-		t.Errorf("a step that waits for the write gets %v, and the record is %q", err, k.Now.Node)
+	if err := k.Write(t.Context(), second, now); !errors.Is(err, errFull) || k.Now().Node != "first" {
+		t.Errorf("a step that waits for the write gets %v, and the record is %q", err, k.Now().Node)
 	}
 	k.Keep(t.Context(), second, now.Add(journal.Retry-1))
-	if s.writes != 2 || k.Now.Node != "second" {
-		t.Errorf("within the pause: %d writes, the record is %q", s.writes, k.Now.Node)
+	if s.writes != 2 || k.Now().Node != "second" {
+		t.Errorf("within the pause: %d writes, the record is %q", s.writes, k.Now().Node)
 	}
 	s.refuses = nil
 	if err := k.Flush(t.Context(), now); err != nil || s.has.Node != "second" || s.writes != 3 {

@@ -51,7 +51,7 @@ func TestAJournalOfANewerVersionIsNotRead(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &fields); err != nil {
 		t.Fatal(err)
 	}
-	for version, readable := range map[float64]bool{0: false, 1: true, 99: false} {
+	for version, readable := range map[float64]bool{0: false, 1: true, 2: false, 99: false} {
 		fields["version"] = version
 		text, err := json.Marshal(fields)
 		if err != nil {

@@ -1,7 +1,9 @@
 package journal
 
 import (
-	corev1 "k8s.io/api/core/v1"
+	"errors"
+	"fmt"
+	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
@@ -10,59 +12,101 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// LearntOf returns what later changes need of the status, in the record's form.
-func LearntOf(s api.Status, published nodekeys.Keys) Learnt {
-	out := Learnt{Proven: s.Proven, Cut: sanitize.Cut(s.Cut, 128)}
-	if n := s.NoReset; n != nil {
-		out.NoReset = &NoReset{Boot: sanitize.Cut(n.Boot, 128)}
-		for _, gpu := range n.GPUs {
-			out.NoReset.GPUs = append(out.NoReset.GPUs, string(gpu))
-		}
-	}
-	if s.Asked != nil {
-		out.Asked = &Asked{Wish: s.Asked.Wish, Since: s.Asked.Since}
-	}
-	const year = 365 * 24 * 3600
-	for _, t := range s.Took {
-		out.Took = append(out.Took, Took{Whole: min(max(t.Whole, 0), year), Rest: min(max(t.Rest, 0), year)})
-	}
-	if f := s.Failed; f != nil {
-		out.Failed = &Failed{Wish: f.Wish, Reason: string(f.Reason), Message: sanitize.Cut(f.Message, 4<<10)}
-	}
-	out.Published.Labels = published.Labels
-	for _, t := range published.Taints {
-		out.Published.Taints = append(out.Published.Taints, Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
-	}
-	return out
+// Learnt is what the agent has to know after a restart besides what it must restore. It reads that back from the host's record alone, which only root
+// can write, and never from the node's annotations. Without a record it knows nothing of it, as on a host that is new.
+type Learnt struct {
+	NoReset    *NoReset      `json:"noReset,omitempty"`
+	Asked      *api.AskedFor `json:"asked,omitempty"`
+	Took       []Took        `json:"took,omitempty"`   // the last changes, by which the agent estimates the next
+	Proven     string        `json:"proven,omitempty"` // fingerprint of the config that the agent has last proven
+	Cut        string        `json:"cut,omitempty"`    // boot in which the node had MIG instances at that time
+	Failed     *api.Failure  `json:"failed,omitempty"` // a change that the agent does not try again until a user has withdrawn it
+	Published  nodekeys.Keys `json:"published,omitzero"`
+	Reported   Reported      `json:"reported,omitzero"`
+	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
 }
 
-// StatusWith returns the status with what the host's record holds of it. That wins over the annotation, which other programs can write.
-func StatusWith(s api.Status, l Learnt) api.Status {
-	s.Failed, s.NoReset, s.Asked, s.Took = nil, nil, nil, nil
-	s.Proven, s.Cut = l.Proven, l.Cut
+// NoReset names the GPUs that the driver has refused to reset during one boot.
+type NoReset struct {
+	Boot string      `json:"boot"`
+	GPUs []nvml.UUID `json:"gpus"`
+}
+
+// Took is how long a change took, in seconds.
+type Took struct {
+	Whole int `json:"whole"` // from the fence on
+	Rest  int `json:"rest"`  // from the first touch of a GPU on
+}
+
+// Reported is what the agent has last reported of the node.
+type Reported struct {
+	Desired string        `json:"desired,omitempty"` // name of the desired config
+	Phase   api.Phase     `json:"phase,omitempty"`
+	Reason  config.Reason `json:"reason,omitempty"`
+	Since   time.Time     `json:"since,omitzero"` // when Reason began, for the desired config
+}
+
+// Bounds of what is learnt.
+const (
+	longestFailure = 4 << 10 // bytes of its message
+	longestChange  = 365 * 24 * 3600
+)
+
+// bounded returns it as a record can hold it.
+func (l Learnt) bounded() Learnt {
+	if f := l.Failed; f != nil { // whatever led to it: it is not tried again
+		l.Failed = &api.Failure{Wish: f.Wish, Reason: f.Reason, Message: sanitize.Cut(f.Message, longestFailure)}
+	}
+	took := l.Took
+	l.Took = nil
+	for _, t := range took {
+		l.Took = append(l.Took, Took{Whole: min(max(t.Whole, 0), longestChange), Rest: min(max(t.Rest, 0), longestChange)})
+	}
+	l.FullMemory = l.FullMemory[:min(len(l.FullMemory), maxNames)]
+	return l
+}
+
+// FullMemory returns the devices that the agent has last reported as nearly full.
+func (l *Writer) FullMemory() []string { return l.Record.Now().Learnt.FullMemory }
+
+// check holds it to its bounds, as another program may have written the record.
+func (l *Learnt) check() error {
+	err := errors.Join(
+		name("learnt.proven", l.Proven), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),
+		name("learnt.reported.desired", l.Reported.Desired), name("learnt.reported.phase", string(l.Reported.Phase)),
+		name("learnt.reported.reason", string(l.Reported.Reason)),
+	)
 	if n := l.NoReset; n != nil {
-		s.NoReset = &api.NoReset{Boot: n.Boot}
-		for _, gpu := range n.GPUs {
-			s.NoReset.GPUs = append(s.NoReset.GPUs, nvml.UUID(gpu))
-		}
+		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
 	}
-	if l.Asked != nil {
-		s.Asked = &api.AskedFor{Wish: l.Asked.Wish, Since: l.Asked.Since}
-	}
-	for _, t := range l.Took {
-		s.Took = append(s.Took, api.Took{Whole: t.Whole, Rest: t.Rest})
+	if a := l.Asked; a != nil {
+		err = errors.Join(err, name("learnt.asked.wish", a.Wish))
 	}
 	if f := l.Failed; f != nil {
-		s.Failed = &api.Failure{Wish: f.Wish, Reason: config.Reason(f.Reason), Message: f.Message}
+		err = errors.Join(err, name("learnt.failed.wish", f.Wish), name("learnt.failed.reason", string(f.Reason)),
+			checkText("learnt.failed.message", f.Message, maxText))
 	}
-	return s
+	if len(l.Took) > maxTook {
+		err = errors.Join(err, fmt.Errorf("learnt.took has %d entries, at most %d", len(l.Took), maxTook))
+	}
+	for _, t := range l.Took {
+		if min(t.Whole, t.Rest) < 0 || max(t.Whole, t.Rest) > maxSeconds {
+			err = errors.Join(err, fmt.Errorf("learnt.took is %d and %d seconds, at most %d", t.Whole, t.Rest, maxSeconds))
+		}
+	}
+	return errors.Join(err, checkKeys(l.Published))
 }
 
-// PublishedBy returns the labels and taints that the agent has set for a profile, by the record.
-func PublishedBy(l Learnt) nodekeys.Keys {
-	out := nodekeys.Keys{Labels: l.Published.Labels}
-	for _, t := range l.Published.Taints {
-		out.Taints = append(out.Taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+func checkKeys(k nodekeys.Keys) error {
+	var err error
+	if len(k.Labels) > maxNames || len(k.Taints) > maxNames {
+		err = fmt.Errorf("learnt.published has %d labels and %d taints, at most %d", len(k.Labels), len(k.Taints), maxNames)
 	}
-	return out
+	for key, value := range k.Labels {
+		err = errors.Join(err, name("learnt.published.labels", key), name("learnt.published.labels", value))
+	}
+	for _, t := range k.Taints {
+		err = errors.Join(err, name("learnt.published.taints", t.Key), name("learnt.published.taints", t.Value), name("learnt.published.taints", string(t.Effect)))
+	}
+	return err
 }

@@ -2,21 +2,18 @@ package journal
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Known is what the host's record and the node's annotations say together, beside the journal.
+// Known is what the host's record says, beside the journal.
 type Known struct {
-	StrangeJournal bool       // the node has a journal that this host's agent did not write for it
-	Status         api.Status // the last status that the agent wrote, with what the record holds of it
+	StrangeJournal bool // the node has a journal that this host's agent did not write for it
 	Learnt         Learnt
 }
 
@@ -27,47 +24,25 @@ func (l *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *J
 	if err := h.Load(ctx); err != nil {
 		return nil, known, unreadable(err)
 	}
-	if h.Now.Node != node.Name || h.Now.UID != string(node.UID) {
-		h.Now = Record{Node: node.Name, UID: string(node.UID), Host: h.Now.Host}
-	}
-	if h.Now.Host.Boot != boot && h.Now.Host.Boot != "" && boot != "" {
-		h.Now.Host = Host{} // a reboot has restored the host
-	}
+	h.attribute(node, boot)
 	text := node.Annotations[config.AnnotationJournal]
-	sent := slices.Contains(h.Now.Next, text)
+	sent := slices.Contains(h.now.Next, text)
 	switch {
 	case text == "":
-	case text == h.Now.Journal || sent:
+	case text == h.now.Journal || sent:
 		if j, err = Parse(text); err != nil {
 			return nil, known, &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
 				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
 				": what is ours on the node is given back then, and its GPUs stay as they are"}
 		}
 		if sent {
-			h.Now = h.AfterJournalWrite(boot, *j, text)
+			h.now = h.accepted(boot, *j, text)
 		}
 	default:
 		known.StrangeJournal = true
-		l.adoptOlder(boot, text)
 	}
-	known.Learnt = h.Now.Learnt
-	known.Status = StatusWith(parseStatus(node.Annotations[config.AnnotationStatus]), h.Now.Learnt)
+	known.Learnt = h.now.Learnt
 	return j, known, nil
-}
-
-// adoptOlder takes one thing from a journal for which there is no record, as an older agent's before an upgrade: the units of the settings
-// that it has to start. If another program has written that journal, their start does no harm.
-func (l *Writer) adoptOlder(boot, text string) {
-	j, err := Parse(text)
-	if !l.Record.Absent || err != nil || l.Record.Now.Host.Boot != "" {
-		return
-	}
-	l.Record.Now.Host.Boot = boot
-	for _, unit := range l.Units {
-		if slices.Contains(j.Stopped, unit) {
-			l.Record.Now.Host.Stopped = append(l.Record.Now.Host.Stopped, unit)
-		}
-	}
 }
 
 // unreadable says what a user can do about a record that the agent cannot read.
@@ -93,13 +68,4 @@ func unreadable(err error) error {
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}
-}
-
-// parseStatus reads the agent's last status, which any program may have written. An unreadable one counts as none.
-func parseStatus(annotation string) api.Status {
-	var s api.Status
-	if err := json.Unmarshal([]byte(annotation), &s); err != nil {
-		return api.Status{}
-	}
-	return s
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	strictjson "sigs.k8s.io/json"
@@ -52,55 +51,6 @@ type Host struct {
 	Boot       string   `json:"boot,omitempty"`
 	Stopped    []string `json:"stopped,omitempty"`    // units of systemd that were running, in the order in which they are stopped
 	Persistent []string `json:"persistent,omitempty"` // UUIDs of GPUs that were in persistence mode
-}
-
-// Learnt is what later changes of the node need to know.
-type Learnt struct {
-	NoReset   *NoReset `json:"noReset,omitempty"`
-	Asked     *Asked   `json:"asked,omitempty"`
-	Took      []Took   `json:"took,omitempty"`
-	Proven    string   `json:"proven,omitempty"` // fingerprint of the wish that the agent has last proven
-	Cut       string   `json:"cut,omitempty"`    // boot in which the node had MIG instances at that time
-	Failed    *Failed  `json:"failed,omitempty"`
-	Published Keys     `json:"published,omitzero"`
-}
-
-// NoReset names the GPUs that the driver has refused to reset during one boot.
-type NoReset struct {
-	Boot string   `json:"boot"`
-	GPUs []string `json:"gpus"`
-}
-
-// Asked is since when a label asks for a wish.
-type Asked struct {
-	Wish  string    `json:"wish"` // its fingerprint
-	Since time.Time `json:"since"`
-}
-
-// Took is how long a change took, in seconds.
-type Took struct {
-	Whole int `json:"whole"` // from the fence on
-	Rest  int `json:"rest"`  // from the first touch of a GPU on
-}
-
-// Failed is a wish that the agent does not try again until a user has withdrawn it.
-type Failed struct {
-	Wish    string `json:"wish"` // its fingerprint
-	Reason  string `json:"reason"`
-	Message string `json:"message"`
-}
-
-// Keys are labels and taints that a profile has put on the node.
-type Keys struct {
-	Labels map[string]string `json:"labels,omitempty"`
-	Taints []Taint           `json:"taints,omitempty"`
-}
-
-// Taint is a taint of a node.
-type Taint struct {
-	Key    string `json:"key"`
-	Value  string `json:"value,omitempty"`
-	Effect string `json:"effect"`
 }
 
 // ErrCorrupt means that no agent has written the file like that.
@@ -180,51 +130,15 @@ func (r *Record) check() error {
 	return err
 }
 
-func (l *Learnt) check() error {
-	err := errors.Join(name("learnt.proven", l.Proven), name("learnt.cut", l.Cut))
-	if n := l.NoReset; n != nil {
-		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
-	}
-	if a := l.Asked; a != nil {
-		err = errors.Join(err, name("learnt.asked.wish", a.Wish))
-	}
-	if f := l.Failed; f != nil {
-		err = errors.Join(err, name("learnt.failed.wish", f.Wish), name("learnt.failed.reason", f.Reason), checkText("learnt.failed.message", f.Message, maxText))
-	}
-	if len(l.Took) > maxTook {
-		err = errors.Join(err, fmt.Errorf("learnt.took has %d entries, at most %d", len(l.Took), maxTook))
-	}
-	for _, t := range l.Took {
-		if min(t.Whole, t.Rest) < 0 || max(t.Whole, t.Rest) > maxSeconds {
-			err = errors.Join(err, fmt.Errorf("learnt.took is %d and %d seconds, at most %d", t.Whole, t.Rest, maxSeconds))
-		}
-	}
-	return errors.Join(err, l.Published.check())
-}
-
-func (k *Keys) check() error {
-	var err error
-	if len(k.Labels) > maxNames || len(k.Taints) > maxNames {
-		err = fmt.Errorf("learnt.published has %d labels and %d taints, at most %d", len(k.Labels), len(k.Taints), maxNames)
-	}
-	for key, value := range k.Labels {
-		err = errors.Join(err, name("learnt.published.labels", key), name("learnt.published.labels", value))
-	}
-	for _, t := range k.Taints {
-		err = errors.Join(err, name("learnt.published.taints", t.Key), name("learnt.published.taints", t.Value), name("learnt.published.taints", t.Effect))
-	}
-	return err
-}
-
 func name(field, value string) error { return checkText(field, value, maxName) }
 
-func names(field string, values []string, longest int) error {
+func names[S ~string](field string, values []S, longest int) error {
 	if len(values) > maxNames {
 		return fmt.Errorf("%s has %d entries, at most %d", field, len(values), maxNames)
 	}
 	var err error
 	for _, value := range values {
-		err = errors.Join(err, checkText(field, value, longest))
+		err = errors.Join(err, checkText(field, string(value), longest))
 	}
 	return err
 }

@@ -14,8 +14,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/fullfs"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
@@ -27,11 +31,13 @@ func full() journal.Record {
 		Journal: `{"version":1}`, Next: []string{`{"version":2}`}, Ends: true,
 		Host: journal.Host{Boot: "boot", Stopped: []string{"nvidia-dcgm.service"}, Persistent: []string{"GPU-1"}},
 		Learnt: journal.Learnt{
-			NoReset: &journal.NoReset{Boot: "boot", GPUs: []string{"GPU-1"}},
-			Asked:   &journal.Asked{Wish: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
+			NoReset: &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-1"}},
+			Asked:   &api.AskedFor{Wish: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
 			Took:    []journal.Took{{Whole: 9, Rest: 4}}, Proven: "abc", Cut: "boot",
-			Failed:    &journal.Failed{Wish: "def", Reason: "HardwareFailure", Message: "it broke"},
-			Published: journal.Keys{Labels: map[string]string{"a": "b"}, Taints: []journal.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
+			Failed:     &api.Failure{Wish: "def", Reason: "HardwareFailure", Message: "it broke"},
+			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
+			Reported:   journal.Reported{Desired: "all-balanced", Phase: api.PhaseIdle, Reason: "Converged", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
+			FullMemory: []string{"GPU-1"},
 		},
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"reflect"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
@@ -26,7 +23,6 @@ type Writer struct {
 	Record *Keeper
 	Nodes  nodewrite.Writer
 	Fence  fence.Fence
-	Units  []string // units of the host in the settings
 	Clock  *monotonic.Clock
 }
 
@@ -47,20 +43,6 @@ func (l *Writer) Amend(ctx context.Context, w Write, j Journal, spent ...string)
 	return err
 }
 
-func union(a, b []string) []string {
-	out := slices.Clone(a)
-	for _, s := range b {
-		if !slices.Contains(out, s) {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// mostSent bounds the journals that the agent has sent to the API server without getting an answer. Each write names the version of the
-// node that it was made for, so that an old one succeeds only if no later one has.
-const mostSent = 4
-
 // Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
 // a step that takes something from the node or the host, and performs one that gives back without.
 func (l *Writer) Write(ctx context.Context, w Write, j Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
@@ -69,16 +51,7 @@ func (l *Writer) Write(ctx context.Context, w Write, j Journal, patch func(node 
 		return nil, err
 	}
 	h := l.Record
-	before := h.Now
-	r := h.Now
-	r.Operation, r.Ends = sanitize.Cut(j.Operation, 128), false
-	if text != r.Journal && !slices.Contains(r.Next, text) {
-		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
-	}
-	host := OwedBy(j, w.Boot)
-	r.Host = Host{
-		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
-	}
+	before, r := h.Now(), h.sending(w.Boot, j, text)
 	if w.GivesBack || j.Undo != nil || !j.TakesMore(w.Before) {
 		h.Keep(ctx, r, l.Clock.Now())
 	} else if err := h.Write(ctx, r, l.Clock.Now()); err != nil {
@@ -87,9 +60,9 @@ func (l *Writer) Write(ctx context.Context, w Write, j Journal, patch func(node 
 	node, err := l.Nodes.Patched(ctx, w.Node, func(node *corev1.Node) ([]byte, error) { return patch(node, text) })
 	switch {
 	case err == nil:
-		h.Keep(ctx, h.AfterJournalWrite(w.Boot, j, text), l.Clock.Now())
+		h.Keep(ctx, h.accepted(w.Boot, j, text), l.Clock.Now())
 	case Refused(err): // the write will not succeed later
-		h.Now.Journal, h.Now.Next, h.Now.Host = before.Journal, before.Next, before.Host
+		h.refused(before)
 	}
 	return node, err
 }
@@ -121,7 +94,7 @@ func (l *Writer) Unrecorded(w Write, err error) error {
 
 // TryRecord writes the present record, before the agent disturbs anything, and returns why it has to wait if it cannot.
 func (l *Writer) TryRecord(ctx context.Context, w Write) error {
-	if err := l.Record.Write(ctx, l.Record.Now, l.Clock.Now()); err != nil {
+	if err := l.Record.Write(ctx, l.Record.Now(), l.Clock.Now()); err != nil {
 		return l.Unrecorded(w, err)
 	}
 	return nil
@@ -141,22 +114,30 @@ func (l *Writer) RecordDebts(ctx context.Context, w Write, step plan.Step) error
 
 // Tidy removes the change from the record if it owes nothing more, and repeats a write that has failed.
 func (l *Writer) Tidy(ctx context.Context, owes bool) {
-	r := l.Record.Now
+	r := l.Record.Now()
 	if !owes {
 		r.DropChange()
-	}
-	if l.Record.Absent && r.Journal == "" && len(r.Next)+len(r.Host.Stopped) == 0 && Same(r, Record{Node: r.Node, UID: r.UID}) {
-		return // the record holds nothing yet
 	}
 	l.Record.Keep(ctx, r, l.Clock.Now())
 }
 
 // Learn keeps what later changes need to know.
 func (l *Writer) Learn(ctx context.Context, learnt Learnt) {
-	r := l.Record.Now
-	r.Learnt = learnt
-	if l.Record.Absent && reflect.DeepEqual(learnt, Learnt{}) {
-		return
-	}
+	r := l.Record.Now()
+	r.Learnt = learnt.bounded()
 	l.Record.Keep(ctx, r, l.Clock.Now())
+}
+
+// LearnFirst keeps what later changes need to know of a step, before that is performed. The error is why the step has to wait.
+func (l *Writer) LearnFirst(ctx context.Context, w Write, learnt Learnt) error {
+	if w.GivesBack {
+		l.Learn(ctx, learnt)
+		return nil
+	}
+	r := l.Record.Now()
+	r.Learnt = learnt.bounded()
+	if err := l.Record.Write(ctx, r, l.Clock.Now()); err != nil {
+		return l.Unrecorded(w, err)
+	}
+	return nil
 }

@@ -64,9 +64,13 @@ func (h *host) ledger(t *testing.T, node *corev1.Node) *journal.Writer {
 	})
 	clock := monotonic.New(clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
 	l := &journal.Writer{
-		Record: &journal.Keeper{Store: h, Log: zap.NewNop(), Now: journal.Record{Node: node.Name, UID: string(node.UID)}},
+		Record: &journal.Keeper{Store: h, Log: zap.NewNop()},
 		Nodes:  nodewrite.Writer{Client: clientset.Of(client), Timeout: time.Minute},
 		Fence:  fence.Fence{Taint: state.FenceTaint(), JournalKey: config.AnnotationJournal}, Clock: clock,
+	}
+	h.record.Node, h.record.UID = node.Name, string(node.UID)
+	if err := l.Record.Load(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	return l
 }
