@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -98,15 +96,12 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	if !first.Traits().PartOfProof {
 		a.verifier.End()
 	}
-	if !first.Traits().TouchesGPU() {
-		maps.DeleteFunc(a.retries.Successes, func(step string, _ int) bool { return step != first.String() })
-	}
-	maps.DeleteFunc(a.retries.Waits, func(what string, _ time.Time) bool { return what != decide.WaitOf(first) })
+	a.retries.Head(first)
 	if !first.Traits().AsksBudgets {
 		a.wakes.BlockedBy(nil)
 	}
 	if converged {
-		clear(a.retries.Attempts)
+		a.retries.ForgetFailures()
 	}
 }
 
@@ -158,8 +153,7 @@ func (a *Agent) giveUp(ctx context.Context, seen *state.Observed, want state.Des
 	}
 	a.slot.CountFailure(ctx, seen, failure)
 	a.verifier.Pause()
-	clear(a.retries.Attempts)
-	clear(a.retries.Successes)
+	a.retries.BeginUndo()
 	a.Log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
 	a.Events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
 	return 0

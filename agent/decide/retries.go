@@ -3,6 +3,7 @@ package decide
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -23,9 +24,9 @@ import (
 type Retries struct {
 	clock     *monotonic.Clock
 	settings  config.Settings
-	Attempts  map[string]Attempt   // of steps that fail
-	Successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
-	Waits     map[string]time.Time // when a wait with a deadline of its own began, by WaitOf
+	attempts  map[string]attempt   // of steps that fail
+	successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
+	waits     map[string]time.Time // when a wait with a deadline of its own began, by waitOf
 
 	failedLooks int          // looks at the node that failed, in a row
 	unanswered  wait.Backoff // the pauses after passes in which the API server has failed requests
@@ -34,33 +35,63 @@ type Retries struct {
 // NewRetries makes a Retries that knows of no step.
 func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
 	return &Retries{
-		clock: clock, settings: settings, Attempts: map[string]Attempt{}, Successes: map[string]int{}, Waits: map[string]time.Time{}, unanswered: kube.Backoff(),
+		clock: clock, settings: settings, attempts: map[string]attempt{}, successes: map[string]int{}, waits: map[string]time.Time{}, unanswered: kube.Backoff(),
 	}
 }
 
 // Forget drops everything, since the clock was set: all steps begin anew.
 func (b *Retries) Forget(time.Time) { *b = *NewRetries(b.clock, b.settings) }
 
-// Attempt is what the agent knows of a step that fails.
-type Attempt struct {
-	Failures       int              // in a row
-	Next           time.Time        // the agent does not try the step before, whatever wakes the loop
-	LastDecision   outcome.Decision // the decision after the last failure
-	InUse          bool             // the step waits for processes that hold the GPU
-	LastDecisionAt time.Time        // when the condition reported LastDecision
+// ForgetFailures drops what failed before: it says nothing of the steps that come.
+func (b *Retries) ForgetFailures() { clear(b.attempts) }
+
+// BeginUndo drops what was counted on the way that is now undone.
+func (b *Retries) BeginUndo() {
+	clear(b.attempts)
+	clear(b.successes)
+}
+
+// Head takes the step that heads the plan now, which is zero if there is none, and drops what is over with all others: their waits, and their
+// successes unless the agent is at work on a GPU.
+func (b *Retries) Head(first plan.Step) {
+	if !first.Traits().TouchesGPU() {
+		maps.DeleteFunc(b.successes, func(step string, _ int) bool { return step != first.String() })
+	}
+	maps.DeleteFunc(b.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
+}
+
+// attempt is what the agent knows of a step that fails.
+type attempt struct {
+	failures       int              // in a row
+	next           time.Time        // the agent does not try the step before, whatever wakes the loop
+	lastDecision   outcome.Decision // the decision after the last failure
+	inUse          bool             // the step waits for processes that hold the GPU
+	lastDecisionAt time.Time        // when the condition reported lastDecision
+}
+
+// OneMoreIsTooMany reports whether one more failure of the step uses up its budget.
+func (b *Retries) OneMoreIsTooMany(step plan.Step) bool {
+	return b.attempts[step.String()].failures+1 >= b.settings.Retry.Failures
+}
+
+// CountFailure counts a failure of the step that Failed is not asked about.
+func (b *Retries) CountFailure(step plan.Step) {
+	tried := b.attempts[step.String()]
+	tried.failures++
+	b.attempts[step.String()] = tried
 }
 
 // TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
 func (b *Retries) TooEarly(step plan.Step) error {
-	tried, ok := b.Attempts[step.String()]
-	rest := tried.Next.Sub(b.clock.Now())
+	tried, ok := b.attempts[step.String()]
+	rest := tried.next.Sub(b.clock.Now())
 	switch {
 	case !ok || rest <= 0:
 		return nil
-	case tried.LastDecision.Stalled:
-		return &outcome.Stalled{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message}
+	case tried.lastDecision.Stalled:
+		return &outcome.Stalled{Reason: tried.lastDecision.Reason, Message: tried.lastDecision.Message}
 	default:
-		return &outcome.Waiting{Reason: tried.LastDecision.Reason, Message: tried.LastDecision.Message, After: rest, For: tried.LastDecision.Waits}
+		return &outcome.Waiting{Reason: tried.lastDecision.Reason, Message: tried.lastDecision.Message, After: rest, For: tried.lastDecision.Waits}
 	}
 }
 
@@ -73,7 +104,7 @@ func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	ofGPUs := slices.Clone(steps[:n])
 	last := map[nvml.UUID]bool{}
 	for _, s := range ofGPUs {
-		last[s.GPU] = last[s.GPU] || b.Attempts[s.String()].LastDecision.Stalled
+		last[s.GPU] = last[s.GPU] || b.attempts[s.String()].lastDecision.Stalled
 	}
 	slices.SortStableFunc(ofGPUs, func(x, y plan.Step) int {
 		switch {
@@ -88,8 +119,8 @@ func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	return slices.Concat(ofGPUs, steps[n:])
 }
 
-// WaitOf returns the key of the wait for a step in Waits: all operands share one, every other step has its own.
-func WaitOf(step plan.Step) string {
+// waitOf returns the key of the wait for a step: all operands share one, every other step has its own.
+func waitOf(step plan.Step) string {
 	if step.Traits().WaitsAsOne {
 		return string(step.Kind)
 	}
@@ -98,27 +129,27 @@ func WaitOf(step plan.Step) string {
 
 // Began returns when the wait for the step began. A new process begins the wait anew.
 func (b *Retries) Began(step plan.Step) time.Time {
-	began, ok := b.Waits[WaitOf(step)]
+	began, ok := b.waits[waitOf(step)]
 	if !ok {
 		began = b.clock.Now().UTC().Truncate(time.Second)
-		b.Waits[WaitOf(step)] = began
+		b.waits[waitOf(step)] = began
 	}
 	return began
 }
 
 // Done drops the failures of the step, and counts its success if that is bounded.
 func (b *Retries) Done(step plan.Step) {
-	delete(b.Attempts, step.String())
-	delete(b.Waits, WaitOf(step))
+	delete(b.attempts, step.String())
+	delete(b.waits, waitOf(step))
 	b.Answered()
 	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU() {
-		b.Successes[step.String()]++
+		b.successes[step.String()]++
 	}
 }
 
 // InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil if it has not.
 func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
-	n := b.Successes[step.String()]
+	n := b.successes[step.String()]
 	if n < b.settings.Retry.NoEffect {
 		return nil
 	}
@@ -151,7 +182,7 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	case failure == nil:
 		return nil
 	case want.Undo:
-		delete(b.Successes, step.String())
+		delete(b.successes, step.String())
 		return errors.New(failure.Message)
 	}
 	return failure
@@ -192,20 +223,20 @@ func tryAgain(pause time.Duration, err error) outcome.Decision {
 
 // Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
 func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
-	tried := b.Attempts[step.String()]
-	tried.Failures++
-	pause := b.pauseAfter(tried.Failures)
-	tried.Next = b.clock.Now().Add(pause)
-	tried.LastDecision = tryAgain(pause, err)
-	if step.Traits().Bounded && tried.Failures >= b.settings.Retry.Failures {
+	tried := b.attempts[step.String()]
+	tried.failures++
+	pause := b.pauseAfter(tried.failures)
+	tried.next = b.clock.Now().Add(pause)
+	tried.lastDecision = tryAgain(pause, err)
+	if step.Traits().Bounded && tried.failures >= b.settings.Retry.Failures {
 		failure := &api.Failure{
 			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(b.settings.Retry.Failures, "attempt")),
 		}
-		tried.LastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
+		tried.lastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
-	b.Attempts[step.String()] = tried
-	return tried.LastDecision
+	b.attempts[step.String()] = tried
+	return tried.lastDecision
 }
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
@@ -218,17 +249,17 @@ func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(b.Deadline(seen, want, step))),
 		}}
 	}
-	tried := b.Attempts[step.String()]
-	if !tried.InUse || now.Sub(tried.LastDecisionAt) >= outcome.InUseNews {
-		tried.InUse, tried.LastDecisionAt = true, now
+	tried := b.attempts[step.String()]
+	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= outcome.InUseNews {
+		tried.inUse, tried.lastDecisionAt = true, now
 		wait := outcome.Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(b.Deadline(seen, want, step), want)
 		}
-		tried.LastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
+		tried.lastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
 	}
-	tried.Next = now.Add(outcome.InUseRetry)
-	b.Attempts[step.String()] = tried
-	return tried.LastDecision
+	tried.next = now.Add(outcome.InUseRetry)
+	b.attempts[step.String()] = tried
+	return tried.lastDecision
 }

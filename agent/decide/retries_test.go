@@ -53,3 +53,44 @@ func TestPausesAfterUnansweredPassesGrowUntilAnAnswerOrAStep(t *testing.T) {
 		success()
 	}
 }
+
+// What the agent has counted and awaited for a step counts until another heads the plan; on a GPU, steps follow each other.
+func TestWhatIsOverIsDropped(t *testing.T) {
+	t.Parallel()
+	settings, clock := config.Default(), testclock.NewFakeClock(time.Unix(0, 0))
+	create, destroy, evict := plan.Step{Kind: plan.Create}, plan.Step{Kind: plan.Destroy}, plan.Step{Kind: plan.Evict}
+	b := decide.NewRetries(monotonic.New(clock), settings)
+	for range settings.Retry.NoEffect {
+		b.Done(create)
+	}
+	for range settings.Retry.Failures - 1 {
+		b.CountFailure(create)
+	}
+	began := b.Began(destroy)
+	clock.Step(time.Hour)
+	for _, row := range []struct {
+		name                  string
+		then                  func()
+		inVain, waits, spends bool
+	}{
+		{"the step of the wait heads the plan", func() { b.Head(destroy) }, true, true, true},
+		{"another step on a GPU does", func() { b.Head(create) }, true, false, true},
+		{"a step of another kind does", func() { b.Head(evict) }, false, false, true},
+		{"the steps are of another change", b.ForgetFailures, false, false, false},
+	} {
+		row.then()
+		inVain, waits, spends := b.InVain(state.Desired{}, create) != nil, b.Began(destroy).Equal(began), b.OneMoreIsTooMany(create)
+		if inVain != row.inVain || waits != row.waits || spends != row.spends {
+			t.Errorf("%s: in vain %t, waits %t, its budget is almost used up %t", row.name, inVain, waits, spends)
+		}
+	}
+	b.Done(create)
+	b.CountFailure(create)
+	b.BeginUndo()
+	for range settings.Retry.NoEffect - 1 {
+		b.Done(create)
+	}
+	if b.InVain(state.Desired{}, create) != nil {
+		t.Error("an undo begins with the successes of the change")
+	}
+}

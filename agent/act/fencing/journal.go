@@ -23,7 +23,7 @@ func (f *Fencing) forgetFormerTarget(in act.Input) {
 		former = in.Seen.Journal.Target
 	}
 	if !in.Want.Undo && former != in.Want.Name {
-		clear(f.Retries.Attempts)
+		f.Retries.ForgetFailures()
 		f.Timing.Forget(f.Clock.Now())
 	}
 }

@@ -119,12 +119,10 @@ func (g *GPUs) persistenceRefused(ctx context.Context, in act.Input, err error) 
 	switch {
 	case errors.Is(err, nvml.ErrNoDriver), errors.Is(err, nvml.ErrReplaced):
 		return err
-	case errors.Is(err, nvml.ErrNotSupported), g.Retries.Attempts[in.Step().String()].Failures+1 >= g.Settings.Retry.Failures:
+	case errors.Is(err, nvml.ErrNotSupported), g.Retries.OneMoreIsTooMany(in.Step()):
 		return g.abandonPersistence(ctx, in, err)
 	case errors.Is(err, nvml.ErrUnresponsive):
-		tried := g.Retries.Attempts[in.Step().String()]
-		tried.Failures++
-		g.Retries.Attempts[in.Step().String()] = tried
+		g.Retries.CountFailure(in.Step())
 		return err
 	default:
 		return errors.New(err.Error()) // without its kind: for ErrInUse the agent would wait without a budget

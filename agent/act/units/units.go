@@ -116,7 +116,7 @@ func (u *Units) Start(ctx context.Context, in act.Input) error {
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: Retry,
 			Message: fmt.Sprintf("waiting for %s of this host to start", in.Step().Unit), Until: until, Then: "the node is given back without it",
 		}
-	case errors.Is(err, host.ErrJobRunning), u.Retries.Attempts[in.Step().String()].Failures+1 >= u.Settings.Retry.Failures:
+	case errors.Is(err, host.ErrJobRunning), u.Retries.OneMoreIsTooMany(in.Step()):
 		return u.abandon(ctx, in, err)
 	default:
 		return err
