@@ -20,7 +20,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -715,7 +714,6 @@ func TestMetricsTellOfWindows(t *testing.T) {
 		w.maintain(nights)
 		w.spend(5 * time.Hour)
 		o := w.optionsFor(&w.host)
-		o.Metrics = metrics.New(clock.RealClock{})
 		w.agent = agent.New(o)
 		w.label("all-1g.10gb")
 		w.says(config.ReasonAwaitingWindow)

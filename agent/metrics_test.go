@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -20,7 +19,6 @@ import (
 // measured gives the next agent metrics.
 func (p *pressure) measured() *metrics.Metrics {
 	o := p.optionsFor(&p.host)
-	o.Metrics = metrics.New(clock.RealClock{})
 	p.agent = agent.New(o)
 	return o.Metrics
 }

@@ -78,9 +78,9 @@ type Options struct {
 	Edited   func() (other bool, wrong string)
 	Clock    clock.WithTicker
 	Events   record.EventRecorder
-	Sources  []report.Source  // of the status, beside the agent's own parts
-	Metrics  *metrics.Metrics // may be nil
-	Liveness *report.Liveness // may be nil
+	Sources  []report.Source // of the status, beside the agent's own parts
+	Metrics  *metrics.Metrics
+	Liveness *report.Liveness
 	Log      *zap.Logger
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -53,6 +56,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		Node: nodeName, Client: client, Driver: mute{w.gpus.Driver()}, Kubelet: w, Pods: watch.Lister{Client: client, Node: nodeName},
 		Settings: w.settings, Record: &w.disk,
 		Clock: clock.RealClock{}, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(t),
+		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(w.settings), zap.NewNop()),
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

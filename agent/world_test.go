@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -33,6 +34,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -150,6 +153,7 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
+		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(w.settings), zap.NewNop()),
 	}
 	if w.health != nil {
 		o.Health = health.Sources{Driver: w.gpus.Health(), Store: w.health}

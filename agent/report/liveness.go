@@ -25,7 +25,7 @@ func Patience(s config.Settings) time.Duration {
 	return max(leastPatience, driverCalls*s.Timeouts.DriverCall+apiCalls*s.Timeouts.APICall+s.Timeouts.Unit+evictions)
 }
 
-// Liveness watches an agent's loop. Any goroutine may call its methods at any time, and on nil, which does nothing.
+// Liveness watches an agent's loop. Any goroutine may call its methods at any time.
 type Liveness struct {
 	patience time.Duration
 	log      *zap.Logger
@@ -46,9 +46,6 @@ func NewLiveness(patience time.Duration, log *zap.Logger) *Liveness {
 
 // Begin says that a pass begins.
 func (l *Liveness) Begin() {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.due = time.Now().Add(l.patience)
@@ -65,9 +62,6 @@ func (l *Liveness) Begin() {
 
 // At says what the pass does now.
 func (l *Liveness) At(what fmt.Stringer) {
-	if l == nil {
-		return
-	}
 	text := what.String()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +70,7 @@ func (l *Liveness) At(what fmt.Stringer) {
 
 // Saw says which node the pass has read; nil for none.
 func (l *Liveness) Saw(node *corev1.Node) {
-	if l == nil || node == nil {
+	if node == nil {
 		return
 	}
 	l.mu.Lock()
@@ -86,9 +80,6 @@ func (l *Liveness) Saw(node *corev1.Node) {
 
 // End says that the pass has ended, and that the next one begins after the rest.
 func (l *Liveness) End(rest time.Duration) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()

@@ -13,10 +13,12 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/cleanup"
@@ -72,7 +74,7 @@ func (o *options) clean(ctx context.Context, w io.Writer, c cleaning) error {
 			return err
 		}
 	}
-	a, err := o.agent(ctx, log, nil)
+	a, err := o.agent(ctx, log, metrics.New(clock.RealClock{}))
 	if err != nil {
 		return err
 	}

@@ -15,9 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	labelvalues "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/cmd/cli"
@@ -148,7 +150,7 @@ func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) 
 func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (preview.Result, error) {
 	label, name := w.Label()
 	if !w.offline {
-		a, err := o.agent(cmd.Context(), zap.NewNop(), nil)
+		a, err := o.agent(cmd.Context(), zap.NewNop(), metrics.New(clock.RealClock{}))
 		if err != nil {
 			return preview.Result{}, err
 		}

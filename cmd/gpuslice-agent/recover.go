@@ -15,9 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
@@ -87,7 +89,7 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 	if !running { // an agent that runs has settings of its own
 		o.adopt = r.adopt
 	}
-	a, err := o.agent(ctx, log, nil)
+	a, err := o.agent(ctx, log, metrics.New(clock.RealClock{}))
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
 	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	agentreport "github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
@@ -74,7 +75,7 @@ func (p *plane) startAgent(ctx context.Context) error {
 	set := metrics.New(clock.RealClock{})
 	set.CountRequests()
 	a := agent.New(agent.Options{
-		Node: nodeName, Client: client, Settings: s, Log: p.log, Metrics: set, Clock: clock.RealClock{},
+		Node: nodeName, Client: client, Settings: s, Log: p.log, Metrics: set, Liveness: agentreport.NewLiveness(agentreport.Patience(s), p.log), Clock: clock.RealClock{},
 		Driver: p.driver, Usage: p.driver,
 		Health: health.Sources{
 			Driver: p.driver, Bus: lib.OpenBus(p.pciDevices), KernelLog: kernellog.New(p.kernelLog, clock.RealClock{}, p.log.Named("kernel")),

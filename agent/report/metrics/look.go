@@ -57,9 +57,6 @@ var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInst
 
 // Looked notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Looked(seen *state.Observed, want state.Desired) {
-	if m == nil {
-		return
-	}
 	fenced := seen.Marks.Fenced // known even if the driver does not answer
 	m.mu.Lock()
 	m.fenced = &fenced

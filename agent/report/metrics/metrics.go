@@ -33,7 +33,7 @@ const (
 	resultFailed  = "failed"
 )
 
-// Metrics holds the metrics. Prometheus scrapes it while the loop works. A nil Metrics ignores everything that it is told.
+// Metrics holds the metrics. Prometheus scrapes it while the loop works.
 type Metrics struct {
 	registry                        *prometheus.Registry
 	steps                           *prometheus.CounterVec
@@ -193,7 +193,7 @@ func (m *Metrics) count() {
 
 // Stepped counts the result of the first step of a pass.
 func (m *Metrics) Stepped(steps []plan.Step, err error) {
-	if m == nil || len(steps) == 0 {
+	if len(steps) == 0 {
 		return
 	}
 	result := resultFailed
@@ -208,9 +208,6 @@ func (m *Metrics) Stepped(steps []plan.Step, err error) {
 
 // Reported notes what a pass has reported.
 func (m *Metrics) Reported(r Report) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.report.Phase == "" {
@@ -229,9 +226,6 @@ func (m *Metrics) Reported(r Report) {
 
 // Passed notes that a pass has ended.
 func (m *Metrics) Passed() {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pass = m.clock.Now()
@@ -239,9 +233,6 @@ func (m *Metrics) Passed() {
 
 // Windowed notes the state of the node's windows.
 func (m *Metrics) Windowed(seen Window) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.window = seen
@@ -249,9 +240,6 @@ func (m *Metrics) Windowed(seen Window) {
 
 // TakeOver registers the metrics of these parts, in place of those of the agent before in this process.
 func (m *Metrics) TakeOver(parts []prometheus.Collector) {
-	if m == nil {
-		return
-	}
 	for _, part := range m.parts {
 		m.registry.Unregister(part)
 	}
@@ -263,9 +251,6 @@ func (m *Metrics) TakeOver(parts []prometheus.Collector) {
 
 // Evicted counts pods that the agent has evicted or deleted.
 func (m *Metrics) Evicted(verdicts []drain.Verdict) {
-	if m == nil {
-		return
-	}
 	for _, v := range verdicts {
 		switch {
 		case v.Overdue:
@@ -291,7 +276,5 @@ func (m *Metrics) Adopted(forged bool) {
 }
 
 func (m *Metrics) recovered(cause string) {
-	if m != nil {
-		m.recoveries.WithLabelValues(cause).Inc()
-	}
+	m.recoveries.WithLabelValues(cause).Inc()
 }

@@ -19,6 +19,7 @@ import (
 	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/report"
+	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
@@ -132,6 +133,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	state := filepath.Join(n.dir, "state")
 	return agent.New(agent.Options{
 		Node: n.name, Client: client, Settings: settings, Log: log, Clock: clock.RealClock{},
+		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(settings), log),
 		Driver: n.gpus.Driver(), Health: health.Sources{Driver: n.gpus.Health(), Store: health.In(state)},
 		Pods: watch.Lister{Client: client, Node: n.name}, Kubelet: n, Host: machine{}, Units: machine{}, Specs: noSpecs{},
 		Record: journal.RecordIn(state), Processes: holders.Processes{Root: filepath.Join(n.dir, "proc")},
