@@ -117,7 +117,7 @@ func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	r.Version, r.Owes = Version, debtsOf(r)
 	h.now = r
 	switch {
-	case Same(r, h.saved):
+	case same(r, h.saved):
 		h.failed = nil
 		return
 	case h.failed != nil && now.Before(h.retryAt):
@@ -168,8 +168,8 @@ func subset(a, b []string) bool {
 	return !slices.ContainsFunc(a, func(s string) bool { return !slices.Contains(b, s) })
 }
 
-// Same reports whether both records have the same text on the disk.
-func Same(a, b Record) bool {
+// same reports whether both records have the same text on the disk.
+func same(a, b Record) bool {
 	textA, errA := json.Marshal(a)
 	textB, errB := json.Marshal(b)
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
@@ -209,7 +209,7 @@ func (h *Keeper) sending(boot string, j Journal, text string) Record {
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := OwedBy(j, boot)
+	host := owedBy(j, boot)
 	r.Host = Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
@@ -220,7 +220,7 @@ func (h *Keeper) sending(boot string, j Journal, text string) Record {
 func (h *Keeper) accepted(boot string, j Journal, text string) Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = sanitize.Cut(j.Operation, 128), text, nil, false
-	r.Host = OwedBy(j, boot)
+	r.Host = owedBy(j, boot)
 	return r
 }
 
@@ -229,8 +229,8 @@ func (h *Keeper) refused(before Record) {
 	h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
 }
 
-// OwedBy returns what the agent owes the host by the journal.
-func OwedBy(j Journal, boot string) Host {
+// owedBy returns what the agent owes the host by the journal.
+func owedBy(j Journal, boot string) Host {
 	host := Host{Stopped: slices.Clone(j.Stopped)}
 	for _, c := range j.Previous {
 		if c.Persistent {
