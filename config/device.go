@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 )
+
+const attribute = `[a-zA-Z](?:[a-zA-Z0-9.]*[a-zA-Z0-9])?`
 
 // deviceForm is how NVIDIA writes MIG devices: "1g.10gb", "1g.10gb+me", "1g.24gb-me", "1g.24gb+me.all", and
 // "1c.3g.40gb" for a compute instance of one slice in a GPU instance of three.
-var deviceForm = regexp.MustCompile(`^(?:([1-9])c\.)?([1-9])(g\.[1-9][0-9]*gb(?:[+-][a-zA-Z][a-zA-Z0-9.,]*)?)$`)
+var deviceForm = regexp.MustCompile(`^(?:([1-9])c\.)?([1-9])(g\.[1-9][0-9]{0,5}gb)((?:[+-]` + attribute + `(?:,` + attribute + `)*)?)$`)
 
 var errNotDevice = errors.New(`is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`)
 
@@ -19,12 +23,15 @@ func DeviceName(name string) (string, error) {
 	if m == nil {
 		return "", errNotDevice
 	}
-	compute, slices, rest := m[1], m[2], m[3]
+	compute, of, rest := m[1], m[2], m[3]+m[4]
+	if attributes := strings.Split(strings.TrimLeft(m[4], "+-"), ","); len(slices.Compact(slices.Sorted(slices.Values(attributes)))) < len(attributes) {
+		return "", errNotDevice
+	}
 	switch {
-	case compute == "" || compute == slices:
-		return slices + rest, nil
-	case compute > slices:
-		return "", fmt.Errorf("cannot be: a GPU instance of %s slices has no room for a compute instance of %s", slices, compute)
+	case compute == "" || compute == of:
+		return of + rest, nil
+	case compute > of:
+		return "", fmt.Errorf("cannot be: a GPU instance of %s slices has no room for a compute instance of %s", of, compute)
 	default:
 		return name, nil
 	}

@@ -193,6 +193,19 @@ func TestParseRefuses(t *testing.T) {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {01g.10gb: 7}}"),
 			want: `config "mine", rule 1, mig-devices: "01g.10gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
+		"MIG devices that mig-parted refuses": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: {'1g.24gb+me,me': 1, '1g.24gb+me,': 1, 1g.24gb+me.: 1, 1g.24gb+: 1, 1g.99999999999999999999gb: 1}}"),
+			want: `config "mine", rule 1, mig-devices: "1g.24gb+" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me," is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me,me" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me." is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.99999999999999999999gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+		},
+		"values that mig-parted takes for 0": {
+			file: rule("{devices: [null], mig-enabled: true, mig-devices: {1g.10gb: null, 2g.20gb: 1}}"),
+			want: `config "mine", rule 1, devices: null must be a position in PCI order, a whole number without quotes` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.10gb": null must be a whole number`,
+		},
 		"a compute instance larger than its GPU instance": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {4c.3g.40gb: 1}}"),
 			want: `config "mine", rule 1, mig-devices: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4`,
@@ -359,8 +372,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) { roundTrip(t, text) })
 }
 
-// roundTrip demands of a text that is refused no configs, and of one that is taken that mig-parted takes it too, and
-// that what is rendered from it means the same.
+// roundTrip demands of a text that is refused no configs, and of one that is taken that mig-parted takes it too and reads the same
+// rules, and that what is rendered from it means the same.
 func roundTrip(t *testing.T, text []byte) {
 	t.Helper()
 	configs, err := migparted.Parse(text)
@@ -370,8 +383,12 @@ func roundTrip(t *testing.T, text []byte) {
 		}
 		return
 	}
-	if err := yaml.Unmarshal(text, &spec.Spec{}); err != nil {
+	var theirs spec.Spec
+	if err := yaml.Unmarshal(text, &theirs); err != nil {
 		t.Fatalf("mig-parted refuses what is taken here: %v", err)
+	}
+	if diff := cmp.Diff(rulesOf(theirs), configs, cmpopts.EquateEmpty()); diff != "" {
+		t.Fatalf("rules (-mig-parted +ours):\n%s", diff)
 	}
 	rendered, err := migparted.Render(configs)
 	if err != nil {
@@ -384,6 +401,37 @@ func roundTrip(t *testing.T, text []byte) {
 	if diff := cmp.Diff(configs, again); diff != "" {
 		t.Fatalf("rendered and read again (-first +again):\n%s", diff)
 	}
+}
+
+// rulesOf gives the rules as mig-parted has read them.
+func rulesOf(file spec.Spec) map[string]config.MIGConfig {
+	out := map[string]config.MIGConfig{}
+	for name, rules := range file.MigConfigs {
+		for _, r := range rules {
+			rule := config.MIGRule{MIG: r.MigEnabled, All: r.MatchesAllDevices()}
+			rule.Indices, _ = r.Devices.([]int)
+			if filter, ok := r.DeviceFilter.(string); ok && filter != "" {
+				rule.DeviceFilter = []string{filter}
+			} else if several, ok := r.DeviceFilter.([]string); ok {
+				rule.DeviceFilter = several
+			}
+			for device, n := range r.MigDevices {
+				if n == 0 {
+					continue
+				}
+				if rule.Devices == nil {
+					rule.Devices = map[string]int{}
+				}
+				canonical, err := config.DeviceName(device)
+				if err != nil {
+					panic(err) // Parse has taken it
+				}
+				rule.Devices[canonical] += n
+			}
+			out[name] = append(out[name], rule)
+		}
+	}
+	return out
 }
 
 type example struct {

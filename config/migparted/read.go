@@ -1,0 +1,255 @@
+package migparted
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// read reads a document, and lists its mistakes, each with its place.
+func read(doc []byte) (map[string]config.MIGConfig, []error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(doc, &fields) != nil {
+		return nil, []error{&config.InvalidError{Field: "file", Want: `must be a mapping with "version" and "mig-configs"`}}
+	}
+	var errs []error
+	if written := string(fields["version"]); written != `"`+version+`"` {
+		errs = config.AddMistake(errs, &config.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only one there is"})
+	}
+	foreign := false
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		if field != "version" && field != "mig-configs" {
+			foreign = true
+			errs = config.AddMistake(errs, &config.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"})
+		}
+	}
+	if _, there := fields["mig-configs"]; !there && (foreign || len(errs) == 0) { // a file of another kind, or the version alone, which mig-parted takes
+		return nil, errs
+	}
+	var written map[string]json.RawMessage
+	if json.Unmarshal(fields["mig-configs"], &written) != nil || len(written) == 0 {
+		return nil, config.AddMistake(errs, &config.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"})
+	}
+	configs := map[string]config.MIGConfig{}
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		rules, wrong := readConfig(name, written[name])
+		configs[name] = rules
+		for _, err := range wrong {
+			errs = config.AddMistake(errs, err)
+		}
+	}
+	return configs, errs
+}
+
+// readConfig reads the rules of a config, and lists the mistakes of its name and of them.
+func readConfig(name string, raw json.RawMessage) (config.MIGConfig, []error) {
+	var errs []error
+	if err := checkName(name); err != nil {
+		errs = config.AddMistake(errs, err)
+	}
+	var written []json.RawMessage
+	if err := json.Unmarshal(raw, &written); err != nil || len(written) == 0 {
+		return nil, config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
+	}
+	var rules config.MIGConfig
+	for i, one := range written {
+		rule, wrong := readRule(one)
+		for _, w := range wrong {
+			w.Config, w.Rule = name, i+1
+			errs = config.AddMistake(errs, w)
+		}
+		rules = append(rules, rule)
+	}
+	return rules, errs
+}
+
+func checkName(name string) error {
+	wrong := &config.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
+	if name == "" {
+		wrong.Want = "is empty: a label cannot ask for it"
+		return wrong
+	}
+	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
+		wrong.Want = "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.'," +
+			" at most 63, beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)"
+		return wrong
+	}
+	return nil
+}
+
+// readRule reads a rule, and lists its mistakes.
+func readRule(raw json.RawMessage) (config.MIGRule, []*config.InvalidError) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(raw, &fields) != nil {
+		return config.MIGRule{}, []*config.InvalidError{{Value: string(raw), Want: `must be a mapping with "devices" and "mig-enabled"`}}
+	}
+	var rule config.MIGRule
+	var wrong []*config.InvalidError
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		readField(&rule, field, fields[field], func(value, want string) {
+			wrong = append(wrong, &config.InvalidError{Field: field, Value: value, Want: want})
+		})
+	}
+	for _, required := range []string{"devices", "mig-enabled"} {
+		if _, ok := fields[required]; !ok {
+			wrong = append(wrong, &config.InvalidError{Field: required, Want: "is missing"})
+		}
+	}
+	if conflict := conflictOf(fields); conflict != nil {
+		wrong = append(wrong, conflict)
+	}
+	if !rule.MIG {
+		rule.Devices = nil
+	}
+	return rule, wrong
+}
+
+// readField reads the value of a field, and refuses one that is wrong whatever the other fields have.
+func readField(rule *config.MIGRule, field string, raw json.RawMessage, refuse func(value, want string)) {
+	switch field {
+	case "device-filter":
+		rule.DeviceFilter = readFilter(raw, refuse)
+	case "devices":
+		rule.All, rule.Indices = readPositions(raw, refuse)
+	case "mig-enabled":
+		if json.Unmarshal(raw, &rule.MIG) != nil {
+			refuse(string(raw), "must be true or false")
+		}
+	case "mig-devices":
+		rule.Devices = readDevices(raw, refuse)
+	default:
+		refuse("", "is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices")
+	}
+}
+
+func readFilter(raw json.RawMessage, refuse func(value, want string)) []string {
+	var one string
+	var several []string
+	if json.Unmarshal(raw, &one) == nil {
+		if one != "" {
+			several = []string{one}
+		}
+	} else if json.Unmarshal(raw, &several) != nil {
+		refuse(string(raw), `must be a device id in quotes, "0x233010DE", or a list of them`)
+		return nil
+	}
+	for _, f := range several {
+		if _, err := config.ParseDeviceFilter(f); err != nil {
+			refuse(strconv.Quote(f), err.Error())
+		}
+	}
+	return several
+}
+
+func readPositions(raw json.RawMessage, refuse func(value, want string)) (all bool, indices []int) {
+	if string(raw) == `"all"` {
+		return true, nil
+	}
+	var several []json.RawMessage
+	switch {
+	case json.Unmarshal(raw, &several) != nil || string(raw) == "null":
+		refuse(string(raw), `must be "all" or a list of positions in PCI order, [0, 1]`)
+	case len(several) == 0:
+		refuse("[]", "names no GPU: write \"all\" or a list of positions, [0, 1]")
+	}
+	for _, one := range several {
+		i, err := strconv.Atoi(string(one))
+		switch {
+		case err != nil:
+			refuse(string(one), "must be a position in PCI order, a whole number without quotes")
+		case i < 0:
+			refuse(string(one), "is negative: the first GPU in PCI order is 0")
+		}
+		indices = append(indices, i)
+	}
+	return false, indices
+}
+
+// readDevices counts devices by the one form of their names; a file may spell one device in two ways.
+func readDevices(raw json.RawMessage, refuse func(value, want string)) map[string]int {
+	var written map[string]json.RawMessage
+	if json.Unmarshal(raw, &written) != nil {
+		refuse(string(raw), `must be a mapping of names to whole numbers, {"1g.10gb": 7}`)
+		return nil
+	}
+	counts, mistaken, counted := map[string]int{}, false, len(written) == 0
+	bad := func(value, want string) { mistaken = true; refuse(value, want) }
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		n, want := countOf(written[name])
+		counted = counted || n != 0
+		if want != "" {
+			value := string(written[name])
+			if want == tooMany { // package document has made text of a number that is too large
+				value = unquoted(written[name])
+			}
+			bad(fmt.Sprintf("%q: %s", name, value), want)
+		}
+		canonical, err := config.DeviceName(name)
+		switch {
+		case err != nil:
+			bad(strconv.Quote(name), err.Error())
+		case n > nvml.MaxDevices-counts[canonical]:
+			bad(fmt.Sprintf("%q: %d", name, n), tooMany)
+		case n > 0:
+			counts[canonical] += n
+		}
+	}
+	if !counted && !mistaken {
+		refuse(string(raw), "counts nothing: for MIG mode without instances write {}")
+	}
+	return counts
+}
+
+var tooMany = fmt.Sprintf("is more than any GPU holds: give at most %d", nvml.MaxDevices)
+
+// countOf reads a number of devices. If it refuses the number, want is the predicate of the message.
+func countOf(raw json.RawMessage) (n int, want string) {
+	text := unquoted(raw)
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil && text != "" && strings.Trim(text, "0123456789") == "", err == nil && n > nvml.MaxDevices && text != string(raw):
+		return 0, tooMany
+	case err != nil:
+		return 0, "must be a whole number"
+	case text != string(raw):
+		return 0, "must be a whole number without quotes"
+	case n < 0:
+		return 0, "is negative"
+	}
+	return n, ""
+}
+
+// unquoted gives a value as the user wrote it, without the quotes of a text.
+func unquoted(raw json.RawMessage) string {
+	var text string
+	if json.Unmarshal(raw, &text) != nil || string(raw) == "null" {
+		return string(raw)
+	}
+	return text
+}
+
+// conflictOf finds fields of which each is allowed alone, and not beside the other; nil if there are none.
+func conflictOf(fields map[string]json.RawMessage) *config.InvalidError {
+	devices, given := fields["mig-devices"]
+	var counts map[string]json.RawMessage
+	counted := json.Unmarshal(devices, &counts) == nil && len(counts) > 0
+	switch enabled := string(fields["mig-enabled"]); {
+	case enabled == "true" && (!given || string(devices) == "null"):
+		return &config.InvalidError{
+			Field: "mig-devices",
+			Want:  "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}",
+		}
+	case enabled == "false" && counted:
+		return &config.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
+	default:
+		return nil
+	}
+}
