@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -329,6 +330,20 @@ func kindOf(profile string) (size, attribute string) {
 type Wish struct {
 	MIG     bool           // MIG mode on
 	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
+}
+
+// With returns the GPU once it has the devices of w, which have neither places nor UUIDs yet. A GPU that cannot be divided stays as it is.
+func (g GPU) With(w Wish) GPU {
+	if !g.Capable {
+		return g
+	}
+	g.Enabled, g.Instances = w.MIG, nil
+	for _, name := range slices.Sorted(maps.Keys(w.Devices)) {
+		for range w.Devices[name] {
+			g.Instances = append(g.Instances, Instance{Devices: []Device{{Profile: name}}})
+		}
+	}
+	return g
 }
 
 // Event is news from the driver. It carries no state: it only says that the agent should look again, and why.

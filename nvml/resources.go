@@ -1,5 +1,7 @@
 package nvml
 
+import "strings"
+
 // The names of resources and devices by which NVIDIA's device plugin offers GPUs to kubelet.
 const (
 	// ResourceGPU is the resource of GPUs that are not divided, and under the MIG strategy single of MIG devices too.
@@ -11,3 +13,9 @@ const (
 	// ReplicaSeparator stands between the UUID of a device that is shared and the number of the replica: "GPU-…::2".
 	ReplicaSeparator = "::"
 )
+
+// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. There are other nvidia.com/
+// resources, such as those of network devices.
+func GPUResource(name string) bool {
+	return name == ResourceGPU || name == ResourceGPU+SharedSuffix || strings.HasPrefix(name, ResourceMIGPrefix)
+}

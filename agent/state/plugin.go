@@ -365,15 +365,8 @@ func (s *Observed) WhyNoPlugin() string {
 func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
-		target, named := targets[out[i].UUID]
-		if !named || !out[i].Capable {
-			continue
-		}
-		out[i].Enabled, out[i].Instances = target.MIG, nil
-		for _, name := range slices.Sorted(maps.Keys(target.Devices)) {
-			for range target.Devices[name] {
-				out[i].Instances = append(out[i].Instances, nvml.Instance{Devices: []nvml.Device{{Profile: name}}})
-			}
+		if target, named := targets[out[i].UUID]; named {
+			out[i] = out[i].With(target.Wish)
 		}
 	}
 	return out

@@ -1,4 +1,4 @@
-// Package cli writes output, ends a command with its exit code, and makes the client of the API server, for all commands.
+// Package cli writes output and ends a command with its exit code, for all commands.
 package cli
 
 import (
@@ -7,10 +7,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // ExitError is an error that a command ends with by an exit code other than 1.
@@ -72,23 +70,3 @@ func (p *Printer) Printf(format string, args ...any) {
 
 // Counted writes a number of things: "1 node", "2 nodes".
 func Counted(n int, noun string) string { return sanitize.Counted(n, noun) }
-
-// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of about five requests, and a roll-out writes
-// each node once; with client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
-const (
-	requestsPerSecond = 50
-	requestsAtOnce    = 100
-)
-
-// Client makes the client of a program, which sends its name and version as user agent.
-func Client(c *rest.Config, program, version string) (kube.Interface, error) {
-	return kube.New(Config(c, program, version))
-}
-
-// Config is how the clients of a program reach the API server.
-func Config(c *rest.Config, program, version string) *rest.Config {
-	c = rest.CopyConfig(c)
-	c.QPS, c.Burst = requestsPerSecond, requestsAtOnce
-	c.UserAgent = program + "/" + version
-	return c
-}

@@ -23,7 +23,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
-	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
@@ -193,5 +192,5 @@ func (o *options) config() (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", err)
 	}
-	return cli.Config(c, config.FieldManager, version), nil
+	return kube.Config(c, config.FieldManager, version), nil
 }

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -49,7 +48,7 @@ func (o *options) client() (kube.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", cmp.Or(missingFiles(o.loading), err)) // a missing file is why the loader knows no cluster
 	}
-	return cli.Client(c, fieldManager, version)
+	return kube.New(kube.Config(c, fieldManager, version))
 }
 
 // missingFiles names the files of the environment's KUBECONFIG, if none of them is there: the loader passes over them, and then knows no cluster.

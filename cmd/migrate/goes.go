@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -90,7 +89,7 @@ func offeredBy(n corev1.Node) map[string]int {
 	out := map[string]int{}
 	for name, quantity := range n.Status.Allocatable {
 		resource := string(name)
-		if !holders.GPUResource(resource) {
+		if !nvml.GPUResource(resource) {
 			continue
 		}
 		count := int(quantity.Value())

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -186,7 +185,12 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 			}
 		}
 	}
-	after := state.WithTargets(gpus, state.Targets(wishes))
+	after := slices.Clone(gpus)
+	for i, gpu := range gpus {
+		if w, named := wishes[gpu.UUID]; named {
+			after[i] = gpu.With(w)
+		}
+	}
 	sharing := config.Sharing{Strategy: config.SharingNone}
 	if profile.Sharing != nil {
 		sharing = *profile.Sharing

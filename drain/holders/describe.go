@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Describe gives the pod without its devices, which only kubelet knows. It takes the pod's word for its owner; see DaemonSets.
@@ -113,7 +115,7 @@ func gpuRequests(r corev1.ResourceRequirements) map[string]int64 {
 	out := map[string]int64{}
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name, q := range list {
-			if GPUResource(string(name)) && q.Value() > 0 {
+			if nvml.GPUResource(string(name)) && q.Value() > 0 {
 				out[string(name)] = max(out[string(name)], q.Value())
 			}
 		}

@@ -60,15 +60,9 @@ func (p Pod) String() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// GPUResource reports whether NVIDIA's device plugin makes the resource of GPUs or of parts of them. There are other nvidia.com/
-// resources, such as those of network devices.
-func GPUResource(name string) bool {
-	return name == nvml.ResourceGPU || name == nvml.ResourceGPU+nvml.SharedSuffix || strings.HasPrefix(name, nvml.ResourceMIGPrefix)
-}
-
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
 // whatever their phase; clients are the processes that hold the sought GPUs. It picks a pod that
-//   - requests a GPUResource in any container, be it an init, sidecar or ephemeral one;
+//   - requests a resource of GPUs in any container, be it an init, sidecar or ephemeral one;
 //   - has resource claims of GPUs, also one that the scheduler made for an extended resource, whose devices kubelet names by driver and pool and not by UUID: they count as not
 //     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
@@ -155,7 +149,7 @@ func (p *Pod) assign(devices map[string][]string) {
 			switch {
 			case strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-"):
 				p.Devices = append(p.Devices, uuid)
-			case GPUResource(resource):
+			case nvml.GPUResource(resource):
 				p.DevicesKnown = false
 			}
 		}

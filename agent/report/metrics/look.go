@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -99,7 +98,7 @@ func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.Resourc
 	names := map[string]bool{}
 	for _, of := range []capacity.Resources{expected, kubelet} {
 		for name := range of {
-			if holders.GPUResource(name) {
+			if nvml.GPUResource(name) {
 				names[name] = true
 			}
 		}

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -75,10 +74,10 @@ func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []stri
 		names[name] = true
 	}
 	for name := range kubelet {
-		names[name] = holders.GPUResource(name)
+		names[name] = nvml.GPUResource(name)
 	}
 	for name := range allocatable {
-		names[string(name)] = holders.GPUResource(string(name))
+		names[string(name)] = nvml.GPUResource(string(name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if !names[name] {
@@ -122,7 +121,7 @@ func (r Resources) Summary(sharing *config.Sharing) string {
 func Offered(kubelet Resources) Resources {
 	out := Resources{}
 	for name, ids := range kubelet {
-		if holders.GPUResource(name) && len(ids) > 0 {
+		if nvml.GPUResource(name) && len(ids) > 0 {
 			out[name] = ids
 		}
 	}
@@ -229,13 +228,13 @@ func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.Res
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(kubelet)) {
-		if holders.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
+		if nvml.GPUResource(name) && !seen[name] && len(kubelet[name]) > 0 {
 			seen[name] = true
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, kubelet %d", name, len(kubelet[name])))
 		}
 	}
 	for name := range allocatable {
-		if n := Count(allocatable, string(name)); holders.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
+		if n := Count(allocatable, string(name)); nvml.GPUResource(string(name)) && !seen[string(name)] && n > 0 {
 			out = append(out, fmt.Sprintf("%s: the GPUs have none, the node object %d", name, n))
 		}
 	}
@@ -247,7 +246,7 @@ func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.Res
 func StaleResources(kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	for name := range allocatable {
-		if holders.GPUResource(string(name)) && Count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
+		if nvml.GPUResource(string(name)) && Count(allocatable, string(name)) == 0 && len(kubelet[string(name)]) == 0 {
 			out = append(out, string(name))
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -58,7 +57,7 @@ func GivenBy(gpus []nvml.GPU, kubelet Resources) Given {
 // of: "nvidia.com/gpu", "nvidia.com/gpu x 4". It is empty if kubelet gives the id out as before, or nothing of the device: a plugin that starts, or that
 // takes the device for unhealthy, withdraws it from no pod.
 func (g Given) Anew(resource, id string) string {
-	if !holders.GPUResource(resource) || slices.Contains(g.offered[resource], id) {
+	if !nvml.GPUResource(resource) || slices.Contains(g.offered[resource], id) {
 		return ""
 	}
 	device := DeviceOf(id)

@@ -21,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
-	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
@@ -114,7 +113,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 	settings.Reboot.Sentinel = filepath.Join(n.dir, "reboot-required")
 	log = log.With(zap.String("node", n.name))
 	asNode := impersonate.New(impersonate.Options{Node: n.name, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})
-	c := cli.Config(account, config.FieldManager, "bench")
+	c := kube.Config(account, config.FieldManager, "bench")
 	c.Wrap(t.wrap)
 	c.Wrap(asNode.Wrap)
 	client, err := kube.New(c)
