@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -40,14 +39,14 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				w.spend(time.Hour)
 				c := w.condition()
 				d := w.agent.Diagnose(t.Context(), true)
-				said := show.Diagnosis(d)
+				said := told(t, d)
 				if want := "has to select the node, and to tolerate restricted:NoSchedule"; c.Reason != string(config.ReasonNoDevicePlugin) || !strings.Contains(c.Message, want) {
 					t.Errorf("%s: %s: want %q in it", c.Reason, c.Message, want)
 				}
 				if strings.Contains(c.Message, "log") || strings.Contains(said, "see the log") || strings.Contains(said, "undoes the change") {
 					t.Errorf("the node says %q, the diagnosis %q", c.Message, said)
 				}
-				if !strings.Contains(strings.Join(strings.Fields(said), " "), row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != api.CauseCapacityMissing {
+				if !strings.Contains(said, row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != api.CauseCapacityMissing {
 					t.Errorf("the diagnosis says %q, want %q", said, row.wait)
 				}
 				if w.owed() {
@@ -122,7 +121,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 						t.Errorf("the node says\n%q, want\n%q in it", text, want)
 					}
 				}
-				if said := strings.Join(strings.Fields(show.Diagnosis(w.agent.Diagnose(t.Context(), true))), " "); strings.Contains(said, "see the log") || strings.Contains(said, "MIG_STRATEGY") {
+				if said := told(t, w.agent.Diagnose(t.Context(), true)); strings.Contains(said, "see the log") || strings.Contains(said, "MIG_STRATEGY") {
 					t.Errorf("the diagnosis says %q", said)
 				}
 				if w.owed() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {

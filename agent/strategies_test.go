@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -63,7 +62,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 				} else {
 					named(c.Message)
 				}
-				named(strings.Join(strings.Fields(show.Diagnosis(w.agent.Diagnose(t.Context(), true))), " "))
+				named(told(t, w.agent.Diagnose(t.Context(), true)))
 				named(w.settle(config.ReasonWrongMIGStrategy).Message)
 				w.givenBack()
 				if after := w.gpus.String(); after != before {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 )
@@ -305,8 +305,9 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 		w.neverTrueWhileWithdrawn("a look", func() bool { return true })
 		w.spend(time.Hour)
 		w.namesHolder(w.condition(), "nothing is asked of this node, so that the agent evicts no pod", "set a label")
-		said := show.Diagnosis(w.diagnose(true))
-		if !strings.Contains(said, "kubelet gives out to others what it holds") || strings.Contains(said, "stay") {
+		d := w.diagnose(true)
+		stays := func(p api.PodSeen) bool { return !p.Leaves && p.State == "" }
+		if said := told(t, d); !strings.Contains(said, "kubelet gives out to others what it holds") || slices.ContainsFunc(d.Pods, stays) {
 			t.Errorf("recover --dry-run says of the pod:\n%s", said)
 		}
 		if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {

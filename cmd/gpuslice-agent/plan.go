@@ -30,6 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 )
 
 var (
@@ -250,7 +251,7 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, process
 	out := &cli.Printer{W: w}
 	for i, gpu := range p.Before {
 		out.Printf("GPU %d  %s  %s\n", gpu.Index, gpu.Model, gpu.UUID)
-		out.Printf("  now   %s\n", show.GPU(gpu, gpu.Geometry()))
+		out.Printf("  now   %s\n", picture.GPU(gpu, gpu.Geometry()))
 		after := p.After[i]
 		waits := slices.ContainsFunc(p.AtReboot, func(g nvml.GPU) bool { return g.UUID == gpu.UUID })
 		switch {
@@ -259,7 +260,7 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, process
 		case after.Enabled == gpu.Enabled && after.Geometry().String() == gpu.Geometry().String():
 			out.Printf("  then  the same\n")
 		default:
-			out.Printf("  then  %s\n", show.GPU(after, after.Geometry()))
+			out.Printf("  then  %s\n", picture.GPU(after, after.Geometry()))
 		}
 	}
 	waiting := rebootNote(name, p)

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// picture is what a terminal shows of a roll-out after the next refresh.
-func picture(o *output) string {
+// shown is what a terminal shows of a roll-out after the next refresh.
+func shown(o *output) string {
 	<-time.After(2 * refresh)
 	lines := []string{""}
 	text := o.String()
@@ -70,7 +70,7 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
   0% [....................]  gpu-11  Asked        waiting for its agent to see the label
  15% [###.................]  0 of 4 nodes converged
 `
-		if diff := cmp.Diff(want, picture(o)); diff != "" {
+		if diff := cmp.Diff(want, shown(o)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		nodes[1].end(failed, config.ReasonCancelled, "a user has uncordoned it")
@@ -84,7 +84,7 @@ profile research on the nodes
   0% [....................]  gpu-11  Asked        waiting for its agent to see the label
  50% [##########..........]  1 of 4 nodes converged, 1 failed
 `
-		if diff := cmp.Diff(want, picture(o)); diff != "" {
+		if diff := cmp.Diff(want, shown(o)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		for _, f := range nodes {
@@ -97,7 +97,7 @@ gpu-10  Converged  research: as asked
 gpu-1  Converged  research: as asked
 gpu-11  Converged  research: as asked
 `
-		if diff := cmp.Diff(want, picture(o)); diff != "" {
+		if diff := cmp.Diff(want, shown(o)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
@@ -119,7 +119,7 @@ func TestThePictureIsNoHigherThanTheTerminal(t *testing.T) {
 			nodes = append(nodes, followedBy(fmt.Sprintf("gpu-%03d", i), phase, reason, 0, "…"))
 		}
 		b.show(nodes)
-		got := picture(o)
+		got := shown(o)
 		b.close()
 		if n := strings.Count(got, "\n"); n >= 12 {
 			t.Errorf("the picture has %d lines:\n%s", n, got)

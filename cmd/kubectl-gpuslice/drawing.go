@@ -6,7 +6,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 )
 
 const (
@@ -58,9 +58,9 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 	}
 	names, numbers := cells(g)
 	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
-		lines = append(lines, p.cut(indent+show.Slices(g.Slices, names, p.drawn())))
+		lines = append(lines, p.cut(indent+picture.Slices(g.Slices, names, p.drawn())))
 		if len(numbers) > 0 {
-			lines = append(lines, p.paint(p.cut(indent+show.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
+			lines = append(lines, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
 		}
 	}
 	if len(g.Instances) == 0 && g.Geometry != "" { // the status is an older agent's, or has no room for instances
@@ -154,13 +154,13 @@ func (p paper) cut(line string) string {
 }
 
 // cells returns the GPU's instances as cells of the drawing, by name and by number.
-func cells(g *gpuView) (names, numbers []show.Cell) {
+func cells(g *gpuView) (names, numbers []picture.Cell) {
 	for _, i := range g.Instances {
 		profile, _, _ := strings.Cut(i.Is, "@")
 		short, _, _ := strings.Cut(profile, ".")
-		names = append(names, show.Cell{At: i.At, Size: i.Size, Names: []string{profile, short}})
+		names = append(names, picture.Cell{At: i.At, Size: i.Size, Names: []string{profile, short}})
 		number := fmt.Sprintf("#%d", i.ID)
-		numbers = append(numbers, show.Cell{At: i.At, Size: i.Size, Names: []string{number, number[1:]}})
+		numbers = append(numbers, picture.Cell{At: i.At, Size: i.Size, Names: []string{number, number[1:]}})
 	}
 	return names, numbers
 }

@@ -1,6 +1,7 @@
 package show_test
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 )
+
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 // The whole page as users see it.
 func TestADiagnosisAsText(t *testing.T) {
@@ -42,7 +45,7 @@ func TestADiagnosisAsText(t *testing.T) {
 			Processes: []api.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
 			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", Owed: true}},
 			GPUs: api.GPUsSeen{
-				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0"},
+				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0", "GPU 0: create 1g.10gb@1", "GPU 0: create 1g.10gb@2", "GPU 0: create 1g.10gb@3"},
 				Now: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
 			},
 			Failed: &api.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},

@@ -1,3 +1,3 @@
-// Package show writes, for a terminal, how a GPU is cut and the agent's diagnosis of a node. It decides nothing. Its callers make texts of
-// others legible.
+// Package show writes, for a terminal, the agent's diagnosis of a node and its verdict on a change. It decides nothing. Its callers make
+// texts of others legible.
 package show

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 )
 
 // killAfter is the number of instances after which the agent is killed: in the middle of the second GPU.
@@ -135,7 +135,7 @@ func (f *follower) draw(ctx context.Context, step string) error {
 	if err != nil {
 		return err
 	}
-	f.out.line("GPU %d  %s", last, show.GPU(gpus[last], gpus[last].Geometry()))
+	f.out.line("GPU %d  %s", last, picture.GPU(gpus[last], gpus[last].Geometry()))
 	return nil
 }
 

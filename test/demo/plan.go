@@ -9,9 +9,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
-	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -50,16 +50,16 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 // drawn shows GPUs, those that follow each other and look the same on one line.
 func drawn(out *screen, when string, gpus []nvml.GPU) {
 	for i := 0; i < len(gpus); {
-		picture := show.GPU(gpus[i], gpus[i].Geometry())
+		drawn := picture.GPU(gpus[i], gpus[i].Geometry())
 		end := i + 1
-		for end < len(gpus) && show.GPU(gpus[end], gpus[end].Geometry()) == picture {
+		for end < len(gpus) && picture.GPU(gpus[end], gpus[end].Geometry()) == drawn {
 			end++
 		}
 		which := fmt.Sprintf("GPU %d", gpus[i].Index)
 		if end > i+1 {
 			which = fmt.Sprintf("GPU %d-%d", gpus[i].Index, gpus[end-1].Index)
 		}
-		out.line("%s %-7s %s", when, which, picture)
+		out.line("%s %-7s %s", when, which, drawn)
 		i = end
 	}
 }

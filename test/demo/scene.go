@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/node"
@@ -169,7 +169,7 @@ func (s *scene) picture(ctx context.Context, when string) ([]corev1.Pod, error) 
 		return nil, err
 	}
 	for _, gpu := range gpus {
-		s.out.line("GPU %d  %s", gpu.Index, show.GPU(gpu, gpu.Geometry()))
+		s.out.line("GPU %d  %s", gpu.Index, picture.GPU(gpu, gpu.Geometry()))
 	}
 	s.out.line("allocatable of %s: %s", mainNode, offered(object.Status.Allocatable))
 	pods, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})

@@ -1,4 +1,4 @@
-package show_test
+package picture_test
 
 import (
 	"flag"
@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/cmd/show"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/picture"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -52,7 +52,7 @@ func TestDrawingsAreAsInTheGoldenFile(t *testing.T) {
 		}},
 		{"not capable", nvml.GPU{Model: "NVIDIA L40S"}, nil},
 	} {
-		line := show.GPU(c.gpu, c.cut)
+		line := picture.GPU(c.gpu, c.cut)
 		if got, want := utf8.RuneCountInString(line), 65; got != want {
 			t.Errorf("%s: %q has %d columns, want %d", c.name, line, got, want)
 		}

@@ -1,4 +1,5 @@
-package show
+// Package picture draws, on one line of text, how a GPU is cut into instances.
+package picture
 
 import (
 	"slices"
