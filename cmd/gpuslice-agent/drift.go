@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
-	"github.com/gpuslice/gpuslice/cmd/cli"
-	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/drift"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/agent/report"
-	"github.com/gpuslice/gpuslice/cmd/cli"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 )
 
 // version is set by the build.

@@ -17,9 +17,9 @@ import (
 	forms "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/cmd/features"
-	"github.com/gpuslice/gpuslice/cmd/render"
-	"github.com/gpuslice/gpuslice/cmd/taints"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/cmd/render"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 

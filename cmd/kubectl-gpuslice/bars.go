@@ -13,7 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
-	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/config/metrics"
 	"github.com/gpuslice/gpuslice/config/reasons"
 	"github.com/gpuslice/gpuslice/config/sanitize"

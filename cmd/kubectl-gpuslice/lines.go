@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 )
 
 // lines shows a roll-out without a terminal: a line when a node has another reason, or is done.

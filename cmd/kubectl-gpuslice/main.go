@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubeconfigs may log in by OpenID Connect, as kubectl's
 
-	"github.com/gpuslice/gpuslice/cmd/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 )
 
 // version is set by the build.

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/gpuslice/gpuslice/cmd/kinds"
-	"github.com/gpuslice/gpuslice/cmd/taints"
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"

@@ -21,7 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/cmd/drift"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/drift"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 

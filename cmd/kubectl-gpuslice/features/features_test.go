@@ -3,7 +3,7 @@ package features_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/cmd/features"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 )
 
 func TestWhatLabelsSayIsBounded(t *testing.T) {

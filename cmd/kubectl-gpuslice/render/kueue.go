@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/cmd/kinds"
-	"github.com/gpuslice/gpuslice/cmd/taints"
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 )
 
