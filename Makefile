@@ -99,7 +99,7 @@ test-skew: ## the core scenarios with earlier versions of Kubernetes and NVIDIA'
 
 .PHONY: test-nocgo
 test-nocgo: ## that all but the leaves and the agent builds without cgo, and the plugin for every system that people work on
-	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config ./nvml
+	CGO_ENABLED=0 go build ./agent/... ./drain/... ./config/... ./nvml
 	for os in linux darwin windows; do GOOS=$$os CGO_ENABLED=0 go list -export -f '' ./cmd/kubectl-gpuslice; done # compiles, and links nothing
 
 .PHONY: test-binaries

@@ -172,7 +172,7 @@ const (
 	ReasonUnknownConfig Reason = "UnknownConfig"
 	// ReasonInvalidCatalog is given when a ConfigMap cannot be read, or a config of it cannot be meant for this node.
 	//
-	// You can: mend the ConfigMap at the line that the message names; gpuslice-agent validate shows all mistakes at once.
+	// You can: mend the ConfigMap at the line that the message names; kubectl gpuslice validate shows all mistakes at once.
 	ReasonInvalidCatalog Reason = "InvalidCatalog"
 	// ReasonImpossibleGeometry is given when a GPU cannot hold the instances that the config asks of it.
 	//
@@ -215,7 +215,7 @@ const (
 	ReasonHeld Reason = "Held"
 	// ReasonInvalidMaintenance is given while the maintenance file cannot be read: the agent begins nothing until it can.
 	//
-	// You can: mend the maintenance file; gpuslice-agent validate shows the line.
+	// You can: mend the maintenance file; kubectl gpuslice validate shows the line.
 	ReasonInvalidMaintenance Reason = "InvalidMaintenance"
 	// ReasonAwaitingWindow is given while no window is open that is long enough for the change. The message and
 	// ConditionMaintenancePlanned say when the change begins.
@@ -332,7 +332,7 @@ const (
 	ReasonStaleResourcesRemoved Reason = "StaleResourcesRemoved"
 	// ReasonInvalidSettings is given, by an Event alone, while the settings cannot be read: the agent goes on with those of before.
 	//
-	// You can: mend the settings at the line that the message names; gpuslice-agent validate shows all mistakes at once.
+	// You can: mend the settings at the line that the message names; kubectl gpuslice validate shows all mistakes at once.
 	ReasonInvalidSettings Reason = "InvalidSettings"
 	// ReasonKeyIgnored is given, by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its
 	// key is none that the agent knows and looks like a slip of the pen for one.

@@ -13,11 +13,11 @@ import (
 // TestPromise14ACommandThatDoesNotComeBackIsEnded: what reads, or computes, knows of no context.
 func TestPromise14ACommandThatDoesNotComeBackIsEnded(t *testing.T) {
 	if fifo := os.Getenv(aloneKey); fifo != "" {
-		os.Args = []string{"gpuslice-agent", "validate", fifo}
+		os.Args = []string{"gpuslice-agent", "plan", "--offline", "--mig-config", "mine", "-f", fifo}
 		main()
 		return
 	}
-	fifo := filepath.Join(t.TempDir(), "settings.yaml")
+	fifo := filepath.Join(t.TempDir(), "configs.yaml")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestPromise14ACommandThatDoesNotComeBackIsEnded(t *testing.T) {
 }
 
 func TestOnlyCommandsThatChangeSomethingHaveGrace(t *testing.T) {
-	for name, want := range map[string]string{"run": "1m50s", "recover": "1m50s", "plan": "2s", "validate": "2s", "health": "2s", "none": "2s"} {
+	for name, want := range map[string]string{"run": "1m50s", "recover": "1m50s", "plan": "2s", "health": "2s", "none": "2s"} {
 		if got := graceOf(command(), []string{name}).String(); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}

@@ -80,7 +80,7 @@ func command() *cobra.Command {
 	flags.StringVar(&o.systemBus, "system-bus", env("SYSTEM_BUS", "unix:path=/run/dbus/system_bus_socket"),
 		"address of the host's D-Bus, for logind and systemd; it need not exist (env GPUSLICE_SYSTEM_BUS)")
 	flags.BoolVar(&o.debug, "debug", false, "log observations too")
-	root.AddCommand(o.run(), o.health(), o.plan(), o.validate(), o.recover(), o.cleanup(), o.migrate(), o.render(), cli.Version(version))
+	root.AddCommand(o.run(), o.health(), o.plan(), o.recover(), o.cleanup(), cli.Version(version))
 	return root
 }
 

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,11 +21,9 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/deviceplugin"
-	"github.com/gpuslice/gpuslice/config/migparted"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/nvml/picture"
@@ -68,7 +64,7 @@ is asked, and there is no verdict.`,
 					return err
 				}
 			}
-			known, err := readConfigs(w.files, cmd.InOrStdin())
+			known, err := manifest.ReadConfigs(w.files, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -148,7 +144,7 @@ func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) 
 	return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be held up", name)}
 }
 
-func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (preview.Result, error) {
+func (o *options) preview(cmd *cobra.Command, w planRequest, known manifest.Configs) (preview.Result, error) {
 	label, name := w.Label()
 	if !w.offline {
 		a, err := o.agent(cmd.Context(), zap.NewNop(), metrics.New(clock.RealClock{}))
@@ -161,80 +157,8 @@ func (o *options) preview(cmd *cobra.Command, w planRequest, known configs) (pre
 	if err != nil {
 		return preview.Result{}, err
 	}
-	catalog := config.Merge(config.Generate(gpus), known.mig).WithProfiles(known.profiles)
-	return preview.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.plugin}.Plan(label, name)
-}
-
-// configs are those of files, by the names by which labels ask for them.
-type configs struct {
-	mig      map[string]config.MIGConfig
-	profiles map[string]config.Profile
-	plugin   map[string]config.PluginConfig // by the key of their ConfigMap, or by the file's name
-}
-
-// readConfigs reads the MIG configs, profiles and configs of the device plugin in the files, as validate finds them there, and ignores
-// other texts. It refuses a name that is there twice, since on a node only one of the two would count.
-func readConfigs(files []string, stdin io.Reader) (configs, error) {
-	out := configs{mig: map[string]config.MIGConfig{}, profiles: map[string]config.Profile{}, plugin: map[string]config.PluginConfig{}}
-	for _, file := range files {
-		text, err := readFile(file, stdin)
-		if err != nil {
-			return configs{}, fmt.Errorf("reading configs: %w", err)
-		}
-		file = sanitize.Text(file)
-		found := 0
-		var wrong error // the first
-		r := reader{found: func(p piece) {
-			if wrong != nil {
-				return
-			}
-			used, err := out.add(p)
-			if err != nil {
-				wrong = fmt.Errorf("%s: %w", p.at, err)
-			}
-			found += used
-		}}
-		if r.read(file, text); wrong != nil {
-			return configs{}, wrong
-		}
-		if found == 0 {
-			return configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them", file)
-		}
-	}
-	return out, nil
-}
-
-// add adds the configs of a piece. used is 1 if it is of a format that a plan uses.
-func (c *configs) add(p piece) (used int, err error) {
-	switch {
-	case p.err != nil:
-		return 0, p.err
-	case p.format == nil:
-		return 0, nil
-	}
-	switch p.format.name {
-	case migFormat:
-		parsed, err := migparted.Parse(p.text)
-		return 1, cmp.Or(addPlaces(p, err), merge(c.mig, parsed))
-	case profilesFormat:
-		parsed, err := config.ParseProfiles(p.text)
-		return 1, cmp.Or(addPlaces(p, err), merge(c.profiles, parsed))
-	case pluginFormat:
-		parsed, err := deviceplugin.Parse(p.text)
-		return 1, cmp.Or(addPlaces(p, err), merge(c.plugin, map[string]config.PluginConfig{p.key: parsed}))
-	default:
-		return 0, nil
-	}
-}
-
-func merge[T any](into, more map[string]T) error {
-	for _, name := range slices.Sorted(maps.Keys(more)) {
-		if _, twice := into[name]; twice {
-			return fmt.Errorf("%q is in another file too", name)
-		}
-		into[name] = more[name]
-	}
-	return nil
+	catalog := config.Merge(config.Generate(gpus), known.MIG).WithProfiles(known.Profiles)
+	return preview.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.Plugin}.Plan(label, name)
 }
 
 // processName gives the name of a process of the host; empty if it cannot be read.

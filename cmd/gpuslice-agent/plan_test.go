@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -49,7 +50,7 @@ func TestPlanOffline(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			root, gpus := simulated(t, "usr/lib64")
 			before := gpus.String()
-			got := validated(t, "", append([]string{"plan", "--offline", "--driver-root", root}, strings.Fields(row.args)...)...)
+			got := prints(t, "", append([]string{"plan", "--offline", "--driver-root", root}, strings.Fields(row.args)...)...)
 			got = regexp.MustCompile(`GPU-[0-9a-f-]{36}`).ReplaceAllString(got, "GPU-<uuid>")
 			golden := filepath.Join("testdata", row.name+".txt")
 			if *update {
@@ -74,7 +75,7 @@ func TestPlanOffline(t *testing.T) {
 // With --driver-root / or what stands for it, the driver may be in the container of the GPU Operator.
 func TestAPlanFindsTheDriverOfAContainer(t *testing.T) {
 	root, _ := simulated(t, "run/nvidia/driver/usr/lib64")
-	got := validated(t, "", "plan", "--offline", "--driver-root", root, "--mig-config", "all-disabled")
+	got := prints(t, "", "plan", "--offline", "--driver-root", root, "--mig-config", "all-disabled")
 	if !strings.HasPrefix(got, "GPU 0  NVIDIA A100") || strings.Contains(got, "error") {
 		t.Errorf("it says %q", got)
 	}
@@ -82,7 +83,7 @@ func TestAPlanFindsTheDriverOfAContainer(t *testing.T) {
 
 // The driver is at fault, and no config.
 func TestAPlanWithoutADriverBlamesNoConfig(t *testing.T) {
-	got := validated(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")
+	got := prints(t, "", "plan", "--offline", "--driver-root", t.TempDir(), "--mig-config", "all-balanced")
 	if !strings.HasPrefix(got, "error: the GPUs cannot be seen, so nothing is known of all-balanced: ") || strings.Contains(got, "cannot be:") {
 		t.Errorf("it says %q", got)
 	}
@@ -130,22 +131,14 @@ func TestNamesOfTheCommandLineForgeNoLine(t *testing.T) {
 	if err := os.WriteFile(file, []byte("version: v1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	folder := filepath.Join(t.TempDir(), "a\nFAKE")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	for _, args := range [][]string{
-		{"validate", "-f", "no\nFAKE"},
-		{"validate", "-f", folder},
-		{"migrate", "--dry-run", "-f", file},
-		{"validate", "-f", file},
 		{"plan", "--offline", "--mig-config", "any", "-f", "no\nFAKE"},
 		{"plan", "--offline", "--mig-config", "any", "-f", file, "-f", file},
 		{"plan", "--offline", "--mig-config", "a\nFAKE"},
 		{"plan", "--offline", "--profile", "a\nFAKE"},
 		{"plan", "--mig-config", "a", "--device-plugin-config", "a\nFAKE"},
 	} {
-		if said := validated(t, "", args...); strings.Contains(said, "\nFAKE") {
+		if said := prints(t, "", args...); strings.Contains(said, "\nFAKE") {
 			t.Errorf("%q: a line is forged: %s", args, said)
 		}
 	}
@@ -156,9 +149,9 @@ func TestAPlanReadsStandardInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, err := readConfigs([]string{"-"}, bytes.NewReader(manifests))
-	if err != nil || len(known.mig) != 1 || len(known.profiles) != 1 || len(known.plugin) != 2 {
-		t.Errorf("read %d MIG configs, %d profiles and %d configs of the device plugin, error %v", len(known.mig), len(known.profiles), len(known.plugin), err)
+	known, err := manifest.ReadConfigs([]string{"-"}, bytes.NewReader(manifests))
+	if err != nil || len(known.MIG) != 1 || len(known.Profiles) != 1 || len(known.Plugin) != 2 {
+		t.Errorf("read %d MIG configs, %d profiles and %d configs of the device plugin, error %v", len(known.MIG), len(known.Profiles), len(known.Plugin), err)
 	}
 }
 

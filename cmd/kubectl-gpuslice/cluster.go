@@ -18,8 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -44,11 +46,40 @@ func (o *options) client() (kube.Interface, error) {
 	if o.connect != nil {
 		return o.connect()
 	}
+	c, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	return kube.New(c)
+}
+
+// config is how the command reaches the API server.
+func (o *options) config() (*rest.Config, error) {
 	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("finding the API server: %w", cmp.Or(missingFiles(o.loading), err)) // a missing file is why the loader knows no cluster
 	}
-	return kube.New(kube.Config(c, fieldManager, version))
+	return kube.Config(c, fieldManager, version), nil
+}
+
+// agents is what a command goes by that foresees what the agents do: their settings, in a file.
+type agents struct{ file string }
+
+// bind adds the flag.
+func (a *agents) bind(flags *pflag.FlagSet) {
+	flags.StringVar(&a.file, "settings", "", "file of the agents' settings; without it their defaults hold")
+}
+
+// settings reads the agents' settings. The agents are in the namespace of the flag --namespace.
+func (a *agents) settings(o *options) (config.Settings, error) {
+	settings := config.Default()
+	if a.file != "" {
+		var err error
+		if settings, err = config.Load(a.file); err != nil {
+			return config.Settings{}, err
+		}
+	}
+	return settings.Beside(cmp.Or(o.overrides.Context.Namespace, "gpuslice")), nil
 }
 
 // missingFiles names the files of the environment's KUBECONFIG, if none of them is there: the loader passes over them, and then knows no cluster.

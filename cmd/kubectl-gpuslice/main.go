@@ -44,6 +44,6 @@ func (o *options) command() *cobra.Command {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpuslice"},
 	}
 	o.bind(root.PersistentFlags())
-	root.AddCommand(o.apply(), o.plan(), o.hold(), o.recover(), o.status(), o.top(), explain(), cli.Version(version))
+	root.AddCommand(o.apply(), o.plan(), o.hold(), o.recover(), o.status(), o.top(), o.validate(), o.render(), o.migrate(), explain(), cli.Version(version))
 	return root
 }

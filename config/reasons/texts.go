@@ -9,7 +9,7 @@ var groups = []Group{
 	}},
 	{"Reasons why the agent refuses what is asked for, before it disturbs anything. The message says what would be possible.", []Text{
 		{"UnknownConfig", "when no config of the catalog has the name that the label asks for", "set the label to one of the names in the message, or add the config to the ConfigMap of configs"},
-		{"InvalidCatalog", "when a ConfigMap cannot be read, or a config of it cannot be meant for this node", "mend the ConfigMap at the line that the message names; gpuslice-agent validate shows all mistakes at once"},
+		{"InvalidCatalog", "when a ConfigMap cannot be read, or a config of it cannot be meant for this node", "mend the ConfigMap at the line that the message names; kubectl gpuslice validate shows all mistakes at once"},
 		{"ImpossibleGeometry", "when a GPU cannot hold the instances that the config asks of it", "ask for fewer or smaller instances; the message says what fits"},
 		{"WrongMIGStrategy", "when the device plugin, by the MIG strategy that it is told, would end on what is asked for or not offer it. Where only what the plugin offers shows its strategy, the agent finds out while it awaits the capacity, and undoes the change", "tell the device plugin the MIG strategy that the message names, or ask for a config that fits the one it has"},
 		{"NoHandover", "when the agent has no way to give the device plugin another config", "give the device plugin a config by ConfigMap or by file, as deploy/README.md says"},
@@ -20,7 +20,7 @@ var groups = []Group{
 	}},
 	{"Reasons why a change does not begin yet, or not go on.", []Text{
 		{"Held", "while gpuslice.io/hold keeps the node from any change", "let the node change again: kubectl gpuslice hold NODE --release"},
-		{"InvalidMaintenance", "while the maintenance file cannot be read: the agent begins nothing until it can", "mend the maintenance file; gpuslice-agent validate shows the line"},
+		{"InvalidMaintenance", "while the maintenance file cannot be read: the agent begins nothing until it can", "mend the maintenance file; kubectl gpuslice validate shows the line"},
 		{"AwaitingWindow", "while no window is open that is long enough for the change. The message and MaintenancePlanned say when the change begins", "wait, or let this change begin at once: kubectl annotate node NODE gpuslice.io/force=now"},
 		{"AwaitingSlot", "while as many nodes of the pool are unavailable as may be; the message names them", "wait for the nodes that the message names; if one of them is stuck, see to it first"},
 		{"PoolPaused", "while the pool begins nothing, after too many failures in a row or because a user has paused it", "mend the nodes that failed, then remove the annotation gpuslice.io/paused from the pool's Lease"},
@@ -47,7 +47,7 @@ var groups = []Group{
 		{"CapacityMismatch", "when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device plugin that does not serve it, or, where nothing is asked of the node, gives out to others what a pod holds", "see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again. Delete the pods that the message names, or set a label by which the agent evicts them"},
 		{"Released", "by an Event alone, when the node is uncordoned and the agent owes it nothing more", "use the node; nothing is left to do"},
 		{"StaleResourcesRemoved", "by an Event alone, when the agent has removed resources of former configs from the node object, where the settings say so", "leave it; kubelet had them at 0"},
-		{"InvalidSettings", "by an Event alone, while the settings cannot be read: the agent goes on with those of before", "mend the settings at the line that the message names; gpuslice-agent validate shows all mistakes at once"},
+		{"InvalidSettings", "by an Event alone, while the settings cannot be read: the agent goes on with those of before", "mend the settings at the line that the message names; kubectl gpuslice validate shows all mistakes at once"},
 		{"KeyIgnored", "by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its key is none that the agent knows and looks like a slip of the pen for one", "remove the key that the message names, or write it as the message says"},
 	}},
 	{"Reasons of the conditions of KEP-5683, by which other tools see what the agent does to the node.", []Text{

@@ -1,7 +1,7 @@
 // Package schema makes JSON schemas of the files that people write for the agent, settings, profiles and
 // maintenance, for editors and for checks before a file reaches a cluster.
 //
-// A schema is less than the agent's own check, which alone knows what belongs together, and which gpuslice-agent validate
+// A schema is less than the agent's own check, which alone knows what belongs together, and which kubectl gpuslice validate
 // does anywhere. It lets no file pass that has a field too many or a value of the wrong form.
 package schema
 

@@ -109,7 +109,8 @@ func (r *release) krew(archives []archive) error {
 		"spec": map[string]any{
 			"version": r.version, "homepage": r.source, "shortDescription": "Roll out MIG and sharing configs to GPU nodes",
 			"description": "Sets the labels by which gpuslice's agents cut and share the NVIDIA GPUs of nodes, for a whole pool at once;\n" +
-				"shows beforehand which pods would have to leave, and follows the roll-out.\n",
+				"shows beforehand which pods would have to leave, and follows the roll-out. Checks configs, settings, queues and quotas\n" +
+				"before they reach a cluster, and writes what goes with them.\n",
 			"caveats": "Needs gpuslice's agent on the nodes: " + r.source + "\n", "platforms": platforms,
 		},
 	})

@@ -30,7 +30,7 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
 		{"quota", "quota --to production --pool balanced-inference=3x8:" + a100 + " --pool training-h100=2x8:" + h100 +
 			" --pool critical-agents=2x8:" + a100 + " --priority training-h100=500 --priority critical-agents=1000"},
-		{"configs", "kueue -f " + filepath.Join("testdata", "configs.yaml") + " --pool recommended=1x8"},
+		{"configs", "kueue -f " + filepath.Join("..", "gpuslice-agent", "testdata", "configs.yaml") + " --pool recommended=1x8"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got := rendered(t, append([]string{"-f", pools}, strings.Fields(row.args)...)...)
@@ -226,7 +226,7 @@ func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
 	const want = "small-inference: each of its 2 nodes has a taint that not all of them have, and which pods are not made to tolerate: team-a:NoSchedule; team-b:NoSchedule; "
 	run := func() string {
 		var aside bytes.Buffer
-		c := command()
+		c := (&options{}).command()
 		c.SetOut(&bytes.Buffer{})
 		c.SetErr(&aside)
 		c.SetArgs([]string{"render", "flavors", "-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
@@ -258,7 +258,7 @@ func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 	run := func(selected ...any) (said, left string, err error) {
 		nodes = selected
 		var out, aside bytes.Buffer
-		c := command()
+		c := (&options{}).command()
 		c.SetOut(&out)
 		c.SetErr(&aside)
 		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})

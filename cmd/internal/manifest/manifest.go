@@ -1,4 +1,6 @@
-package main
+// Package manifest finds in files, as they are or in manifests, the texts that the agent, NVIDIA's device plugin or the cluster's queues and
+// quotas are made of, and says where in the file a mistake is. It asks no cluster.
+package manifest
 
 import (
 	"bytes"
@@ -25,25 +27,28 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// piece is one text that the agent or the device plugin may read: a document of a file, or the value of a key of a ConfigMap in it.
-type piece struct {
-	at        string // its place, for messages
-	configMap string // name of the ConfigMap that has it; empty for a document
-	namespace string // of that ConfigMap
-	key       string // of the ConfigMap; of a document, the file's name without its ending
-	text      []byte
+// Piece is one text that the agent or the device plugin may read: a document of a file, or the value of a key of a ConfigMap in it.
+type Piece struct {
+	At        string // its place, for messages
+	ConfigMap string // name of the ConfigMap that has it; empty for a document
+	Namespace string // of that ConfigMap
+	Key       string // of the ConfigMap; of a document, the file's name without its ending
+	Text      []byte
 	origin    func() origin // called for mistakes alone: it reads the whole document again
-	format    *format       // nil for a format that neither reads
-	foreign   string        // description of a text in no such format, its kind if it has one
-	top       map[string]any
-	err       error // of reading it
+	Format    Format        // empty for a text in no such format
+	Foreign   string        // description of a text in no such format, its kind if it has one
+	Top       map[string]any
+	Err       error // of reading it
 }
+
+// LongestName bounds the characters of a name that is printed.
+const LongestName = 256
 
 // longestFile bounds a file of manifests, in bytes: it has room for a cluster's ConfigMaps in one stream, and ends the reading of a device file.
 const longestFile = 64 << 20
 
-// readFile reads a file, or standard input for "-". Its errors are in one line, whatever the name.
-func readFile(file string, stdin io.Reader) ([]byte, error) {
+// ReadFile reads a file, or standard input for "-". Its errors are in one line, whatever the name.
+func ReadFile(file string, stdin io.Reader) ([]byte, error) {
 	from := stdin
 	if file == "" {
 		return nil, errors.New("the name of a file is empty")
@@ -72,25 +77,25 @@ type origin struct {
 	known         bool // the text is in the file line by line; otherwise errors can name only the text's own lines
 }
 
-// reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
-type reader struct {
-	found func(p piece)
-	// foreign says that texts of others are among the files: then a text is of a format only if little else can look like it.
-	foreign bool
+// Reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
+type Reader struct {
+	Found func(p Piece)
+	// Foreign says that texts of others are among the files: then a text is of a format only if little else can look like it.
+	Foreign bool
 }
 
-// read hands on the pieces of a file: the documents of a YAML stream, the items of lists, and the values of ConfigMaps.
-func (r *reader) read(name string, text []byte) {
+// Read hands on the pieces of a file: the documents of a YAML stream, the items of lists, and the values of ConfigMaps.
+func (r *Reader) Read(name string, text []byte) {
 	for d := range split(text) {
-		top, err := mappingOf(d.text)
+		top, err := Mapping(d.text)
 		switch {
-		case err != nil && r.foreign && errors.As(err, new(noMappingError)): // as a list of patches, which Kustomize reads
-			r.found(piece{at: name, foreign: err.Error()})
+		case err != nil && r.Foreign && errors.As(err, new(noMappingError)): // as a list of patches, which Kustomize reads
+			r.Found(Piece{At: name, Foreign: err.Error()})
 		case err != nil:
-			r.found(piece{at: name, err: withLinesOfFile(err, d.lines)})
+			r.Found(Piece{At: name, Err: withLinesOfFile(err, d.lines)})
 		case len(top) > 0:
 			if err := joined(d); err != nil {
-				r.found(piece{at: name, err: err})
+				r.Found(Piece{At: name, Err: err})
 				continue
 			}
 			r.manifest(name, d, nil, top)
@@ -145,7 +150,7 @@ func joined(d section) error {
 	}
 	var all []string
 	for _, v := range begin {
-		all = append(all, fmt.Sprintf("%s (line %d)", sanitize.Cut(cmp.Or(v.Text, "one without a kind"), longestName), d.lines+v.Line))
+		all = append(all, fmt.Sprintf("%s (line %d)", sanitize.Cut(cmp.Or(v.Text, "one without a kind"), LongestName), d.lines+v.Line))
 	}
 	return fmt.Errorf("line %d: %d manifests are in one document, and all but the last are lost: %s; write a line with --- between them",
 		d.lines+begin[0].Line, len(all), sanitize.Listed(all))
@@ -159,7 +164,7 @@ func isRead(kind string) bool {
 }
 
 // manifest adds a document, or the item of a list that the steps lead to in it.
-func (r *reader) manifest(name string, d section, steps []string, top map[string]any) {
+func (r *Reader) manifest(name string, d section, steps []string, top map[string]any) {
 	kind, _ := top["kind"].(string)
 	switch {
 	case kind == "List":
@@ -169,18 +174,18 @@ func (r *reader) manifest(name string, d section, steps []string, top map[string
 	case kind == "ConfigMap":
 		r.configMap(name, d, steps, top)
 	case top["apiVersion"] != nil && kind != "" && !isOurs(top) && !kinds.Known(top):
-		r.found(piece{at: name, foreign: kind, top: top})
+		r.Found(Piece{At: name, Foreign: kind, Top: top})
 	case len(steps) == 0:
-		p := piece{at: name, key: strings.TrimSuffix(path.Base(name), path.Ext(name)), text: d.text, top: top}
+		p := Piece{At: name, Key: strings.TrimSuffix(path.Base(name), path.Ext(name)), Text: d.text, Top: top}
 		p.origin = func() origin { return origin{lines: d.lines, known: true} }
 		r.content(p)
 	default:
 		text, err := yaml.Marshal(top)
 		if err != nil {
-			r.found(piece{at: name, err: err})
+			r.Found(Piece{At: name, Err: err})
 			return
 		}
-		r.content(piece{at: name, text: text, origin: func() origin { return origin{} }, top: top})
+		r.content(Piece{At: name, Text: text, origin: func() origin { return origin{} }, Top: top})
 	}
 }
 
@@ -192,10 +197,10 @@ func isTypedList(kind string, top map[string]any) bool {
 }
 
 // list hands on the items of a list. Those that do not say their kind have that of the list.
-func (r *reader) list(name string, d section, steps []string, items any, kind string, version any) {
+func (r *Reader) list(name string, d section, steps []string, items any, kind string, version any) {
 	list, ok := items.([]any)
 	if !ok {
-		r.found(piece{at: name, err: errors.New("items: must be a list")})
+		r.Found(Piece{At: name, Err: errors.New("items: must be a list")})
 	}
 	for i, item := range list {
 		if top, ok := item.(map[string]any); ok {
@@ -206,11 +211,11 @@ func (r *reader) list(name string, d section, steps []string, items any, kind st
 			r.manifest(name, d, append(steps, "items", strconv.Itoa(i)), top)
 			continue
 		}
-		r.found(piece{at: name, err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
+		r.Found(Piece{At: name, Err: fmt.Errorf("items: one is %s, not a mapping", formOf(item))})
 	}
 }
 
-func (r *reader) configMap(name string, d section, steps []string, top map[string]any) {
+func (r *Reader) configMap(name string, d section, steps []string, top map[string]any) {
 	text := d.text
 	var err error
 	if len(steps) > 0 {
@@ -221,56 +226,56 @@ func (r *reader) configMap(name string, d section, steps []string, top map[strin
 		err = yaml.UnmarshalStrict(text, &m)
 	}
 	if err != nil {
-		r.found(piece{at: name, err: fmt.Errorf("reading a ConfigMap: %w", err)})
+		r.Found(Piece{At: name, Err: fmt.Errorf("reading a ConfigMap: %w", err)})
 		return
 	}
 	if len(m.Data) == 0 {
-		r.found(piece{at: name, configMap: m.Name, namespace: m.Namespace, foreign: "a ConfigMap without data"})
+		r.Found(Piece{At: name, ConfigMap: m.Name, Namespace: m.Namespace, Foreign: "a ConfigMap without data"})
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
-		p := piece{at: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), configMap: m.Name, namespace: m.Namespace, key: key, text: []byte(m.Data[key])}
+		p := Piece{At: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), ConfigMap: m.Name, Namespace: m.Namespace, Key: key, Text: []byte(m.Data[key])}
 		p.origin = func() origin {
 			before, indent, ok := d.read().Block(append(slices.Clone(steps), "data", key)...)
 			return origin{lines: d.lines + before, indent: indent, known: ok}
 		}
 		var err error
-		if p.top, err = mappingOf(p.text); err == nil {
+		if p.Top, err = Mapping(p.Text); err == nil {
 			r.content(p)
 			continue
 		}
-		p.foreign = "text"
-		if r.foreign && (errors.As(err, new(noMappingError)) || !ourWords.Match(p.text)) { // as a template, or a list of rules
-			r.found(p)
+		p.Foreign = "text"
+		if r.Foreign && (errors.As(err, new(noMappingError)) || !ourWords.Match(p.Text)) { // as a template, or a list of rules
+			r.Found(p)
 			continue
 		}
 		if strings.HasSuffix(key, ".yaml") || strings.HasSuffix(key, ".yml") {
-			p.err = err
+			p.Err = err
 			if o := p.origin(); o.known {
-				p.err = withLinesOfFile(err, o.lines)
+				p.Err = withLinesOfFile(err, o.lines)
 			}
 		}
-		r.found(p)
+		r.Found(p)
 	}
 }
 
 // content adds a text with its format, or as foreign if it has none that the agent reads.
-func (r *reader) content(p piece) {
-	if p.configMap == "" && kinds.Known(p.top) {
-		p.format = manifestFormat(p.top)
-		r.found(p)
+func (r *Reader) content(p Piece) {
+	if p.ConfigMap == "" && kinds.Known(p.Top) {
+		p.Format = Object
+		r.Found(p)
 		return
 	}
-	p.foreign = "nothing that gpuslice reads"
-	if kind := kinds.Spec(p.top); kind != "" {
-		p.foreign = "what looks like the spec of a " + kind + " without apiVersion, kind and metadata"
+	p.Foreign = "nothing that gpuslice reads"
+	if kind := kinds.Spec(p.Top); kind != "" {
+		p.Foreign = "what looks like the spec of a " + kind + " without apiVersion, kind and metadata"
 	}
-	for i, f := range formats {
-		if f.is(p.top) && (!r.foreign || f.only(p.top)) {
-			p.format, p.foreign = &formats[i], ""
+	for _, f := range formats {
+		if f.is(p.Top) && (!r.Foreign || f.only(p.Top)) {
+			p.Format, p.Foreign = f.format, ""
 			break
 		}
 	}
-	r.found(p)
+	r.Found(p)
 }
 
 // lineOfYAML is the line that an error of the YAML decoders names.
@@ -299,8 +304,8 @@ func (e noMappingError) Error() string {
 	return "this is " + string(e) + ", not a mapping of fields to values"
 }
 
-// mappingOf reads the fields of a document. One that is empty has none.
-func mappingOf(text []byte) (map[string]any, error) {
+// Mapping reads the fields of a document. One that is empty has none.
+func Mapping(text []byte) (map[string]any, error) {
 	var value any
 	if err := document.ManifestInto(text, &value); err != nil {
 		return nil, fmt.Errorf("reading YAML: %w", err)

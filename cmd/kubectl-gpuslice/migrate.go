@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/migrate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/migparted"
@@ -38,19 +38,20 @@ var migManagersConfigMaps = []string{"default-mig-parted-config", "default-gpu-c
 func (o *options) migrate() *cobra.Command {
 	var files, namespaces []string
 	var dryRun bool
+	var of agents
 	c := &cobra.Command{
 		Use:   "migrate --dry-run",
 		Short: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place; changes nothing",
 		Long: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place: what is taken over, what is ignored and why,\n" +
 			"and what is to do, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, labels on nodes and the ClusterPolicy of\n" +
 			"the GPU Operator; from the cluster, with the rights of the user, or from files.",
-		Example: "gpuslice-agent migrate --dry-run --kubeconfig ~/.kube/config\ngpuslice-agent migrate --dry-run -f config.yaml -f clients.yaml",
+		Example: "kubectl gpuslice migrate --dry-run\nkubectl gpuslice migrate --dry-run -f config.yaml -f clients.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !dryRun {
 				return errors.New("say --dry-run: this command changes nothing; it says what there is to do")
 			}
-			settings, err := o.load()
+			settings, err := of.settings(o)
 			if err != nil {
 				return err
 			}
@@ -66,6 +67,7 @@ func (o *options) migrate() *cobra.Command {
 			return m.print(&cli.Printer{W: cmd.OutOrStdout()}, migrate.Judge(m.Sources, settings))
 		},
 	}
+	of.bind(c.Flags())
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say it; there is nothing else that this command does")
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to read in place of the cluster, several by several flags; - for standard input")
 	c.Flags().StringSliceVar(&namespaces, "operator-namespace", operatorsNamespaces, "where mig-manager's ConfigMaps are")
@@ -82,18 +84,18 @@ type migration struct {
 // files reads manifests and bare files.
 func (m *migration) files(cmd *cobra.Command, names []string) error {
 	var bad error
-	r := reader{found: func(p piece) {
+	r := manifest.Reader{Found: func(p manifest.Piece) {
 		if bad == nil {
 			bad = m.piece(p)
 		}
 	}}
 	for _, name := range names {
-		text, err := readFile(name, cmd.InOrStdin())
+		text, err := manifest.ReadFile(name, cmd.InOrStdin())
 		if err != nil {
 			return err
 		}
 		m.used, name = false, sanitize.Text(name)
-		if r.read(name, text); bad != nil {
+		if r.Read(name, text); bad != nil {
 			return bad
 		}
 		if !m.used {
@@ -103,55 +105,55 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 	return nil
 }
 
-func (m *migration) piece(p piece) error {
-	if p.err != nil && p.key == "" {
-		return fmt.Errorf("%s: %w", p.at, p.err)
+func (m *migration) piece(p manifest.Piece) error {
+	if p.Err != nil && p.Key == "" {
+		return fmt.Errorf("%s: %w", p.At, p.Err)
 	}
 	if values, ok, err := helmValues(p); ok || err != nil {
 		m.used = true
 		if err == nil {
-			err = m.values(p.at, values)
+			err = m.values(p.At, values)
 		}
 		return err
 	}
-	if isClusterPolicy(p) || p.top["apiVersion"] == "v1" && (p.foreign == "Node" || p.foreign == "Pod") {
+	if isClusterPolicy(p) || p.Top["apiVersion"] == "v1" && (p.Foreign == "Node" || p.Foreign == "Pod") {
 		m.used = true
 		return m.object(p)
 	}
-	if p.configMap != "" {
+	if p.ConfigMap != "" {
 		m.used = true
-		m.keys(p.configMap, p.key)
-		m.Namespaces = append(m.Namespaces, p.namespace)
+		m.keys(p.ConfigMap, p.Key)
+		m.Namespaces = append(m.Namespaces, p.Namespace)
 	}
-	if p.format != nil && p.format.name == profilesFormat {
+	if p.Format == manifest.Profiles {
 		m.used = true
-		m.profiles(p.text)
+		m.profiles(p.Text)
 	}
 	before := len(m.Catalogs) + len(m.Clients)
-	m.text(p.at, p.configMap, p.text)
+	m.text(p.At, p.ConfigMap, p.Text)
 	m.used = m.used || len(m.Catalogs)+len(m.Clients) > before
 	return nil
 }
 
 // object takes a ClusterPolicy, a Node or a Pod.
-func (m *migration) object(p piece) error {
-	text, err := json.Marshal(p.top)
+func (m *migration) object(p manifest.Piece) error {
+	text, err := json.Marshal(p.Top)
 	if err != nil {
-		return fmt.Errorf("%s: %w", p.at, err)
+		return fmt.Errorf("%s: %w", p.At, err)
 	}
-	switch p.foreign {
+	switch p.Foreign {
 	case "ClusterPolicy":
 		return m.policy(text)
 	case "Pod":
 		var pod corev1.Pod
 		if err := json.Unmarshal(text, &pod); err != nil {
-			return fmt.Errorf("%s: reading a Pod: %w", p.at, err)
+			return fmt.Errorf("%s: reading a Pod: %w", p.At, err)
 		}
 		m.Pods = append(m.Pods, pod)
 	default:
 		var n corev1.Node
 		if err := json.Unmarshal(text, &n); err != nil {
-			return fmt.Errorf("%s: reading a Node: %w", p.at, err)
+			return fmt.Errorf("%s: reading a Node: %w", p.At, err)
 		}
 		m.node(n)
 	}
@@ -179,9 +181,9 @@ func (m *migration) profiles(text []byte) {
 }
 
 // isClusterPolicy reports whether a piece is one of the GPU Operator. Kyverno has a kind of the same name.
-func isClusterPolicy(p piece) bool {
-	version, _ := p.top["apiVersion"].(string)
-	return p.foreign == "ClusterPolicy" && strings.HasPrefix(version, "nvidia.com/")
+func isClusterPolicy(p manifest.Piece) bool {
+	version, _ := p.Top["apiVersion"].(string)
+	return p.Foreign == "ClusterPolicy" && strings.HasPrefix(version, "nvidia.com/")
 }
 
 func (m *migration) policy(text []byte) error {
@@ -192,14 +194,14 @@ func (m *migration) policy(text []byte) error {
 
 // text takes a file of MIG configs or of clients, and leaves any other.
 func (m *migration) text(where, configMap string, text []byte) {
-	top, err := mappingOf(text)
+	top, err := manifest.Mapping(text)
 	switch {
 	case err != nil && bytes.Contains(text, []byte("mig-configs:")):
 		m.Catalogs = append(m.Catalogs, migrate.Catalog{Where: where, ConfigMap: configMap, Err: err})
 	case err != nil && bytes.Contains(text, []byte("systemd-services:")):
 		m.Clients = append(m.Clients, migrate.Clients{Where: where, Err: err})
 	case err != nil: // other keys of a ConfigMap may have any text, as a script
-	case has(top, "mig-configs"):
+	case manifest.Has(top, "mig-configs"):
 		configs, err := migparted.Parse(text)
 		m.Catalogs = append(m.Catalogs, migrate.Catalog{Where: where, ConfigMap: configMap, Configs: configs, Err: err})
 	default:
@@ -244,7 +246,7 @@ func (m *migration) cluster(ctx context.Context, o *options, settings config.Set
 		}
 	}
 	if p := settings.Profiles; p.Name != "" {
-		err := m.configMap(ctx, client, cmp.Or(p.Namespace, o.namespace), p.Name, func(c *corev1.ConfigMap) { m.profiles([]byte(c.Data[p.Key])) })
+		err := m.configMap(ctx, client, p.Namespace, p.Name, func(c *corev1.ConfigMap) { m.profiles([]byte(c.Data[p.Key])) })
 		if err != nil {
 			return err
 		}
@@ -295,8 +297,8 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 		for _, n := range page.Items {
 			m.node(n)
 		}
-		if seen += len(page.Items); seen > mostListed {
-			return fmt.Errorf("there are more than %d nodes", mostListed)
+		if seen += len(page.Items); seen > mostNodes {
+			return fmt.Errorf("there are more than %d nodes", mostNodes)
 		}
 		if options.Continue = page.Continue; options.Continue == "" {
 			return nil

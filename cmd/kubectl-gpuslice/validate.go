@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
@@ -29,6 +27,7 @@ func (o *options) validate() *cobra.Command {
 	var files, autoscaled []string
 	var at string
 	var foreign, cluster bool
+	var of agents
 	c := &cobra.Command{
 		Use:   "validate (-f FILE... | --against-cluster)",
 		Short: "Check files before they reach a cluster, or what a cluster promises of its GPUs",
@@ -37,14 +36,14 @@ func (o *options) validate() *cobra.Command {
 			"Of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, of HardwareProfile, ResourceQuota and PriorityClass it reads the manifests too.\n" +
 			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
 			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
-		Example: "gpuslice-agent validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | gpuslice-agent validate -f -",
+		Example: "kubectl gpuslice validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | kubectl gpuslice validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files = append(files, args...) // a shell turns -f *.yaml into -f a.yaml b.yaml
 			switch {
 			case cluster && len(files) > 0:
 				return errors.New("--against-cluster reads the cluster: check files without it")
 			case cluster:
-				return o.againstCluster(cmd.Context(), autoscaled, &cli.Printer{W: cmd.OutOrStdout()})
+				return o.againstCluster(cmd.Context(), of, autoscaled, &cli.Printer{W: cmd.OutOrStdout()})
 			case len(files) == 0:
 				return errors.New("name files to check with -f, or say --against-cluster")
 			case len(autoscaled) > 0:
@@ -57,9 +56,9 @@ func (o *options) validate() *cobra.Command {
 					return fmt.Errorf("flag --at is %q: write a date with its time and zone, like 2026-12-20T22:00:00Z", at)
 				}
 			}
-			v := validation{out: &cli.Printer{W: cmd.OutOrStdout()}, now: now, foreign: foreign}
+			v := fileCheck{out: &cli.Printer{W: cmd.OutOrStdout()}, now: now, foreign: foreign}
 			for _, file := range files {
-				text, err := readFile(file, cmd.InOrStdin())
+				text, err := manifest.ReadFile(file, cmd.InOrStdin())
 				if err != nil {
 					return err
 				}
@@ -68,6 +67,7 @@ func (o *options) validate() *cobra.Command {
 			return v.result()
 		},
 	}
+	of.bind(c.Flags())
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
 	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile whose nodes an autoscaler makes when they are needed, so that fewer than are promised for, or none, are no drift; several by several flags")
@@ -76,123 +76,34 @@ func (o *options) validate() *cobra.Command {
 	return c
 }
 
-// format is a kind of file that the agent or the plugin reads.
-type format struct {
-	name  string
-	is    func(top map[string]any) bool
-	only  func(top map[string]any) bool // reports of a text that may be of the format whether it is, where texts of other programs are among them
-	check func(text []byte, now time.Time) (found string, err error)
-}
-
-// formats are tried in this order. A file is of a format if it has any field that only that format has, so that one with mistakes
-// is recognised too.
-var formats = []format{
-	{
-		profilesFormat, func(top map[string]any) bool {
-			return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && has(top, "profiles")
-		}, func(top map[string]any) bool {
-			return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.ProfilesKind && isMapping(top, "profiles")
-		},
-		counted(config.ParseProfiles, "profile"),
-	},
-	{"maintenance", func(top map[string]any) bool {
-		return top["kind"] == config.MaintenanceKind || top["kind"] != config.SettingsKind && has(top, "windows", "freezes", "pools")
-	}, func(top map[string]any) bool {
-		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.MaintenanceKind && has(top, "windows", "freezes", "pools")
-	}, func(text []byte, now time.Time) (string, error) {
-		m, err := config.ParseMaintenance(text)
-		return describeMaintenance(m, now), err
-	}},
-	{"settings", func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, isOurs, func(text []byte, _ time.Time) (string, error) {
-		_, err := config.Parse(text)
+// found says what a piece has, and what is wrong with it.
+func (v *fileCheck) found(p manifest.Piece) (found string, err error) {
+	switch p.Format {
+	case manifest.Profiles:
+		return counted(config.ParseProfiles, p.Text, "profile")
+	case manifest.Maintenance:
+		m, err := config.ParseMaintenance(p.Text)
+		return describeMaintenance(m, v.now), err
+	case manifest.Settings:
+		_, err := config.Parse(p.Text)
 		return "settings", err
-	}},
-	{migFormat, func(top map[string]any) bool { return has(top, "mig-configs", "mig_configs", "migConfigs") }, func(map[string]any) bool { return true }, counted(migparted.Parse, "MIG config")},
-	{pluginFormat, isPluginConfig, isOnlyPluginConfig, func(text []byte, _ time.Time) (string, error) {
-		read, err := deviceplugin.Parse(text)
+	case manifest.MIGConfigs:
+		return counted(migparted.Parse, p.Text, "MIG config")
+	case manifest.PluginConfig:
+		read, err := deviceplugin.Parse(p.Text)
 		if err == nil {
 			err = hiddenSlices(read)
 		}
 		return describeSharing(read.Sharing), err
-	}},
-}
-
-// manifestFormat is that of an object by which a cluster hands out slices.
-func manifestFormat(top map[string]any) *format {
-	return &format{name: kinds.Name(top), check: func(text []byte, _ time.Time) (string, error) {
-		return kinds.Name(top), kinds.Check(top, text)
-	}}
-}
-
-// Names of the formats that a plan uses.
-const (
-	profilesFormat = "profiles"
-	migFormat      = "MIG configs"
-	pluginFormat   = "a device plugin config"
-)
-
-// isPluginConfig recognises such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
-func isPluginConfig(top map[string]any) bool {
-	switch {
-	case has(top, "apiVersion", "kind", "systemd-services", "hooks", "mig_configs", "migConfigs"):
-		return false
-	case has(top, "sharing", "flags", "imex"):
-		return true
-	default:
-		resources, _ := top["resources"].(map[string]any)
-		return has(top, "version") && !has(resources, "limits", "requests")
+	case manifest.Object:
+		return kinds.Name(p.Top), kinds.Check(p.Top, p.Text)
 	}
+	return "", nil
 }
 
-// isOnlyPluginConfig reports whether most fields of a config are the plugin's and have its forms. Dashboards, lists of packages and files of
-// containers have a version too, but another, or much beside it; and sharing that names a strategy is in no other program's files.
-func isOnlyPluginConfig(top map[string]any) bool {
-	if sharing, _ := top["sharing"].(map[string]any); isMapping(sharing, "timeSlicing") || isMapping(sharing, "mps") {
-		return true
-	}
-	theirs := 0
-	for name, value := range top {
-		_, mapping := value.(map[string]any)
-		switch plugins := has(map[string]any{name: nil}, "flags", "resources", "sharing", "imex"); {
-		case plugins && value != nil && !mapping:
-			return false
-		case plugins || strings.EqualFold(name, "version"):
-			theirs++
-		}
-	}
-	return top["version"] == "v1" && 2*theirs > len(top)
-}
-
-// isMapping reports whether a field is there, and is a mapping.
-func isMapping(top map[string]any, field string) bool {
-	_, ok := top[field].(map[string]any)
-	return ok
-}
-
-// isOurs reports whether a document says that it is in a format of gpuslice.
-func isOurs(top map[string]any) bool {
-	version, _ := top["apiVersion"].(string)
-	return strings.HasPrefix(version, "gpuslice.io/")
-}
-
-// has reports whether one of the fields is there, in upper or lower case.
-func has(top map[string]any, fields ...string) bool {
-	for name := range top {
-		if slices.ContainsFunc(fields, func(f string) bool { return strings.EqualFold(f, name) }) {
-			return true
-		}
-	}
-	return false
-}
-
-func counted[T any](parse func([]byte) (map[string]T, error), noun string) func([]byte, time.Time) (string, error) {
-	return func(text []byte, _ time.Time) (string, error) {
-		all, err := parse(text)
-		if len(all) == 1 {
-			return "1 " + noun, err
-		}
-		return fmt.Sprintf("%d %ss", len(all), noun), err
-	}
+func counted[T any](parse func([]byte) (map[string]T, error), text []byte, noun string) (string, error) {
+	all, err := parse(text)
+	return sanitize.Counted(len(all), noun), err
 }
 
 // hiddenSlices refuses sharing of MIG devices by names that the plugin gives out under the strategy mixed alone: it passes over them without a word.
@@ -272,8 +183,8 @@ func inZoneAndUTC(t time.Time, zone *time.Location) string {
 	return fmt.Sprintf("%s %s (%s UTC)", t.In(zone).Format(form), zone, t.UTC().Format(form))
 }
 
-// validation checks pieces, prints the results, and counts them.
-type validation struct {
+// fileCheck checks pieces, prints the results, and counts them.
+type fileCheck struct {
 	out          *cli.Printer
 	now          time.Time
 	right, wrong int
@@ -288,7 +199,6 @@ const (
 	maxPieces   = 100  // with one result
 	maxMistakes = 1000 // of all pieces
 	longestLine = 2000 // characters
-	longestName = 256
 )
 
 // The results for pieces.
@@ -299,18 +209,18 @@ const (
 )
 
 // file checks the pieces of a file.
-func (v *validation) file(name string, text []byte) {
+func (v *fileCheck) file(name string, text []byte) {
 	v.printed, v.mistakes = map[string]int{}, 0
 	anything := false
 	var policies clusterPolicies
 	var queues queuedFlavors
-	r := reader{foreign: v.foreign, found: func(p piece) {
-		anything = anything || p.err != nil || p.format != nil || p.configMap == "" || p.key == ""
+	r := manifest.Reader{Foreign: v.foreign, Found: func(p manifest.Piece) {
+		anything = anything || p.Err != nil || p.Format != "" || p.ConfigMap == "" || p.Key == ""
 		v.piece(p)
 		policies.note(p)
 		queues.note(p)
 	}}
-	r.read(name, text)
+	r.Read(name, text)
 	if !anything {
 		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
@@ -324,7 +234,7 @@ func (v *validation) file(name string, text []byte) {
 }
 
 // say prints the result for a piece, unless it has printed that result often enough, and reports whether it has.
-func (v *validation) say(result, format string, args ...any) bool {
+func (v *fileCheck) say(result, format string, args ...any) bool {
 	v.printed[result]++
 	if v.printed[result] > maxPieces {
 		return false
@@ -337,90 +247,23 @@ var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: p
 	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
 	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign takes that for no error")
 
-func (v *validation) piece(p piece) {
+func (v *fileCheck) piece(p manifest.Piece) {
 	switch {
-	case p.err != nil:
-		v.report(p.at, "", p.err)
-	case p.format == nil && (p.configMap == "" || p.key == ""):
-		v.say(passedOver, "%s: %s, passed over\n", sanitize.Cut(p.at, longestName), sanitize.Cut(p.foreign, longestName))
-	case p.format == nil: // other programs may read this key of the ConfigMap
+	case p.Err != nil:
+		v.report(p.At, "", p.Err)
+	case p.Format == "" && (p.ConfigMap == "" || p.Key == ""):
+		v.say(passedOver, "%s: %s, passed over\n", sanitize.Cut(p.At, manifest.LongestName), sanitize.Cut(p.Foreign, manifest.LongestName))
+	case p.Format == "": // other programs may read this key of the ConfigMap
 	default:
-		found, err := p.format.check(p.text, v.now)
-		if err != nil {
-			found = p.format.name
+		found, err := v.found(p)
+		switch {
+		case err != nil && p.Format == manifest.Object:
+			found = kinds.Name(p.Top)
+		case err != nil:
+			found = string(p.Format)
 		}
-		v.report(p.at, found, addPlaces(p, err))
+		v.report(p.At, found, manifest.AddPlaces(p, err))
 	}
-}
-
-// addPlaces adds to each mistake its line in the file, or in the value of the key if the file does not have that value line by line.
-func addPlaces(p piece, err error) error {
-	return addPlacesOf(sync.OnceValue(func() *document.Text { return document.Read(p.text) }), p, err) // read once for all mistakes
-}
-
-func addPlacesOf(text func() *document.Text, p piece, err error) error {
-	if err == nil {
-		return nil
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []error
-		for _, one := range joined.Unwrap() {
-			all = append(all, addPlacesOf(text, p, one))
-		}
-		slices.SortStableFunc(all, byPlace)
-		return errors.Join(all...)
-	}
-	invalid, ok := errors.AsType[*config.InvalidError](err)
-	if !ok {
-		return err
-	}
-	var steps []string
-	switch {
-	case invalid.Config != "":
-		steps = []string{"mig-configs", invalid.Config}
-	case invalid.Profile != "":
-		steps = []string{"profiles", invalid.Profile}
-	}
-	if invalid.Rule > 0 && invalid.Profile != "" {
-		steps = append(steps, "mig")
-	}
-	if invalid.Rule > 0 {
-		steps = append(steps, strconv.Itoa(invalid.Rule-1))
-	}
-	at, o := text().Locate(steps, invalid.Field), p.origin()
-	switch {
-	case at == (document.Place{}), !o.known && p.key == "":
-		return err
-	case !o.known:
-		return &placed{at, " of " + p.key, err}
-	default:
-		return &placed{document.Place{Line: o.lines + at.Line, Column: o.indent + at.Column}, "", err}
-	}
-}
-
-// placed is a mistake with its place in the file, or of a key of a ConfigMap.
-type placed struct {
-	at  document.Place
-	of  string
-	err error
-}
-
-func (p *placed) Error() string {
-	return fmt.Sprintf("line %d, column %d%s: %v", p.at.Line, p.at.Column, p.of, p.err)
-}
-
-func (p *placed) Unwrap() error { return p.err }
-
-// byPlace sorts mistakes as they stand in the file, those without a place last.
-func byPlace(a, b error) int {
-	x, y := document.Place{Line: math.MaxInt}, document.Place{Line: math.MaxInt}
-	if at, ok := errors.AsType[*placed](a); ok {
-		x = at.at
-	}
-	if at, ok := errors.AsType[*placed](b); ok {
-		y = at.at
-	}
-	return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column))
 }
 
 // clusterPolicies checks that a file with ConfigMaps of the device plugin has the ConfigMap, and the key, that its ClusterPolicy names:
@@ -433,24 +276,24 @@ type clusterPolicies struct {
 // policyPluginConfig has the ConfigMap and key of the device plugin's configs that a ClusterPolicy names.
 type policyPluginConfig struct{ at, name, key string }
 
-func (c *clusterPolicies) note(p piece) {
+func (c *clusterPolicies) note(p manifest.Piece) {
 	switch {
-	case p.configMap != "" && p.format != nil && p.format.name == pluginFormat:
+	case p.ConfigMap != "" && p.Format == manifest.PluginConfig:
 		if c.keys == nil {
 			c.keys = map[string][]string{}
 		}
-		c.keys[p.configMap] = append(c.keys[p.configMap], p.key)
+		c.keys[p.ConfigMap] = append(c.keys[p.ConfigMap], p.Key)
 	case isClusterPolicy(p):
-		spec, _ := p.top["spec"].(map[string]any)
+		spec, _ := p.Top["spec"].(map[string]any)
 		plugin, _ := spec["devicePlugin"].(map[string]any)
 		named, _ := plugin["config"].(map[string]any)
 		name, _ := named["name"].(string)
 		key, _ := named["default"].(string)
-		c.configs = append(c.configs, policyPluginConfig{at: p.at + ", ClusterPolicy", name: name, key: key})
+		c.configs = append(c.configs, policyPluginConfig{at: p.At + ", ClusterPolicy", name: name, key: key})
 	}
 }
 
-func (c *clusterPolicies) check(v *validation) {
+func (c *clusterPolicies) check(v *fileCheck) {
 	if len(c.keys) == 0 {
 		return
 	}
@@ -481,30 +324,30 @@ type queuedFlavor struct{ at, queue, flavor string }
 // maxFlavors bounds the flavors that are noted of a file.
 const maxFlavors = 1000
 
-func (q *queuedFlavors) note(p piece) {
+func (q *queuedFlavors) note(p manifest.Piece) {
 	if len(q.there)+len(q.named) >= maxFlavors {
 		return
 	}
-	switch kind, _ := p.top["kind"].(string); kind {
+	switch kind, _ := p.Top["kind"].(string); kind {
 	case "ResourceFlavor":
-		if meta, _ := p.top["metadata"].(map[string]any); meta != nil {
+		if meta, _ := p.Top["metadata"].(map[string]any); meta != nil {
 			name, _ := meta["name"].(string)
-			q.there = append(q.there, sanitize.Cut(name, longestName))
+			q.there = append(q.there, sanitize.Cut(name, manifest.LongestName))
 		}
 	case "ClusterQueue":
 		var queue kinds.ClusterQueue
-		if document.ManifestInto(p.text, &queue) != nil {
+		if document.ManifestInto(p.Text, &queue) != nil {
 			return // what is wrong with it has been printed
 		}
 		for _, group := range queue.Spec.ResourceGroups {
 			for _, f := range group.Flavors {
-				q.named = append(q.named, queuedFlavor{p.at, sanitize.Cut(queue.Name, longestName), sanitize.Cut(f.Name, longestName)})
+				q.named = append(q.named, queuedFlavor{p.At, sanitize.Cut(queue.Name, manifest.LongestName), sanitize.Cut(f.Name, manifest.LongestName)})
 			}
 		}
 	}
 }
 
-func (q *queuedFlavors) check(v *validation) {
+func (q *queuedFlavors) check(v *fileCheck) {
 	if len(q.there) == 0 {
 		return
 	}
@@ -524,8 +367,8 @@ func joinFirst(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-func (v *validation) report(at, found string, err error) {
-	at = sanitize.Cut(at, longestName)
+func (v *fileCheck) report(at, found string, err error) {
+	at = sanitize.Cut(at, manifest.LongestName)
 	if err == nil {
 		v.right++
 		v.say(isRight, "%s: %s\n", at, found)
@@ -551,7 +394,7 @@ func (v *validation) report(at, found string, err error) {
 	}
 }
 
-func (v *validation) result() error {
+func (v *fileCheck) result() error {
 	switch {
 	case v.out.Err != nil:
 		return v.out.Err

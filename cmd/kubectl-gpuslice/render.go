@@ -17,6 +17,7 @@ import (
 	forms "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
@@ -27,6 +28,7 @@ import (
 
 // rendering has the flags that all kinds of objects share.
 type rendering struct {
+	of           agents
 	files, pools []string
 	nodes        string // selector
 	strategy     string
@@ -40,22 +42,24 @@ func (o *options) render() *cobra.Command {
 		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
 			"times the nodes of its pool. The nodes are told by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
 			"Whether GPUs have room for a profile's instances says plan, on a node.",
-		Example: "gpuslice-agent render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
-			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | gpuslice-agent render quota -f - --nodes gpuslice.io/profile --to team",
+		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
+			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
 		Args: cobra.ArbitraryArgs,
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), longestName))
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
 			}
 			return errors.New("say what to render: kueue, flavors, hardwareprofiles or quota")
 		},
 	}
 	flags := c.PersistentFlags()
+	r.of.bind(flags)
 	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, as it is or in manifests; several by several flags; - for standard input")
 	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
+	complete(c, "mig-strategy", string(config.MIGStrategySingle), string(config.MIGStrategyMixed))
 	c.AddCommand(o.renderKueue(&r), o.renderFlavors(&r), o.renderHardwareProfiles(&r), o.renderQuota(&r))
 	return c
 }
@@ -68,9 +72,9 @@ func (o *options) renderKueue(r *rendering) *cobra.Command {
 			namespace, name, ok := strings.Cut(local, "/")
 			switch {
 			case !ok || namespace == "" || name == "":
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", sanitize.Cut(local, longestName)))
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", sanitize.Cut(local, manifest.LongestName)))
 			case slices.Contains(q.Local[:i], local):
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local, longestName)))
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local, manifest.LongestName)))
 			default:
 				wrong = append(wrong, checkName("local-queue", namespace, namespaceName), checkName("local-queue", name, queueName))
 			}
@@ -152,7 +156,7 @@ func checkName(flag, value string, form nameForm) error {
 	if form.takes(value) {
 		return nil
 	}
-	return fmt.Errorf("flag --%s is %s: %s", flag, sanitize.Cut(strconv.Quote(value), longestName), form.write)
+	return fmt.Errorf("flag --%s is %s: %s", flag, sanitize.Cut(strconv.Quote(value), manifest.LongestName), form.write)
 }
 
 // orNone takes a flag that is left out too.
@@ -204,22 +208,22 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	case (len(r.pools) == 0) == (r.nodes == ""):
 		return nil, nil, errors.New("tell the nodes by --pool, or have them read from the cluster by --nodes")
 	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
-		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, longestName))
+		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, manifest.LongestName))
 	}
 	if _, err := labels.Parse(r.nodes); err != nil {
-		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", sanitize.Cut(r.nodes, longestName), sanitize.Cut(err.Error(), longestLine))
+		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", sanitize.Cut(r.nodes, manifest.LongestName), sanitize.Cut(err.Error(), longestLine))
 	}
-	known, err := readConfigs(r.files, stdin)
+	known, err := manifest.ReadConfigs(r.files, stdin)
 	if err != nil {
 		return nil, nil, err
 	}
-	from := render.Sources{MIG: known.mig, Profiles: known.profiles, Strategy: config.MIGStrategy(r.strategy)}
+	from := render.Sources{MIG: known.MIG, Profiles: known.Profiles, Strategy: config.MIGStrategy(r.strategy)}
 	if r.nodes != "" {
 		client, err := o.client()
 		if err != nil {
 			return nil, nil, err
 		}
-		settings, err := o.load()
+		settings, err := r.of.settings(o)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -294,10 +298,10 @@ func kindOf(p render.Pool) render.Pool {
 	return p
 }
 
-// nodesAtATime bounds a page of a list; all pages together may have mostListed.
+// nodesAtATime bounds a page of a list; all pages together may have mostNodes.
 const (
 	nodesAtATime = 500
-	mostListed   = 50_000
+	mostNodes    = 50_000
 )
 
 // poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
@@ -322,8 +326,8 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 			}
 			pools = append(pools, p)
 		}
-		if seen += len(nodes.Items); seen > mostListed {
-			return nil, nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostListed, selector)
+		if seen += len(nodes.Items); seen > mostNodes {
+			return nil, nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostNodes, selector)
 		}
 		if options.Continue = nodes.Continue; options.Continue == "" {
 			break

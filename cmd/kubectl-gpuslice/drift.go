@@ -11,14 +11,15 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/drift"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // againstCluster says where the cluster promises GPUs that no node offers.
-func (o *options) againstCluster(ctx context.Context, autoscaled []string, out *cli.Printer) error {
-	settings, err := o.load()
+func (o *options) againstCluster(ctx context.Context, of agents, autoscaled []string, out *cli.Printer) error {
+	settings, err := of.settings(o)
 	if err != nil {
 		return err
 	}
@@ -65,7 +66,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 			verdict = "drift"
 		}
 		if printed++; printed <= maxMistakes {
-			out.Printf("%-5s  %s: %s\n", verdict, sanitize.Cut(f.About, longestName), sanitize.Cut(f.Text, longestLine))
+			out.Printf("%-5s  %s: %s\n", verdict, sanitize.Cut(f.About, manifest.LongestName), sanitize.Cut(f.Text, longestLine))
 		}
 	}
 	if more := printed - maxMistakes; more > 0 {
@@ -75,9 +76,9 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 	case out.Err != nil:
 		return out.Err
 	case broken == 1:
-		return errors.New("the cluster promises GPUs that its nodes do not offer, once: see above, and gpuslice-agent render")
+		return errors.New("the cluster promises GPUs that its nodes do not offer, once: see above, and kubectl gpuslice render")
 	case broken > 1:
-		return fmt.Errorf("the cluster promises GPUs that its nodes do not offer, %d times: see above, and gpuslice-agent render", broken)
+		return fmt.Errorf("the cluster promises GPUs that its nodes do not offer, %d times: see above, and kubectl gpuslice render", broken)
 	}
 	out.Printf("no quota, queue or hardware profile promises more than the nodes offer\n")
 	return out.Err

@@ -24,7 +24,7 @@ var updateMigrate = flag.Bool("update-migrate", false, "write what migrate says 
 func migrates(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	c := command()
+	c := (&options{}).command()
 	c.SetOut(&out)
 	c.SetErr(&out)
 	c.SetArgs(append([]string{"migrate"}, args...))

@@ -57,7 +57,7 @@ func TestValidate(t *testing.T) {
 func runs(t *testing.T, stdin string, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	c := command()
+	c := (&options{}).command()
 	c.SetIn(strings.NewReader(stdin))
 	c.SetOut(&out)
 	c.SetArgs(args)
@@ -268,6 +268,28 @@ func TestValidateSaysOfAHugeFileAsMuchAsIsRead(t *testing.T) {
 	}
 }
 
+// A file may have any name.
+func TestNamesOfFilesForgeNoLine(t *testing.T) {
+	file, folder := filepath.Join(t.TempDir(), "a\nFAKE"), filepath.Join(t.TempDir(), "a\nFAKE")
+	if err := os.WriteFile(file, []byte("version: v1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"validate", "-f", "no\nFAKE"},
+		{"validate", "-f", folder},
+		{"validate", "-f", file},
+		{"migrate", "--dry-run", "-f", file},
+		{"render", "kueue", "-f", file, "--pool", "a=1x8"},
+	} {
+		if said := validated(t, "", args...); strings.Contains(said, "\nFAKE") {
+			t.Errorf("%q: a line is forged: %s", args, said)
+		}
+	}
+}
+
 // live watches what the heap holds while lines are written.
 type live struct{ lines, most int }
 
@@ -294,7 +316,7 @@ func TestValidateKeepsNoDocumentInMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var l live
-			c := command()
+			c := (&options{}).command()
 			c.SetIn(strings.NewReader(text))
 			c.SetOut(&l)
 			c.SetArgs([]string{"validate", "--ignore-foreign", "-f", "-"})

@@ -9,23 +9,25 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 )
 
 // helmValues returns the values of the GPU Operator's chart in a piece: a file of values, or what k3s' HelmChart and HelmChartConfig have of them.
-func helmValues(p piece) (values map[string]any, ok bool, err error) {
-	version, _ := p.top["apiVersion"].(string)
+func helmValues(p manifest.Piece) (values map[string]any, ok bool, err error) {
+	version, _ := p.Top["apiVersion"].(string)
 	switch {
-	case p.configMap != "" || p.format != nil:
+	case p.ConfigMap != "" || p.Format != "":
 		return nil, false, nil
 	case strings.HasPrefix(version, "helm.cattle.io/"):
-		spec, _ := p.top["spec"].(map[string]any)
+		spec, _ := p.Top["spec"].(map[string]any)
 		text, _ := spec["valuesContent"].(string)
-		if values, err = mappingOf([]byte(text)); err != nil {
-			return nil, false, fmt.Errorf("%s: spec.valuesContent: %w", p.at, err)
+		if values, err = manifest.Mapping([]byte(text)); err != nil {
+			return nil, false, fmt.Errorf("%s: spec.valuesContent: %w", p.At, err)
 		}
 		return values, ofOperator(values), nil
 	default:
-		return p.top, version == "" && ofOperator(p.top), nil
+		return p.Top, version == "" && ofOperator(p.Top), nil
 	}
 }
 

@@ -1,0 +1,86 @@
+package manifest
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Configs are those of files, by the names by which labels ask for them.
+type Configs struct {
+	MIG      map[string]config.MIGConfig
+	Profiles map[string]config.Profile
+	Plugin   map[string]config.PluginConfig // by the key of their ConfigMap, or by the file's name
+}
+
+// ReadConfigs reads the MIG configs, profiles and configs of the device plugin in the files, as Reader finds them there, and ignores
+// other texts. It refuses a name that is there twice, since on a node only one of the two would count.
+func ReadConfigs(files []string, stdin io.Reader) (Configs, error) {
+	out := Configs{MIG: map[string]config.MIGConfig{}, Profiles: map[string]config.Profile{}, Plugin: map[string]config.PluginConfig{}}
+	for _, file := range files {
+		text, err := ReadFile(file, stdin)
+		if err != nil {
+			return Configs{}, fmt.Errorf("reading configs: %w", err)
+		}
+		file = sanitize.Text(file)
+		found := 0
+		var wrong error // the first
+		r := Reader{Found: func(p Piece) {
+			if wrong != nil {
+				return
+			}
+			used, err := out.add(p)
+			if err != nil {
+				wrong = fmt.Errorf("%s: %w", p.At, err)
+			}
+			found += used
+		}}
+		if r.Read(file, text); wrong != nil {
+			return Configs{}, wrong
+		}
+		if found == 0 {
+			return Configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them", file)
+		}
+	}
+	return out, nil
+}
+
+// add adds the configs of a piece. used is 1 if it is of a format that a plan uses.
+func (c *Configs) add(p Piece) (used int, err error) {
+	switch {
+	case p.Err != nil:
+		return 0, p.Err
+	case p.Format == "":
+		return 0, nil
+	}
+	switch p.Format {
+	case MIGConfigs:
+		parsed, err := migparted.Parse(p.Text)
+		return 1, cmp.Or(AddPlaces(p, err), merge(c.MIG, parsed))
+	case Profiles:
+		parsed, err := config.ParseProfiles(p.Text)
+		return 1, cmp.Or(AddPlaces(p, err), merge(c.Profiles, parsed))
+	case PluginConfig:
+		parsed, err := deviceplugin.Parse(p.Text)
+		return 1, cmp.Or(AddPlaces(p, err), merge(c.Plugin, map[string]config.PluginConfig{p.Key: parsed}))
+	default:
+		return 0, nil
+	}
+}
+
+func merge[T any](into, more map[string]T) error {
+	for _, name := range slices.Sorted(maps.Keys(more)) {
+		if _, twice := into[name]; twice {
+			return fmt.Errorf("%q is in another file too", name)
+		}
+		into[name] = more[name]
+	}
+	return nil
+}
