@@ -80,8 +80,7 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 		return out
 	}
 	if profile := seen.Node.Labels[config.LabelProfile]; profile != "" && label != config.LabelProfile {
-		out.Refused = fmt.Sprintf("label %s=%s is on the node and wins over %s, which does not count: take it away first (kubectl label node %s %s-)",
-			config.LabelProfile, profile, label, seen.Node.Name, config.LabelProfile)
+		out.Refused = belowProfile(seen, profile, label, name)
 		return out
 	}
 	var p preview.Result
@@ -103,6 +102,18 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	}
 	p.AddTo(&out)
 	return out
+}
+
+// belowProfile says what comes of a label of another config beside that of a profile: nothing, unless the device plugin's config manager reads it.
+func belowProfile(seen *state.Observed, profile, label, name string) string {
+	node := seen.Node.Name
+	if label == config.LabelDevicePluginConfig && seen.DevicePlugin.ObeysLabel {
+		return fmt.Sprintf("take label %[1]s=%[2]s away first (kubectl label node %[3]s %[1]s-), then ask by kubectl gpuslice apply %[3]s --device-plugin-config %[4]s: "+
+			"beside the profile the agent goes by the profile alone, and NVIDIA's config manager obeys %[5]s all the same, so that the agent fences the node and evicts the pods "+
+			"that hold what the device plugin gives out no more", config.LabelProfile, profile, node, name, label)
+	}
+	return fmt.Sprintf("label %s=%s is on the node and wins over %s, which does not count: take it away first (kubectl label node %s %s-)",
+		config.LabelProfile, profile, label, node, config.LabelProfile)
 }
 
 // desiredWithLabel returns what the node would ask for with the label set.

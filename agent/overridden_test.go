@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -50,4 +51,50 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 			})
 		})
 	}
+}
+
+// NVIDIA's config manager reads the label of the device plugin's configs whatever other labels are there. Who is told that the label does not count sets it,
+// and loses the pods that hold what the plugin gives out no more.
+func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := managedWorld(t)
+		events := w.listens()
+		w.set(config.LabelDevicePluginConfig, "renamed")
+		w.reach("renamed")
+		w.profile("all-disabled")
+		w.passes("all-disabled", w.done("all-disabled"))
+		w.holdsFirst("gpu.shared::3", controlled)
+		w.spend(time.Minute)
+		says := config.LabelDevicePluginConfig + "=renamed"
+		given := w.ask(config.LabelDevicePluginConfig + "=whole")
+		w.unannotate(config.AnnotationPreview)
+		for _, want := range []string{"NVIDIA's config manager", "all the same", "evicts the pods", "kubectl gpuslice apply " + nodeName + " --device-plugin-config whole"} {
+			if !strings.Contains(given.Refused, want) || strings.Contains(given.Refused, "does not count") {
+				t.Errorf("the answer does not say %q: %s", want, given.Refused)
+			}
+		}
+		if c := w.condition(); !strings.Contains(c.Message, says) || !strings.Contains(c.Message, "all the same") || heard(events, string(config.ReasonKeyIgnored), "all the same") != 1 {
+			t.Errorf("the node says of %s: %s", says, c.Message)
+		}
+		fences := w.cordons()
+		w.set(config.LabelDevicePluginConfig, "whole")
+		w.spend(10 * time.Minute)
+		if len(*fences) == 0 || w.runs("gpu.shared::3") {
+			t.Errorf("what the answer says does not follow: the node was fenced %d times, the pod runs: %t", len(*fences), w.runs("gpu.shared::3"))
+		}
+	})
+}
+
+// Where the agent gives the device plugin its config by a file, no program reads the label but the agent.
+func TestALabelThatNoConfigManagerReadsDoesNotCount(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.profile("all-disabled")
+		w.reach("all-disabled")
+		if given := w.ask(config.LabelDevicePluginConfig + "=whole"); !strings.Contains(given.Refused, "does not count") || strings.Contains(given.Refused, "config manager") {
+			t.Errorf("the answer is %q", given.Refused)
+		}
+	})
 }

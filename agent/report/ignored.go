@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -21,7 +22,7 @@ type note struct {
 }
 
 // notes lists what does not count on the node.
-func (t *Writer) notes(want state.Desired) []note {
+func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
 	var out []note
 	if t.WrongSettings != "" {
 		out = append(out, note{
@@ -36,14 +37,18 @@ func (t *Writer) notes(want state.Desired) []note {
 		})
 	}
 	for _, label := range want.Overridden {
-		out = append(out, note{config.ReasonKeyIgnored, fmt.Sprintf("%s does not count while %s is there", label, want.Label)})
+		text := fmt.Sprintf("%s does not count while %s is there", label, want.Label)
+		if key, _, _ := strings.Cut(label, "="); key == config.LabelDevicePluginConfig && seen.DevicePlugin.ObeysLabel {
+			text = fmt.Sprintf("remove %[1]s or %[2]s: the agent goes by %[2]s alone, and NVIDIA's config manager obeys %[3]s all the same", label, want.Label, key)
+		}
+		out = append(out, note{config.ReasonKeyIgnored, text})
 	}
 	return out
 }
 
 // TellIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
 func (t *Writer) TellIgnored(seen *state.Observed, want state.Desired) string {
-	now, text := t.notes(want), ""
+	now, text := t.notes(seen, want), ""
 	for _, n := range now {
 		if !slices.Contains(t.ignored, n) {
 			t.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)

@@ -109,7 +109,9 @@ type DevicePlugin struct {
 	Rivals     string // why the agent does not know which of the pods counts; empty if it does
 	// Unconnected says that kubelet gives out devices of a plugin that does not serve it; empty if it does, or if that cannot be seen.
 	Unconnected string
-	Unpicked    string // configs of the device plugin that exist, on a node whose labels ask for none
+	// ObeysLabel: a config manager gives the plugin the config that config.LabelDevicePluginConfig names, whatever other labels are there.
+	ObeysLabel bool
+	Unpicked   string // configs of the device plugin that exist, on a node whose labels ask for none
 }
 
 // Leftovers is what an agent, or another tool, has left on the node.

@@ -172,9 +172,9 @@ func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 	if len(names) == 0 {
 		return nil
 	}
-	instead := ""
-	if w.label == config.LabelMIGConfig {
-		instead = fmt.Sprintf(", or use --profile %s, which knows MIG configs too", w.name)
+	instead := fmt.Sprintf(", or use --profile %s, which knows MIG configs too", w.name)
+	if w.label == config.LabelDevicePluginConfig {
+		instead = "; set beside the profile, NVIDIA's config manager obeys it all the same, and the agent evicts the pods that hold what it withdraws"
 	}
 	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: take that away first"+
 		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.label, names[0], instead)

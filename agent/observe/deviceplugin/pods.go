@@ -68,6 +68,10 @@ func (dp *Plugin) ObservePods(ctx context.Context, seen *state.Observed, pods []
 	seen.DevicePlugin.Pods = dp.ofNVIDIA(state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers))
 	seen.DevicePlugin.MPSDaemons = dp.ofNVIDIA(state.Picked(pods, dp.Settings.MPS.PodSelector, dp.Settings.MPS.Containers))
 	seen.DevicePlugin.Rivals = dp.rivals(seen.DevicePlugin.Pods)
+	seen.DevicePlugin.ObeysLabel = slices.ContainsFunc(seen.DevicePlugin.Pods, func(pod corev1.Pod) bool {
+		m := managerOf(pod)
+		return m != nil && m.Label == config.LabelDevicePluginConfig
+	})
 	seen.DevicePlugin.Unconnected = dp.unconnected(ctx, seen)
 }
 
