@@ -378,6 +378,10 @@ func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 		w.reach("two")
 		w.pod("train", string(w.snapshot()[0].UUID)+"::1")
 		empty := fullfs.Fill(t, dir)
+		if given := w.ask(config.LabelProfile + "=alone"); given.Reason != config.ReasonNoHandover || !strings.HasPrefix(given.HeldUp, "folder ") {
+			t.Errorf("a preview is held up by %s: %q", given.Reason, given.HeldUp)
+		}
+		w.unannotate(config.AnnotationPreview)
 		w.profile("alone")
 		w.spend(90 * time.Minute)
 		c := w.condition()
@@ -459,6 +463,10 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 				})
 				w.pod("train", string(w.snapshot()[0].UUID))
 				cordons := w.cordons()
+				if given := w.ask(config.LabelProfile + "=two"); (given.Reason == config.ReasonNoHandover) != !row.takes(false, true) {
+					t.Errorf("a preview is held up by %s: %q", given.Reason, given.HeldUp)
+				}
+				w.unannotate(config.AnnotationPreview)
 				w.profile("two")
 				if !row.fences {
 					w.spend(90 * time.Minute)

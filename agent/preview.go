@@ -67,7 +67,7 @@ func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.De
 	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
 		return err
 	}
-	err := a.fencing.Preflight(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
+	err := a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
 	a.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err

@@ -287,6 +287,18 @@ func (d *disk) Write(_ context.Context, r journal.Record) error {
 	return err
 }
 
+// Try implements agent.Records.
+func (d *disk) Try(_ context.Context, r journal.Record) error {
+	switch {
+	case d.silent:
+		return journal.ErrSilent
+	case d.refuses != nil:
+		return d.refuses(r)
+	default:
+		return nil
+	}
+}
+
 // SetAside implements agent.Records.
 func (d *disk) SetAside(context.Context) (string, error) {
 	d.aside, d.text = d.text, nil

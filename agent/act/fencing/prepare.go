@@ -42,6 +42,18 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	return f.Handover.Prepare(ctx, in)
 }
 
+// Foresee returns why the first step would have to wait, by what Preflight and Prepare ask before it. What it tries it takes back, so that nothing
+// stays written.
+func (f *Fencing) Foresee(ctx context.Context, in act.Input) error {
+	if err := f.Preflight(ctx, in); err != nil || !startsDisruption(in) {
+		return err
+	}
+	if err := f.Journal.ForeseeRecord(ctx, in.Seen.Writing(in.Want, in.Step().Kind)); err != nil {
+		return err
+	}
+	return f.Handover.Foresee(ctx, in)
+}
+
 // noteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The
 // annotation is good for one change: the same write removes it.
 func (f *Fencing) noteForced(ctx context.Context, in act.Input) error {

@@ -99,16 +99,26 @@ func (h *Handover) WriteSharing(ctx context.Context, in act.Input) error {
 
 // Prepare makes sure, before the agent disturbs anything, that there is room for the plugin's config and for the former one.
 func (h *Handover) Prepare(ctx context.Context, in act.Input) error {
+	return h.makeRoom(ctx, in, in.Step().Kind == plan.AcquireSlot, h.File.Prepare)
+}
+
+// Foresee returns why Prepare would have to wait. Nothing of what it tries stays.
+func (h *Handover) Foresee(ctx context.Context, in act.Input) error {
+	return h.makeRoom(ctx, in, true, h.File.Try)
+}
+
+// makeRoom prepares the key of the config manager, or only tries to, or has the file prepared.
+func (h *Handover) makeRoom(ctx context.Context, in act.Input, try bool, file func(ctx context.Context, text string) error) error {
 	writes := plan.Has(in.Steps, plan.WriteSharing)
 	switch {
 	case in.Want.Undo || !writes || in.Seen.HardwareOrPluginTouched():
 		return nil
 	case in.Seen.Plugin.Manager != nil:
-		return h.prepareKey(ctx, act.Input{Seen: in.Seen, Want: in.Want, Steps: []plan.Step{in.Steps[0]}})
+		return h.prepareKey(ctx, in, try)
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
-	err := h.File.Prepare(call, in.Want.Plugin.Text)
+	err := file(call, in.Want.Plugin.Text)
 	full, is := errors.AsType[*deviceplugin.NoRoomError](err)
 	switch {
 	case is:
@@ -125,13 +135,13 @@ func (h *Handover) Prepare(ctx context.Context, in act.Input) error {
 
 // prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
 // that asks for its turn only tries it, since its change may be withdrawn before it begins.
-func (h *Handover) prepareKey(ctx context.Context, in act.Input) error {
+func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) error {
 	m := in.Seen.Plugin.Manager
 	if !lacksKey(m, in.Want) {
 		return nil
 	}
 	var try []string
-	if in.Step().Kind == plan.AcquireSlot {
+	if tries {
 		try = []string{metav1.DryRunAll}
 	}
 	err := h.patchConfigMap(ctx, m, in.Want.Plugin.Text, &in.Want.Plugin.KeyContent, try...)

@@ -121,6 +121,22 @@ func (f *File) Prepare(ctx context.Context, text string) error {
 	})
 }
 
+// Try returns why Prepare could not make room for the text, and leaves nothing there.
+func (f *File) Try(ctx context.Context, text string) error {
+	return f.run(ctx, "making room for ", func() error {
+		dir := filepath.Dir(f.path)
+		if _, err := os.Lstat(dir); f.keptTextIs(nextSuffix, text) || errors.Is(err, fs.ErrNotExist) { // Prepare makes the folder
+			return nil
+		}
+		file, err := renameio.NewPendingFile(f.path+nextSuffix, renameio.WithTempDir(dir))
+		if err != nil {
+			return err
+		}
+		_, err = file.Write([]byte(text))
+		return errors.Join(err, file.Cleanup())
+	})
+}
+
 // Write replaces the file's text as a whole or not at all, and sets the time of its last write to at. The error may be a *NoRoomError.
 func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 	return f.run(ctx, "writing ", func() error {

@@ -63,6 +63,7 @@ func TestAFullFolderIsNamed(t *testing.T) {
 	fullfs.Fill(t, dir)
 	for what, call := range map[string]func() error{
 		"making room": func() error { return f.Prepare(t.Context(), "two") },
+		"trying":      func() error { return f.Try(t.Context(), "two") },
 		"writing":     func() error { return f.Write(t.Context(), "two", time.Now()) },
 		"noting":      func() error { return f.NoteNotified(t.Context(), map[types.UID]string{"pod": "hash"}) },
 	} {
@@ -72,6 +73,22 @@ func TestAFullFolderIsNamed(t *testing.T) {
 		}
 	}
 	says(t, f, "one")
+}
+
+// A preview asks whether there is room, and changes nothing.
+func TestATryLeavesTheFolderAsItWas(t *testing.T) {
+	dir := t.TempDir()
+	f := deviceplugin.NewFile(filepath.Join(dir, "there", "config.yaml"), shown)
+	must(t, f.Try(t.Context(), "one"))
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	must(t, f.Write(t.Context(), "one", time.Now()))
+	must(t, f.Try(t.Context(), "two"))
+	says(t, f, "one")
+	if left, err := os.ReadDir(filepath.Join(dir, "there")); err != nil || len(left) != 1 {
+		t.Errorf("left %v, %v", left, err)
+	}
 }
 
 // If a program fills the folder in the middle of a change, that neither ends the change nor keeps the node.

@@ -56,6 +56,12 @@ func (f *File) Write(ctx context.Context, data []byte) error {
 	return err
 }
 
+// Try returns why Write could not write the data. It writes that beside the file and removes it again, so that nothing stays.
+func (f *File) Try(ctx context.Context, data []byte) error {
+	_, err := within(ctx, f, func() (struct{}, error) { return struct{}{}, f.try(data) })
+	return err
+}
+
 // SetAside moves the file to another name in its directory, and returns the path. It replaces a file of that name.
 func (f *File) SetAside(ctx context.Context, name string) (string, error) {
 	aside := filepath.Join(f.dir, name)
@@ -190,18 +196,46 @@ func (f *File) write(data []byte) error {
 	if err := f.sweep(); err != nil {
 		return err
 	}
-	file, err := renameio.NewPendingFile(f.Path(), renameio.WithTempDir(f.dir), renameio.WithStaticPermissions(0o600))
+	file, err := f.beside(data)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Cleanup() }() // after the rename there is nothing left to remove
-	if _, err := file.Write(data); err != nil {
-		return err
-	}
+	defer func() { _ = file.Cleanup() }()                 // after the rename there is nothing left to remove
 	if err := file.CloseAtomicallyReplace(); err != nil { // which syncs it first
 		return err
 	}
 	return dir.Sync()
+}
+
+// beside returns a file with the data that may take the place of the file.
+func (f *File) beside(data []byte) (*renameio.PendingFile, error) {
+	file, err := renameio.NewPendingFile(f.Path(), renameio.WithTempDir(f.dir), renameio.WithStaticPermissions(0o600))
+	if err != nil {
+		return nil, err
+	}
+	if _, err = file.Write(data); err != nil {
+		return nil, errors.Join(err, file.Cleanup())
+	}
+	return file, nil
+}
+
+func (f *File) try(data []byte) error {
+	if _, err := os.Lstat(f.dir); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(f.dir, 0o700); err != nil {
+			return err
+		}
+		defer os.Remove(f.dir)
+	}
+	dir, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	file, err := f.beside(data)
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Sync(), file.Cleanup())
 }
 
 // sweep removes the temporary files of a process that was killed in the middle of a write.

@@ -53,13 +53,20 @@ func (f *RecordFile) Read(ctx context.Context) (*Record, error) {
 // Write replaces the record as a whole, and returns when the disk has it. The error matches ErrUnsafe or ErrSilent, or is the file
 // system's; the former record stands then, or, after ErrSilent, either.
 func (f *RecordFile) Write(ctx context.Context, r Record) error {
+	return f.with(ctx, r, f.file.Write)
+}
+
+// Try returns why Write would not replace the record, which it leaves as it is.
+func (f *RecordFile) Try(ctx context.Context, r Record) error { return f.with(ctx, r, f.file.Try) }
+
+func (f *RecordFile) with(ctx context.Context, r Record, write func(ctx context.Context, data []byte) error) error {
 	r.Version = Version
 	data, err := json.Marshal(r)
 	if err == nil {
 		_, err = ParseRecord(data) // the agent does not write a record that it could not read again
 	}
 	if err == nil {
-		err = f.file.Write(ctx, data)
+		err = write(ctx, data)
 	}
 	if err != nil {
 		return fmt.Errorf("writing the host's record %s: %w", f.Path(), err)

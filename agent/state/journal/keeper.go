@@ -25,6 +25,8 @@ type Store interface {
 	Read(ctx context.Context) (*Record, error)
 	// Write returns when the disk has the record, and after ErrSilent may still write it.
 	Write(ctx context.Context, r Record) error
+	// Try returns why Write would not write the record, and changes nothing.
+	Try(ctx context.Context, r Record) error
 	// SetAside moves a record that cannot be read to another name, and returns that.
 	SetAside(ctx context.Context) (string, error)
 }

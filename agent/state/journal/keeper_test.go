@@ -32,6 +32,8 @@ func (s *store) Write(_ context.Context, r journal.Record) error {
 	return nil
 }
 
+func (s *store) Try(context.Context, journal.Record) error { return s.refuses }
+
 func (s *store) SetAside(context.Context) (string, error) {
 	s.aside++
 	return "aside", nil

@@ -260,6 +260,9 @@ func TestADiskThatRefusesKeepsTheFormerRecord(t *testing.T) {
 	if err := file.Write(t.Context(), next); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("writing: %v", err)
 	}
+	if err := file.Try(t.Context(), next); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("trying: %v", err)
+	}
 	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-1" {
 		t.Errorf("the disk has %v, %v", r, err)
 	}
@@ -269,6 +272,35 @@ func TestADiskThatRefusesKeepsTheFormerRecord(t *testing.T) {
 	}
 	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-2" {
 		t.Errorf("then the disk has %v, %v", r, err)
+	}
+}
+
+// A preview asks whether the record could be written, and changes nothing.
+func TestATryLeavesTheRecordAsItWas(t *testing.T) {
+	parent := t.TempDir()
+	file := journal.RecordIn(filepath.Join(parent, "state"))
+	next := full()
+	next.Node = "gpu-2"
+	if err := file.Try(t.Context(), next); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if err := errors.Join(file.Write(t.Context(), full()), file.Try(t.Context(), next)); err != nil {
+		t.Error(err)
+	}
+	if r, err := file.Read(t.Context()); err != nil || r.Node != "gpu-1" {
+		t.Errorf("the disk has %v, %v", r, err)
+	}
+	if left, err := os.ReadDir(filepath.Join(parent, "state")); err != nil || len(left) != 1 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if err := os.Chmod(filepath.Join(parent, "state"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Try(t.Context(), next); !errors.Is(err, journal.ErrUnsafe) {
+		t.Errorf("a folder that all may write to: %v", err)
 	}
 }
 

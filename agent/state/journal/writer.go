@@ -100,6 +100,16 @@ func (l *Writer) TryRecord(ctx context.Context, w Write) error {
 	return nil
 }
 
+// ForeseeRecord returns why TryRecord would have to wait, and leaves the record as it is.
+func (l *Writer) ForeseeRecord(ctx context.Context, w Write) error {
+	r := l.Record.Now()
+	r.Owes = debtsOf(r)
+	if err := l.Record.Store.Try(ctx, r); err != nil {
+		return l.Unrecorded(w, err)
+	}
+	return nil
+}
+
 // RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
 // than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
 func (l *Writer) RecordDebts(ctx context.Context, w Write, step plan.Step) error {
