@@ -59,15 +59,22 @@ func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name
 	}
 	p.Runs = a.gates.Runs(seen, want, p.Steps)
 	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.evictions.Patience(want, p.Steps)
-	return heldUp(p, a.foresee(ctx, seen, want, p.Steps))
+	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
 }
 
 // foresee returns why the agent would not begin a change with these steps now, by what it asks before it begins one. It writes nothing.
-func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) error {
-	if err := a.gates.Allow(seen, want, steps); err != nil || steps[0].Traits().OnlyLooks {
+// What the device plugin lacks of a config that is foretold is no reason: its config manager gives it that once the label is set.
+func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, foretold bool) error {
+	err := a.gates.Allow(seen, want, steps)
+	switch {
+	case err != nil:
 		return err
+	case steps[0].Traits().OnlyLooks && seen.Journal == nil && (!foretold || seen.Kubelet.Err != nil):
+		return a.verifier.Lacks(seen, want)
+	case steps[0].Traits().OnlyLooks:
+		return nil
 	}
-	err := a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
+	err = a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
 	a.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err

@@ -178,23 +178,34 @@ var situations = map[string]situation{
 	"a bare pod, allowed on the node": {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), each: func(w *world) {
 		w.annotate(config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldUnmanagedPods))
 	}, want: atOnce},
-	"files on disk, refused":         {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: "held up: EvictionBlocked"},
-	"files on disk, evicted":         {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainEvict })), want: atOnce},
-	"files in memory":                {prepare: hosts(onDisk(corev1.StorageMediumMemory), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: atOnce},
-	"files on disk, by the profile":  {prepare: hosts(onDisk(""), func(w *world) { w.profiles(strictProfiles) }), label: config.LabelProfile, name: "strict", want: "held up: EvictionBlocked"},
-	"files on disk, for the profile": {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse }), func(w *world) { w.profiles(strictProfiles) }), label: config.LabelProfile, name: "lenient", want: atOnce},
-	"a rule that refuses":            {prepare: hosts(controlled, rules(config.DrainRefuse)), want: "held up: EvictionBlocked"},
-	"a rule that waits":              {prepare: hosts(controlled, rules(config.DrainWait)), want: atOnce},
-	"a gradual drain":                {prepare: hosts(controlled, drains(func(d *config.Drain) { d.Mode, d.GradualFor = config.DrainGradual, time.Hour })), want: atOnce},
-	"deletion after the deadline":    {prepare: hosts(controlled, drains(func(d *config.Drain) { d.AfterDeadline = config.AfterDeadlineDelete })), want: atOnce},
-	"a static pod":                   {prepare: hosts(static), want: "held up: EvictionBlocked"},
-	"a tenant's DaemonSet":           {prepare: hosts(tolerant), want: atOnce},
-	"another tool at work":           {prepare: func(w *world) { w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z") }, want: "held up: OtherMaintenance"},
-	"kubelet is silent":              {prepare: hosts(controlled, func(w *world) { w.deaf = true }), want: "held up: KubeletUnavailable"},
-	"a process of no pod":            {prepare: func(w *world) { w.turn(); w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice") }, want: "held up: GPUInUse"},
-	"a process table that is closed": {prepare: func(w *world) { _ = os.Remove(filepath.Join(w.table, "self")) }, want: "held up: HoldersUnknown"},
-	"no device plugin":               {prepare: func(w *world) { w.unplugged = true }, want: "held up: NoDevicePlugin"},
-	"no driver":                      {prepare: func(w *world) { w.unload(); w.restart() }, want: "held up: DriverNotLoaded"},
+	"files on disk, refused":                  {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: "held up: EvictionBlocked"},
+	"files on disk, evicted":                  {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainEvict })), want: atOnce},
+	"files in memory":                         {prepare: hosts(onDisk(corev1.StorageMediumMemory), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse })), want: atOnce},
+	"files on disk, by the profile":           {prepare: hosts(onDisk(""), func(w *world) { w.profiles(strictProfiles) }), label: config.LabelProfile, name: "strict", want: "held up: EvictionBlocked"},
+	"files on disk, for the profile":          {prepare: hosts(onDisk(""), drains(func(d *config.Drain) { d.EmptyDir = config.DrainRefuse }), func(w *world) { w.profiles(strictProfiles) }), label: config.LabelProfile, name: "lenient", want: atOnce},
+	"a rule that refuses":                     {prepare: hosts(controlled, rules(config.DrainRefuse)), want: "held up: EvictionBlocked"},
+	"a rule that waits":                       {prepare: hosts(controlled, rules(config.DrainWait)), want: atOnce},
+	"a gradual drain":                         {prepare: hosts(controlled, drains(func(d *config.Drain) { d.Mode, d.GradualFor = config.DrainGradual, time.Hour })), want: atOnce},
+	"deletion after the deadline":             {prepare: hosts(controlled, drains(func(d *config.Drain) { d.AfterDeadline = config.AfterDeadlineDelete })), want: atOnce},
+	"a static pod":                            {prepare: hosts(static), want: "held up: EvictionBlocked"},
+	"a tenant's DaemonSet":                    {prepare: hosts(tolerant), want: atOnce},
+	"another tool at work":                    {prepare: func(w *world) { w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z") }, want: "held up: OtherMaintenance"},
+	"kubelet is silent":                       {prepare: hosts(controlled, func(w *world) { w.deaf = true }), want: "held up: KubeletUnavailable"},
+	"a process of no pod":                     {prepare: func(w *world) { w.turn(); w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice") }, want: "held up: GPUInUse"},
+	"a process table that is closed":          {prepare: func(w *world) { _ = os.Remove(filepath.Join(w.table, "self")) }, want: "held up: HoldersUnknown"},
+	"no device plugin":                        {prepare: func(w *world) { w.unplugged = true }, want: "held up: NoDevicePlugin"},
+	"as it is already, and kubelet is silent": {name: "all-disabled", prepare: func(w *world) { w.settle(config.ReasonNotRequested); w.deaf = true }, want: "held up: KubeletUnavailable"},
+	"as it is already, and no device plugin": {name: "all-disabled", prepare: func(w *world) {
+		w.settle(config.ReasonNotRequested)
+		w.unplugged = true
+		for _, p := range w.podsIn("kube-system") {
+			if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}, want: "held up: NoDevicePlugin"},
+	"as it is already, before the second look": {name: "all-disabled", prepare: func(w *world) { w.restart() }, want: "nothing to do"},
+	"no driver": {prepare: func(w *world) { w.unload(); w.restart() }, want: "held up: DriverNotLoaded"},
 	"the host's disk is read-only": {prepare: func(w *world) {
 		w.settle(config.ReasonNotRequested)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
@@ -260,7 +271,7 @@ func (w *world) happens(label, name string) string {
 	case s.Phase == api.PhaseStalled:
 		return "refused: " + string(w.reason())
 	default:
-		if s.Phase != api.PhaseWaiting && s.Phase != "" {
+		if s.Phase != api.PhaseWaiting && s.Phase != api.PhaseVerifying && s.Phase != "" {
 			w.t.Errorf("the phase of a change that has not begun is %s", s.Phase)
 		}
 		return "held up: " + string(w.reason())

@@ -261,7 +261,7 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 			}
 			return func() { must(slots.Renew(w.t.Context(), pool, other)) }, func() { must(slots.Release(w.t.Context(), pool, other)) }
 		}},
-		"for kubelet": {config.ReasonCapacityMismatch, func(w *world) (func(), func()) {
+		"for kubelet": {config.ReasonKubeletUnavailable, func(w *world) (func(), func()) {
 			w.deaf = true
 			return func() {}, func() { w.deaf = false }
 		}},

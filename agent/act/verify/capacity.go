@@ -25,6 +25,9 @@ import (
 
 // missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
 func (p *Verifier) missing(seen *state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
+	if seen.Kubelet.Err != nil {
+		return config.ReasonKubeletUnavailable, seen.Blockers() + "; see the node's kubelet, by journalctl -u kubelet", true
+	}
 	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
 		reason, advice := stays(seen, want)
 		return reason, sanitize.Listed(seen.Capacity.Missing) + "; " + advice, true
@@ -94,6 +97,15 @@ func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
+// Lacks returns what is missing of the capacity where nothing has to be changed; nil if nothing is.
+func (p *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
+	if len(seen.Capacity.Missing) == 0 {
+		return nil
+	}
+	reason, missing, _ := p.missing(seen, want)
+	return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+}
+
 // Await returns what is missing, until a look finds that nothing is.
 func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	now := p.Clock.Now()
@@ -106,10 +118,10 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 			Message: "capacity is right; looking once more: " + capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()),
 		}
 	}
-	reason, missing, causeKnown := p.missing(in.Seen, in.Want)
 	if in.Seen.Journal == nil {
-		return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(in.Seen, outcome.DriverRetry)}
+		return p.Lacks(in.Seen, in.Want)
 	}
+	reason, missing, causeKnown := p.missing(in.Seen, in.Want)
 	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
 	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {

@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -137,6 +139,31 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
 		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
 			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)
+		}
+	}
+}
+
+// Who reads that capacity is missing looks where the message points.
+func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
+	for name, owed := range map[string]*journal.Journal{"nothing is owed": nil, "a change is under way": {}} {
+		c := newChange(t)
+		seen := state.Observed{Node: &corev1.Node{}, Journal: owed, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
+		c.prover.Prove(&seen, c.want)
+		want := state.Desired{Plugin: c.want}
+		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
+		var reason config.Reason
+		if waiting, is := errors.AsType[*outcome.Waiting](err); is && owed == nil {
+			reason = waiting.Reason
+		}
+		if owed != nil {
+			c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
+			err = c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
+			if failure, is := errors.AsType[*api.Failure](err); is {
+				reason = failure.Reason
+			}
+		}
+		if text := fmt.Sprint(err); reason != config.ReasonKubeletUnavailable || !strings.Contains(text, "kubelet is silent; see the node's kubelet") || strings.Contains(text, "device plugin's log") {
+			t.Errorf("%s: %s: %s", name, reason, text)
 		}
 	}
 }
