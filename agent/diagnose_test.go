@@ -521,3 +521,19 @@ type unloaded struct{ nvml.Driver }
 
 // Snapshot implements nvml.Driver.
 func (unloaded) Snapshot(context.Context) ([]nvml.GPU, error) { return nil, nvml.ErrNoDriver }
+
+// What the agent waits for ends by itself, or by what the condition names: no user has to mend a label for it.
+func TestADiagnosisWithoutTheDriverSaysThatTheAgentWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, oneH100)
+		w.label("nonsense")
+		w.settle(config.ReasonUnknownConfig)
+		w.unload()
+		w.restart()
+		w.says(config.ReasonDriverNotLoaded)
+		if seen := w.diagnose(true).Agent; seen.Reason != config.ReasonDriverNotLoaded || seen.Phase != api.PhaseWaiting {
+			t.Errorf("the diagnosis has %s beside the phase %s", seen.Reason, seen.Phase)
+		}
+	})
+}

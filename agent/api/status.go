@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -52,6 +53,23 @@ type Status struct {
 
 	// FullMemory are the UUIDs of the GPUs, or of the first MIG devices of instances, that pods share and whose memory is nearly full.
 	FullMemory []string `json:"fullMemory,omitempty"`
+}
+
+// PhaseBeside returns the phase of a node whose condition has the reason. A pass that cannot see all of the node writes the condition alone: the phase of
+// the status is that of an earlier pass then, and the agent waits until it can see the node, or stalls over what it cannot read.
+func (s Status) PhaseBeside(reason config.Reason) Phase {
+	switch {
+	case s.Phase == "" || s.Reason == reason:
+		return s.Phase
+	case reason == config.ReasonJournalUnreadable:
+		return PhaseStalled
+	case slices.Contains([]config.Reason{
+		config.ReasonDriverNotLoaded, config.ReasonDriverUnresponsive, config.ReasonRetrying, config.ReasonHostRecordUnavailable,
+	}, reason):
+		return PhaseWaiting
+	default: // the status is about to follow the condition
+		return s.Phase
+	}
 }
 
 // AskedFor is since when a label asks for a config. In a pool, the node that was asked first goes first.

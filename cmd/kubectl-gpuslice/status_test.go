@@ -151,6 +151,26 @@ func TestAConditionAheadOfItsStatusAnswersNoOtherRequest(t *testing.T) {
 	}
 }
 
+// A pass that ends early leaves the status of an earlier one. Its phase beside the reason of the condition would say that the agent does nothing more,
+// where it waits.
+func TestThePhaseIsThatOfTheCondition(t *testing.T) {
+	for reason, want := range map[config.Reason]api.Phase{
+		config.ReasonUnknownConfig:         api.PhaseStalled, // the same pass has written both
+		config.ReasonConverged:             api.PhaseStalled, // the status is about to follow
+		config.ReasonDriverNotLoaded:       api.PhaseWaiting,
+		config.ReasonRetrying:              api.PhaseWaiting,
+		config.ReasonHostRecordUnavailable: api.PhaseWaiting,
+		config.ReasonJournalUnreadable:     api.PhaseStalled,
+	} {
+		n := gpuNode("gpu-1")
+		concludes(states(n, research(api.PhaseStalled, config.ReasonUnknownConfig, 0, "team/trainer")), research("", reason, 0), "as it is")
+		v := viewOf(n, time.Now())
+		if former := reason == config.ReasonUnknownConfig || reason == config.ReasonConverged; v.Phase != want || (len(v.Blockers) > 0) != former {
+			t.Errorf("%s stands beside the phase %s and the blockers %v, want %s", reason, v.Phase, v.Blockers, want)
+		}
+	}
+}
+
 func reasonOf(v nodeView) string { return reason(&v, paper{now: time.Now()}) }
 
 func TestAnXidIsNoOlderThanItsFirst(t *testing.T) {

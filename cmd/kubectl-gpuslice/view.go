@@ -92,6 +92,9 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		Capacity: s.Capacity, Begins: s.Next.UTC(), Blockers: s.Blockers,
 		Silent: t.silence(now) > 0, NotSeen: t.answersAnother(n),
 	}
+	if t.standsAlone() { // the rest is of a pass before
+		v.Phase, v.Blockers, v.Begins = s.PhaseBeside(v.Reason), nil, time.Time{}
+	}
 	if s.Reason == v.Reason {
 		v.Since = s.Since.UTC()
 	}

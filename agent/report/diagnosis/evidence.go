@@ -82,9 +82,11 @@ func Of(e *Evidence) api.Diagnosis {
 // ReadNode puts the node object into words.
 func (e *Evidence) ReadNode() {
 	e.KubeletSeen = describeKubelet(e.Node, e.Kubelet.Err)
-	e.Agent = api.AgentSeen{Runs: e.Running, Phase: e.Record.Learnt.Reported.Phase}
+	last := e.Record.Learnt.Reported
+	e.Agent = api.AgentSeen{Runs: e.Running, Phase: last.Phase}
 	if c := report.PartitionReady(e.Node); c != nil {
 		e.Agent.Wrote, e.Agent.Reason, e.Agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
+		e.Agent.Phase = api.Status{Phase: last.Phase, Reason: last.Reason}.PhaseBeside(e.Agent.Reason)
 	}
 	if by, since, on := fence.Cordoner(e.Node); on {
 		_, kept := e.Node.Annotations[config.AnnotationKeepCordoned]
@@ -345,7 +347,7 @@ func (e *Evidence) ours() bool {
 
 // stalled reports whether the agent has reported that it can do no more.
 func (e *Evidence) stalled() bool {
-	return e.Journal != nil && e.Record.Learnt.Reported.Phase == api.PhaseStalled
+	return e.Journal != nil && e.Agent.Phase == api.PhaseStalled
 }
 
 // beforeVerify reports whether steps come first that change the capacity.
