@@ -59,9 +59,10 @@ type Agent struct {
 
 	edited func() (other bool, wrong string) // of the settings; nil if they are in no file
 
-	hasObserved    bool // this process has observed the node once
-	changeUnderway bool // the last pass observed a change under way
-	driverReplaced bool // the driver is another one than this process has loaded
+	answered       time.Time // when a request on the node was last answered
+	hasObserved    bool      // this process has observed the node once
+	changeUnderway bool      // the last pass observed a change under way
+	driverReplaced bool      // the driver is another one than this process has loaded
 }
 
 // observers are what an observation is made by.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +22,13 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. If the agent
-// cannot answer, it logs that, and goes on with the change.
+// renewal is the longest time between two passes while a request for a plan stands on the node: what holds a change up may pass without a watch that
+// tells of it, as a disruption budget, a slot of the pool or the beginning of a window.
+const renewal = 30 * time.Second
+
+// answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. A plan whose request stands
+// still is made again, and written if it says something else than the answer on the node. If the agent cannot answer, it logs that, and goes on with
+// the change.
 func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	if seen.Node == nil {
 		return
@@ -30,17 +36,21 @@ func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	request, asked := seen.Node.Annotations[config.AnnotationPreview]
 	request = preview.Shortened(strings.ToValidUTF8(request, "?"))
 	former, answered := seen.Node.Annotations[config.AnnotationPlan]
-	if asked == answered && (!asked || answers(former, request)) {
+	given := givenFor(former, request)
+	if !asked && !answered || asked && given != nil && !a.renews(request) {
 		return
 	}
 	var text *string // nil removes the annotation
 	if asked {
-		a.Log.Info("answering", zap.String("for", request))
-		encoded, err := report.EncodeAnswer(a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom))
+		encoded, err := a.encodedAnswer(ctx, seen, ended, request, given)
 		if err != nil {
 			a.Log.Warn("answering", zap.Error(err))
 			return
 		}
+		if encoded == former {
+			return
+		}
+		a.Log.Info("answering", zap.String("for", request))
 		text = &encoded
 	}
 	err := a.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
@@ -53,10 +63,41 @@ func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	}
 }
 
-// answers reports whether the annotation holds the answer to the request.
-func answers(annotation, request string) bool {
+// asksForPlan reports whether the request is for a plan, whose answer is kept up to date. A diagnosis and the use of GPUs say how the node was when
+// they were asked for.
+func asksForPlan(request string) bool {
+	return request != config.RequestDiagnosis && request != config.RequestTop
+}
+
+// renews reports whether the answer to the request that stands on the node is to be made again: in each pass, but for those that follow each other
+// within the settle time.
+func (a *Agent) renews(request string) bool {
+	since := a.Clock.Since(a.answered)
+	return asksForPlan(request) && (since < 0 || since >= settleTime)
+}
+
+// encodedAnswer is the answer as the annotation has it. One that says the same as the given one is of the same time.
+func (a *Agent) encodedAnswer(ctx context.Context, seen *state.Observed, ended error, request string, given *api.Answer) (string, error) {
+	out, room := a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom)
+	a.answered = a.Clock.Now()
+	if given != nil {
+		now := out.At
+		out.At = given.At
+		if same, err := report.EncodeAnswer(out, room); err != nil || same == seen.Node.Annotations[config.AnnotationPlan] {
+			return same, err
+		}
+		out.At = now
+	}
+	return report.EncodeAnswer(out, room)
+}
+
+// givenFor returns the answer that the annotation holds, if it is one to the request; nil if it is not.
+func givenFor(annotation, request string) *api.Answer {
 	var given api.Answer
-	return json.Unmarshal([]byte(annotation), &given) == nil && given.For == request
+	if json.Unmarshal([]byte(annotation), &given) != nil || given.For != request {
+		return nil
+	}
+	return &given
 }
 
 // answerTo plans what the request asks for.

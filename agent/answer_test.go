@@ -231,3 +231,58 @@ func TestTheStatusSaysWhatItIsAboutAndHowMuchIsLeft(t *testing.T) {
 		}
 	})
 }
+
+// Who reads an answer that stands on the node takes it for what the agent would do now.
+func TestAStandingAnswerFollowsTheNode(t *testing.T) {
+	t.Parallel()
+	request := config.LabelMIGConfig + "=all-1g.10gb"
+	for name, row := range map[string]struct {
+		then func(w *world)
+		want string
+	}{
+		"a hold": {func(w *world) { w.annotate(config.AnnotationHold, "x") }, "held up: Held"},
+		"a budget, of which no watch tells": {func(w *world) {
+			w.pod("holder", w.gpus.UUIDs()[0], controlled)
+			w.block("The disruption budget train needs 2 healthy pods and has 2 currently")
+		}, "held up: EvictionBlocked"},
+		"the config itself": {func(w *world) { w.label("all-1g.10gb") }, "nothing to do"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, oneH100)
+				w.settle(config.ReasonNotRequested)
+				first := w.ask(request)
+				row.then(w)
+				w.spend(5 * time.Minute)
+				later := w.ask(request)
+				if got := verdictOf(later); got != row.want || !later.At.After(first.At) {
+					t.Errorf("the answer says %q as of %s, want %q; the first was of %s", got, later.At, row.want, first.At)
+				}
+				if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
+					t.Errorf("%d writes in an hour", n)
+				}
+			})
+		})
+	}
+}
+
+// A window opens by the clock alone.
+func TestAStandingAnswerSaysWhenAWindowHasOpened(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.maintain(noon)
+		request := config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldUnmanagedPods)
+		if got := verdictOf(w.ask(request)); got != "held up: AwaitingWindow" {
+			t.Fatalf("before the window the answer says %q", got)
+		}
+		for time.Now().UTC().Hour() < 12 {
+			<-time.After(w.agent.Pass(t.Context()))
+		}
+		<-time.After(w.agent.Pass(t.Context()))
+		w.agent.Pass(t.Context())
+		if at, given := time.Now(), w.ask(request); verdictOf(given) != atOnce || given.At.Minute() > 1 {
+			t.Errorf("at %s the answer says %q", at, verdictOf(given))
+		}
+	})
+}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -130,6 +131,9 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	}
 	if a.taint.Pending() {
 		due = min(due, remedy.Retry)
+	}
+	if request, asked := seen.Node.Annotations[config.AnnotationPreview]; asked && asksForPlan(request) {
+		due = min(due, renewal)
 	}
 	if seen.Leftovers.AdoptsIn > 0 {
 		due = min(due, seen.Leftovers.AdoptsIn)

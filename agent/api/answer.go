@@ -10,7 +10,7 @@ import (
 // Answer is the value of config.AnnotationPlan: what a label would do, or how the node is, as the user has asked by config.AnnotationPreview.
 type Answer struct {
 	For      string    `json:"for"` // the request
-	At       time.Time `json:"at"`
+	At       time.Time `json:"at"`  // when the agent first said this: it makes a plan again as long as the request stands
 	Steps    []string  `json:"steps,omitempty"`
 	More     int       `json:"more,omitempty"` // steps beyond those that are listed
 	Pods     []string  `json:"pods,omitempty"` // pods that have to leave, each by namespace and name
