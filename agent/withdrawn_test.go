@@ -515,3 +515,39 @@ func TestALabelThatWasSetDuringAChangeIsObeyedAfterIt(t *testing.T) {
 		})
 	}
 }
+
+// Scripts wait for the state of the label of MIG configs, and take a success for what the node is now.
+func TestNoSuccessStandsWhileAPodHoldsWhatWasWithdrawn(t *testing.T) {
+	t.Parallel()
+	for name, then := range map[string]func(w *world){
+		"the label of the plugin's config is removed": func(w *world) { w.unset(config.LabelDevicePluginConfig) },
+		"it is another":           func(w *world) { w.set(config.LabelDevicePluginConfig, "whole") },
+		"both labels are removed": func(w *world) { w.unset(config.LabelDevicePluginConfig); w.unset(config.LabelMIGConfig) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := managedWorld(t)
+				w.label("all-disabled")
+				w.set(config.LabelDevicePluginConfig, "renamed")
+				w.reach("all-disabled + renamed")
+				w.holdsFirst("gpu.shared::0", controlled)
+				w.stubborn()
+				w.spend(time.Minute)
+				then(w)
+				w.turn()
+				for range 30 {
+					w.turn()
+					pause := w.agent.Pass(t.Context())
+					if c := w.condition(); c.Status != corev1.ConditionTrue && len(w.withdrawn()) > 0 && stateOf(w.node()) == config.StateSuccess {
+						t.Fatalf("success stands beside %s %s: %s", c.Status, c.Reason, c.Message)
+					}
+					<-time.After(pause)
+				}
+				if len(w.withdrawn()) == 0 {
+					t.Fatal("no pod holds what was withdrawn: this test sees nothing")
+				}
+			})
+		})
+	}
+}

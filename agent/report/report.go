@@ -96,9 +96,19 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 		r.Message = targetName(seen, want) + ": " + d.Message
 	}
 	if want.Name == "" && seen.Journal == nil {
-		r.State = "" // no label asks for anything, so the state label does not change
+		r.State = unrequestedState(seen)
 	}
 	return r
+}
+
+// unrequestedState returns the state of a node of which no label asks anything: the state label does not change, but for a success that is true no
+// more, since a pod holds what kubelet gives out to others. A mig-manager's label is its own.
+func unrequestedState(seen *state.Observed) config.State {
+	success := config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateSuccess
+	if success && len(seen.Capacity.Withdrawn) > 0 && !seen.Leftovers.MIGManager {
+		return config.StateFailed
+	}
+	return ""
 }
 
 // idleReport reports that there is nothing to do.
