@@ -42,6 +42,7 @@ var recipes = map[string]recipe{
 	"deviceplugin": devicePlugin,
 	"pluginconfig": pluginConfig,
 	"migparted":    migParted,
+	"dradriver":    draDriver,
 	"image":        image,
 	"helm":         helm,
 	"alerts":       alerts,
@@ -140,6 +141,25 @@ var migParted = recipe{
 		ldflags: []string{
 			"-X github.com/NVIDIA/mig-parted/internal/info.version={{github.com/NVIDIA/mig-parted}}", lazy,
 		},
+	}},
+}
+
+// DRADriver returns the directory of gpu-kubelet-plugin, which is NVIDIA's DRA driver for GPUs on a node.
+func (b Builder) DRADriver(ctx context.Context) (dir string, err error) {
+	return b.built(ctx, draDriver)
+}
+
+const draDriverModule = "sigs.k8s.io/dra-driver-nvidia-gpu"
+
+var draDriver = recipe{
+	name:   "nvidia-dra-driver",
+	what:   "NVIDIA's DRA driver {{" + draDriverModule + "}}",
+	module: "test/nvidia/dradriver",
+	work:   3 * time.Minute,
+	steps: []step{{
+		cgo:      true,
+		packages: []string{draDriverModule + "/cmd/gpu-kubelet-plugin"},
+		ldflags:  []string{"-X " + draDriverModule + "/internal/info.version={{" + draDriverModule + "}}", lazy},
 	}},
 }
 

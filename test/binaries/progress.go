@@ -34,7 +34,7 @@ func chosen(current recipe, root string) (r recipe, older bool, err error) {
 }
 
 // Announce says, before anything is begun, what of the named has to be built and about how long that takes in all: kube,
-// runtime, deviceplugin, pluginconfig, migparted, image, helm. It says nothing when all is there.
+// runtime, deviceplugin, pluginconfig, migparted, dradriver, image, helm. It says nothing when all is there.
 func (b Builder) Announce(ctx context.Context, names ...string) error {
 	root, err := b.root()
 	if err != nil {

@@ -35,6 +35,7 @@ func main() {
 		{"libnvidia-ml", b.LibNVML},
 		{"libcuda", b.LibCUDA},
 		{"migparted", b.MigParted}, // the first that tests start at full length alone
+		{"dradriver", b.DRADriver},
 		{"image", b.Image},
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
