@@ -2,11 +2,14 @@ package gpusim
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // RenderHost writes into dir what the node shows of its GPUs beside NVML: parts of /proc and /sys, as NVIDIA's programs
@@ -46,6 +49,33 @@ func (n *Node) RenderHost(dir string) error {
 	return nil
 }
 
+// RenderDriver writes into dir the driver as its package installs it on the node: library under the names of NVIDIA's libraries, tool under
+// those of its programs, and the device files. Those are /dev/null under another name where this process may make such, else empty: then a
+// sandbox has to show /dev/null in their place to a program that looks what they are.
+func (n *Node) RenderDriver(dir, library, tool string) error {
+	st, err := n.library.store.load()
+	if err != nil {
+		return fmt.Errorf("rendering the driver: %w", err)
+	}
+	r := renderer{dir: dir}
+	for _, name := range []string{"libnvidia-ml.so.1", "libnvidia-ml.so." + st.Driver, "libcuda.so." + st.Driver} {
+		r.link(filepath.Join("usr/lib64", name), library)
+	}
+	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control"} {
+		r.link(filepath.Join("usr/bin", name), tool)
+	}
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
+		r.device(filepath.Join("dev", name))
+	}
+	for i := range st.GPUs {
+		r.device(fmt.Sprintf("dev/nvidia%d", i))
+	}
+	if r.err != nil {
+		return fmt.Errorf("rendering the driver: %w", r.err)
+	}
+	return nil
+}
+
 // renderer writes files and keeps the first error.
 type renderer struct {
 	dir string
@@ -67,11 +97,33 @@ func (r *renderer) link(name, to string) {
 		return
 	}
 	name = filepath.Join(r.dir, name)
-	if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
+	if r.err = os.MkdirAll(filepath.Dir(name), 0o755); r.err != nil {
+		return
+	}
+	if err := os.RemoveAll(name); err != nil {
 		r.err = err
 		return
 	}
 	r.err = os.Symlink(to, name)
+}
+
+// device makes a device file that is that of /dev/null.
+func (r *renderer) device(name string) {
+	r.write(name, "")
+	if r.err != nil {
+		return
+	}
+	const majorMemory, minorNull = 1, 3
+	name = filepath.Join(r.dir, name)
+	made := name + ".new"
+	err := unix.Mknod(made, unix.S_IFCHR|0o666, int(unix.Mkdev(majorMemory, minorNull)))
+	switch {
+	case errors.Is(err, unix.EPERM): // the empty file stays
+	case err != nil:
+		r.err = fmt.Errorf("making device file %s: %w", name, err)
+	default:
+		r.err = os.Rename(made, name)
+	}
 }
 
 // Major numbers of the driver's device files. Those of the capabilities and of UVM differ from boot to boot on hardware.
@@ -166,7 +218,10 @@ func (r *renderer) gpu(index int, g *gpu, driver string) {
 		"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nBus Type: \t PCIe\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\n",
 		m.Name, g.UUID, g.address(), index, driver))
 
-	sys := filepath.Join("sys/bus/pci/devices", g.address())
+	// As on hardware, the bus lists links into the tree of devices, in which a GPU is below the root of its socket.
+	device := filepath.Join(fmt.Sprintf("devices/pci0000:%02x", 0x40*g.NUMA), g.address())
+	r.link(filepath.Join("sys/bus/pci/devices", g.address()), filepath.Join("../../..", device))
+	sys := filepath.Join("sys", device)
 	for name, text := range map[string]string{
 		"vendor":           hex(m.DeviceID&0xffff, 4),
 		"device":           hex(m.DeviceID>>16, 4),
@@ -186,7 +241,7 @@ func (r *renderer) gpu(index int, g *gpu, driver string) {
 	}
 	r.write(filepath.Join(sys, "config"), configSpace(m))
 	r.write("sys/bus/pci/drivers/nvidia/module/version", driver+"\n")
-	r.link(filepath.Join(sys, "driver"), "../../drivers/nvidia")
+	r.link(filepath.Join(sys, "driver"), "../../../bus/pci/drivers/nvidia")
 }
 
 func hex(n uint32, digits int) string { return fmt.Sprintf("0x%0*x", digits, n) }

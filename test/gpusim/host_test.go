@@ -101,3 +101,47 @@ func TestHostShowsTheLoadedDriver(t *testing.T) {
 		}
 	}
 }
+
+// A DRA driver reads the root of a GPU's bus from where the link leads.
+func TestTheBusListsLinksIntoTheTreeOfDevices(t *testing.T) {
+	dir := filepath.Join(render(t, "gpus: [{model: H100-80GB, count: 2}]"), "sys/bus/pci/devices")
+	got := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		got[e.Name()], err = os.Readlink(filepath.Join(dir, e.Name()))
+		must(t, err)
+	}
+	want := map[string]string{
+		"0000:07:00.0": "../../../devices/pci0000:00/0000:07:00.0",
+		"0000:15:00.0": "../../../devices/pci0000:40/0000:15:00.0",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheDriverRootHasWhatAPackageInstalls(t *testing.T) {
+	dir, library := t.TempDir(), filepath.Join(t.TempDir(), "library")
+	must(t, os.WriteFile(library, nil, 0o600))
+	n := node(t, "driverVersion: 570.1.2\ngpus: [{model: H200, count: 2}]")
+	for range 2 { // what is there is replaced
+		must(t, n.RenderDriver(dir, library, "/bin/true"))
+	}
+	var got []string
+	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			_, err = os.Stat(path) // no link leads nowhere
+			got = append(got, strings.TrimPrefix(path, dir+"/"))
+		}
+		return err
+	}))
+	want := []string{
+		"dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia0", "dev/nvidia1", "dev/nvidiactl",
+		"usr/bin/nvidia-cuda-mps-control", "usr/bin/nvidia-smi",
+		"usr/lib64/libcuda.so.570.1.2", "usr/lib64/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.570.1.2",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}

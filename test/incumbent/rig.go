@@ -126,6 +126,7 @@ func (h *Host) Sandbox() sandbox.Options {
 			{Source: filepath.Join(h.files(), "proc", "driver"), Target: "/proc/driver"},
 			{Source: filepath.Join(h.files(), "proc", "modules"), Target: "/proc/modules"},
 			{Source: filepath.Join(h.files(), "sys", "bus", "pci"), Target: "/sys/bus/pci"},
+			{Source: filepath.Join(h.files(), "sys", "devices"), Target: "/sys/devices"},
 		},
 		Env: []string{"GPUSIM_NODE=" + h.GPUs.Dir(), "LD_LIBRARY_PATH=" + h.lib(), PathWith(h.bin())},
 	}

@@ -5,7 +5,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -140,8 +139,8 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
-	if err := install(o.Parts, n.libraries(), n.tools()); err != nil {
-		return nil, err
+	if err := gpus.RenderDriver(n.DriverRoot(), o.Parts.LibNVML, o.Parts.GPUSim); err != nil {
+		return nil, fmt.Errorf("installing the driver of node %s: %w", o.Name, err)
 	}
 	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
@@ -298,24 +297,8 @@ func (n *Node) Sandbox() sandbox.Options {
 			{Source: filepath.Join(n.host(), "proc", "modules"), Target: "/proc/modules"},
 			{Source: filepath.Join(n.host(), "proc", "devices"), Target: "/proc/devices"},
 			{Source: filepath.Join(n.host(), "sys", "bus", "pci"), Target: "/sys/bus/pci"},
+			{Source: filepath.Join(n.host(), "sys", "devices"), Target: "/sys/devices"},
 		},
 		Env: append([]string{n.loaderPath()}, n.env...),
 	}
-}
-
-// install puts the library and the tools where a driver root has them.
-func install(parts Parts, libraries, tools string) error {
-	for link, file := range map[string]string{
-		filepath.Join(libraries, "libnvidia-ml.so.1"):   parts.LibNVML,
-		filepath.Join(tools, "nvidia-smi"):              parts.GPUSim,
-		filepath.Join(tools, "nvidia-cuda-mps-control"): parts.GPUSim,
-	} {
-		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
-			return fmt.Errorf("making the driver root: %w", err)
-		}
-		if err := os.Symlink(file, link); err != nil && !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("installing the simulated driver: %w", err)
-		}
-	}
-	return nil
 }

@@ -518,12 +518,26 @@ func (c *cli) calls() *cobra.Command {
 }
 
 func (c *cli) render() *cobra.Command {
-	return &cobra.Command{
+	var driver, library string
+	cmd := &cobra.Command{
 		Use:   "render DIR",
-		Short: "Write the parts of /proc and /sys that show the GPUs",
+		Short: "Write the parts of /proc and /sys that show the GPUs, and the driver's own files",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return c.on(func(n *gpusim.Node) error { return n.RenderHost(args[0]) })
+			return c.on(func(n *gpusim.Node) error {
+				if err := n.RenderHost(args[0]); err != nil || driver == "" {
+					return err
+				}
+				self, err := os.Executable()
+				if err != nil {
+					return err
+				}
+				return n.RenderDriver(driver, library, self)
+			})
 		},
 	}
+	cmd.Flags().StringVar(&driver, "driver-root", "", "write there what the driver's package installs: libraries, programs, device files")
+	cmd.Flags().StringVar(&library, "library", "", "the simulated libnvidia-ml.so.1, for the driver root")
+	cmd.MarkFlagsRequiredTogether("driver-root", "library")
+	return cmd
 }
