@@ -1,5 +1,5 @@
 // Package claimdriver is the node's part of a DRA driver, as far as a kubelet sees of it: a plugin that registers, and says
-// yes to whatever claim it is to prepare or to take back. It gives out no device.
+// yes to whatever claim it is to prepare or to take back. It gives each claim the same device, and publishes none.
 package claimdriver
 
 import (
@@ -24,9 +24,16 @@ type Driver struct {
 	server         *grpc.Server
 	serving        sync.WaitGroup
 
-	mu       sync.Mutex
-	prepared map[string]bool // claims by namespace/name
+	mu         sync.Mutex
+	registered bool            // kubelet has confirmed it
+	prepared   map[string]bool // claims by namespace/name
 }
+
+// Pool and Device are what each claim is given.
+const (
+	Pool   = "pool"
+	Device = "gpu-0"
+)
 
 // Start has the driver of the name serve the kubelet whose directory it is, which is /var/lib/kubelet on a real node.
 func Start(ctx context.Context, kubeletDir, name string) (*Driver, error) {
@@ -69,6 +76,20 @@ func (d *Driver) Prepared(namespace, name string) bool {
 	return d.prepared[namespace+"/"+name]
 }
 
+// Prepare has the driver remember a claim that it has prepared before it ended.
+func (d *Driver) Prepare(namespace, name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.prepared[namespace+"/"+name] = true
+}
+
+// Registered reports whether kubelet has confirmed the registration.
+func (d *Driver) Registered() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.registered
+}
+
 // GetInfo implements the plugin's registration.
 func (d *Driver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
@@ -81,6 +102,9 @@ func (d *Driver) NotifyRegistrationStatus(_ context.Context, s *registration.Reg
 	if !s.GetPluginRegistered() {
 		return nil, errors.New(s.GetError())
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.registered = true
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
@@ -91,7 +115,7 @@ func (d *Driver) NodePrepareResources(_ context.Context, q *dra.NodePrepareResou
 	defer d.mu.Unlock()
 	for _, c := range q.GetClaims() {
 		d.prepared[c.GetNamespace()+"/"+c.GetName()] = true
-		answer.Claims[c.GetUid()] = &dra.NodePrepareResourceResponse{}
+		answer.Claims[c.GetUid()] = &dra.NodePrepareResourceResponse{Devices: []*dra.Device{{PoolName: Pool, DeviceName: Device}}}
 	}
 	return answer, nil
 }

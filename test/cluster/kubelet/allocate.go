@@ -34,7 +34,7 @@ func (t *deviceTable) allocateAll(ctx context.Context, pod *corev1.Pod) error {
 	for _, c := range pod.Spec.Containers {
 		for _, name := range resourceNames(c.Resources.Limits) {
 			needed := int(c.Resources.Limits.Name(corev1.ResourceName(name), "").Value())
-			if needed == 0 || !t.isManaged(name) {
+			if needed == 0 || byClaim(pod, c.Name, name) || !t.isManaged(name) {
 				continue
 			}
 			ids, by, err := t.choose(ctx, pod.UID, c.Name, name, needed)
@@ -70,9 +70,9 @@ func (t *deviceTable) isManaged(name string) bool {
 
 // startable reports a resource of the container whose plugin has been gone for so long that kubelet has forgotten it. A
 // container that runs on its devices goes on, and does not start again.
-func (t *deviceTable) startable(c *corev1.Container) error {
+func (t *deviceTable) startable(pod *corev1.Pod, c *corev1.Container) error {
 	for _, name := range resourceNames(c.Resources.Limits) {
-		if c.Resources.Limits.Name(corev1.ResourceName(name), "").IsZero() || !t.isManaged(name) {
+		if c.Resources.Limits.Name(corev1.ResourceName(name), "").IsZero() || byClaim(pod, c.Name, name) || !t.isManaged(name) {
 			continue
 		}
 		t.mu.Lock()

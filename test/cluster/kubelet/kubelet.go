@@ -61,7 +61,8 @@ type Options struct {
 	Log              *zap.Logger      // silent if nil
 
 	// OnAllocate is told of the devices of a pod that starts to run, OnFree when it has ended and no longer uses them.
-	// A pod that survived a Start is announced again. The ids are the device plugin's: under sharing, "UUID::n".
+	// A pod that survived a Start is announced again. The ids are the device plugin's: under sharing, "UUID::n". A pod with claims is
+	// announced once more with their devices, as "driver/pool/device", and gives them up before the driver is to take them back.
 	OnAllocate, OnFree func(pod *corev1.Pod, deviceIDs []string)
 	// OnStart is told of each process that begins to run for a container, OnEnd when it has ended.
 	OnStart func(pod *corev1.Pod, container *corev1.Container, pid int)
@@ -89,6 +90,8 @@ type Kubelet struct {
 	Options
 	client  kubernetes.Interface
 	devices *deviceTable
+	claims  *claimTable
+	drivers *driverTable
 	node    *nodeReporter
 	pods    *podWatch
 
@@ -114,14 +117,16 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 	run, stop := context.WithCancel(ctx)
 	k := &Kubelet{Options: o, client: client, stop: stop, stopped: make(chan struct{})}
 	k.devices = newDeviceTable(o.Dir, o.BootID, o.Clock, o.Log.Named("devices"))
+	k.claims, k.drivers = newClaimTable(o.Dir), newDriverTable(k)
 	k.node = newNodeReporter(k)
 	k.pods = newPodWatch(k)
-	if err := k.startServices(run); err != nil {
+	if err := errors.Join(k.claims.restore(), k.startServices(run)); err != nil {
 		return nil, errors.Join(err, k.abandon())
 	}
 	if err := k.node.register(run); err != nil {
 		return nil, errors.Join(err, k.abandon())
 	}
+	k.drivers.start(run)
 	if err := k.pods.start(run); err != nil {
 		return nil, errors.Join(err, k.abandon())
 	}
@@ -153,7 +158,11 @@ func (k *Kubelet) Restart(ctx context.Context) error {
 	if err := k.startServices(ctx); err != nil {
 		return err
 	}
-	return k.node.register(ctx)
+	if err := k.node.register(ctx); err != nil {
+		return err
+	}
+	k.drivers.start(ctx)
+	return nil
 }
 
 // PodResourcesSocket is the path of the PodResources v1 service.
@@ -185,7 +194,7 @@ func (k *Kubelet) stopServices() error {
 		k.podAPI.stop()
 		k.podAPI = nil
 	}
-	return k.devices.stop()
+	return errors.Join(k.drivers.stop(), k.devices.stop())
 }
 
 // abandon gives back what a Start that fails has begun.

@@ -80,7 +80,7 @@ func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.
 func (p *podResources) of(pod *corev1.Pod) *podresourcesv1.PodResources {
 	answer := &podresourcesv1.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for _, c := range pod.Spec.Containers {
-		of := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: dynamic(pod, &c, p.pods.claimsOf(pod.UID))}
+		of := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: p.pods.k.claims.dynamic(pod, &c)}
 		given := p.devices.given(pod.UID, c.Name)
 		for _, name := range sets.List(sets.KeySet(given)) {
 			for _, id := range given[name].IDs {

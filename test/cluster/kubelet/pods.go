@@ -65,7 +65,28 @@ func (p *podWatch) start(ctx context.Context) error {
 			p.freed(pod)
 		}
 	}
+	for _, pod := range p.k.claims.owners() {
+		if !p.knows(pod.UID) {
+			p.work.Go(func() { p.unclaim(ctx, pod) })
+		}
+	}
 	return nil
+}
+
+// unclaim has the drivers take back the claims of a pod that went while no kubelet ran.
+func (p *podWatch) unclaim(ctx context.Context, pod *corev1.Pod) {
+	if ids := p.k.claims.idsOf(pod.UID); len(ids) > 0 && p.k.OnFree != nil {
+		p.k.OnFree(pod, ids)
+	}
+	for p.k.unprepare(ctx, pod.UID) != nil {
+		timer := p.k.Clock.NewTimer(retryDelay)
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
 }
 
 // stop ends the processes of all pods and returns when they are dead.

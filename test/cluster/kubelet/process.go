@@ -29,7 +29,7 @@ func (w *worker) runProcess(kill context.Context, c *container) (code int32, ran
 	defer end()
 	cmd, err := w.entrypoint(life, c)
 	if err == nil {
-		err = w.k.devices.startable(&c.spec)
+		err = w.k.devices.startable(w.latest(), &c.spec)
 	}
 	if err != nil {
 		w.set(c, func(s *corev1.ContainerStatus) { s.State = waiting("CreateContainerConfigError", err.Error()) })

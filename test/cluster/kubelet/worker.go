@@ -10,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -47,7 +46,6 @@ type worker struct {
 	ended      bool        // nothing of it runs, and its devices are free
 	rejection  *rejection
 	address    string
-	claims     []*resourcev1.ResourceClaim
 	containers []*container // in the order of the pod's init containers, then its containers
 }
 
@@ -83,12 +81,20 @@ func (w *worker) run(ctx context.Context) {
 	if ids := w.k.devices.idsOfPod(w.uid); len(ids) > 0 && w.k.OnAllocate != nil {
 		w.k.OnAllocate(pod, ids)
 	}
-	var err error
 	if w.claim(ctx) {
-		err = w.live(ctx)
+		claimed := w.k.claims.idsOf(w.uid)
+		if len(claimed) > 0 && w.k.OnAllocate != nil {
+			w.k.OnAllocate(pod, claimed)
+		}
+		if err := w.live(ctx); errors.Is(err, errKubeletStops) {
+			return // the pod is still said to run, on the devices it has
+		}
+		if len(claimed) > 0 && w.k.OnFree != nil {
+			w.k.OnFree(pod, claimed)
+		}
 	}
-	if errors.Is(err, errKubeletStops) || !w.unclaim(ctx) {
-		return // the pod is still said to run, on the devices it has
+	if ctx.Err() != nil || !w.unclaim(ctx) {
+		return
 	}
 	w.conclude(ctx)
 }
@@ -392,7 +398,7 @@ func (n *nodeReporter) lacks(pod *corev1.Pod) (string, error) {
 		for _, name := range resourceNames(c.Resources.Limits) {
 			has, shown := allocatable[corev1.ResourceName(name)]
 			wants := c.Resources.Limits[corev1.ResourceName(name)]
-			if shown && isExtendedResource(name) && !n.k.devices.isManaged(name) && has.Cmp(wants) < 0 {
+			if shown && isExtendedResource(name) && !byClaim(pod, c.Name, name) && !n.k.devices.isManaged(name) && has.Cmp(wants) < 0 {
 				return name, fmt.Errorf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: %d", name, wants.Value(), has.Value()) //nolint:staticcheck // kubelet's own words
 			}
 		}

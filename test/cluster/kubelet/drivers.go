@@ -1,0 +1,284 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+const (
+	// registrationPeriod is between looks at the directory into which DRA drivers put their sockets; a real kubelet's between its reconciliations.
+	registrationPeriod = time.Second
+	// registrationCall bounds each question to a driver that registers.
+	registrationCall = 5 * time.Second
+	// claimCall bounds one question about claims to a DRA driver, as a real kubelet does.
+	claimCall = 45 * time.Second
+	// wipingDelay is how long the ResourceSlices of a DRA driver stay that is gone.
+	wipingDelay = 30 * time.Second
+	// wipingCall bounds a deletion of ResourceSlices, which the next look tries again.
+	wipingCall = 5 * time.Second
+	// allDrivers stands for the drivers of the node: at its start, kubelet knows none of them.
+	allDrivers = ""
+)
+
+// driverTable is kubelet's manager of DRA drivers: those that have registered, and for how long none of a name has answered.
+type driverTable struct {
+	k   *Kubelet
+	dir string
+	log *zap.Logger
+
+	mu      sync.Mutex
+	sockets map[string]*draDriver // by the path of its registration socket
+	absent  map[string]*absence   // by the driver's name
+
+	cancel context.CancelFunc // ends the looks
+	work   sync.WaitGroup
+}
+
+// draDriver is the driver behind a registration socket; one without a connection was refused.
+type draDriver struct {
+	name string
+	file fs.FileInfo // of the socket: a driver that starts anew makes another
+	conn *grpc.ClientConn
+}
+
+// absence is the time without a connection to any driver of a name.
+type absence struct {
+	since time.Time
+	wiped bool // its ResourceSlices are deleted
+}
+
+func newDriverTable(k *Kubelet) *driverTable {
+	return &driverTable{k: k, dir: filepath.Join(k.Dir, "plugins_registry"), log: k.Log.Named("drivers")}
+}
+
+// start begins to follow the drivers. No slice of the node stays: each driver has to register, and publish again.
+func (t *driverTable) start(ctx context.Context) {
+	ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	t.mu.Lock()
+	t.sockets, t.absent = map[string]*draDriver{}, map[string]*absence{allDrivers: {}}
+	t.mu.Unlock()
+	t.wipe(ctx) // before anything is scheduled by them
+	ticker := t.k.Clock.NewTicker(registrationPeriod)
+	t.work.Go(func() {
+		defer ticker.Stop()
+		for {
+			t.look(ctx)
+			t.wipe(ctx)
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C():
+			}
+		}
+	})
+}
+
+func (t *driverTable) stop() error {
+	if t.cancel == nil {
+		return nil
+	}
+	t.cancel()
+	t.work.Wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var failed []error
+	for path := range t.sockets {
+		failed = append(failed, t.forget(path))
+	}
+	return errors.Join(failed...)
+}
+
+// look registers drivers that have come, and forgets those whose socket is gone or another one.
+func (t *driverTable) look(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	paths, err := filepath.Glob(filepath.Join(t.dir, "*.sock"))
+	if err != nil || ctx.Err() != nil {
+		return
+	}
+	for path, d := range t.sockets {
+		file, err := os.Lstat(path)
+		if err == nil && os.SameFile(file, d.file) && file.ModTime().Equal(d.file.ModTime()) {
+			continue
+		}
+		t.log.Info("DRA driver deregistered", zap.String("driver", d.name), zap.NamedError("closing", t.forget(path)))
+	}
+	for _, path := range paths {
+		if t.sockets[path] != nil {
+			continue
+		}
+		if err := t.register(ctx, path); err != nil { // it may have left its socket behind
+			t.log.Debug("DRA driver not registered", zap.String("socket", path), zap.Error(err))
+		}
+	}
+	t.note()
+}
+
+// register asks the driver who it is, connects to it, and confirms. The caller holds t.mu.
+func (t *driverTable) register(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, registrationCall)
+	defer cancel()
+	file, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	return connected(path, func(conn *grpc.ClientConn) error {
+		client := pluginregistration.NewRegistrationClient(conn)
+		info, err := client.GetInfo(ctx, &pluginregistration.InfoRequest{})
+		if err != nil {
+			return err
+		}
+		d := &draDriver{name: info.GetName(), file: file}
+		refusal := refused(path, info)
+		if refusal == "" {
+			if d.conn, err = grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+				return err
+			}
+			d.conn.Connect()
+		}
+		t.sockets[path] = d
+		t.log.Info("DRA driver registers", zap.String("driver", d.name), zap.String("refusal", refusal))
+		_, err = client.NotifyRegistrationStatus(ctx, &pluginregistration.RegistrationStatus{PluginRegistered: refusal == "", Error: refusal})
+		if err != nil && refusal == "" {
+			return errors.Join(err, t.forget(path))
+		}
+		return err
+	})
+}
+
+// refused says in kubelet's words why a plugin is not taken; "" if it is.
+func refused(path string, info *pluginregistration.PluginInfo) string {
+	switch {
+	case info.GetType() != pluginregistration.DRAPlugin:
+		return fmt.Sprintf("RegisterPlugin error -- no handler registered for plugin type: %s at socket %s", info.GetType(), path)
+	case !slices.Contains(info.GetSupportedVersions(), dra.DRAPluginService):
+		return fmt.Sprintf("RegisterPlugin error -- plugin validation failed with err: none of services supported by the plugin (%q) are supported by the kubelet (%q)",
+			info.GetSupportedVersions(), dra.DRAPluginService)
+	default:
+		return ""
+	}
+}
+
+// forget closes the connection. The caller holds t.mu.
+func (t *driverTable) forget(path string) error {
+	d := t.sockets[path]
+	delete(t.sockets, path)
+	if d.conn == nil {
+		return nil
+	}
+	if t.absent[d.name] == nil {
+		t.absent[d.name] = &absence{since: t.k.Clock.Now()}
+	}
+	return d.conn.Close()
+}
+
+// note keeps the time since which no driver of a name has answered. The caller holds t.mu.
+func (t *driverTable) note() {
+	usable := map[string]bool{}
+	for _, d := range t.sockets {
+		if d.conn == nil {
+			continue
+		}
+		usable[d.name] = usable[d.name] || d.conn.GetState() == connectivity.Ready
+		d.conn.Connect() // one that was lost is not made again by itself
+	}
+	for name, is := range usable {
+		if is {
+			delete(t.absent, name)
+		} else if t.absent[name] == nil {
+			t.absent[name] = &absence{since: t.k.Clock.Now()}
+		}
+	}
+}
+
+// wipe deletes the node's ResourceSlices of drivers that have been gone for too long.
+func (t *driverTable) wipe(ctx context.Context) {
+	t.mu.Lock()
+	var due []string
+	for name, a := range t.absent {
+		if !a.wiped && (name == allDrivers || t.k.Clock.Since(a.since) >= wipingDelay) {
+			due = append(due, name)
+		}
+	}
+	t.mu.Unlock()
+	for _, name := range due {
+		if err := t.wipeSlices(ctx, name); err != nil {
+			t.log.Warn("ResourceSlices not deleted", zap.String("driver", name), zap.Error(err))
+			continue
+		}
+		t.mu.Lock()
+		if a := t.absent[name]; a != nil {
+			a.wiped = true
+		}
+		t.mu.Unlock()
+		t.log.Info("ResourceSlices deleted", zap.String("driver", name))
+	}
+}
+
+func (t *driverTable) wipeSlices(ctx context.Context, driver string) error {
+	ctx, cancel := context.WithTimeout(ctx, wipingCall)
+	defer cancel()
+	selector := fields.Set{resourcev1.ResourceSliceSelectorNodeName: t.k.Node}
+	if driver != allDrivers {
+		selector[resourcev1.ResourceSliceSelectorDriver] = driver
+	}
+	err := t.k.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector.String()})
+	if apierrors.IsNotFound(err) { // an API server before 1.34 has none
+		return nil
+	}
+	return err
+}
+
+// registered is the connection to a driver, one that answers before one that does not.
+func (t *driverTable) registered(ctx context.Context, name string) (*grpc.ClientConn, error) {
+	t.look(ctx) // it may just have come
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var found *grpc.ClientConn
+	for _, d := range t.sockets {
+		if d.name == name && d.conn != nil && (found == nil || d.conn.GetState() == connectivity.Ready) {
+			found = d.conn
+		}
+	}
+	if found == nil {
+		return nil, fmt.Errorf("DRA driver %s is not registered", name)
+	}
+	return found, nil
+}
+
+// ask calls the driver of the name.
+func (t *driverTable) ask(ctx context.Context, name string, do func(context.Context, dra.DRAPluginClient) error) error {
+	conn, err := t.registered(ctx, name)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimCall)
+	defer cancel()
+	return do(ctx, dra.NewDRAPluginClient(conn))
+}
+
+func connected(socket string, ask func(*grpc.ClientConn) error) error {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	return errors.Join(ask(conn), conn.Close())
+}
