@@ -49,8 +49,8 @@ func (n *Node) RenderHost(dir string) error {
 	return nil
 }
 
-// RenderDriver writes into dir the driver as its package installs it on the node: library under the names of NVIDIA's libraries, tool under
-// those of its programs, and the device files. Those are /dev/null under another name where this process may make such, else empty: then a
+// RenderDriver writes into dir the driver as its package installs it on the node: library under the names of NVML's, tool under those of its
+// programs, and the device files. Those are /dev/null under another name where this process may make such, else empty: then a
 // sandbox has to show /dev/null in their place to a program that looks what they are.
 func (n *Node) RenderDriver(dir, library, tool string) error {
 	st, err := n.library.store.load()
@@ -58,9 +58,10 @@ func (n *Node) RenderDriver(dir, library, tool string) error {
 		return fmt.Errorf("rendering the driver: %w", err)
 	}
 	r := renderer{dir: dir}
-	for _, name := range []string{"libnvidia-ml.so.1", "libnvidia-ml.so." + st.Driver, "libcuda.so." + st.Driver} {
+	for _, name := range []string{"libnvidia-ml.so.1", "libnvidia-ml.so." + st.Driver} {
 		r.link(filepath.Join("usr/lib64", name), library)
 	}
+	r.write("usr/lib64/libcuda.so."+st.Driver, "") // by whose name NVIDIA's programs find the folder of the libraries, and the version
 	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control"} {
 		r.link(filepath.Join("usr/bin", name), tool)
 	}

@@ -53,12 +53,14 @@ var programs = map[string]struct {
 	mpsDaemon:         {"mps-control-daemon", false},
 	shell:             {"sh", false},
 	DCGMImage:         {"nv-hostengine", true},
+	DRADriverImage:    {"gpu-kubelet-plugin", false},
 }
 
 // Parts are the programs that a node consists of.
 type Parts struct {
 	Kube         string // directory of the control plane's programs and kubectl
 	DevicePlugin string // directory of NVIDIA's device plugin, GPU feature discovery, config-manager and MPS control daemon
+	DRADriver    string // directory of NVIDIA's DRA driver; "" on nodes that have none
 	LibNVML      string // the simulated library
 	Agent        string
 	Sandbox      string
@@ -155,8 +157,13 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	n.Users = pods.Users{GPUs: gpus, Table: table, Log: o.Log.Named("gpus")}
+	n.Users = pods.Users{GPUs: gpus, Table: table, Log: o.Log.Named("gpus"), DeviceOf: n.deviceOf}
 	n.kubelet = n.kubeletOptions(o, credentials)
+	if o.Parts.DRADriver != "" {
+		if n.kubelet.Images[DRADriverImage+" bash"], err = n.draDriver(); err != nil {
+			return nil, err
+		}
+	}
 	if err := n.startKubelet(ctx); err != nil {
 		return nil, err
 	}

@@ -27,11 +27,26 @@ func TestMain(m *testing.M) { clustertest.Main(m) }
 // patience bounds each wait. Most take a second or two; a machine may be busy with much else.
 const patience = 5 * time.Minute
 
-// common is what the tests of this package share: the programs, and what is deployed to the cluster once.
+// common is what the tests of this package share: the programs.
 var common struct {
 	once  sync.Once
 	parts node.Parts
 	err   error
+}
+
+// deployed is what most nodes share: a cluster to which all is deployed once.
+var deployed struct {
+	once sync.Once
+	err  error
+}
+
+// build builds the programs.
+func build(t *testing.T) {
+	t.Helper()
+	common.once.Do(func() { common.parts, common.err = node.Build(t.Context(), binaries.Builder{Log: os.Stderr}) })
+	if common.err != nil {
+		t.Fatal(common.err)
+	}
 }
 
 // rig is one simulated node with everything on it but the agent, which the test starts and kills.
@@ -60,10 +75,17 @@ type option func(*node.Options)
 func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 	t.Helper()
 	c := clustertest.Start(t)
-	common.once.Do(func() { common.err = deploy(c) })
-	if common.err != nil {
-		t.Fatal(common.err)
+	build(t)
+	deployed.once.Do(func() { deployed.err = deploy(c) })
+	if deployed.err != nil {
+		t.Fatal(deployed.err)
 	}
+	return rigIn(t, c, spec, settings, options...)
+}
+
+// rigIn starts a node in a control plane to which all is deployed.
+func rigIn(t *testing.T, c *cluster.Cluster, spec, settings string, options ...option) *rig {
+	t.Helper()
 	gpus, err := gpusim.ParseSpec([]byte(spec))
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +116,7 @@ func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Node: n, t: t, client: clustertest.Client(t), cluster: c, agents: &agents{
+	r := &rig{Node: n, t: t, client: clustertest.ClientOf(t, c), cluster: c, agents: &agents{
 		kubeconfig: filepath.Join(dir, "agent.kubeconfig"), settings: filepath.Join(dir, "settings.yaml"),
 		bus: "unix:path=" + filepath.Join(dir, "no-bus"),
 	}}
@@ -121,13 +143,9 @@ func (r *rig) set(settings string) {
 	}
 }
 
-// deploy builds the programs and gives the cluster NVIDIA's device plugin and the agent's rights, as deploy/base has them.
-func deploy(c *cluster.Cluster) error {
-	var err error
+// deploy gives the cluster NVIDIA's device plugin and the agent's rights, as deploy/base has them, and what is in the files.
+func deploy(c *cluster.Cluster, more ...string) error {
 	ctx := context.Background()
-	if common.parts, err = node.Build(ctx, binaries.Builder{Log: os.Stderr}); err != nil {
-		return err
-	}
 	minor, err := c.Minor()
 	if err != nil {
 		return err
@@ -138,13 +156,13 @@ func deploy(c *cluster.Cluster) error {
 	}
 	// One kubectl for all files: each kubectl reads the whole schema of the API server, which costs both of them a second.
 	files := []string{"--kubeconfig", c.AdminKubeconfig(), "apply"}
-	for _, file := range []string{
+	for _, file := range append(more,
 		"manifests/device-plugin.yaml", "manifests/operands.yaml", "manifests/config-manager.yaml",
 		"../../deploy/base/namespace.yaml", "manifests/maintenance.yaml", "../../deploy/base/serviceaccount.yaml", "../../deploy/base/rbac.yaml", pods,
 		"../../deploy/components/delete-after-deadline/rbac.yaml",
 		"../../deploy/overlays/device-plugin/device-plugin.yaml", "../../deploy/overlays/device-plugin/gpu-feature-discovery.yaml",
 		"../../deploy/overlays/device-plugin/mps-control-daemon.yaml",
-	} {
+	) {
 		files = append(files, "-f", file)
 	}
 	for _, args := range [][]string{files, {"--kubeconfig", c.AdminKubeconfig(), "apply", "-k", "manifests/policies"}} {

@@ -24,26 +24,33 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
 
-// shared is the control plane of this test process: starting one takes as long as most tests together.
+// shared are the control planes of this test process: starting one takes as long as most tests together.
 var shared struct {
+	planes sync.Map // *plane by name: "" is the one that most packages have alone
+	stops  bool     // Main runs and will stop them
+	flags  []string // of the controller manager
+}
+
+type plane struct {
 	once    sync.Once
 	cluster *cluster.Cluster
 	err     error
-	stops   bool     // Main runs and will stop it
-	flags   []string // of the controller manager
 }
 
-// Main runs the tests of a package and stops the control plane if one of them started it. It is called from TestMain and
+// Main runs the tests of a package and stops the control planes that they have started. It is called from TestMain and
 // ends the process.
 func Main(m *testing.M) {
 	shared.stops = true
 	code := m.Run()
-	if shared.cluster != nil {
-		if err := shared.cluster.Stop(); err != nil {
-			fmt.Fprintf(os.Stderr, "stopping the control plane: %v\n", err)
-			code = max(code, 1)
+	shared.planes.Range(func(_, started any) bool {
+		if p, ok := started.(*plane); ok && p.cluster != nil {
+			if err := p.cluster.Stop(); err != nil {
+				fmt.Fprintf(os.Stderr, "stopping the control plane: %v\n", err)
+				code = max(code, 1)
+			}
 		}
-	}
+		return true
+	})
 	os.Exit(code)
 }
 
@@ -58,22 +65,40 @@ func MainWithoutKubelets(m *testing.M) {
 // built when they are not built yet, which takes minutes.
 func Start(t testing.TB) *cluster.Cluster {
 	t.Helper()
+	return Apart(t, "")
+}
+
+// Apart is Start for tests that share a further control plane, by its name: one whose objects of the whole cluster would change what other
+// tests see.
+func Apart(t testing.TB, name string) *cluster.Cluster {
+	t.Helper()
 	if !shared.stops {
 		t.Fatal("this package needs func TestMain(m *testing.M) { clustertest.Main(m) }, which stops the control plane")
 	}
-	shared.once.Do(func() {
-		shared.cluster, shared.err = cluster.Start(t.Context(), cluster.Options{Log: os.Stderr, ControllerManagerFlags: shared.flags})
-	})
-	if shared.err != nil {
-		t.Fatal(shared.err)
+	known, _ := shared.planes.LoadOrStore(name, &plane{})
+	p, ok := known.(*plane)
+	if !ok {
+		t.Fatalf("control plane %q is a %T", name, known)
 	}
-	return shared.cluster
+	p.once.Do(func() {
+		p.cluster, p.err = cluster.Start(t.Context(), cluster.Options{Log: os.Stderr, ControllerManagerFlags: shared.flags})
+	})
+	if p.err != nil {
+		t.Fatal(p.err)
+	}
+	return p.cluster
 }
 
 // Client returns the administrator's client of the control plane. It asks again where etcd was too busy.
 func Client(t testing.TB) kubernetes.Interface {
 	t.Helper()
-	config := rest.CopyConfig(Start(t).Config())
+	return ClientOf(t, Start(t))
+}
+
+// ClientOf is Client for a control plane.
+func ClientOf(t testing.TB, c *cluster.Cluster) kubernetes.Interface {
+	t.Helper()
+	config := rest.CopyConfig(c.Config())
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patient{next} })
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -85,7 +110,13 @@ func Client(t testing.TB) kubernetes.Interface {
 // Namespace makes a namespace in which pods can be created at once. It goes with the test.
 func Namespace(t testing.TB) string {
 	t.Helper()
-	client := Client(t)
+	return NamespaceOf(t, Start(t))
+}
+
+// NamespaceOf is Namespace in a control plane.
+func NamespaceOf(t testing.TB, c *cluster.Cluster) string {
+	t.Helper()
+	client := ClientOf(t, c)
 	namespace, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: prefix(t.Name())},
 	}, metav1.CreateOptions{})

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -149,7 +150,7 @@ func (t *driverTable) register(ctx context.Context, path string) error {
 		d := &draDriver{name: info.GetName(), file: file}
 		refusal := refused(path, info)
 		if refusal == "" {
-			if d.conn, err = grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+			if d.conn, err = grpc.NewClient("unix:"+t.k.socketOf(info.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 				return err
 			}
 			d.conn.Connect()
@@ -162,6 +163,14 @@ func (t *driverTable) register(ctx context.Context, path string) error {
 		}
 		return err
 	})
+}
+
+// socketOf is where a socket of a plugin is on this machine. A plugin in a pod has kubelet's directory at its place on a node.
+func (k *Kubelet) socketOf(endpoint string) string {
+	if below, inPod := strings.CutPrefix(endpoint, "/var/lib/kubelet/"); inPod {
+		return filepath.Join(k.Dir, below)
+	}
+	return endpoint
 }
 
 // refused says in kubelet's words why a plugin is not taken; "" if it is.

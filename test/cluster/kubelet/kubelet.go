@@ -75,6 +75,7 @@ type Image struct {
 	Args   []string        `json:"args,omitempty"`   // for this program alone, after those of the container
 	Env    []string        `json:"env,omitempty"`    // "KEY=value", as an image sets it; the pod's own comes after
 	Mounts []sandbox.Mount `json:"mounts,omitempty"` // what the image or its runtime brings, besides the pod's volumes
+	Over   []sandbox.Mount `json:"over,omitempty"`   // the same, over the pod's volumes
 	// Exec has the programs that exec probes of its containers run, by the path that the probes name.
 	Exec map[string]Program `json:"exec,omitempty"`
 }

@@ -75,9 +75,7 @@ func (p *podWatch) start(ctx context.Context) error {
 
 // unclaim has the drivers take back the claims of a pod that went while no kubelet ran.
 func (p *podWatch) unclaim(ctx context.Context, pod *corev1.Pod) {
-	if ids := p.k.claims.idsOf(pod.UID); len(ids) > 0 && p.k.OnFree != nil {
-		p.k.OnFree(pod, ids)
-	}
+	announce(p.k.OnFree, pod, p.k.claims.idsOf(pod.UID))
 	for p.k.unprepare(ctx, pod.UID) != nil {
 		timer := p.k.Clock.NewTimer(retryDelay)
 		select {
@@ -170,9 +168,13 @@ func (p *podWatch) active() []*corev1.Pod {
 
 // freed gives the pod's devices back, and says so.
 func (p *podWatch) freed(pod *corev1.Pod) {
-	ids := p.k.devices.free(pod.UID)
-	if len(ids) > 0 && p.k.OnFree != nil {
-		p.k.OnFree(pod, ids)
+	announce(p.k.OnFree, pod, p.k.devices.free(pod.UID))
+}
+
+// announce calls a hook of Options, if there is one, with the devices that a pod has or had.
+func announce(tell func(*corev1.Pod, []string), pod *corev1.Pod, ids []string) {
+	if len(ids) > 0 && tell != nil {
+		tell(pod, ids)
 	}
 }
 

@@ -151,7 +151,7 @@ func (w *worker) mounts(c *container) ([]sandbox.Mount, error) {
 		}
 		all = append(all, sandbox.Mount{Source: source, Target: m.MountPath})
 	}
-	return all, nil
+	return append(all, c.image.Over...), nil
 }
 
 func (w *worker) openLog(c *container) (*os.File, error) {

@@ -78,20 +78,14 @@ func (w *worker) run(ctx context.Context) {
 		}
 		return
 	}
-	if ids := w.k.devices.idsOfPod(w.uid); len(ids) > 0 && w.k.OnAllocate != nil {
-		w.k.OnAllocate(pod, ids)
-	}
+	announce(w.k.OnAllocate, pod, w.k.devices.idsOfPod(w.uid))
 	if w.claim(ctx) {
 		claimed := w.k.claims.idsOf(w.uid)
-		if len(claimed) > 0 && w.k.OnAllocate != nil {
-			w.k.OnAllocate(pod, claimed)
-		}
+		announce(w.k.OnAllocate, pod, claimed)
 		if err := w.live(ctx); errors.Is(err, errKubeletStops) {
 			return // the pod is still said to run, on the devices it has
 		}
-		if len(claimed) > 0 && w.k.OnFree != nil {
-			w.k.OnFree(pod, claimed)
-		}
+		announce(w.k.OnFree, pod, claimed)
 	}
 	if ctx.Err() != nil || !w.unclaim(ctx) {
 		return

@@ -25,14 +25,19 @@ const (
 type Users struct {
 	GPUs  *gpusim.Node
 	Table *Table // where the processes are seen besides; nowhere if nil
-	Log   *zap.Logger
+	// DeviceOf is the UUID of a device that a pod has by a claim, by its "driver/pool/device"; nil where none has.
+	DeviceOf func(id string) string
+	Log      *zap.Logger
 }
 
-// Hold puts a process of the pod on each device. The ids are the device plugin's.
+// Hold puts a process of the pod on each device. The ids are the device plugin's, or those of devices by claims.
 func (u Users) Hold(pod *corev1.Pod, ids []string) {
 	for _, id := range ids {
 		device, _, _ := strings.Cut(id, "::") // a share of a device is held like the whole
-		_ = u.GPUs.Release(pidOf(pod, id))    // it is held already if the pod survived its kubelet
+		if u.DeviceOf != nil && strings.Contains(id, "/") {
+			device = u.DeviceOf(id)
+		}
+		_ = u.GPUs.Release(pidOf(pod, id)) // it is held already if the pod survived its kubelet
 		if err := u.Start(Process{PID: pidOf(pod, id), Command: pod.Name, Cgroup: OfPod(pod)}, device); err != nil {
 			u.Log.Warn("pod not shown on its device", zap.String("pod", pod.Namespace+"/"+pod.Name), zap.Error(err))
 		}

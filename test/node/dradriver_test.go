@@ -1,0 +1,303 @@
+package node_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/node"
+)
+
+const draDriver = "gpu.nvidia.com"
+
+// withDRADriver is what nodes of NVIDIA's DRA driver share. Their control plane is their own: it has a DeviceClass that answers to nvidia.com/gpu.
+var withDRADriver struct {
+	once  sync.Once
+	parts node.Parts
+	err   error
+}
+
+// newDRARig starts a node that has NVIDIA's DRA driver in place of its device plugin, in the mode.
+func newDRARig(t *testing.T, spec, settings, mode string) *rig {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("NVIDIA's DRA driver is built for tests at full length alone")
+	}
+	build(t)
+	c := clustertest.Apart(t, "dra")
+	withDRADriver.once.Do(func() {
+		withDRADriver.parts = common.parts
+		if withDRADriver.err = withDRADriver.parts.BuildDRADriver(t.Context(), binaries.Builder{Log: os.Stderr}); withDRADriver.err == nil {
+			withDRADriver.err = deploy(c, "manifests/dra-driver.yaml")
+		}
+	})
+	if withDRADriver.err != nil {
+		t.Fatal(withDRADriver.err)
+	}
+	return rigIn(t, c, spec, settings, func(o *node.Options) {
+		o.Parts, o.Labels = withDRADriver.parts, map[string]string{node.DRADriverLabel: mode}
+	})
+}
+
+func TestNVIDIAsDRADriverOffersTheGPUsAndGivesThemToPods(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 3}]", "", node.DRAStatic)
+	r.awaitPublished(r.wholeAndCut())
+
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	r.template(namespace, "one-gpu", "gpu.nvidia.com", "")
+	r.claimant(namespace, "by-template", "one-gpu")
+	r.pod(namespace, "by-extended", map[string]string{"nvidia.com/gpu": "1"})
+	r.pod(namespace, "by-class", map[string]string{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"})
+	var given []string
+	for _, pod := range []string{"by-template", "by-extended", "by-class"} {
+		r.awaitRunning(namespace, pod)
+		given = append(given, r.given(namespace, pod)...)
+	}
+	slices.Sort(given)
+	if diff := cmp.Diff([]string{"gpu-0", "gpu-1", "gpu-2"}, given); diff != "" {
+		t.Errorf("devices of pods (-want +got):\n%s", diff)
+	}
+	for _, gpu := range r.snapshot() {
+		if len(gpu.Processes) != 1 {
+			t.Errorf("GPU %d has %d processes, want that of its pod", gpu.Index, len(gpu.Processes))
+		}
+	}
+
+	// What it offers is what it has seen at its start.
+	r.deletePod(namespace, r.holderOf(namespace, "gpu-0"))
+	r.cut("3g.40gb@4", "2g.20gb@0", "1g.10gb@2", "1g.10gb@3")
+	r.restartDRADriver()
+	r.awaitPublished(r.wholeAndCut())
+	r.template(namespace, "one-3g", "mig.nvidia.com", "3g.40gb")
+	r.claimant(namespace, "by-profile", "one-3g")
+	r.awaitRunning(namespace, "by-profile")
+	if got := r.given(namespace, "by-profile"); !slices.Equal(got, []string{"gpu-0-mig-3g40gb-9-4"}) {
+		t.Errorf("the pod has %v, want the instance at 4 of GPU 0", got)
+	}
+	if i := r.snapshot()[0].Instances; len(i[len(i)-1].Processes) != 1 {
+		t.Errorf("instance %v has %d processes, want that of its pod", i[len(i)-1].Placed, len(i[len(i)-1].Processes))
+	}
+}
+
+func TestNVIDIAsDRADriverCutsGPUsItself(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 2}]", "", node.DRADynamicMIG)
+	var want []string
+	for _, gpu := range r.snapshot() {
+		want = append(want, fmt.Sprintf("gpu-%d gpu %s %s", gpu.Minor, gpu.UUID, r.pcieRoot(gpu.PCI)))
+		for _, p := range gpu.Profiles {
+			for _, at := range p.Placements {
+				want = append(want, fmt.Sprintf("gpu-%d mig of %s %s@%d", gpu.Minor, gpu.UUID, p.Name, at.Start))
+			}
+		}
+	}
+	r.awaitPublished(want)
+
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	r.template(namespace, "one-3g", "mig.nvidia.com", "3g.40gb")
+	r.claimant(namespace, "by-profile", "one-3g")
+	r.awaitRunning(namespace, "by-profile")
+	gpus := r.snapshot()
+	if len(gpus[0].Instances) != 1 || gpus[0].Instances[0].Profile != "3g.40gb" || len(gpus[0].Instances[0].Processes) != 1 || gpus[1].Enabled {
+		t.Errorf("a pod has a 3g.40gb, and the GPUs are\n%s", r.GPUs)
+	}
+	r.deletePod(namespace, "by-profile")
+	if gpus := r.snapshot(); gpus[0].Enabled || len(gpus[0].Instances) > 0 {
+		t.Errorf("the pod is gone, and the GPUs are\n%s", r.GPUs)
+	}
+}
+
+// wholeAndCut is what the driver is to offer of the GPUs as they are, in static mode.
+func (r *rig) wholeAndCut() []string {
+	r.t.Helper()
+	var all []string
+	for _, gpu := range r.snapshot() {
+		if !gpu.Enabled {
+			all = append(all, fmt.Sprintf("gpu-%d gpu %s %s", gpu.Minor, gpu.UUID, r.pcieRoot(gpu.PCI)))
+		}
+		for _, i := range gpu.Instances {
+			all = append(all, fmt.Sprintf("gpu-%d mig %s of %s %s@%d", gpu.Minor, i.Devices[0].UUID, gpu.UUID, i.Profile, i.Start))
+		}
+	}
+	return all
+}
+
+// pcieRoot is where the GPU's bus begins.
+func (r *rig) pcieRoot(address string) string {
+	r.t.Helper()
+	to, err := os.Readlink(filepath.Join(r.PCIDevices(), address))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return filepath.Base(filepath.Dir(to))
+}
+
+// awaitPublished waits until the driver's slices for the node are complete and offer exactly that.
+func (r *rig) awaitPublished(want []string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	slices.Sort(want)
+	var got []string
+	known := map[string]*resourcev1.ResourceSlice{}
+	open := func(ctx context.Context) (watch.Interface, error) {
+		return r.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + draDriver + ",spec.nodeName=" + r.Name})
+	}
+	err := clustertest.Follow(ctx, open, func() { clear(known) }, func(did watch.EventType, s *resourcev1.ResourceSlice) bool {
+		known[s.Name] = s
+		if did == watch.Deleted {
+			delete(known, s.Name)
+		}
+		got = nil
+		for _, s := range known {
+			if s.Spec.Pool.Name != r.Name || int(s.Spec.Pool.ResourceSliceCount) != len(known) {
+				return false
+			}
+			for _, d := range s.Spec.Devices {
+				got = append(got, published(d))
+			}
+		}
+		slices.Sort(got)
+		return slices.Equal(got, want)
+	})
+	if err != nil {
+		r.t.Fatalf("waiting for the driver's slices: %v; devices (-want +got):\n%s", err, cmp.Diff(want, got))
+	}
+}
+
+// published describes a device as it is offered.
+func published(d resourcev1.Device) string {
+	text := func(name resourcev1.QualifiedName) string {
+		if value := d.Attributes[name].StringValue; value != nil {
+			return *value
+		}
+		return ""
+	}
+	gpu, of, _ := strings.Cut(d.Name, "-mig-")
+	if of == "" {
+		return fmt.Sprintf("%s %s %s %s", d.Name, text("type"), text("uuid"), text("resource.kubernetes.io/pcieRoot"))
+	}
+	uuid := text("uuid") // none of an instance that is not made yet
+	if uuid != "" {
+		uuid += " "
+	}
+	return fmt.Sprintf("%s %s %sof %s %s@%s", gpu, text("type"), uuid, text("parentUUID"), text("profile"), of[strings.LastIndex(of, "-")+1:])
+}
+
+// template is what claims for one device of the class are made of, of one with the MIG profile if there is one.
+func (r *rig) template(namespace, name, class, profile string) {
+	r.t.Helper()
+	one := resourcev1.ExactDeviceRequest{DeviceClassName: class}
+	if profile != "" {
+		one.Selectors = []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", profile),
+		}}}
+	}
+	if _, err := r.client.ResourceV1().ResourceClaimTemplates(namespace).Create(r.t.Context(), &resourcev1.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{
+			Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "gpu", Exactly: &one}}},
+		}},
+	}, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// claimant makes a pod with a claim by a template.
+func (r *rig) claimant(namespace, name, template string) *corev1.Pod {
+	r.t.Helper()
+	spec := r.podSpec(nil)
+	spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	pod, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: spec,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return pod
+}
+
+// given are the devices that a pod has by claims, as kubelet tells it. Each of them has a CDI device.
+func (r *rig) given(namespace, pod string) []string {
+	r.t.Helper()
+	conn, err := grpc.NewClient("unix:"+r.Kubelet.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer conn.Close()
+	answer, err := podresourcesv1.NewPodResourcesListerClient(conn).List(r.t.Context(), &podresourcesv1.ListPodResourcesRequest{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var names []string
+	for _, p := range answer.PodResources {
+		if p.Namespace != namespace || p.Name != pod {
+			continue
+		}
+		for _, c := range p.Containers {
+			for _, claim := range c.DynamicResources {
+				for _, d := range claim.ClaimResources {
+					if d.DriverName != draDriver || d.PoolName != r.Name || len(d.CdiDevices) == 0 {
+						r.t.Errorf("pod %s has %v", pod, d)
+					}
+					names = append(names, d.DeviceName)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// holderOf is the pod that has the device.
+func (r *rig) holderOf(namespace, device string) string {
+	r.t.Helper()
+	for _, pod := range r.pods() {
+		if pod.Namespace == namespace && slices.Contains(r.given(namespace, pod.Name), device) {
+			return pod.Name
+		}
+	}
+	r.t.Fatalf("no pod has %s", device)
+	return ""
+}
+
+// deletePod deletes a pod, and waits until it is gone.
+func (r *rig) deletePod(namespace, name string) {
+	r.t.Helper()
+	if err := r.client.CoreV1().Pods(namespace).Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	clustertest.Eventually(r.t, "pod "+name+" is gone", func(ctx context.Context) (bool, error) {
+		list, err := r.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+// restartDRADriver deletes the driver's pod. Its DaemonSet makes another.
+func (r *rig) restartDRADriver() {
+	r.t.Helper()
+	for _, pod := range r.pods() {
+		if pod.Spec.Containers[0].Image == node.DRADriverImage {
+			r.deletePod(pod.Namespace, pod.Name)
+			return
+		}
+	}
+	r.t.Fatalf("no DRA driver on node %s", r.Name)
+}
