@@ -1,9 +1,12 @@
 package e2e_test
 
 import (
+	"context"
 	"flag"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -23,6 +26,26 @@ func TestTheTimeLineOfDevicePluginsIsThatOfTheRealKubelet(t *testing.T) {
 		t.Fatalf("%v; until then:\n%s", err, got)
 	}
 	compare(t, "../cluster/timeline/golden.txt", got)
+}
+
+// So does the script of claims.
+func TestTheTimeLineOfClaimsIsThatOfTheRealKubelet(t *testing.T) {
+	r := newRig(t, "gpus: [{model: H100-80GB, count: 1}]")
+	got, err := timeline.RunClaims(t.Context(), timeline.ClaimSubject{
+		View: r.View, KubeletDir: filepath.Dir(realkubelet.DevicePluginDir), Image: "localhost/pause:1", Restart: r.Restart,
+		Pass: func(ctx context.Context, d time.Duration) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(d): // kubelet has the machine's clock
+				return nil
+			}
+		},
+	})
+	if err != nil {
+		t.Fatalf("%v; until then:\n%s", err, got)
+	}
+	compare(t, "../cluster/timeline/claims.txt", got)
 }
 
 // compare holds what was seen to what is on record.

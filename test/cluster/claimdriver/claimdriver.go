@@ -26,6 +26,7 @@ type Driver struct {
 
 	mu         sync.Mutex
 	registered bool            // kubelet has confirmed it
+	refusal    string          // why it prepares nothing; "" if it does
 	prepared   map[string]bool // claims by namespace/name
 }
 
@@ -83,6 +84,13 @@ func (d *Driver) Prepare(namespace, name string) {
 	d.prepared[namespace+"/"+name] = true
 }
 
+// Refuse has the driver prepare no claim, and say why; "" has it prepare claims again.
+func (d *Driver) Refuse(why string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refusal = why
+}
+
 // Registered reports whether kubelet has confirmed the registration.
 func (d *Driver) Registered() bool {
 	d.mu.Lock()
@@ -114,6 +122,10 @@ func (d *Driver) NodePrepareResources(_ context.Context, q *dra.NodePrepareResou
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range q.GetClaims() {
+		if d.refusal != "" {
+			answer.Claims[c.GetUid()] = &dra.NodePrepareResourceResponse{Error: d.refusal}
+			continue
+		}
 		d.prepared[c.GetNamespace()+"/"+c.GetName()] = true
 		answer.Claims[c.GetUid()] = &dra.NodePrepareResourceResponse{Devices: []*dra.Device{{PoolName: Pool, DeviceName: Device}}}
 	}

@@ -118,6 +118,27 @@ func (p *podProcesses) kill(_ context.Context, pod *corev1.Pod) error {
 }
 
 // The real kubelet has written the time line: see test/e2e.
+func TestTheTimeLineOfClaimsIsThatOfARealKubelet(t *testing.T) {
+	t.Parallel()
+	var later laterClock
+	o := withPause(t, &podProcesses{ids: map[types.UID]int{}})
+	o.ListDelay, o.Clock = time.Second, &later
+	j := join(t, o)
+	got, err := timeline.RunClaims(t.Context(), timeline.ClaimSubject{
+		View:       timeline.View{Client: j.admin, Node: j.options.Node, Namespace: j.namespace, PodResources: j.PodResourcesSocket()},
+		KubeletDir: j.options.Dir, Image: pauseImage,
+		Restart: func(ctx context.Context) error { return j.Restart(ctx) },
+		Pass:    func(_ context.Context, d time.Duration) error { later.by.Add(int64(d)); return nil },
+	})
+	if err != nil {
+		t.Fatalf("%v; until then:\n%s", err, got)
+	}
+	if diff := cmp.Diff(timeline.GoldenClaims, got); diff != "" {
+		t.Errorf("the time line (-real kubelet +stand-in):\n%s", diff)
+	}
+}
+
+// The real kubelet has written the time line: see test/e2e.
 func TestTheTimeLineOfDevicePluginsIsThatOfARealKubelet(t *testing.T) {
 	t.Parallel()
 	running, boots := &podProcesses{ids: map[types.UID]int{}}, 0

@@ -1,5 +1,5 @@
-// Package timeline is one script of what befalls device plugins, and what a node says after each event: capacity,
-// allocatable, PodResources, pods. The real kubelet has written Golden; the stand-in is held to it.
+// Package timeline has scripts of what befalls device plugins and DRA drivers, and what a node says after each event: capacity,
+// allocatable, PodResources, slices, pods. The real kubelet has written Golden and GoldenClaims; the stand-in is held to them.
 //
 // What the script cannot show is time: that kubelet counts the devices of a plugin that is gone for five minutes is tested
 // with the stand-in's clock alone.
