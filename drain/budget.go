@@ -30,15 +30,18 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 			return Verdict{State: Blocked, Message: cause}
 		}
 		name = pod.Namespace + "/" + name
-		return Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
+		return Verdict{State: Blocked, PDB: name, keeps: keeps{do: "make room in PDB " + name, why: cause}, Message: fmt.Sprintf("PDB %s: %s", name, cause)}
 	case 1:
 		name := pod.Namespace + "/" + budgets[0].Name
-		v := Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s", name, budgetState(&budgets[0], cause))}
+		state, until, said := budgetState(name, &budgets[0], cause)
+		v := Verdict{State: Blocked, PDB: name, Message: fmt.Sprintf("PDB %s: %s%s", name, state, until)}
 		if awaited := r.awaited(ctx, pod.Namespace, &budgets[0]); awaited.name != "" {
-			v.Awaits = awaited.name
+			v.Awaits, said.do, said.why = awaited.name, awaited.do, fmt.Sprintf("%sPDB %s %s", awaited.why, name, state)
 			v.Message += "; " + awaited.text
 		}
-		v.Message += unreadyHint(&budgets[0], pod)
+		hint := unreadyHint(&budgets[0], pod)
+		v.keeps, v.unready = said, hint != ""
+		v.Message += hint
 		return v
 	default:
 		names := make([]string, len(budgets))
@@ -46,33 +49,50 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 			names[i] = pod.Namespace + "/" + b.Name
 		}
 		all := strings.Join(names, ", ")
-		return Verdict{State: Blocked, PDB: all, Message: fmt.Sprintf(
-			"PDBs %s: the API server evicts no pod that more than one PodDisruptionBudget selects; change their selectors", all)}
+		const why = "the API server evicts no pod that more than one PodDisruptionBudget selects"
+		return Verdict{
+			State: Blocked, PDB: all, keeps: keeps{do: "change the selectors of PDBs " + all, why: why},
+			Message: fmt.Sprintf("PDBs %s: %s; change their selectors", all, why),
+		}
 	}
 }
 
-// budgetState says how many healthy pods a budget needs and has, or why it never lets a pod go. It gives the API server's own words only
-// if it knows nothing else, since they repeat the name.
-func budgetState(b *policyv1.PodDisruptionBudget, cause string) string {
+// keeps is what a message says of a budget, once for all pods that it keeps.
+type keeps struct {
+	do  string // what the reader has to do: "make room in PDB web/api"
+	why string // "it needs 2 healthy pods and has 2"
+}
+
+// budgetState says how many healthy pods a budget needs and has, or why it never lets a pod go, and until when. It gives the API server's own words
+// only if it knows nothing else, since they repeat the name.
+func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (state, until string, said keeps) {
 	s := b.Status
 	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
 	switch {
 	case s.ObservedGeneration < b.Generation:
-		return "was changed, and the controller manager has not counted its pods since"
+		state = "was changed, and the controller manager has not counted its pods since"
+		return state, "", keeps{"see why the controller manager does not count PDB " + name, "it " + state}
 	case sync != nil && sync.Reason == policyv1.SyncFailedReason:
-		return "its pods cannot be counted: " + sync.Message
+		state = "its pods cannot be counted: " + sync.Message
+		return state, "", keeps{"mend PDB " + name, "it cannot count its pods (" + sync.Message + ")"}
 	case s.ExpectedPods > 0 && s.DesiredHealthy >= s.ExpectedPods:
-		return fmt.Sprintf("needs %s and has %d of %d: it never lets one go, until it is changed or there are more pods",
-			healthy(s.DesiredHealthy), s.CurrentHealthy, s.ExpectedPods)
+		state = fmt.Sprintf("needs %s and has %d of %d", healthy(s.DesiredHealthy), s.CurrentHealthy, s.ExpectedPods)
+		return state, ": it never lets one go, until it is changed or there are more pods", keeps{"change PDB " + name + " or add pods to it", "it " + state}
 	case s.CurrentHealthy <= s.DesiredHealthy:
-		return fmt.Sprintf("needs %s and has %d", healthy(s.DesiredHealthy), s.CurrentHealthy)
+		state = fmt.Sprintf("needs %s and has %d", healthy(s.DesiredHealthy), s.CurrentHealthy)
+		return state, "", keeps{"make room in PDB " + name, "it " + state}
 	default:
-		return cause
+		return cause, "", keeps{"make room in PDB " + name, cause}
 	}
 }
 
 // awaited is the pod that a budget lacks to let another one go, and what keeps it from starting; without a name there is none to be seen.
-type awaited struct{ name, text string }
+type awaited struct {
+	name string
+	text string
+	do   string // what the reader has to do about it
+	why  string // with what follows it; empty if do says all
+}
 
 const (
 	pendingAtOnce  = 8   // pods that are read to find it
@@ -128,11 +148,16 @@ func firstPending(pods []corev1.Pod) awaited {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 				why, _, _ := strings.Cut(c.Message, preemptionText)
-				return awaited{name, fmt.Sprintf("one of its pods, %s, is Pending: %s", name, strings.TrimSuffix(shortened(why), "."))}
+				why = strings.TrimSuffix(shortened(why), ".")
+				return awaited{
+					name, fmt.Sprintf("one of its pods, %s, is Pending: %s", name, why), fmt.Sprintf("give %s room on another node", name),
+					fmt.Sprintf("it is Pending (%s), and ", why),
+				}
 			}
 		}
 		if out.name == "" && p.Spec.NodeName != "" {
-			out = awaited{name, fmt.Sprintf("one of its pods, %s, has not started on node %s", name, p.Spec.NodeName)}
+			not := "has not started on node " + p.Spec.NodeName
+			out = awaited{name: name, text: fmt.Sprintf("one of its pods, %s, %s", name, not), do: fmt.Sprintf("see why %s %s", name, not)}
 		}
 	}
 	return out

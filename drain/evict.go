@@ -65,6 +65,11 @@ type Verdict struct {
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
 	Overdue  bool      // the pod is there past its deadline, and Evict does nothing more
+
+	keeps   keeps  // by what PDB keeps it and others
+	unready bool   // it would go by another policy of PDB for pods that are not ready
+	said    string // Message without what withDeadline adds
+	until   string // that
 }
 
 // Evictor evicts pods through the API server, and remembers its requests and their times. It is for one goroutine.
@@ -213,6 +218,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 
 // withDeadline adds the fields that change with time alone.
 func (r *round) withDeadline(v Verdict, t terms) Verdict {
+	v.said = v.Message
 	if t.deadline.IsZero() || v.State == Gone {
 		return v
 	}
@@ -226,14 +232,15 @@ func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	until := r.shortTime(v.Deadline, minutes)
 	switch {
 	case v.Overdue:
-		v.Message += "; it had until " + until
+		v.until = "; it had until " + until
 	case r.dueForDeletion(t):
-		v.Message += "; its deletion is tried until " + until
+		v.until = "; its deletion is tried until " + until
 	case r.policy.Delete:
-		v.Message += "; asked again until " + until + ", and deleted then"
+		v.until = "; asked again until " + until + ", and deleted then"
 	default:
-		v.Message += "; asked again until " + until
+		v.until = "; asked again until " + until
 	}
+	v.Message += v.until
 	return v
 }
 

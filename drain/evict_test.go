@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
@@ -137,6 +138,9 @@ func refusal(cause string, retryAfter int) *apierrors.StatusError {
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err
 }
+
+// exported compares verdicts by what callers see of them.
+var exported = cmpopts.IgnoreUnexported(drain.Verdict{})
 
 const needsTwo = "The disruption budget api needs 2 healthy pods and has 2 currently"
 
@@ -330,7 +334,7 @@ func TestEvictBacksOffLongerAndLongerUpToThirtySeconds(t *testing.T) {
 		}
 		previous = delay
 		clock.SetTime(first.RetryAt.Add(-1))
-		if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0]); diff != "" || len(s.evictions) != asked {
+		if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})[0], exported); diff != "" || len(s.evictions) != asked {
 			t.Errorf("a nanosecond before RetryAt: %d requests, want %d and the last verdict again:\n%s", len(s.evictions), asked, diff)
 		}
 		clock.SetTime(first.RetryAt)
@@ -374,7 +378,7 @@ func TestEvictAsksOnceForAPodThatAnOldListStillShowsRunning(t *testing.T) {
 	pods := []holders.Pod{holder("a")}
 	first := e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})
 	clock.SetTime(noon.Add(500 * time.Millisecond))
-	if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{})); diff != "" || len(s.evictions) != 1 {
+	if diff := cmp.Diff(first, e.Evict(t.Context(), pods, drain.Policy{}, time.Time{}), exported); diff != "" || len(s.evictions) != 1 {
 		t.Errorf("%d requests, want 1 and the same verdict:\n%s", len(s.evictions), diff)
 	}
 	pods[0].Terminating = true

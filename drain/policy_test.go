@@ -139,7 +139,7 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 						want.Allow = append(want.Allow, may)
 					}
 				}
-				if diff := cmp.Diff(want, got); diff != "" || len(s.evictions) > 0 {
+				if diff := cmp.Diff(want, got, exported); diff != "" || len(s.evictions) > 0 {
 					t.Errorf("%d requests, want none; verdict (-want +got):\n%s", len(s.evictions), diff)
 				}
 			}

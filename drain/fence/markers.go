@@ -110,7 +110,7 @@ var knownMarkers = slices.Concat(
 		// is a setting; this is the one that kured's help proposes.
 		{
 			"kured", annotationTime("weave.works/kured-reboot-in-progress", rfc3339), markCordons,
-			"kured takes the annotation away after the reboot. If a user or another tool has rebooted the node, it stays: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
+			"kured takes it away after the reboot; after one that is not its own: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
 		},
 		{"kured", taint("weave.works/kured-node-reboot"), markPlanned, "kured reboots the node when its lock is free"},
 
