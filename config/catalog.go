@@ -484,13 +484,8 @@ func (r MIGRule) selectors() []selector {
 	}, func(s selector) bool { return len(s.values) == 0 })
 }
 
-// nameOf is a GPU by its position, and by its UUID if that is known.
-func nameOf(g nvml.GPU) string {
-	if g.UUID == "" {
-		return fmt.Sprintf("GPU %d", g.Index)
-	}
-	return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID)
-}
+// nameOf is a GPU by its position.
+func nameOf(g nvml.GPU) string { return fmt.Sprintf("GPU %d", g.Index) }
 
 func models(gpus []nvml.GPU) []string {
 	var out []string

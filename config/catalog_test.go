@@ -310,7 +310,7 @@ func TestWishesAreRefused(t *testing.T) {
 			config: config.MIGConfig{all(sevenOf10)},
 			gpus:   node(vGPU(), t4(), vGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
-				`GPU 0 (GPU-0), NVIDIA A100-40C; GPU 2 (GPU-2), NVIDIA A100-40C; ` +
+				`GPU 0, NVIDIA A100-40C; GPU 2, NVIDIA A100-40C; ` +
 				`choose another vGPU profile for this virtual machine on its host, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
@@ -318,14 +318,14 @@ func TestWishesAreRefused(t *testing.T) {
 			config: config.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), vGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
-				`GPU 1 (GPU-1), NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+				`GPU 1, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"for MIG off on a vGPU that its host has cut": {
 			config: config.MIGConfig{all(nil)},
 			gpus:   node(cutVGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
-				`GPU 0 (GPU-0), NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+				`GPU 0, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"on a node without GPUs": {

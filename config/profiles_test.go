@@ -538,8 +538,8 @@ func TestProfileWishesAreRefused(t *testing.T) {
 		"when two entries select a GPU": {
 			entries: "- {gpus: {all: true}, enabled: false}\n- {gpus: {index: 1}" + enabled,
 			gpus:    addressed(h100(), h100()),
-			want: `profile "mine", mig entry 2, gpus: GPU 1 (` + string(uuid1) +
-				`) is selected by mig entry 1 already: a GPU may be in one entry of a profile only`,
+			want: `profile "mine", mig entry 2, gpus: GPU 1` +
+				` is selected by mig entry 1 already: a GPU may be in one entry of a profile only`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when it is for GPUs of other nodes alone": {
@@ -573,10 +573,10 @@ func TestProfileWishesAreRefused(t *testing.T) {
 		"for MIG on GPUs that are named and cannot do it": {
 			entries: "- {gpus: {uuid: " + string(uuid0) + "}" + enabled + "- {gpus: {pci: 65:00.0}" + enabled + "- {gpus: {index: 2}" + enabled,
 			gpus:    addressed(t4(), t4(), h100()),
-			want: `profile "mine", mig entry 1, gpus: GPU 0 (` + string(uuid0) +
-				`) is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it` + "\n" +
-				`profile "mine", mig entry 2, gpus: GPU 1 (` + string(uuid1) +
-				`) is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it`,
+			want: `profile "mine", mig entry 1, gpus: GPU 0` +
+				` is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it` + "\n" +
+				`profile "mine", mig entry 2, gpus: GPU 1` +
+				` is a Tesla T4, which cannot do MIG: leave it out, or set enabled to false for it`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"for MIG on a model that cannot do it": {

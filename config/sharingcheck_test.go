@@ -67,8 +67,8 @@ func TestCheckSharing(t *testing.T) {
 		},
 		"MPS over the limit": {
 			gpus: node(whole(7, 5), whole(7, 0)), strategy: config.MIGStrategyNone, sharing: mps(49, gpu), offered: []string{gpu},
-			want: "GPU 0 (GPU-0) cannot be shared by 49 replicas through MPS, which has at most 48 clients on a NVIDIA H100 80GB HBM3: use 48 or fewer\n" +
-				"GPU 1 (GPU-1) cannot be shared by 49 replicas through MPS, which has at most 16 clients on a NVIDIA H100 80GB HBM3: use 16 or fewer",
+			want: "GPU 0 cannot be shared by 49 replicas through MPS, which has at most 48 clients on a NVIDIA H100 80GB HBM3: use 48 or fewer\n" +
+				"GPU 1 cannot be shared by 49 replicas through MPS, which has at most 16 clients on a NVIDIA H100 80GB HBM3: use 16 or fewer",
 			reason: config.ReasonImpossibleSharing,
 		},
 		"MPS with the strategy mixed": {
@@ -79,25 +79,25 @@ func TestCheckSharing(t *testing.T) {
 		},
 		"MPS with a MIG device": {
 			gpus: node(whole(9, 0), mig), strategy: config.MIGStrategySingle, sharing: mps(4, gpu), offered: []string{gpu},
-			want: "GPU 1 (GPU-1) is in MIG mode, and MPS does not share MIG devices: share by time-slicing, or turn MIG mode off",
+			want: "GPU 1 is in MIG mode, and MPS does not share MIG devices: share by time-slicing, or turn MIG mode off",
 
 			reason: config.ReasonImpossibleSharing,
 		},
 		"GPUs in MIG mode as whole ones": {
 			gpus: node(mig, whole(9, 0)), strategy: config.MIGStrategyNone, sharing: slicing(2, gpu), offered: []string{gpu},
-			want: "GPU 0 (GPU-0) is in MIG mode, and under the MIG strategy none it would be shared as a whole GPU that nothing can run on: " +
+			want: "GPU 0 is in MIG mode, and under the MIG strategy none it would be shared as a whole GPU that nothing can run on: " +
 				"set the strategy to single or mixed, or turn MIG mode off",
 			reason: config.ReasonImpossibleSharing,
 		},
 		"a vGPU": {
 			gpus: node(is(nvml.VirtualGPU)), strategy: config.MIGStrategyNone, sharing: slicing(2, gpu), offered: []string{gpu},
-			want: "GPU 0 (GPU-0) is a vGPU, which one workload has at a time: it cannot be shared by time-slicing; ask for no sharing on this node",
+			want: "GPU 0 is a vGPU, which one workload has at a time: it cannot be shared by time-slicing; ask for no sharing on this node",
 
 			reason: config.ReasonVirtualGPU,
 		},
 		"a GPU of virtual machines": {
 			gpus: node(is(nvml.HostOfVirtualGPUs)), strategy: config.MIGStrategyNone, sharing: slicing(2, gpu), offered: []string{gpu},
-			want:   "GPU 0 (GPU-0) is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node",
+			want:   "GPU 0 is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node",
 			reason: config.ReasonVirtualGPU,
 		},
 		"a resource that the node will not have": {

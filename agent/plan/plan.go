@@ -6,9 +6,11 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -136,12 +138,12 @@ type Refused struct {
 	Err   error
 }
 
-// Error names the GPU and the reason. A GPU that was lost before the driver has read it has no UUID.
+// Error names the GPU and the reason, after what would be possible.
 func (r *Refused) Error() string {
-	if r.GPU == "" {
-		return fmt.Sprintf("GPU %d: %v", r.Index, r.Err)
+	if impossible, is := errors.AsType[*nvml.Impossible](r.Err); is && len(impossible.Possible) > 0 {
+		return fmt.Sprintf("request %s on GPU %d: %s", strings.Join(impossible.Possible, ", or "), r.Index, impossible.Reason)
 	}
-	return fmt.Sprintf("GPU %d (%s): %v", r.Index, r.GPU, r.Err)
+	return fmt.Sprintf("GPU %d: %v", r.Index, r.Err)
 }
 
 // Unwrap gives the reason, usually an *nvml.Impossible.
