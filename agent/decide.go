@@ -25,7 +25,7 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 	case errors.As(err, &waiting):
 		return outcome.Decision{
 			Reason: waiting.Reason, Message: waiting.Error(), After: waiting.After, Blockers: waiting.Blockers, Planned: waiting.Planned,
-			Waits: waiting.For,
+			Waits: waiting.For, Named: waiting.Named,
 		}
 	case errors.As(err, &stalled):
 		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.Settings.Retry.Longest, Stalled: true}
@@ -43,7 +43,7 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 			Message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", After: outcome.DriverRetry, Waits: outcome.ForDriver,
 		}
 	case apierrors.IsConflict(err):
-		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object changed meanwhile; looking again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
+		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object has changed; trying again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return a.retries.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):

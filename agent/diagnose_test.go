@@ -76,8 +76,8 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.passes("the cause", func() bool { return strings.Contains(w.condition().Message, "train-next") })
 				c := w.condition().Message
 				for _, want := range []string{
-					"one of its pods, team/train-next, is Pending: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu",
-					"give team/train-next room on another node to go on; to call the change off, remove the label nvidia.com/mig.config, and it has room here again",
+					"give team/train-next room on another node: it is Pending (0/2 nodes are available: 2 Insufficient nvidia.com/gpu), and PDB team/train needs 1 healthy pod",
+					"to cancel, remove the label nvidia.com/mig.config, and there is room here again",
 				} {
 					if !strings.Contains(c, want) {
 						w.t.Errorf("want %q: %s", want, c)

@@ -116,7 +116,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 				w.spend(time.Hour)
 				c := w.condition()
 				text := c.Reason + ": " + c.Message
-				for _, want := range append(row.says, "until then nothing is disturbed", "no pod that devicePlugin of the settings matches") {
+				for _, want := range append(row.says, "changes nothing until then", "no pod that devicePlugin of the settings matches") {
 					if !strings.Contains(text, want) {
 						t.Errorf("the node says\n%q, want\n%q in it", text, want)
 					}

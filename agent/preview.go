@@ -91,9 +91,7 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 	case errors.As(err, &waiting):
 		said := *waiting
 		said.Since = time.Time{} // it has not begun to wait
-		if said.For == outcome.ForRoom {
-			said.Advice = "" // how to end a change that is asked for
-		}
+		said.Else = ""           // and no label asks for the change yet
 		p.HeldUp, p.Reason = said.Error(), said.Reason
 	case errors.As(err, &failure) && failure.Later:
 		p.HeldUp, p.Reason = failure.Message, failure.Reason

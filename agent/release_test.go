@@ -265,7 +265,7 @@ func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 				c := w.condition()
 				for _, want := range []string{
 					"going back to what was before", "team/late", "; since " + waits.UTC().Format("2006-01-02 15:04"),
-					"there is no deadline on the way back, and no pod is deleted", "kubectl describe pod",
+					"an undo has no deadline and deletes no pod", "kubectl describe pod",
 				} {
 					if !strings.Contains(c.Message, want) {
 						t.Errorf("it does not say %q: %s", want, c.Message)

@@ -38,7 +38,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	}
 	var d outcome.Decision
 	if err != nil {
-		d = a.decide(seen, want, first, err).Bounded()
+		d = a.decide(seen, want, first, err).Bounded(seen.ByIndex)
 	}
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {

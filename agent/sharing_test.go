@@ -403,8 +403,9 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 			return w.condition().Status == corev1.ConditionFalse && strings.Contains(w.condition().Message, "the GPUs are as they were, but their capacity is not back")
 		})
 		c := w.condition()
-		if want := "listens on no socket, so that pods which get them fail: nvidia.com/gpu; where the log of its pod says that it is already connected, restart kubelet"; c.Reason != string(config.ReasonCapacityMismatch) || !strings.Contains(c.Message, want) {
-			t.Errorf("the node says %s: %s; want %q", c.Reason, c.Message, want)
+		if first, want := "restart kubelet on this node, if the log of the device plugin's pod says", "listens on no socket, so that pods which get them fail: nvidia.com/gpu"; c.Reason != string(config.ReasonCapacityMismatch) ||
+			!strings.HasPrefix(c.Message, first) || !strings.Contains(c.Message, want) {
+			t.Errorf("the node says %s: %s; want first %q, and %q", c.Reason, c.Message, first, want)
 		}
 		w.passes("the node to be given back once kubelet has been restarted", func() bool {
 			w.serves(true)

@@ -113,10 +113,10 @@ func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
 		})
 		w.broken = true
 		w.says(config.ReasonCapacityMismatch)
-		want := "; pod kube-system/managed-1 does not start: its container config-manager-init waits (CrashLoopBackOff); " +
-			"NVIDIA's config manager needs ConfigMap kube-system/plugin-configs, with one key at least"
-		if c := w.condition(); !strings.HasSuffix(c.Message, want) || strings.Contains(c.Message, "log on this node") {
-			t.Errorf("the node says %s: %s; want at its end %q", c.Reason, c.Message, want)
+		want := ": pod kube-system/managed-1 does not start: its container config-manager-init waits (CrashLoopBackOff); " +
+			"NVIDIA's config manager needs ConfigMap kube-system/plugin-configs, with one key at least; "
+		if c := w.condition(); !strings.Contains(c.Message, want) || strings.Contains(c.Message, "log on this node") {
+			t.Errorf("the node says %s: %s; want it to begin with %q", c.Reason, c.Message, want)
 		}
 	})
 }

@@ -220,7 +220,7 @@ func renamedThenWhole(t *testing.T, change ...func(*corev1.Pod)) *world {
 // namesHolder fails the test unless the node is False, and says that the pod holds the first GPU by the name that was withdrawn.
 func (w *world) namesHolder(c corev1.NodeCondition, words ...string) {
 	w.t.Helper()
-	says := fmt.Sprintf("pod team/gpu.shared::0 holds GPU 0 (nvidia.com/gpu.shared %s::0), which kubelet gives out as nvidia.com/gpu by now", w.gpus.UUIDs()[0])
+	const says = "pod team/gpu.shared::0 holds GPU 0 (nvidia.com/gpu.shared, replica 0), which kubelet gives out as nvidia.com/gpu by now"
 	for _, want := range append(words, says) {
 		if c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, want) {
 			w.t.Errorf("the node says %s %s: %q, want False and %q in it", c.Status, c.Reason, c.Message, want)
@@ -304,7 +304,7 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 		w.unset(config.LabelDevicePluginConfig) // the config manager's default shares nothing
 		w.neverTrueWhileWithdrawn("a look", func() bool { return true })
 		w.spend(time.Hour)
-		w.namesHolder(w.condition(), "nothing is asked of this node, so that the agent evicts no pod", "set a label")
+		w.namesHolder(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
 		d := w.diagnose(true)
 		stays := func(p api.PodSeen) bool { return !p.Leaves && p.State == "" }
 		if said := told(t, d); !strings.Contains(said, "kubelet gives out to others what it holds") || slices.ContainsFunc(d.Pods, stays) {

@@ -35,8 +35,8 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	case seen.Pool.Err != nil:
 		return &outcome.Waiting{
 			Reason: config.ReasonInvalidMaintenance, After: g.Settings.Retry.Longest, Since: seen.Since(config.ReasonInvalidMaintenance, g.Clock.Stamp()),
-			Message: fmt.Sprintf("nothing is begun before it is known when this node may be disturbed: %v", seen.Pool.Err),
-			Advice:  "mend the file, or take the ConfigMap away to have no windows",
+			Advice:  "mend the maintenance file, or take its ConfigMap away to have no windows",
+			Message: fmt.Sprintf("changes nothing until it can be read when this node may be disturbed: %v", seen.Pool.Err),
 		}
 	case seen.DisruptionStarted():
 		return g.mayGoOn(seen, want)
@@ -68,12 +68,12 @@ func (g *Gate) mayBegin(seen *state.Observed, want state.Desired) error {
 		Advice: fmt.Sprintf("to begin at once: kubectl annotate node %s %s=%s", seen.Node.Name, config.AnnotationForce, want.Fingerprint),
 	}
 	if !ok {
-		wait.Message = fmt.Sprintf("by %s no window comes that is as long as the change takes, %s: make one longer in the maintenance file or the profile",
-			scheduleOf(seen, want), takes.AfterFirstTouch)
+		wait.Advice = "make a window longer in the maintenance file or the profile; " + wait.Advice
+		wait.Message = fmt.Sprintf("by %s no window comes that is as long as the change takes, %s", scheduleOf(seen, want), takes.AfterFirstTouch)
 		return wait
 	}
 	wait.Planned, wait.After = begins, begins.Sub(now)
-	wait.Message = fmt.Sprintf("by %s the change begins at %s; it takes %s", scheduleOf(seen, want), outcome.Zoned(begins), takes.Total)
+	wait.Message = fmt.Sprintf("the change begins at %s by %s, and takes %s", outcome.Zoned(begins), scheduleOf(seen, want), takes.Total)
 	return wait
 }
 
@@ -137,7 +137,7 @@ func held(seen *state.Observed, want state.Desired, now time.Time) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonHeld, After: outcome.EvictionRetry, Since: seen.Since(config.ReasonHeld, now),
-		Message: fmt.Sprintf("nothing is begun while annotation %s is on the node, which says %q", config.AnnotationHold, seen.HoldText()),
+		Message: fmt.Sprintf("changes nothing until annotation %s is gone, which says %q", config.AnnotationHold, seen.HoldText()),
 		Advice:  fmt.Sprintf("to go on: kubectl annotate node %s %s-", seen.Node.Name, config.AnnotationHold),
 	}
 }

@@ -252,7 +252,7 @@ func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 	tried := b.attempts[step.String()]
 	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= outcome.InUseNews {
 		tried.inUse, tried.lastDecisionAt = true, now
-		wait := outcome.Waiting{Message: err.Error() + "; waiting for that to end", Advice: "end it to go on at once"}
+		wait := outcome.Waiting{Advice: "end what holds the GPU to go on at once", Message: err.Error()}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(b.Deadline(seen, want, step), want)

@@ -27,6 +27,7 @@ func cutUp(gpus int) []api.StatusGPU {
 
 // Promise 16. A condition has room for the desired config, and for what becomes of the node, beside the cause; the status has room for its failure.
 func TestADecisionLeavesRoomForWhatIsSaidBesideIt(t *testing.T) {
+	as := func(text string) string { return text }
 	long := strings.Repeat("no answer from the driver ", 100)
 	for name, c := range map[string]struct {
 		text string
@@ -36,13 +37,13 @@ func TestADecisionLeavesRoomForWhatIsSaidBesideIt(t *testing.T) {
 		"a long one is cut":  {long, 768},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := outcome.Decision{Message: c.text, Failure: &api.Failure{Message: c.text}}.Bounded()
+			d := outcome.Decision{Message: c.text, Failure: &api.Failure{Message: c.text}}.Bounded(as)
 			for of, got := range map[string]string{"message": d.Message, "failure": d.Failure.Message} {
 				if n := utf8.RuneCountInString(got); n > c.most || n < c.most/2 || !strings.HasPrefix(got, "no answer") {
 					t.Errorf("%d characters of the %s are left, want at most %d: %s", n, of, c.most, got)
 				}
 			}
-			if d = (outcome.Decision{Message: c.text}).Bounded(); d.Failure != nil {
+			if d = (outcome.Decision{Message: c.text}).Bounded(as); d.Failure != nil {
 				t.Errorf("a decision without a failure has %v", d.Failure)
 			}
 		})

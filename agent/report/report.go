@@ -77,7 +77,7 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 		reason, phase := Progress(steps[0].Kind, want)
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
-			Message:      fmt.Sprintf("%s: %s left; done: %s", targetName(seen, want), sanitize.Counted(len(steps)-1, "step"), steps[0]),
+			Message:      headed(seen, want, fmt.Sprintf("%s left; done: %s", sanitize.Counted(len(steps)-1, "step"), steps[0])),
 			BeforeTarget: len(steps) > 1 && steps[1].Traits().ReachesTarget,
 		}
 	case d.Stalled:
@@ -93,7 +93,9 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 	}
 	if len(steps) > 0 {
 		r.Phase = waitingPhase(seen, steps[0].Kind, want)
-		r.Message = targetName(seen, want) + ": " + d.Message
+		if !d.Named {
+			r.Message = headed(seen, want, d.Message)
+		}
 	}
 	if want.Name == "" && seen.Journal == nil {
 		r.State = unrequestedState(seen)
@@ -139,17 +141,20 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 	}
 }
 
-// targetName names what the steps lead to.
-func targetName(seen *state.Observed, want state.Desired) string {
+// longestCause bounds why a change is undone, in each message until it is: the Event of the failure has all of it, and so has the condition in the end.
+const longestCause = 160 // characters
+
+// headed is a message under what the steps lead to. Of an undo it says last why.
+func headed(seen *state.Observed, want state.Desired, text string) string {
 	switch {
 	case want.Undo && want.UndoCause != nil:
-		return fmt.Sprintf("going back to what was before, since %v", want.UndoCause)
+		return fmt.Sprintf("going back to what was before: %s; the cause: %s", text, sanitize.Message(want.UndoCause.Error(), longestCause))
 	case want.Undo:
-		return fmt.Sprintf("going back to what was before %s, since %s", want.Name, seen.Journal.Undo.Message)
+		return fmt.Sprintf("going back to what was before %s: %s; the cause: %s", want.Name, text, sanitize.Message(seen.Journal.Undo.Message, longestCause))
 	case want.Name == "":
-		return "no config asked for"
+		return "no config requested: " + text
 	default:
-		return want.Name
+		return want.Name + ": " + text
 	}
 }
 
@@ -284,7 +289,7 @@ func stalled(seen *state.Observed, want state.Desired, d outcome.Decision) strin
 	case len(seen.Marks.Startup) > 0:
 		return d.Message + "; the node keeps " + startupTaints(seen) + " until this is mended"
 	case seen.Failed(want) != nil:
-		return d.Message + fmt.Sprintf("; the GPUs are as they were before. To try again, remove the label %s and set it again", want.Label)
+		return fmt.Sprintf("to try again, remove the label %s and set it again; %s; the GPUs are as they were before", want.Label, d.Message)
 	default:
 		return d.Message
 	}

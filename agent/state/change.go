@@ -91,7 +91,7 @@ func (s *Observed) DeadlineText(want Desired) string {
 	if want.Undo {
 		return "nothing more is waited for"
 	}
-	return "the change is given up: the GPUs go back to what they were, and the node is given back"
+	return "the change is given up and undone"
 }
 
 // AtDeadline returns the end of a wait, and what the agent does then. An undo has no deadline.

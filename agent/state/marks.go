@@ -63,7 +63,7 @@ func (s *Observed) Tools(count func(fence.Marker) bool) []string {
 // nameOf names the tool, the sign by which the agent knows it, and what ends its work.
 func nameOf(m fence.Marker) string {
 	text := m.Tool + ", by " + m.Sign
-	if !m.Since.IsZero() {
+	if !m.Since.IsZero() && !strings.HasSuffix(m.Sign, m.Since.Format(time.RFC3339)) { // many a sign says it already
 		text += ", since " + outcome.Moment(m.Since)
 	}
 	if m.Done != "" {

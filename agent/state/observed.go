@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -302,7 +303,7 @@ func (s *Observed) Operation() string {
 }
 
 // Blockers returns, in one text, why the agent cannot prove the capacity yet.
-func (s *Observed) Blockers() string { return strings.Join(s.Capacity.Missing, "; ") }
+func (s *Observed) Blockers() string { return sanitize.Listed(s.Capacity.Missing) }
 
 // Since returns when the reason began: now, unless the agent has reported it already.
 func (s *Observed) Since(reason config.Reason, now time.Time) time.Time {

@@ -103,22 +103,20 @@ func (s *Observed) WithdrawnTexts() []string {
 	return out
 }
 
-// mostReplicas bounds the devices of one pod in a message, and longestID the id of a device. A MIG device of an older driver has 90 characters.
-const (
-	mostReplicas = 2
-	longestID    = 100
-)
+// longestID bounds the id of a device in a message. A MIG device of an older driver has 90 characters.
+const longestID = 110
 
 func (s *Observed) replicaNames(replicas []plan.Replica) string {
 	var names []string
-	for _, r := range replicas[:min(len(replicas), mostReplicas)] {
-		names = append(names, fmt.Sprintf("%s (%s %s)", s.DeviceName(capacity.DeviceOf(r.ID)), r.Resource, sanitize.Cut(r.ID, longestID)))
+	for _, r := range replicas {
+		device := capacity.DeviceOf(r.ID)
+		text := sanitize.Cut(s.DeviceName(device), longestID) + " (" + r.Resource
+		if n := strings.TrimPrefix(r.ID, device+nvml.ReplicaSeparator); n != r.ID {
+			text += ", replica " + sanitize.Cut(n, longestID)
+		}
+		names = append(names, text+")")
 	}
-	text := strings.Join(names, ", ")
-	if more := len(replicas) - len(names); more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return sanitize.Names(names)
 }
 
 // givenAnew names the other pods that have one of these devices, by what kubelet gives out now.
@@ -133,6 +131,17 @@ func (s *Observed) givenAnew(w Withdrawn) []string {
 		}
 	}
 	return out
+}
+
+// ByIndex returns the text with the observed GPUs named by their index, by which nvidia-smi knows them, in place of their UUID.
+func (s *Observed) ByIndex(text string) string {
+	for _, gpu := range s.GPUs {
+		if gpu.UUID != "" {
+			name, uuid := fmt.Sprintf("GPU %d", gpu.Index), string(gpu.UUID)
+			text = strings.ReplaceAll(strings.ReplaceAll(text, name+" ("+uuid+")", name), uuid, name)
+		}
+	}
+	return text
 }
 
 // DeviceName names a GPU by its index, or an instance by its GPU, profile and place.

@@ -142,7 +142,7 @@ mig-configs:
 		{"an unknown name", "all-1g.5gb", impossible, config.ReasonUnknownConfig, []string{"all-1g.5gb", "all-1g.10gb"}},
 		{
 			"an impossible geometry", "two-3g-and-a-1g", impossible, config.ReasonImpossibleGeometry,
-			[]string{"2x 3g.40gb take all 8 memory slices", "possible: 2x 3g.40gb"},
+			[]string{"2x 3g.40gb take all 8 memory slices", "request 2x 3g.40gb"},
 		},
 		{
 			"a malformed ConfigMap", "all-balanced", "version: v1\nmig-configs:\n  broken:\n    - devices: sometimes\n",
@@ -274,7 +274,7 @@ func TestABudgetIsAskedBeforeTheCordon(t *testing.T) {
 	n := r.awaitReason(config.ReasonEvictionBlocked)
 	r.givenBack(n)
 	r.neverFenced()
-	for _, say := range []string{"nothing is disturbed before", namespace + "/guarded", "1"} {
+	for _, say := range []string{"changes nothing until", namespace + "/guarded", "1"} {
 		if !strings.Contains(condition(n).Message, say) {
 			t.Errorf("the message does not say %q: %s", say, condition(n).Message)
 		}

@@ -82,7 +82,7 @@ func TestTheAPIServerIsAwayForTwoMinutesInAPhaseOfAChange(t *testing.T) {
 			// On a busy machine the capacity has been proven by the time of the last step, and no word comes between that and the release.
 			r.await("the first proof", func(n *corev1.Node) bool {
 				c := condition(n)
-				return c != nil && (strings.Contains(c.Message, "looking once more") || c.Reason == string(config.ReasonConverged))
+				return c != nil && (strings.Contains(c.Message, "verifying it once more") || c.Reason == string(config.ReasonConverged))
 			})
 		}},
 	} {

@@ -90,7 +90,7 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 		return &api.Failure{
 			Wish: in.Want.Fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
-				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(describe(verdicts))),
+				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(drain.Summary(verdicts, verdicts[late].Deadline))),
 		}
 	}
 	return d.await(in.Seen, in.Want, policy, verdicts)
@@ -100,7 +100,6 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonEvicting, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "waiting for pods to leave: " + sanitize.Listed(describe(verdicts)),
 	}
 	if seen.Journal != nil {
 		wait.Since = seen.Journal.Started
@@ -116,16 +115,20 @@ func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain
 			}
 		}
 	}
-	if blocked := blockedOf(verdicts); len(blocked) > 0 {
-		wait.Reason, wait.For, wait.Message = config.ReasonEvictionBlocked, outcome.ForRoom, d.allowing(want, verdicts)+sanitize.Listed(blocked)
-		wait.Advice = "make room in the budget, or delete the pod, to go on at once; " + cancelAdvice(want)
-		if pending := awaitedBy(verdicts); pending != "" {
-			wait.Advice = fmt.Sprintf("give %s room on another node to go on; %s, and it has room here again", pending, cancelAdvice(want))
+	wait.Message = "waiting for pods to leave: " + sanitize.Listed(drain.Summary(verdicts, wait.Until))
+	if blocked := stuck(verdicts); len(blocked) > 0 {
+		wait.Reason, wait.For = config.ReasonEvictionBlocked, outcome.ForRoom
+		d.allow(wait, want, verdicts)
+		wait.Message = sanitize.Listed(drain.Summary(blocked, wait.Until))
+		wait.Else = "deleting the pods goes on at once; " + cancelAdvice(want)
+		if awaitsRoom(blocked) {
+			wait.Else = cancelAdvice(want) + ", and there is room here again"
 		}
 	}
 	if want.Undo { // these pods hold devices of the former config
 		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
-		wait.Advice = "there is no deadline on the way back, and no pod is deleted: see what keeps it with kubectl describe pod, or delete it yourself"
+		wait.Advice = "see what keeps the pods by kubectl describe pod, or delete them"
+		wait.Else = "an undo has no deadline and deletes no pod"
 	}
 	return wait
 }
@@ -140,7 +143,7 @@ func cancelAdvice(want state.Desired) string {
 	case want.Label == "":
 		return "the change is being undone already"
 	}
-	return "to call the change off, remove the label " + want.Label
+	return "to cancel, remove the label " + want.Label
 }
 
 // policy returns by which rules the agent makes pods leave, and since when their deadlines count. The rules do not hold for operands, which
@@ -196,7 +199,7 @@ func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 	}
 	wait := &outcome.Waiting{
 		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("no pod is evicted %v", busy),
-		Since: seen.Journal.Started, Advice: cancelAdvice(want),
+		Since: seen.Journal.Started, Else: cancelAdvice(want),
 	}
 	wait.Until, wait.Then = seen.AtDeadline(until, want)
 	return wait
@@ -213,14 +216,14 @@ func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 	for i, p := range in.Step().Pods {
 		pods[i] = p.Namespace + "/" + p.Name
 	}
-	message := fmt.Sprintf("waiting for the pods of %s to end: %s", in.Step().Label, sanitize.Listed(pods))
+	message := fmt.Sprintf("waiting for the pods of %s to end: %s", in.Step().Label, sanitize.Names(pods))
 	until := d.Retries.Deadline(in.Seen, in.Want, in.Step())
 	if d.Clock.Now().After(until) && !in.Want.Undo {
 		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,
-		Blockers: pods, Advice: "see kubectl describe pod; " + cancelAdvice(in.Want),
+		Blockers: pods, Else: "kubectl describe pod shows what keeps them; " + cancelAdvice(in.Want),
 	}
 	wait.Until, wait.Then = in.Seen.AtDeadline(until, in.Want)
 	return wait
@@ -233,33 +236,24 @@ func (d *Evictions) ResumeOperand(ctx context.Context, in act.Input) error {
 	})
 }
 
-func blockedOf(verdicts []drain.Verdict) []string {
-	var out []string
-	for _, v := range verdicts {
-		if v.State == drain.Blocked || v.State == drain.Failed || v.State == drain.Refused {
-			out = append(out, describe([]drain.Verdict{v})...)
-		}
-	}
-	return out
+// stuck returns the verdicts on pods that stay unless a user does something.
+func stuck(verdicts []drain.Verdict) []drain.Verdict {
+	return slices.DeleteFunc(slices.Clone(verdicts), func(v drain.Verdict) bool {
+		return v.State != drain.Blocked && v.State != drain.Failed && v.State != drain.Refused
+	})
 }
 
-// allowing is what a message begins with that names pods of which more would be lost than their place: how a user lets this change evict them.
-// It is empty if the settings refuse none for that, or no user has asked for the change.
-func (d *Evictions) allowing(want state.Desired, verdicts []drain.Verdict) string {
+// allow has the wait say how a user lets this change evict pods of which more would be lost than their place, if the settings refuse any for that and a
+// user has asked for the change.
+func (d *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
 	if command := want.ApplyCommand(d.Node, drain.Flags(verdicts)...); command != "" {
-		return "to let this change evict what would be lost: " + command + "; until then: "
+		wait.Advice, wait.Named = "to let this change evict what would be lost: "+command, true
 	}
-	return ""
 }
 
-// awaitedBy names the first pod that has to start before a budget lets another one go; empty if none is known.
-func awaitedBy(verdicts []drain.Verdict) string {
-	for _, v := range verdicts {
-		if v.State == drain.Blocked && v.Awaits != "" {
-			return v.Awaits
-		}
-	}
-	return ""
+// awaitsRoom reports whether a budget lets no pod go before another one has started.
+func awaitsRoom(verdicts []drain.Verdict) bool {
+	return slices.ContainsFunc(verdicts, func(v drain.Verdict) bool { return v.State == drain.Blocked && v.Awaits != "" })
 }
 
 func describe(verdicts []drain.Verdict) []string {
@@ -288,15 +282,16 @@ func (d *Evictions) Drainable(ctx context.Context, in act.Input) error {
 		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 		verdicts := d.Evictor.DryRun(all, in.Seen.Drained(s.Pods), policy)
 		cancel()
-		blocked := blockedOf(verdicts)
+		blocked := stuck(verdicts)
 		d.Wakes.BlockedBy(verdicts)
 		if len(blocked) > 0 {
-			return &outcome.Waiting{
-				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
-				Message: d.allowing(in.Want, verdicts) + "nothing is disturbed before these pods may be evicted: " + sanitize.Listed(blocked),
-				Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-				Advice:  "the node stays schedulable, and the agent tries again when they change; " + cancelAdvice(in.Want),
+			wait := &outcome.Waiting{
+				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
+				Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+				Else: "changes nothing until then; " + cancelAdvice(in.Want),
 			}
+			d.allow(wait, in.Want, verdicts)
+			return wait
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package evict
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -36,16 +37,16 @@ func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
 				"restarting device plugin %s: it takes a GPU for unhealthy that is well", v.Pod)
 		}
 	}
-	if blocked := blockedOf(verdicts); len(blocked) > 0 {
+	if blocked := stuck(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: blocked,
+			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
 			Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-			Message: "the device plugin withholds a GPU that is well, and cannot be restarted: " + sanitize.Listed(blocked),
-			Advice:  "make room in the budget, or delete the pod: its DaemonSet makes another",
+			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; the device plugin withholds a GPU that is well, and is to be restarted",
+			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "restarting the device plugin, which withholds a GPU that is well: " + sanitize.Listed(describe(verdicts)),
+		Message: "restarting the device plugin, which withholds a GPU that is well: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
 	}
 }

@@ -106,7 +106,7 @@ func TestABudgetThatKeepsThePluginIsNamed(t *testing.T) {
 	if wait.Reason != config.ReasonEvictionBlocked || !strings.Contains(wait.Message, "plugins") || !strings.Contains(wait.Message, "kube-system/plugin-x") {
 		t.Errorf("%s: %s", wait.Reason, wait.Message)
 	}
-	if wait.Advice == "" || len(told) > 0 {
-		t.Errorf("advice %q, Events %q", wait.Advice, told)
+	if wait.Else == "" || len(told) > 0 {
+		t.Errorf("what helps at once is %q, Events %q", wait.Else, told)
 	}
 }

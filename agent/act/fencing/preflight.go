@@ -19,13 +19,12 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	if !startsDisruption(in) && !(makes && in.Seen.LacksDevicePlugin()) {
 		return nil
 	}
-	const before = "nothing is disturbed before "
+	const before = "changes nothing until "
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
 	busy, foreign, unowned := in.Seen.HoldersUnknown(), in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen)
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
-		wait.Advice = "the node is as it was meanwhile"
 		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil && in.Seen.Kubelet.Err != nil:
 		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+in.Seen.Kubelet.Err.Error()
@@ -33,11 +32,13 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	case busy != nil:
 		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+in.Seen.Holders.Err.Error()
 	case in.Seen.LacksDevicePlugin():
-		wait.Reason, wait.Message = config.ReasonNoDevicePlugin, f.Handover.Advice(in.Seen)+"; until then nothing is disturbed: "+in.Seen.WhyNoPlugin()
+		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, f.Handover.Advice(in.Seen), in.Seen.WhyNoPlugin()
+		wait.Else = before + "then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
-		wait.Message = before + "these processes end, which are of no pod and hold what is to go: " + sanitize.Listed(unowned)
-		wait.Advice = "end them on the node, or stop their units"
+		wait.Advice = "end these processes on the node, or stop their units: " + sanitize.Listed(unowned)
+		wait.Message = "they are of no pod and hold what is to change"
+		wait.Else = before + "then"
 	default:
 		return f.Evictions.Drainable(ctx, in)
 	}

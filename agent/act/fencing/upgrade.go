@@ -49,14 +49,14 @@ func (u *UpgradeWatch) Observe(seen *state.Observed) error {
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: outcome.DriverRetry, Since: since,
-		Message: fmt.Sprintf("the driver is being upgraded, as %s says; nothing is done until that is over", seen.Marks.Upgrade),
+		Message: fmt.Sprintf("the driver is being upgraded, as %s says; changes nothing until that is over", seen.Marks.Upgrade),
 	}
 	until := since.Add(u.Settings.Timeouts.DriverUpgrade)
 	if u.Clock.Now().Before(until) {
-		wait.Until, wait.Then = until, "people have to look why it is not over"
+		wait.Until, wait.Then = until, "see why it is not over"
 		return wait
 	}
-	wait.Advice = fmt.Sprintf("that is longer than %s: see the pod of the driver, or of its manager, on this node; if neither upgrades it any more: "+
+	wait.Advice = fmt.Sprintf("the driver's upgrade takes longer than %s: see its pod, or that of its manager, on this node; if neither upgrades it any more: "+
 		"kubectl label node %s %s=true --overwrite", u.Settings.Timeouts.DriverUpgrade, u.Node, key)
 	return wait
 }

@@ -3,12 +3,12 @@ package fleet
 import (
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Pauses until the next Take. The node at the front of the queue asks soon. Nodes that may get the next free slots ask before Patience
@@ -53,12 +53,9 @@ type Full struct {
 	Retry       time.Duration // when to ask again
 }
 
-// Bounds of a message. The agent writes it into the condition of its node; the message of a node far behind would change with each
+// aheadCounted bounds a message. The agent writes it into the condition of its node; the message of a node far behind would change with each
 // node that comes or goes.
-const (
-	aheadCounted = 10
-	awayNamed    = 6
-)
+const aheadCounted = 10
 
 // Error names the nodes that are in the way. The message of a node far behind names none, so that it does not change.
 func (f *Full) Error() string {
@@ -70,11 +67,7 @@ func (f *Full) Error() string {
 		return fmt.Sprintf("%s; more than %d nodes wait longer", text, aheadCounted)
 	}
 	if len(f.Unavailable) > 0 {
-		named := f.Unavailable[:min(len(f.Unavailable), awayNamed)]
-		text += "; " + strings.Join(named, ", ")
-		if more := len(f.Unavailable) - len(named); more > 0 {
-			text += fmt.Sprintf(" and %d more", more)
-		}
+		text += "; " + sanitize.Names(f.Unavailable)
 	}
 	if f.Ahead > 0 {
 		text += fmt.Sprintf("; %d %s longer", f.Ahead, plural(f.Ahead, "node waits", "nodes wait"))

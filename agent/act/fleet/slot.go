@@ -166,8 +166,8 @@ func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 	case apierrors.IsForbidden(err):
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
-			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s take turns: %v", seen.Pool.Name, err),
-			Advice: fmt.Sprintf("let it get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
+			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s share its slots: %v", seen.Pool.Name, err),
+			Advice: fmt.Sprintf("let the agent get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
 				t.Namespace),
 		}
 	default:
@@ -201,7 +201,7 @@ func (t *Slot) waitFor(seen *state.Observed, full *Full) error {
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
 		Message: full.Error(), Blockers: full.Unavailable,
-		Advice: "the node is as it was meanwhile, and has its turn by the age of its wish",
+		Else: "changes nothing until then; the node that has waited longest goes first",
 	}
 }
 

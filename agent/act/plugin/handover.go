@@ -149,7 +149,7 @@ func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) err
 	case why != "":
 		wait := &outcome.Waiting{
 			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
-			Advice: "nothing is disturbed before the key is there, for which " + in.Want.PluginAskedBy() + " asks",
+			Else: "changes nothing until the key is there, for which " + in.Want.PluginAskedBy() + " asks",
 		}
 		wait.Since = in.Seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
@@ -399,7 +399,7 @@ func (h *Handover) DaemonsGone(in act.Input) error {
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,
-		Blockers: pods, Advice: "it goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
+		Blockers: pods, Advice: "the daemon goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
 	}
 	wait.Until, wait.Then = in.Seen.AtDeadline(until, in.Want)
 	return wait

@@ -36,7 +36,7 @@ func (h *Handover) tellFirst(ctx context.Context, in act.Input, untold []types.U
 	}
 	return first, &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: in.Seen.MissingMPS(),
-		Message: "waiting for the MPS control daemon: " + sanitize.Listed(in.Seen.MissingMPS()), Until: until, Then: "the device plugin is told to share by it all the same",
+		Message: "waiting for the MPS control daemon: " + sanitize.Listed(in.Seen.MissingMPS()), Until: until, Then: "the device plugin gets its config all the same",
 	}
 }
 

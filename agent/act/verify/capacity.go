@@ -20,40 +20,48 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// missing says what is missing of the capacity, with what a user can do, and whether the cause is known.
-func (p *Verifier) missing(seen *state.Observed, want state.Desired) (reason config.Reason, text string, known bool) {
+// missing is why capacity is missing.
+type missing struct {
+	reason config.Reason
+	advice string // what a user can do
+	text   string
+	known  bool // the cause
+}
+
+// missing says why capacity is missing.
+func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 	if seen.Kubelet.Err != nil {
-		return config.ReasonKubeletUnavailable, seen.Blockers() + "; see the node's kubelet, by journalctl -u kubelet", true
+		return missing{config.ReasonKubeletUnavailable, "see the node's kubelet, by journalctl -u kubelet", seen.Blockers(), true}
 	}
 	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
 		reason, advice := stays(seen, want)
-		return reason, sanitize.Listed(seen.Capacity.Missing) + "; " + advice, true
+		return missing{reason, advice, seen.Blockers(), true}
 	}
 	if seen.DevicePlugin.Unconnected != "" {
-		return config.ReasonCapacityMismatch, seen.Blockers() + "; where the log of its pod says that it is already connected, restart kubelet on this node", true
+		return missing{
+			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", seen.Blockers(), true,
+		}
 	}
 	if seen.LacksDevicePlugin() {
-		return config.ReasonNoDevicePlugin, fmt.Sprintf("%s: %s (%s)", p.DevicePlugin.Advice(seen), seen.WhyNoPlugin(), seen.Blockers()), true
+		return missing{config.ReasonNoDevicePlugin, p.DevicePlugin.Advice(seen), fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), seen.Blockers()), true}
 	}
 	if under := seen.RunsUnder(); under != "" {
-		return config.ReasonWrongMIGStrategy, fmt.Sprintf("%s (%s)", p.OtherStrategy(seen, under), seen.Blockers()), true
+		return missing{config.ReasonWrongMIGStrategy, p.OtherStrategy(seen, under), seen.Blockers(), true}
 	}
-	return config.ReasonCapacityMismatch, seen.Blockers() + "; " + cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), false
+	return missing{config.ReasonCapacityMismatch, cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), seen.Blockers(), false}
 }
 
 // stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
 func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advice string) {
 	switch {
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
-		return config.ReasonEvicting, "nothing else is left to do"
+		return config.ReasonEvicting, ""
 	case want.Name == "" || want.Label == "":
-		return config.ReasonCapacityMismatch, "nothing is asked of this node, so that the agent evicts no pod: delete them, or set a label that asks for what the device plugin offers, " +
-			"and the agent evicts them"
+		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what the device plugin offers: without one the agent evicts none"
 	default:
-		return config.ReasonCapacityMismatch, fmt.Sprintf("the agent does not know the device plugin's config, and evicts no pod by it: delete them, or mend this: %v", seen.Plugin.ParseErr)
+		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, without which the agent evicts none: %v", seen.Plugin.ParseErr)
 	}
 }
 
@@ -102,8 +110,8 @@ func (p *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 	if len(seen.Capacity.Missing) == 0 {
 		return nil
 	}
-	reason, missing, _ := p.missing(seen, want)
-	return &outcome.Waiting{Reason: reason, Message: missing, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+	lacks := p.missing(seen, want)
+	return &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 }
 
 // Await returns what is missing, until a look finds that nothing is.
@@ -115,13 +123,13 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
-			Message: "capacity is right; looking once more: " + capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()),
+			Message: "capacity is right; verifying it once more: " + capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()),
 		}
 	}
 	if in.Seen.Journal == nil {
 		return p.Lacks(in.Seen, in.Want)
 	}
-	reason, missing, causeKnown := p.missing(in.Seen, in.Want)
+	lacks := p.missing(in.Seen, in.Want)
 	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
 	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
@@ -131,12 +139,12 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 		p.noteLate(in.Seen, now)
 	}
 	if fresh || now.Before(until) {
-		if !causeKnown || now.Sub(p.began) < causePatience {
-			missing = in.Seen.Blockers()
-		}
 		wait := &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + missing,
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + in.Seen.Blockers(),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.ProofInterval), Blockers: in.Seen.Capacity.Missing,
+		}
+		if lacks.known && now.Sub(p.began) >= causePatience {
+			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and the device plugin: "+lacks.text
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = p.began, until, in.Seen.DeadlineText(in.Want)
@@ -145,12 +153,13 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 	if in.Want.Undo {
 		return &outcome.Stalled{
-			Reason:  reason,
-			Message: fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, missing),
+			Reason:  lacks.reason,
+			Message: outcome.Clauses(lacks.advice, fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
 		}
 	}
 	return &api.Failure{
-		Wish: in.Want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, missing),
+		Wish: in.Want.Fingerprint, Reason: lacks.reason,
+		Message: outcome.Clauses(lacks.advice, fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
 	}
 }
 

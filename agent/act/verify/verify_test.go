@@ -136,8 +136,9 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 		first := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
 		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
 		failure, is := errors.AsType[*api.Failure](c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want}))
-		text := "kubelet has lost it; where the log of its pod says that it is already connected, restart kubelet"
-		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.Contains(failure.Message, text) {
+		text := "restart kubelet on this node, if the log"
+		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.HasPrefix(failure.Message, text) ||
+			!strings.HasSuffix(failure.Message, "kubelet has lost it") {
 			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)
 		}
 	}

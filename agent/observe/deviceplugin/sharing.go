@@ -119,7 +119,7 @@ func (dp *Plugin) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Message: "nothing is disturbed: " + why, After: outcome.DriverRetry, Advice: dp.Advice(seen),
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: dp.Advice(seen), Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}

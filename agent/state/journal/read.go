@@ -64,7 +64,7 @@ func unreadable(err error) error {
 	default:
 		return &outcome.Waiting{
 			Reason: config.ReasonHostRecordUnavailable, After: Retry, Message: err.Error(),
-			Advice: "nothing is done before the directory below --state-dir can be read",
+			Else: "changes nothing until the directory below --state-dir can be read",
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonHostRecordUnavailable, Message: text}

@@ -88,7 +88,7 @@ func (l *Writer) Unrecorded(w Write, err error) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonHostRecordUnavailable, After: Retry, Since: cmp.Or(w.Since, l.Clock.Stamp()),
-		Message: "nothing is disturbed before the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
+		Message: "changes nothing until the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 type Decision struct {
 	Reason   config.Reason
 	Message  string
+	Named    bool          // Message names the requested config
 	After    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
 	Stalled  bool
 	Blockers []string // what is in the way
@@ -24,11 +25,13 @@ type Decision struct {
 // longestDecision bounds the cause, so that a condition has room for the desired config, and for what becomes of the node.
 const longestDecision = 768 // characters
 
-// Bounded returns the decision with texts short enough for a condition.
-func (d Decision) Bounded() Decision {
-	d.Message = sanitize.Message(d.Message, longestDecision)
+// Bounded returns the decision with texts fit for a condition: short enough, and with its GPUs as named names them.
+func (d Decision) Bounded(named func(text string) string) Decision {
+	d.Message = sanitize.Message(named(d.Message), longestDecision)
 	if d.Failure != nil {
-		d.Failure = BoundedFailure(d.Failure)
+		failure := *d.Failure
+		failure.Message = named(failure.Message)
+		d.Failure = BoundedFailure(&failure)
 	}
 	return d
 }

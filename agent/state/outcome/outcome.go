@@ -1,8 +1,14 @@
-// Package outcome has the errors by which the loop decides when to look again.
+// Package outcome has the errors by which the loop decides when to look again, and the form of their messages.
+//
+// A message is read in kubectl describe node. It says each thing once: first what its reader has to do, then why, then since when and what comes
+// next, and last how to get out of it. It names GPUs by their index, a disruption budget once with the first of the pods that it keeps, and
+// counts the others; the status has all of them.
 package outcome
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -20,7 +26,9 @@ type Waiting struct {
 	Since    time.Time // since when it waits, if that is known
 	Until    time.Time // the deadline; zero if there is none
 	Then     string    // what the agent does at the deadline
-	Advice   string    // what a user can do meanwhile
+	Advice   string    // what a user has to do, which the message says first
+	Named    bool      // Advice names the requested config
+	Else     string    // what holds until then, and how a user ends it, which the message says last
 	Blockers []string  // what is in the way, one by one, for tools
 	Planned  time.Time // when the change begins, in the zone of its window, if the agent waits for a window
 	For      For       // for code that decides by the wait; Reason and Message are for users
@@ -44,17 +52,19 @@ const (
 // Error says all of it, with moments and not with durations: the agent would write a message that changes by itself to the node again and
 // again.
 func (w *Waiting) Error() string {
-	text := sanitize.Message(w.Message, longestWait)
+	since, then := "", ""
 	if !w.Since.IsZero() {
-		text += "; since " + Moment(w.Since)
+		since = "since " + Moment(w.Since)
 	}
 	if !w.Until.IsZero() {
-		text += "; at " + Moment(w.Until) + " " + w.Then
+		then = "at " + Moment(w.Until) + " " + w.Then
 	}
-	if w.Advice != "" {
-		text += "; " + w.Advice
-	}
-	return text
+	return Clauses(w.Advice, sanitize.Message(w.Message, longestWait), since, then, w.Else)
+}
+
+// Clauses joins the clauses of a message that are not empty: what its reader has to do comes first.
+func Clauses(clauses ...string) string {
+	return strings.Join(slices.DeleteFunc(clauses, func(c string) bool { return c == "" }), "; ")
 }
 
 // Moment writes a time for a condition.
