@@ -262,7 +262,7 @@ func TestMarkersOfSeveralToolsAreSortedAndShort(t *testing.T) {
 		},
 		{
 			Tool: "kured", Sign: "annotation weave.works/kured-reboot-in-progress=" + strings.Repeat("a", 63) + "…", Cordons: true,
-			Done: "kured takes the annotation away after the reboot. If a user or another tool has rebooted the node, it stays: kubectl annotate node n1 weave.works/kured-reboot-in-progress-",
+			Done: "kured takes it away after the reboot; after one that is not its own: kubectl annotate node n1 weave.works/kured-reboot-in-progress-",
 		},
 	}
 	if diff := cmp.Diff(want, fence.Markers(n, operands)); diff != "" {
