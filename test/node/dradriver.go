@@ -14,7 +14,7 @@ import (
 )
 
 // DRADriverImage is that of NVIDIA's DRA driver for GPUs.
-const DRADriverImage = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0"
+const DRADriverImage = "dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0"
 
 // DRADriverLabel on a node says in which mode NVIDIA's DRA driver runs there, in place of its device plugin: DRAStatic or DRADynamicMIG.
 const DRADriverLabel = "test.gpuslice.io/dra-driver"
