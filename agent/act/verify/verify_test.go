@@ -163,7 +163,7 @@ func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
 				reason = failure.Reason
 			}
 		}
-		if text := fmt.Sprint(err); reason != config.ReasonKubeletUnavailable || !strings.Contains(text, "kubelet is silent; see the node's kubelet") || strings.Contains(text, "device plugin's log") {
+		if text := fmt.Sprint(err); reason != config.ReasonKubeletUnavailable || !strings.Contains(text, "see the node's kubelet") || !strings.Contains(text, "kubelet is silent") || strings.Contains(text, "device plugin's log") {
 			t.Errorf("%s: %s: %s", name, reason, text)
 		}
 	}
