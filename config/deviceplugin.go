@@ -9,20 +9,43 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// DevicePlugin says how the agent recognises NVIDIA's device plugin, and how it hands it another config.
+// DevicePlugin is how NVIDIA's device plugin is recognised, and handed another config.
 type DevicePlugin struct {
-	PodSelector []labels.Selector // its pod on the node matches at least one
-	// Namespaces, at least one, are where the agent looks for its pod and that of MPS: in any other namespace a user may create a pod
-	// with the same labels.
-	Namespaces []string
-	// Containers are the names of its container, of which the pod has one; empty for any. The plugin's Helm chart gives
-	// the pods of the plugin, of GPU feature discovery and of the MPS control daemon the same labels.
-	Containers []string
+	// Label selectors, one of which its pod matches.
+	PodSelector []labels.Selector `json:"podSelector" whose:"the device plugin's" empty:"must have at least one label selector"`
+	// Namespaces in which its pod is looked for, and that of the MPS control daemon.
+	Namespaces []string `json:"namespaces" form:"dnsLabel" empty:"must name at least one namespace"` // in any other a user may create a pod with the same labels
+	// Names of containers, one of which its pod has; none for any. The plugin's Helm chart gives the pods of other programs the same labels.
+	Containers []string `json:"containers" form:"dnsLabel"`
+	// How it gets another config; auto chooses by what runs on the node.
+	Handover Handover `json:"handover"`
+	// Path on the host of the file that it is run with, for file and restart.
+	ConfigFile string `json:"configFile" form:"path"`
+	// Its configs by the keys that the label nvidia.com/device-plugin.config names.
+	ConfigMap ConfigMapName `json:"configMap"`
+	// The key for nodes without that label.
+	DefaultConfig string `json:"defaultConfig" form:"key"` // empty to leave them as they are
+}
 
-	Handover      Handover
-	ConfigFile    string        // path on the host of the file that the plugin is run with, for HandoverFile and HandoverRestart
-	ConfigMap     ConfigMapName // the configs by the keys that LabelDevicePluginConfig names
-	DefaultConfig string        // key of it for nodes without that label; empty to leave them as they are
+// Check checks what the ConfigMap must have for the other fields.
+func (d *DevicePlugin) Check(c *checks, at string, _ written) {
+	at += "."
+	if d.ConfigMap.Namespace != "" {
+		c.refuseEach(at+"configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
+	}
+	switch {
+	case d.ConfigMap.Name != "":
+		c.refuseEach(at+"configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
+	case d.Handover == HandoverConfigMap:
+		c.refuse(at+"configMap.name", "", "must name the ConfigMap that handover configmap writes to")
+	case d.DefaultConfig != "":
+		c.refuse(at+"configMap.name", "", "must name the ConfigMap that has defaultConfig")
+	default:
+		d.ConfigMap = ConfigMapName{}
+	}
+	if d.DefaultConfig != "" {
+		c.refuseEach(at+"defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
+	}
 }
 
 // Handover says how the agent gives the device plugin another config.
@@ -42,17 +65,34 @@ const (
 	HandoverRestart Handover = "restart"
 )
 
-// MPS says how the agent recognises NVIDIA's MPS control daemon.
-type MPS struct {
-	PodSelector []labels.Selector // its pod on the node matches at least one
-	Containers  []string          // names of its container, of which the pod has one; empty for any
+// Values lists them.
+func (Handover) Values() []string {
+	return wordsOf(HandoverAuto, HandoverFile, HandoverLabel, HandoverConfigMap, HandoverRestart)
 }
 
-// MemoryPressure says when a GPU that several pods share is nearly full.
+// MPS is how NVIDIA's MPS control daemon is recognised.
+type MPS struct {
+	// Label selectors, one of which its pod matches.
+	PodSelector []labels.Selector `json:"podSelector" whose:"the MPS control daemon" empty:"must have at least one label selector"`
+	// Names of containers, one of which its pod has; none for any.
+	Containers []string `json:"containers" form:"dnsLabel"`
+}
+
+// MemoryPressure is when a GPU that several pods share counts as full.
 type MemoryPressure struct {
-	Threshold int           // percent of the GPU's memory: at this use or more it is nearly full; 0 for never
-	Clear     int           // percent: at this use or less it is no longer
-	For       time.Duration // how long the use must stay there
+	// Per cent of its memory in use; 0 for never.
+	Threshold int `json:"threshold" called:"per cent, a whole number" within:"0,100"`
+	// Per cent, less than threshold, from which on downwards it is no more.
+	Clear int `json:"clear" called:"per cent, a whole number" within:"0,100"`
+	// How long either must last.
+	For time.Duration `json:"for" within:"0s,1h"`
+}
+
+// Check refuses pressure that is over before it begins.
+func (m *MemoryPressure) Check(c *checks, at string, _ written) {
+	if m.Threshold > 0 && m.Clear >= m.Threshold {
+		c.refuse(at+".clear", strconv.Itoa(m.Clear), fmt.Sprintf("must be less than memoryPressure.threshold, which is %d", m.Threshold))
+	}
 }
 
 // StaleResources says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
@@ -65,6 +105,9 @@ const (
 	// StaleResourcesRemove takes them off the node.
 	StaleResourcesRemove StaleResources = "remove"
 )
+
+// Values lists the actions.
+func (StaleResources) Values() []string { return wordsOf(StaleResourcesReport, StaleResourcesRemove) }
 
 // The defaults of sharing.
 const (
@@ -81,74 +124,3 @@ const (
 	// DefaultPressureFor ignores a peak that is over at once.
 	DefaultPressureFor = 30 * time.Second
 )
-
-func (c *checks) devicePlugin(in devicePluginInputs) DevicePlugin {
-	const field = "devicePlugin"
-	d := DevicePlugin{
-		PodSelector: c.podSelector(field, in.PodSelector, "the device plugin's"),
-		Namespaces:  c.elements(field+".namespaces", in.Namespaces, validation.IsDNS1123Label),
-		Containers:  c.elements(field+".containers", in.Containers, validation.IsDNS1123Label),
-		Handover: Handover(c.oneOf(field+".handover", in.Handover, string(HandoverAuto), string(HandoverFile), string(HandoverLabel),
-			string(HandoverConfigMap), string(HandoverRestart))),
-		ConfigFile:    c.path(field+".configFile", in.ConfigFile, DefaultPluginConfigFile),
-		ConfigMap:     ConfigMapName{Namespace: string(in.ConfigMap.Namespace), Name: string(in.ConfigMap.Name)},
-		DefaultConfig: string(in.DefaultConfig),
-	}
-	if len(in.Namespaces) == 0 {
-		c.add(&InvalidError{Field: field + ".namespaces", Value: "[]", Want: "must name at least one namespace"})
-	}
-	if d.ConfigMap.Namespace != "" {
-		c.refuseEach(field+".configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
-	}
-	switch {
-	case d.ConfigMap.Name != "":
-		c.refuseEach(field+".configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
-	case d.Handover == HandoverConfigMap:
-		c.refuse(field+".configMap.name", "", "must name the ConfigMap that handover configmap writes to")
-	case d.DefaultConfig != "":
-		c.refuse(field+".configMap.name", "", "must name the ConfigMap that has defaultConfig")
-	default:
-		d.ConfigMap = ConfigMapName{}
-	}
-	if d.DefaultConfig != "" {
-		c.refuseEach(field+".defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
-	}
-	return d
-}
-
-func (c *checks) mps(in mpsInputs) MPS {
-	return MPS{
-		PodSelector: c.podSelector("mps", in.PodSelector, "the MPS control daemon"),
-		Containers:  c.elements("mps.containers", in.Containers, validation.IsDNS1123Label),
-	}
-}
-
-// podSelector checks the selectors of a pod that must be found.
-func (c *checks) podSelector(section string, in list, whose string) []labels.Selector {
-	field := section + ".podSelector"
-	if len(in) == 0 {
-		c.add(&InvalidError{Field: field, Value: "[]", Want: "must have at least one label selector"})
-	}
-	return c.selectors(field, in, whose)
-}
-
-func (c *checks) memoryPressure(in memoryPressureInputs) MemoryPressure {
-	m := MemoryPressure{
-		Threshold: c.percent("memoryPressure.threshold", in.Threshold),
-		Clear:     c.percent("memoryPressure.clear", in.Clear),
-		For:       c.duration("memoryPressure.for", in.For, 0, time.Hour),
-	}
-	if m.Threshold > 0 && m.Clear >= m.Threshold {
-		c.refuse("memoryPressure.clear", string(in.Clear), fmt.Sprintf("must be less than memoryPressure.threshold, which is %d", m.Threshold))
-	}
-	return m
-}
-
-func (c *checks) percent(field string, value scalar) int {
-	n, err := strconv.Atoi(string(value))
-	if err != nil || n < 0 || n > 100 {
-		c.refuse(field, string(value), "must be per cent, a whole number from 0 to 100")
-		return 0
-	}
-	return n
-}

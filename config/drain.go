@@ -2,9 +2,9 @@ package config
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,17 +13,31 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Drain says how the agent evicts pods.
+// Drain is how pods are sent away.
 type Drain struct {
-	Mode          DrainMode     // for pods that no rule fits
-	GradualFor    time.Duration // of DrainGradual: how long pods may take to end by themselves
-	AfterDeadline AfterDeadline
-	DeleteGrace   time.Duration     // longest grace that a deletion after the deadline leaves a pod; never 0
-	UnmanagedPods DrainAction       // DrainEvict or DrainRefuse: pods that no controller brings back
-	EmptyDir      DrainAction       // DrainEvict or DrainRefuse: pods whose files on an emptyDir would be lost
-	OnUncordon    OnUncordon        // the agent's reaction when a user or another tool lifts its cordon during a change
-	Rules         []DrainRule       // the first that fits a pod counts
-	Clients       []labels.Selector // pods that hold no GPU but keep NVIDIA's library open
+	Eviction
+	// Label selectors of pods that hold no GPU but keep NVIDIA's library open.
+	Clients []labels.Selector `json:"clients" whose:"the clients"`
+}
+
+// Eviction is what a profile may say otherwise than the settings. In a profile a zero value leaves that of the settings.
+type Eviction struct {
+	// When pods are sent away that no rule fits: atOnce, or gradual, which lets them end by themselves for gradualFor before.
+	Mode DrainMode `json:"mode"`
+	// How long they may.
+	GradualFor time.Duration `json:"gradualFor" within:"1m,720h"` // a shorter wait is most likely a slip; no job runs longer that saves checkpoints
+	// What happens to pods that are still there at the deadline: the change is undone, or they are deleted.
+	AfterDeadline AfterDeadline `json:"afterDeadline"`
+	// The longest grace that a deletion leaves a pod.
+	DeleteGrace time.Duration `json:"deleteGrace" within:"1s,1h"` // with grace 0 the API server would forget a pod at once that still runs
+	// Pods that no controller brings back.
+	UnmanagedPods DrainAction `json:"unmanagedPods" jsonschema:"enum=evict,enum=refuse"`
+	// Pods whose emptyDir has files on disk.
+	EmptyDir DrainAction `json:"emptyDir" jsonschema:"enum=evict,enum=refuse"`
+	// What happens when a user or another tool lifts the agent's cordon.
+	OnUncordon OnUncordon `json:"onUncordon"`
+	// What is done with certain pods; the first that fits counts. Those of a profile come before those of the settings.
+	Rules []DrainRule `json:"rules"`
 }
 
 // DrainMode says when the agent evicts pods.
@@ -37,6 +51,9 @@ const (
 	DrainGradual DrainMode = "gradual"
 )
 
+// Values lists the modes.
+func (DrainMode) Values() []string { return wordsOf(DrainAtOnce, DrainGradual) }
+
 // AfterDeadline says what the agent does about pods that are still there at their deadline.
 type AfterDeadline string
 
@@ -47,6 +64,9 @@ const (
 	// AfterDeadlineDelete deletes the pods, which no disruption budget prevents.
 	AfterDeadlineDelete AfterDeadline = "delete"
 )
+
+// Values lists them.
+func (AfterDeadline) Values() []string { return wordsOf(AfterDeadlineUndo, AfterDeadlineDelete) }
 
 // DrainAction says what the agent does about a pod that has to leave.
 type DrainAction string
@@ -61,6 +81,9 @@ const (
 	DrainRefuse DrainAction = "refuse"
 )
 
+// Values lists the actions.
+func (DrainAction) Values() []string { return wordsOf(DrainEvict, DrainWait, DrainRefuse) }
+
 // OnUncordon says what the agent does when a user or another tool lifts its cordon during a change.
 type OnUncordon string
 
@@ -72,25 +95,41 @@ const (
 	UncordonRefence OnUncordon = "refence"
 )
 
-// DrainRule says what the agent does about certain pods.
+// Values lists them.
+func (OnUncordon) Values() []string { return wordsOf(UncordonCancel, UncordonRefence) }
+
+// DrainRule is what is done with pods of some namespaces, of a label selector, or both.
 type DrainRule struct {
-	Namespaces []string        // none for all
-	Selector   labels.Selector // labels.Everything() where none is written
-	Action     DrainAction
-	For        time.Duration // of DrainWait: how long a pod may take to end by itself
+	// None for all.
+	Namespaces []string        `json:"namespaces" form:"dnsLabel"`
+	Selector   labels.Selector `json:"selector" whose:"the pods that it is about"`
+	// Sent away as any other; let end by themselves for a time; or left alone, so that no change begins that needs them to leave.
+	Action DrainAction `json:"action" jsonschema:"required"`
+	// How long wait waits.
+	For time.Duration `json:"for" within:"1m,720h"`
 }
 
-// DrainOverrides are a profile's values in place of those of the settings. A zero value leaves that of the settings.
+// Check checks what a rule needs. One without a selector has labels.Everything().
+func (r *DrainRule) Check(c *checks, at string, in written) {
+	if r.Selector == nil {
+		r.Selector = labels.Everything()
+		if in.text("selector") == "" && len(r.Namespaces) == 0 {
+			c.add(&InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
+		}
+	}
+	switch text := in.text("for"); {
+	case r.Action == DrainWait && text == "":
+		c.add(&InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
+	case r.Action != DrainWait && r.Action != "" && text != "":
+		c.refuse(at+".for", text, fmt.Sprintf("goes with action wait, not with %s", r.Action))
+	}
+}
+
+// DrainOverrides are what a profile says of draining in place of the settings.
 type DrainOverrides struct {
-	Mode          DrainMode
-	GradualFor    time.Duration
-	Deadline      time.Duration // in place of Timeouts.Drain
-	AfterDeadline AfterDeadline
-	DeleteGrace   time.Duration
-	UnmanagedPods DrainAction
-	EmptyDir      DrainAction
-	OnUncordon    OnUncordon
-	Rules         []DrainRule // before those of the settings, so that they count first
+	// How long pods have to leave, in place of timeouts.drain.
+	Deadline time.Duration `json:"deadline" within:"1m,168h"`
+	Eviction
 }
 
 // With gives the settings of a node that has a profile with these overrides, which may be nil.
@@ -98,15 +137,15 @@ func (s Settings) With(o *DrainOverrides) Settings {
 	if o == nil {
 		return s
 	}
-	s.Drain.Mode = cmp.Or(o.Mode, s.Drain.Mode)
-	s.Drain.GradualFor = cmp.Or(o.GradualFor, s.Drain.GradualFor)
+	rules := slices.Concat(o.Rules, s.Drain.Rules)
+	of, over := reflect.ValueOf(&s.Drain.Eviction).Elem(), reflect.ValueOf(o.Eviction)
+	for i := range over.NumField() {
+		if !over.Field(i).IsZero() {
+			of.Field(i).Set(over.Field(i))
+		}
+	}
+	s.Drain.Rules = rules
 	s.Timeouts.Drain = cmp.Or(o.Deadline, s.Timeouts.Drain)
-	s.Drain.AfterDeadline = cmp.Or(o.AfterDeadline, s.Drain.AfterDeadline)
-	s.Drain.DeleteGrace = cmp.Or(o.DeleteGrace, s.Drain.DeleteGrace)
-	s.Drain.UnmanagedPods = cmp.Or(o.UnmanagedPods, s.Drain.UnmanagedPods)
-	s.Drain.EmptyDir = cmp.Or(o.EmptyDir, s.Drain.EmptyDir)
-	s.Drain.OnUncordon = cmp.Or(o.OnUncordon, s.Drain.OnUncordon)
-	s.Drain.Rules = slices.Concat(o.Rules, s.Drain.Rules)
 	return s
 }
 
@@ -173,29 +212,23 @@ func (o *DrainOverrides) Allowing(text string, labels map[string]string) *DrainO
 	return &allowed
 }
 
-// Recover says after which other tools the agent restores a node.
+// Recover is what is restored that others have left behind.
 type Recover struct {
-	Adopt []string // names of the tools: AdoptMIGManager
+	// Names of the tools that may have.
+	Adopt []string `json:"adopt" jsonschema:"enum=mig-manager"`
 }
 
 // AdoptMIGManager restores the labels that NVIDIA's k8s-mig-manager leaves behind when it dies in the middle.
 const AdoptMIGManager = "mig-manager"
 
-// The defaults of draining, and what bounds them.
+// The defaults of draining.
 const (
 	// DefaultGradualFor: long enough for a working day in a notebook, or a night's training, to come to its end.
 	DefaultGradualFor = 8 * time.Hour
-	minWait           = time.Minute         // a shorter wait is most likely a slip
-	maxWait           = 30 * 24 * time.Hour // longer than any job runs that saves checkpoints
-
 	// DefaultDeleteGrace is Kubernetes' own grace for pods that name none.
 	DefaultDeleteGrace = 30 * time.Second
-
 	// DefaultUnit: systemd itself gives a service 90 s to stop before it kills it.
 	DefaultUnit = 2 * time.Minute
-
-	// minDeleteGrace: a deletion with grace 0 takes the pod out of the API server at once, while it still runs.
-	minDeleteGrace = time.Second
 )
 
 // defaultOperands are NVIDIA's operands that keep the library or the driver open, clients before their servers.
@@ -227,160 +260,36 @@ var vitalUnits = []string{
 	"dbus", "dbus-broker",
 }
 
-func (c *checks) drain(field string, in drainInputs) Drain {
-	return Drain{
-		Mode:          c.drainMode(field+".mode", in.Mode),
-		GradualFor:    c.gradualFor(field+".gradualFor", in.GradualFor),
-		AfterDeadline: c.afterDeadline(field+".afterDeadline", in.AfterDeadline),
-		DeleteGrace:   c.deleteGrace(field+".deleteGrace", in.DeleteGrace),
-		UnmanagedPods: c.evictOrRefuse(field+".unmanagedPods", in.UnmanagedPods),
-		EmptyDir:      c.evictOrRefuse(field+".emptyDir", in.EmptyDir),
-		OnUncordon:    c.onUncordon(field+".onUncordon", in.OnUncordon),
-		Rules:         c.drainRules(field+".rules", in.Rules),
-		Clients:       c.selectors(field+".clients", in.Clients, "the clients"),
-	}
+func init() {
+	forms["operand"], forms["unit"], forms["startupTaint"] = operandProblems, unitProblems, startupTaintProblems
 }
 
-// drainOverrides checks those of a profile. A field that is not written leaves the value of the settings.
-func (c *checks) drainOverrides(raw json.RawMessage) *DrainOverrides {
-	const field = "drain"
-	var in drainOverrideInputs
-	if absent(raw) || !c.mapping(field, raw, &in) {
-		return nil
-	}
-	return &DrainOverrides{
-		Mode:          ifWritten(field+".mode", in.Mode, c.drainMode),
-		GradualFor:    ifWritten(field+".gradualFor", in.GradualFor, c.gradualFor),
-		Deadline:      ifWritten(field+".deadline", in.Deadline, c.drainDeadline),
-		AfterDeadline: ifWritten(field+".afterDeadline", in.AfterDeadline, c.afterDeadline),
-		DeleteGrace:   ifWritten(field+".deleteGrace", in.DeleteGrace, c.deleteGrace),
-		UnmanagedPods: ifWritten(field+".unmanagedPods", in.UnmanagedPods, c.evictOrRefuse),
-		EmptyDir:      ifWritten(field+".emptyDir", in.EmptyDir, c.evictOrRefuse),
-		OnUncordon:    ifWritten(field+".onUncordon", in.OnUncordon, c.onUncordon),
-		Rules:         c.drainRules(field+".rules", in.Rules),
-	}
-}
-
-// ifWritten checks a value that the file may leave out.
-func ifWritten[T any](field string, value scalar, check func(string, scalar) T) T {
-	if value == "" {
-		var none T
-		return none
-	}
-	return check(field, value)
-}
-
-func (c *checks) drainMode(field string, value scalar) DrainMode {
-	return DrainMode(c.oneOf(field, value, string(DrainAtOnce), string(DrainGradual)))
-}
-
-func (c *checks) gradualFor(field string, value scalar) time.Duration {
-	return c.duration(field, value, minWait, maxWait)
-}
-
-func (c *checks) afterDeadline(field string, value scalar) AfterDeadline {
-	return AfterDeadline(c.oneOf(field, value, string(AfterDeadlineUndo), string(AfterDeadlineDelete)))
-}
-
-func (c *checks) deleteGrace(field string, value scalar) time.Duration {
-	return c.duration(field, value, minDeleteGrace, time.Hour)
-}
-
-func (c *checks) evictOrRefuse(field string, value scalar) DrainAction {
-	return DrainAction(c.oneOf(field, value, string(DrainEvict), string(DrainRefuse)))
-}
-
-func (c *checks) onUncordon(field string, value scalar) OnUncordon {
-	return OnUncordon(c.oneOf(field, value, string(UncordonCancel), string(UncordonRefence)))
-}
-
-func (c *checks) drainDeadline(field string, value scalar) time.Duration {
-	return c.duration(field, value, time.Minute, 7*24*time.Hour)
-}
-
-func (c *checks) drainRules(field string, in []drainRuleInputs) []DrainRule {
-	var out []DrainRule
-	for i, rule := range in {
-		out = append(out, c.drainRule(fmt.Sprintf("%s[%d]", field, i), rule))
-	}
-	return out
-}
-
-func (c *checks) drainRule(at string, in drainRuleInputs) DrainRule {
-	rule := DrainRule{
-		Namespaces: c.elements(at+".namespaces", in.Namespaces, validation.IsDNS1123Label),
-		Selector:   labels.Everything(),
-		Action:     DrainAction(c.oneOf(at+".action", in.Action, string(DrainEvict), string(DrainWait), string(DrainRefuse))),
-	}
-	if in.Selector != "" {
-		rule.Selector = c.selector(at+".selector", in.Selector, "the pods that it is about")
-	} else if len(in.Namespaces) == 0 {
-		c.add(&InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
-	}
+func operandProblems(key string) []string {
+	name, ok := strings.CutPrefix(key, LabelOperandPrefix)
 	switch {
-	case rule.Action == DrainWait && in.For == "":
-		c.add(&InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
-	case rule.Action == DrainWait:
-		rule.For = c.duration(at+".for", in.For, minWait, maxWait)
-	case rule.Action != "" && in.For != "":
-		c.refuse(at+".for", string(in.For), fmt.Sprintf("goes with action wait, not with %s", rule.Action))
+	case !ok || name == "":
+		return []string{"must begin with " + LabelOperandPrefix + ", as the labels do by which NVIDIA's GPU operator deploys its operands"}
+	case name == "driver":
+		return []string{"is the driver, without which no GPU can be changed"}
 	}
-	return rule
+	return validation.IsQualifiedName(key)
 }
 
-func (c *checks) operands(field string, in list) []string {
-	return c.elements(field, in, func(key string) []string {
-		name, ok := strings.CutPrefix(key, LabelOperandPrefix)
-		switch {
-		case !ok || name == "":
-			return []string{"must begin with " + LabelOperandPrefix + ", as the labels do by which NVIDIA's GPU operator deploys its operands"}
-		case name == "driver":
-			return []string{"is the driver, without which no GPU can be changed"}
-		}
-		return validation.IsQualifiedName(key)
-	})
-}
-
-func (c *checks) units(field string, in list) []string {
-	return c.elements(field, in, func(unit string) []string {
-		kind := path.Ext(unit)
-		name := strings.TrimSuffix(unit, kind)
-		switch {
-		case !slices.Contains(unitTypes, kind):
-			return []string{"must be the name of a systemd unit with its type, which is " + strings.Join(unitTypes, " or ")}
-		case name == "" || len(unit) > 255 || strings.HasPrefix(name, "@") || strings.Trim(name, unitCharacters) != "":
-			return []string{"is not a name that systemd allows"}
-		case strings.HasSuffix(name, "@"):
-			return []string{`is a template: name its instances, like "` + name + `0` + kind + `"`}
-		case slices.Contains(vitalUnits, name) || strings.HasPrefix(name, "systemd-"):
-			return []string{"is never stopped: the node and its pods live by it"}
-		}
-		return nil
-	})
+func unitProblems(unit string) []string {
+	kind := path.Ext(unit)
+	name := strings.TrimSuffix(unit, kind)
+	switch {
+	case !slices.Contains(unitTypes, kind):
+		return []string{"must be the name of a systemd unit with its type, which is " + strings.Join(unitTypes, " or ")}
+	case name == "" || len(unit) > 255 || strings.HasPrefix(name, "@") || strings.Trim(name, unitCharacters) != "":
+		return []string{"is not a name that systemd allows"}
+	case strings.HasSuffix(name, "@"):
+		return []string{`is a template: name its instances, like "` + name + `0` + kind + `"`}
+	case slices.Contains(vitalUnits, name) || strings.HasPrefix(name, "systemd-"):
+		return []string{"is never stopped: the node and its pods live by it"}
+	}
+	return nil
 }
 
 // unitCharacters are those that systemd.unit(5) allows in a name.
 const unitCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:-_.\\@"
-
-func (c *checks) adopt(field string, in list) []string {
-	return c.elements(field, in, func(name string) []string {
-		if name != AdoptMIGManager {
-			return []string{"must be " + AdoptMIGManager}
-		}
-		return nil
-	})
-}
-
-// elements checks the elements of a list one by one, and refuses one that is there twice. A list without elements is nil.
-func (c *checks) elements(field string, in list, problems func(string) []string) []string {
-	var out []string
-	for i, element := range in {
-		at := fmt.Sprintf("%s[%d]", field, i)
-		c.refuseEach(at, string(element), problems(string(element)))
-		if slices.Contains(out, string(element)) {
-			c.refuse(at, string(element), "is there twice")
-		}
-		out = append(out, string(element))
-	}
-	return out
-}

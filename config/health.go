@@ -6,16 +6,27 @@ import (
 	"strconv"
 )
 
-// Health says by what ConditionGPUUnhealthy goes, and what the agent does about a GPU besides telling of it: by default nothing.
+// Health is by what a GPU is found not to be well, and what is done about it.
 type Health struct {
-	// The Xids, NVIDIA's error numbers, that the condition treats otherwise than the agent's own table does.
+	// Numbers after which a GPU is not to be trusted, beside those of the agent's own table.
+	CriticalXids []int `json:"criticalXids" called:"the number of an Xid," within:"1,999"` // NVIDIA has 999 for an error that it does not know, above all others
+	// Numbers that are programs' own errors, also if the agent's table says otherwise.
+	ApplicationXids []int `json:"applicationXids" called:"the number of an Xid," within:"1,999"` // none is in CriticalXids
+	// Whether the kernel's log, /dev/kmsg, is read for them: where that is possible, or never.
+	KernelLog KernelLog `json:"kernelLog"`
+	// Effect of the taint gpuslice.io/gpu-unhealthy, which the node has while one of its GPUs cannot be used or trusted.
+	Taint HealthTaint `json:"taint"`
+	// Which GPUs the agent resets that are not well, in a window and when their pods have left.
+	Reset HealthReset `json:"reset"`
+}
 
-	CriticalXids    []int // the condition tells of the first one
-	ApplicationXids []int // errors of programs, which leave the GPU healthy; none is in CriticalXids
-	KernelLog       KernelLog
-
-	Taint HealthTaint
-	Reset HealthReset
+// Check refuses an Xid that is both.
+func (h *Health) Check(c *checks, at string, _ written) {
+	for i, n := range h.ApplicationXids {
+		if n > 0 && slices.Contains(h.CriticalXids, n) {
+			c.refuse(fmt.Sprintf("%s.applicationXids[%d]", at, i), strconv.Itoa(n), "must not be one of health.criticalXids")
+		}
+	}
 }
 
 // KernelLog says whether the kernel's log is read for Xids.
@@ -28,6 +39,9 @@ const (
 	KernelLogNever KernelLog = "never"
 )
 
+// Values lists the choices.
+func (KernelLog) Values() []string { return wordsOf(KernelLogAuto, KernelLogNever) }
+
 // HealthReset says which GPUs the agent resets that are not well.
 type HealthReset string
 
@@ -37,6 +51,11 @@ const (
 	HealthResetCritical HealthReset = "critical" // those that cannot be used or trusted
 	HealthResetDegraded HealthReset = "degraded" // and those that work, and repair themselves at a reset
 )
+
+// Values lists them.
+func (HealthReset) Values() []string {
+	return wordsOf(HealthResetNever, HealthResetCritical, HealthResetDegraded)
+}
 
 // HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
 type HealthTaint string
@@ -48,38 +67,7 @@ const (
 	HealthTaintPreferNoSchedule HealthTaint = "PreferNoSchedule"
 )
 
-// maxXid is NVIDIA's number for an error that it does not know, above all others.
-const maxXid = 999
-
-func (c *checks) health(in healthInputs) Health {
-	h := Health{
-		CriticalXids: c.xids("health.criticalXids", in.CriticalXids), ApplicationXids: c.xids("health.applicationXids", in.ApplicationXids),
-		KernelLog: KernelLog(c.oneOf("health.kernelLog", in.KernelLog, string(KernelLogAuto), string(KernelLogNever))),
-		Taint: HealthTaint(c.oneOf("health.taint", in.Taint,
-			string(HealthTaintNone), string(HealthTaintNoSchedule), string(HealthTaintPreferNoSchedule))),
-		Reset: HealthReset(c.oneOf("health.reset", in.Reset,
-			string(HealthResetNever), string(HealthResetCritical), string(HealthResetDegraded))),
-	}
-	for i, n := range h.ApplicationXids {
-		if slices.Contains(h.CriticalXids, n) {
-			c.refuse(fmt.Sprintf("health.applicationXids[%d]", i), strconv.Itoa(n), "must not be one of health.criticalXids")
-		}
-	}
-	return h
-}
-
-func (c *checks) xids(field string, in list) []int {
-	c.elements(field, in, func(text string) []string {
-		if n, err := strconv.Atoi(text); err != nil || n < 1 || n > maxXid || strconv.Itoa(n) != text {
-			return []string{fmt.Sprintf("must be the number of an Xid, from 1 to %d", maxXid)}
-		}
-		return nil
-	})
-	var out []int
-	for _, text := range in {
-		if n, err := strconv.Atoi(string(text)); err == nil {
-			out = append(out, n)
-		}
-	}
-	return out
+// Values lists the effects.
+func (HealthTaint) Values() []string {
+	return wordsOf(HealthTaintNone, HealthTaintNoSchedule, HealthTaintPreferNoSchedule)
 }

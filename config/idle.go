@@ -1,16 +1,33 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
 
-// Idle says when a pod that has a GPU, or an instance of one, and does not use it is told so.
+// Idle is when a pod is told that it does not use what it has.
 type Idle struct {
-	Every     time.Duration // time between two looks at how busy the GPUs are; 0 for none
-	After     time.Duration // how long a pod must have had the GPU and not used it
-	Below     int           // percent of that time: a pod that used less is told; 0 for nobody
-	Instances IdleInstances
+	// Time between two looks at how busy the GPUs are; 0s for none.
+	Every time.Duration `json:"every" within:"0s,5m"`
+	// How long a pod must have had the GPU and not used it.
+	After time.Duration `json:"after" within:"10s,720h"`
+	// Per cent of that time: a pod that used less is told; 0 for nobody.
+	Below int `json:"below" called:"per cent, a whole number" within:"0,100"`
+	// How busy an instance is on which there is a process: skip leaves it unknown, sample samples its counters (Hopper and later).
+	Instances IdleInstances `json:"instances"`
+}
+
+// Check refuses looks that are too many or too few.
+func (i *Idle) Check(c *checks, at string, in written) {
+	const least = time.Second // one look is to be over before the next
+	text := cmp.Or(in.text("every"), withoutZeroParts(i.Every))
+	switch {
+	case i.Every > 0 && i.Every < least:
+		c.refuse(at+".every", text, fmt.Sprintf("must be 0s, or at least %s", least))
+	case i.After > 0 && i.Every > i.After/2:
+		c.refuse(at+".every", text, fmt.Sprintf("must be at most half of idle.after, which is %s", withoutZeroParts(i.After)))
+	}
 }
 
 // IdleInstances says how the agent finds out how busy an instance is on which there is a process. One without a process is idle in any case.
@@ -24,6 +41,9 @@ const (
 	IdleInstancesSample IdleInstances = "sample"
 )
 
+// Values lists the ways.
+func (IdleInstances) Values() []string { return wordsOf(IdleInstancesSkip, IdleInstancesSample) }
+
 // The defaults of Idle.
 const (
 	// DefaultIdleEvery: over hours, samples of each ten seconds miss no work that matters, and a look takes the driver milliseconds.
@@ -33,20 +53,3 @@ const (
 	// DefaultIdleBelow: a program that only keeps its context computes nothing at all.
 	DefaultIdleBelow = 1
 )
-
-func (c *checks) idle(in idleInputs) Idle {
-	i := Idle{
-		Every:     c.duration("idle.every", in.Every, 0, 5*time.Minute),
-		After:     c.duration("idle.after", in.After, 10*time.Second, 30*24*time.Hour),
-		Below:     c.percent("idle.below", in.Below),
-		Instances: IdleInstances(c.oneOf("idle.instances", in.Instances, string(IdleInstancesSkip), string(IdleInstancesSample))),
-	}
-	const least = time.Second // one look is to be over before the next
-	switch {
-	case i.Every > 0 && i.Every < least:
-		c.refuse("idle.every", string(in.Every), fmt.Sprintf("must be 0s, or at least %s", least))
-	case i.After > 0 && i.Every > i.After/2:
-		c.refuse("idle.every", string(in.Every), fmt.Sprintf("must be at most half of idle.after, which is %s", withoutZeroParts(i.After)))
-	}
-	return i
-}

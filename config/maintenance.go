@@ -1,9 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -138,147 +138,114 @@ func ParseMaintenance(text []byte) (Maintenance, error) {
 			"apiVersion: "+MaintenanceAPIVersion, "kind: "+MaintenanceKind)
 	}
 	var c checks
-	var in maintenanceInputs
-	if c.mapping("file", doc, &in) {
-		c.oneOf("apiVersion", in.APIVersion, MaintenanceAPIVersion)
-		c.oneOf("kind", in.Kind, MaintenanceKind)
-	}
-	m := Maintenance{Others: Pool{
-		Schedule: window.Schedule{Windows: c.windows("windows", in.Windows), Freezes: c.freezes("freezes", in.Freezes)},
-		Estimate: DefaultEstimate, Jitter: DefaultJitter, MaxUnavailable: WithoutMaintenance().Others.MaxUnavailable,
-	}}
-	c.estimateAndJitter("", in.Estimate, in.Jitter, &m.Others)
-	if in.MaxUnavailable != "" {
-		m.Others.MaxUnavailable = c.limit("maxUnavailable", in.MaxUnavailable)
-	}
-	m.Pools = c.pools("pools", in.Pools, m.Others)
+	file := MaintenanceFields{Estimate: DefaultEstimate, Jitter: DefaultJitter}
+	c.mapping("file", doc, &file)
 	if len(c) > 0 {
 		return Maintenance{}, errors.Join(c...)
 	}
-	return m, nil
+	return file.maintenance(), nil
 }
 
-// maintenanceInputs is a maintenance file, not yet checked. Lists stay JSON, so that the checks still find the mistakes beside a value of
-// the wrong form.
-type maintenanceInputs struct {
-	APIVersion scalar          `json:"apiVersion"`
-	Kind       scalar          `json:"kind"`
-	Windows    json.RawMessage `json:"windows"`
-	Freezes    json.RawMessage `json:"freezes"`
-	Estimate   scalar          `json:"estimate"`
-	Jitter     scalar          `json:"jitter"`
-
-	MaxUnavailable scalar          `json:"maxUnavailable"`
-	Pools          json.RawMessage `json:"pools"`
+// MaintenanceFields is when nodes may be disturbed, and how many of them at once.
+type MaintenanceFields struct {
+	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
+	Kind       string `json:"kind" jsonschema:"required,enum=Maintenance"`
+	// For nodes of no pool, and for pools without windows of their own. Without any it is always.
+	Windows []WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
+	// Nothing is begun in them. They count for all pools.
+	Freezes []FreezeFields `json:"freezes" list:"must be a list of freezes with \"from\" and \"to\""`
+	// How long a change takes on a node that knows of no earlier one.
+	Estimate time.Duration `json:"estimate" within:"1s,24h"`
+	// Nodes begin up to so long after an opening, each at a moment of its own.
+	Jitter time.Duration `json:"jitter" within:"0s,24h"`
+	// How many of the nodes of no pool that are asked for the same may be away at once, by changes for which pods have to leave; 10% if left out.
+	MaxUnavailable *FieldLimit `json:"maxUnavailable" form:"limit"`
+	// The first whose selector fits a node counts.
+	Pools []PoolFields `json:"pools" list:"must be a list of pools with \"name\" and \"selector\""`
 }
 
-type poolInputs struct {
-	Name           scalar          `json:"name"`
-	Selector       scalar          `json:"selector"`
-	MaxUnavailable scalar          `json:"maxUnavailable"`
-	PauseAfter     scalar          `json:"pauseAfter"`
-	Windows        json.RawMessage `json:"windows"`
-	Freezes        json.RawMessage `json:"freezes"`
-	Estimate       scalar          `json:"estimate"`
-	Jitter         scalar          `json:"jitter"`
-}
-
-// pools checks the pools that are written. A field that one leaves out is as in others.
-func (c *checks) pools(field string, raw json.RawMessage, others Pool) []Pool {
-	if absent(raw) {
-		return nil
-	}
-	var entries []json.RawMessage
-	if json.Unmarshal(raw, &entries) != nil {
-		c.add(&InvalidError{Field: field, Want: `must be a list of pools with "name" and "selector"`})
-	}
-	var out []Pool
-	for i, entry := range entries {
-		at := fmt.Sprintf("%s[%d]", field, i)
-		p := c.pool(at, entry, others)
-		if p.Name != "" && slices.ContainsFunc(out, func(q Pool) bool { return q.Name == p.Name }) {
-			c.refuse(at+".name", p.Name, "is there twice")
+// Check refuses two pools of one name.
+func (f *MaintenanceFields) Check(c *checks, _ string, _ written) {
+	there := map[string]bool{}
+	for i, p := range f.Pools {
+		if p.Name != "" && there[p.Name] {
+			c.refuse(fmt.Sprintf("pools[%d].name", i), p.Name, "is there twice")
 		}
-		out = append(out, p)
+		there[p.Name] = true
 	}
-	return out
 }
 
-func (c *checks) pool(at string, raw json.RawMessage, others Pool) Pool {
-	var in poolInputs
-	if absent(raw) {
-		raw = json.RawMessage("{}") // the checks then name the missing fields
+func (f *MaintenanceFields) maintenance() Maintenance {
+	m := Maintenance{Others: WithoutMaintenance().Others}
+	m.Others.Schedule = window.Schedule{Windows: windowsOf(f.Windows), Freezes: freezesOf(f.Freezes)}
+	m.Others.Estimate, m.Others.Jitter = f.Estimate, f.Jitter
+	if f.MaxUnavailable != nil {
+		m.Others.MaxUnavailable = f.MaxUnavailable.limit
 	}
-	if !c.mapping(at, raw, &in) {
-		return Pool{}
+	for _, p := range f.Pools {
+		m.Pools = append(m.Pools, p.pool(m.Others))
 	}
+	return m
+}
+
+// PoolFields is what holds for certain nodes.
+type PoolFields struct {
+	// A part of the name of a Lease.
+	Name string `json:"name" jsonschema:"required" form:"dnsLabel" missing:"is missing: name the pool, like research"`
+	// A label selector of nodes.
+	Selector labels.Selector `json:"selector" jsonschema:"required" missing:"is missing or empty: write a label selector, like \"pool=research\", or \"nvidia.com/gpu.present\" for all nodes with GPUs"`
+	// How many of its nodes may be disturbed at once. Without it there is no limit.
+	MaxUnavailable *FieldLimit `json:"maxUnavailable" form:"limit"`
+	// How many changes may fail in a row until the pool begins none any more; 0 for never.
+	PauseAfter *int `json:"pauseAfter" called:"a number of failures, or 0 for never," within:"0,1000"`
+	// In place of those of all nodes.
+	Windows []WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
+	// Beside those of all nodes.
+	Freezes []FreezeFields `json:"freezes" list:"must be a list of freezes with \"from\" and \"to\""`
+	// How long a change takes on a node that knows of no earlier one.
+	Estimate time.Duration `json:"estimate" within:"1s,24h"`
+	// Nodes begin up to so long after an opening, each at a moment of its own.
+	Jitter *time.Duration `json:"jitter" within:"0s,24h"`
+}
+
+// pool gives a pool. A field that is not written is as in others.
+func (f *PoolFields) pool(others Pool) Pool {
 	p := others
-	p.Name = string(in.Name)
-	// It is a part of the name of a Lease, and users type it.
-	if p.Name == "" {
-		c.add(&InvalidError{Field: at + ".name", Want: "is missing: name the pool, like research"})
-	} else {
-		c.refuseEach(at+".name", p.Name, validation.IsDNS1123Label(p.Name))
+	p.Name, p.Selector, p.PauseAfter, p.MaxUnavailable = f.Name, f.Selector, DefaultPauseAfter, nil
+	if f.Windows != nil {
+		p.Schedule.Windows = windowsOf(f.Windows)
 	}
-	p.Selector = c.nodeSelector(at+".selector", in.Selector)
-	if windows := c.windows(at+".windows", in.Windows); windows != nil {
-		p.Schedule.Windows = windows
+	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, freezesOf(f.Freezes))
+	p.Estimate = cmp.Or(f.Estimate, p.Estimate)
+	if f.Jitter != nil {
+		p.Jitter = *f.Jitter
 	}
-	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, c.freezes(at+".freezes", in.Freezes))
-	c.estimateAndJitter(at+".", in.Estimate, in.Jitter, &p)
-	p.MaxUnavailable = ifWritten(at+".maxUnavailable", in.MaxUnavailable, c.limit)
-	p.PauseAfter = DefaultPauseAfter
-	if in.PauseAfter != "" {
-		p.PauseAfter = c.pauseAfter(at+".pauseAfter", in.PauseAfter)
+	if f.MaxUnavailable != nil {
+		p.MaxUnavailable = f.MaxUnavailable.limit
+	}
+	if f.PauseAfter != nil {
+		p.PauseAfter = *f.PauseAfter
 	}
 	return p
 }
 
-// estimateAndJitter checks those two, if they are written.
-func (c *checks) estimateAndJitter(within string, estimate, jitter scalar, p *Pool) {
-	if estimate != "" {
-		p.Estimate = c.duration(within+"estimate", estimate, time.Second, 24*time.Hour)
-	}
-	if jitter != "" {
-		p.Jitter = c.duration(within+"jitter", jitter, 0, 24*time.Hour)
-	}
-}
+// FieldLimit is a limit as files have it: a number of nodes, a percentage, or none.
+type FieldLimit struct{ limit *Limit }
 
-func (c *checks) nodeSelector(field string, text scalar) labels.Selector {
-	const forms = `write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs`
-	selector, err := labels.Parse(string(text))
-	switch {
-	case err != nil:
-		c.refuse(field, string(text), fmt.Sprintf("is none: %s: %v", forms, err))
-		return labels.Nothing()
-	case selector.Empty():
-		c.add(&InvalidError{Field: field, Want: "is missing or empty: " + forms})
-	}
-	return selector
-}
-
-// noLimit is the value of maxUnavailable for no limit.
-const noLimit = "none"
-
-func (c *checks) limit(field string, value scalar) *Limit {
-	number, percentage := strings.CutSuffix(string(value), "%")
+// ReadText reads one.
+func (l *FieldLimit) ReadText(text string) error {
+	number, percentage := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(number)
 	switch {
-	case value == noLimit:
-		return nil
+	case text == "none":
 	case err == nil && percentage && n >= 1 && n <= 100:
-		return &Limit{Percent: n}
+		l.limit = &Limit{Percent: n}
 	case err == nil && !percentage && n >= 0:
-		return &Limit{Nodes: n}
+		l.limit = &Limit{Nodes: n}
+	default:
+		return errNotLimit
 	}
-	c.refuse(field, string(value), `must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`)
 	return nil
 }
 
-func (c *checks) pauseAfter(field string, value scalar) int {
-	n, err := strconv.Atoi(string(value))
-	if err != nil || n < 0 || n > maxCount {
-		c.refuse(field, string(value), fmt.Sprintf("must be a number of failures from 1 to %d, or 0 for never", maxCount))
-	}
-	return n
-}
+var errNotLimit = errors.New(`must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`)

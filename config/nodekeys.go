@@ -36,16 +36,28 @@ func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
 	}
 	labels := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(in)) {
-		c.nodeKey(field, key)
+		c.refuseEach(field, key, nodeKeyProblems(key))
 		labels[key] = c.nodeValue(field+"."+key, in[key])
 	}
 	return labels
 }
 
 type taintInputs struct {
-	Key    scalar          `json:"key"`
+	Key    string          `json:"key" jsonschema:"required" form:"nodeKey"`
 	Value  json.RawMessage `json:"value"`
-	Effect scalar          `json:"effect"`
+	Effect string          `json:"effect" jsonschema:"required" form:"taintEffect"`
+}
+
+func init() { forms["nodeKey"], forms["taintEffect"] = nodeKeyProblems, taintEffectProblems }
+
+func taintEffectProblems(effect string) []string {
+	switch corev1.TaintEffect(effect) {
+	case corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule:
+		return nil
+	case corev1.TaintEffectNoExecute:
+		return []string{"deletes pods whatever their disruption budget says: write NoSchedule"}
+	}
+	return []string{"must be NoSchedule or PreferNoSchedule"}
 }
 
 // nodeTaints checks the taints that a profile puts on its nodes.
@@ -62,16 +74,10 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 	for i, entry := range entries {
 		var in taintInputs
 		at := fmt.Sprintf("%s[%d]", field, i)
-		if !c.mapping(at, entry, &in) {
+		if !c.mapping(at, orEmpty(entry), &in) {
 			continue
 		}
-		taint := corev1.Taint{Key: string(in.Key), Value: c.nodeValue(at+".value", in.Value)}
-		c.nodeKey(at+".key", taint.Key)
-		if in.Effect == scalar(corev1.TaintEffectNoExecute) {
-			c.refuse(at+".effect", string(in.Effect), "deletes pods whatever their disruption budget says: write NoSchedule")
-		} else {
-			taint.Effect = corev1.TaintEffect(c.oneOf(at+".effect", in.Effect, string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectPreferNoSchedule)))
-		}
+		taint := corev1.Taint{Key: in.Key, Value: c.nodeValue(at+".value", in.Value), Effect: corev1.TaintEffect(in.Effect)}
 		if taint.Key != "" && slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
 			c.refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
 		}
@@ -80,12 +86,12 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 	return taints
 }
 
-func (c *checks) nodeKey(field, key string) {
+func nodeKeyProblems(key string) []string {
 	problems := validation.IsQualifiedName(key)
-	c.refuseEach(field, key, problems)
 	if foreign := foreignDomain(key); len(problems) == 0 && foreign != "" {
-		c.refuse(field, key, fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign))
+		return []string{fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign)}
 	}
+	return problems
 }
 
 // foreignDomain returns the one of foreignDomains that the key is under, or "".

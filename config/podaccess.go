@@ -14,3 +14,8 @@ const (
 	// PodAccessRBAC asks in the name of the account, which nothing confines.
 	PodAccessRBAC PodAccess = "rbac"
 )
+
+// Values lists the ways.
+func (PodAccess) Values() []string {
+	return wordsOf(PodAccessAuto, PodAccessImpersonation, PodAccessPolicy, PodAccessRBAC)
+}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	strict "sigs.k8s.io/json"
 
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -55,10 +53,7 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 	}
 	var c checks
 	var file catalogInputs
-	if c.mapping("file", doc, &file) {
-		c.oneOf("apiVersion", file.APIVersion, ProfilesAPIVersion)
-		c.oneOf("kind", file.Kind, ProfilesKind)
-	}
+	c.mapping("file", doc, &file)
 	var written map[string]json.RawMessage
 	c.mapping("profiles", file.Profiles, &written)
 
@@ -78,8 +73,8 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 // catalogInputs is a file of profiles, not yet checked. The values in each mapping stay JSON, so that the checks still find the mistakes
 // beside a value of the wrong form.
 type catalogInputs struct {
-	APIVersion scalar          `json:"apiVersion"`
-	Kind       scalar          `json:"kind"`
+	APIVersion string          `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
+	Kind       string          `json:"kind" jsonschema:"required,enum=Profiles"`
 	Profiles   json.RawMessage `json:"profiles"`
 }
 
@@ -87,16 +82,16 @@ type profileInputs struct {
 	Description json.RawMessage `json:"description"`
 	MIG         json.RawMessage `json:"mig"`
 	Sharing     json.RawMessage `json:"sharing"`
-	MIGStrategy scalar          `json:"migStrategy"`
+	MIGStrategy MIGStrategy     `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
 	Labels      json.RawMessage `json:"labels"`
 	Taints      json.RawMessage `json:"taints"`
-	Drain       json.RawMessage `json:"drain"`
-	Windows     json.RawMessage `json:"windows"`
+	Drain       *DrainOverrides `json:"drain"`
+	Windows     []WindowFields  `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
 }
 
 type migEntryInputs struct {
 	GPUs      json.RawMessage `json:"gpus"`
-	Enabled   scalar          `json:"enabled"`
+	Enabled   string          `json:"enabled" jsonschema:"required,enum=true,enum=false"`
 	Instances json.RawMessage `json:"instances"`
 }
 
@@ -109,60 +104,25 @@ type selectorInputs struct {
 	DeviceFilter oneOrMore `json:"deviceFilter"`
 }
 
-// oneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
-type oneOrMore []scalar
-
-// UnmarshalJSON accepts every value, as that of scalar does.
-func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
-	if absent(raw) {
-		return nil
-	}
-	list := []scalar{}
-	if json.Unmarshal(raw, &list) != nil {
-		list = make([]scalar, 1)
-		if err := list[0].UnmarshalJSON(raw); err != nil {
-			return err
-		}
-	}
-	*o = list
-	return nil
-}
-
-// absent reports whether a field has no value, which is as if it were not there.
-func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
-
-// empty reports whether a mapping or list has nothing in it.
-func empty(raw json.RawMessage) bool {
-	return absent(raw) || string(raw) == "{}" || string(raw) == "[]"
-}
-
 // profileOf checks one profile.
 func profileOf(raw json.RawMessage) (Profile, checks) {
 	var c checks
 	var in profileInputs
-	if absent(raw) {
-		raw = json.RawMessage("{}") // the checks then name the missing fields
-	}
-	if !c.mapping("", raw, &in) {
+	if !c.mapping("", orEmpty(raw), &in) {
 		return Profile{}, c
 	}
 	var p Profile
 	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
 		c.refuse("description", string(in.Description), "must be text")
 	}
-	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && empty(in.Labels) && empty(in.Taints) {
+	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && !c.refused("migStrategy") && empty(in.Labels) && empty(in.Taints) {
 		c.add(&InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = c.migRules(in.MIG)
 	p.Sharing = c.profileSharing(in.Sharing)
 	p.Labels = c.nodeLabels(in.Labels)
 	p.Taints = c.nodeTaints(in.Taints)
-	p.Drain = c.drainOverrides(in.Drain)
-	p.Windows = c.windows("windows", in.Windows)
-	if in.MIGStrategy != "" {
-		c.oneOf("migStrategy", in.MIGStrategy, string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))
-		p.MIGStrategy = MIGStrategy(in.MIGStrategy)
-	}
+	p.Drain, p.Windows, p.MIGStrategy = in.Drain, windowsOf(in.Windows), in.MIGStrategy
 	mps := p.Sharing != nil && p.Sharing.Strategy == SharingMPS
 	if mps {
 		c.noMIG(p.MIG)
@@ -221,7 +181,7 @@ func (c *checks) strategyFits(strategy MIGStrategy, rules MIGConfig, mps bool) {
 func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 	var c checks
 	var in migEntryInputs
-	if !c.mapping("", raw, &in) {
+	if !c.mapping("", orEmpty(raw), &in) {
 		return MIGRule{}, c
 	}
 	var gpus selectorInputs
@@ -231,7 +191,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 	} else if c.mapping("gpus", in.GPUs, &gpus) {
 		c.gpuSelectors(gpus, &rule)
 	}
-	rule.MIG = c.oneOf("enabled", in.Enabled, "true", "false") == "true"
+	rule.MIG = in.Enabled == "true"
 	switch {
 	case in.Enabled == "false" && !absent(in.Instances):
 		c.add(&InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
@@ -280,7 +240,11 @@ func (c *checks) instances(raw json.RawMessage) map[string]int {
 			c.refuse("instances", name, err.Error())
 			continue
 		}
-		devices[device] += c.count("instances."+name, in[name])
+		n, err := readNumber(string(in[name]), "a whole number", 1, maxCount)
+		if err != nil {
+			c.refuse("instances."+name, string(in[name]), err.Error())
+		}
+		devices[device] += n
 	}
 	return devices
 }
@@ -378,64 +342,6 @@ func (c *checks) labelValue(field, name string) {
 		c.refuse(field, name, "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'"+
 			" and '.', at most 63, beginning and ending with a letter or digit")
 	}
-}
-
-// mapping reads a mapping and refuses fields that into does not have. It refuses a value that is no mapping, and is then false.
-func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
-	if absent(raw) {
-		return true
-	}
-	unknown, err := strict.UnmarshalStrict(raw, into)
-	if err != nil {
-		wrong := &InvalidError{Field: field, Want: err.Error()}
-		if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			form := "a mapping"
-			if mismatch.Type.Kind() == reflect.Slice {
-				form = "a list"
-			}
-			wrong.Field = within(field, mismatch.Field)
-			wrong.Want = fmt.Sprintf("must be %s, not %s", form, namesOfForms[mismatch.Value])
-		}
-		c.add(wrong)
-		return false
-	}
-	for _, u := range unknown {
-		wrong := &InvalidError{Field: field, Want: u.Error()}
-		if at, ok := errors.AsType[strict.FieldError](u); ok {
-			wrong.Field = within(field, at.FieldPath())
-			known := fieldsOf(into)
-			wrong.Want = "is no field here: they are " + strings.Join(known, ", ")
-			wrong.PassedOver = !slices.ContainsFunc(known, func(name string) bool { return strings.EqualFold(name, at.FieldPath()) }) // the plugin reads names in any case
-		}
-		c.add(wrong)
-	}
-	return true
-}
-
-// within joins the place of a mapping and that of a field in it.
-func within(outer, field string) string {
-	switch {
-	case field == "":
-		return outer
-	case outer == "" || outer == "file":
-		return field
-	default:
-		return outer + "." + field
-	}
-}
-
-// namesOfForms are the names of the forms of values in messages, by those of encoding/json.
-var namesOfForms = map[string]string{"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "bool": "true or false"}
-
-// fieldsOf lists the names of a mapping's fields.
-func fieldsOf(into any) []string {
-	var names []string
-	for f := range reflect.TypeOf(into).Elem().Fields() {
-		if f.Tag.Get("ignored") == "" {
-			names = append(names, f.Tag.Get("json"))
-		}
-	}
-	return names
 }
 
 // addOfProfile adds the mistakes of a profile.

@@ -60,15 +60,14 @@ func TestProfilesInEveryForm(t *testing.T) {
 			},
 			Labels: map[string]string{"workload-type": "research", "example.com/empty": ""},
 			Taints: []corev1.Taint{{Key: "gpu", Value: "true", Effect: "NoSchedule"}, {Key: "example.com/gpu", Effect: "PreferNoSchedule"}},
-			Drain: &config.DrainOverrides{
-				Mode: config.DrainGradual, GradualFor: 24 * time.Hour,
-				Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
+			Drain: &config.DrainOverrides{Deadline: 2 * time.Hour, Eviction: config.Eviction{
+				Mode: config.DrainGradual, GradualFor: 24 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainEvict, OnUncordon: config.UncordonRefence,
 				Rules: []config.DrainRule{
 					{Namespaces: []string{"training"}, Selector: parsed(t, "app in (a,b)"), Action: config.DrainWait, For: 8 * time.Hour},
 					{Selector: parsed(t, "app"), Action: config.DrainRefuse},
 				},
-			},
+			}},
 		},
 		"by-mps": {
 			Sharing: &config.Sharing{Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}},
@@ -201,8 +200,8 @@ func TestProfilesAreRefused(t *testing.T) {
 			file: profilesHead + "profiles: {mine: {mig: [all, null, {gpus: all, enabled: true, instances: [1g.10gb]}]}}",
 			want: []string{
 				`profile "mine", mig entry 1: must be a mapping, not text`,
-				`profile "mine", mig entry 2, gpus: is missing: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,
 				`profile "mine", mig entry 2, enabled: "" must be true or false`,
+				`profile "mine", mig entry 2, gpus: is missing: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,
 				`profile "mine", mig entry 3, gpus: must be a mapping, not text`,
 				`profile "mine", mig entry 3, instances: must be a mapping, not a list`,
 			},

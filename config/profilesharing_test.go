@@ -63,11 +63,11 @@ func TestProfilesOfPools(t *testing.T) {
 		"are drained in ways of their own": {
 			"{sharing: none, drain: {deadline: 2h, afterDeadline: delete, deleteGrace: 5m, unmanagedPods: refuse, emptyDir: refuse, onUncordon: refence," +
 				" rules: [{namespaces: [training], action: wait, for: 8h}]}}",
-			config.Profile{Sharing: none, Drain: &config.DrainOverrides{
-				Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
+			config.Profile{Sharing: none, Drain: &config.DrainOverrides{Deadline: 2 * time.Hour, Eviction: config.Eviction{
+				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
 				Rules: []config.DrainRule{{Namespaces: []string{"training"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}},
-			}},
+			}}},
 		},
 		"have a MIG strategy": {
 			"{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: single}",
@@ -189,7 +189,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"that are drained in ways that are none": {
 			"{sharing: none, drain: {deadline: 10s, afterDeadline: force, deleteGrace: 0s, unmanagedPods: wait, emptyDir: wait, onUncordon: undo, clients: [], rules: [{action: wait}]}}",
 			[]string{
-				"drain.clients: is no field here: they are mode, gradualFor, deadline, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
+				"drain.clients: is no field here: they are deadline, mode, gradualFor, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
 				`drain.deadline: "10s" must be from 1m to 168h`,
 				`drain.afterDeadline: "force" must be undo or delete`,
 				`drain.deleteGrace: "0s" must be from 1s to 1h`,
@@ -267,17 +267,17 @@ func TestDrainOverridesTakeThePlaceOfSettings(t *testing.T) {
 	if diff := cmp.Diff(settings, settings.With(&config.DrainOverrides{}), selectorsAsText); diff != "" {
 		t.Errorf("settings with overrides that say nothing (-want +got):\n%s", diff)
 	}
-	got := settings.With(&config.DrainOverrides{
-		Mode: config.DrainGradual, GradualFor: time.Hour, Deadline: 2 * time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute,
+	got := settings.With(&config.DrainOverrides{Deadline: 2 * time.Hour, Eviction: config.Eviction{
+		Mode: config.DrainGradual, GradualFor: time.Hour, AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute,
 		UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence, Rules: []config.DrainRule{mine},
-	})
+	}})
 	want := config.Default()
 	want.Timeouts.Drain = 2 * time.Hour
-	want.Drain = config.Drain{
+	want.Drain = config.Drain{Eviction: config.Eviction{
 		Mode: config.DrainGradual, GradualFor: time.Hour,
 		AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute, UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse,
 		OnUncordon: config.UncordonRefence, Rules: []config.DrainRule{mine, jobs},
-	}
+	}}
 	if diff := cmp.Diff(want, got, selectorsAsText); diff != "" {
 		t.Errorf("settings with overrides (-want +got):\n%s", diff)
 	}
@@ -319,14 +319,14 @@ func TestAnAllowanceIsForTheChangeThatItNames(t *testing.T) {
 	t.Parallel()
 	mig := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelDevicePluginConfig: "shared"}
 	profile := map[string]string{config.LabelProfile: "research"}
-	both := config.DrainOverrides{UnmanagedPods: config.DrainEvict, EmptyDir: config.DrainEvict}
+	both := config.DrainOverrides{Eviction: config.Eviction{UnmanagedPods: config.DrainEvict, EmptyDir: config.DrainEvict}}
 	for name, c := range map[string]struct {
 		text string
 		asks map[string]string
 		want *config.DrainOverrides
 	}{
 		"both":                           {config.Allowance(config.LabelMIGConfig, "all-balanced", config.FieldUnmanagedPods, config.FieldEmptyDir), mig, &both},
-		"one":                            {"nvidia.com/mig.config=all-balanced emptyDir", mig, &config.DrainOverrides{EmptyDir: config.DrainEvict}},
+		"one":                            {"nvidia.com/mig.config=all-balanced emptyDir", mig, &config.DrainOverrides{Eviction: config.Eviction{EmptyDir: config.DrainEvict}}},
 		"asked by the second label":      {"nvidia.com/device-plugin.config=shared unmanagedPods emptyDir", mig, &both},
 		"a label that another overrides": {"nvidia.com/mig.config=all-balanced emptyDir", profile, nil},
 		"for a change before":            {"nvidia.com/mig.config=all-disabled emptyDir", mig, nil},
@@ -344,7 +344,7 @@ func TestAnAllowanceIsForTheChangeThatItNames(t *testing.T) {
 			if diff := cmp.Diff(c.want, none.Allowing(c.text, c.asks)); diff != "" {
 				t.Errorf("overrides (-want +got):\n%s", diff)
 			}
-			refuses := config.DrainOverrides{EmptyDir: config.DrainRefuse, Deadline: time.Hour}
+			refuses := config.DrainOverrides{Eviction: config.Eviction{EmptyDir: config.DrainRefuse}, Deadline: time.Hour}
 			got := refuses.Allowing(c.text, c.asks)
 			if refuses.EmptyDir != config.DrainRefuse || got.Deadline != time.Hour || (got.EmptyDir == config.DrainEvict) != (c.want != nil) {
 				t.Errorf("a profile that refuses is %+v, with it %+v", refuses, *got)

@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -22,48 +19,85 @@ const (
 	SettingsKind       = "Settings"
 )
 
-// Settings says how the agent behaves on its node, whatever the labels ask for. All of it is checked.
-type Settings struct {
-	NodeHeartbeat time.Duration // time between two writes to a converged node
-	MIGStrategy   MIGStrategy   // how the device plugin presents MIG devices
-	MIGConfigMap  ConfigMapKey  // users' own MIG configs; without a name there are only generated ones
-	Profiles      ConfigMapKey  // our own catalog; without a name there is none
-	Maintenance   ConfigMapKey  // the maintenance file; without a name changes may begin at any time, on all nodes at once
-	DevicePlugin  DevicePlugin
-	MPS           MPS
-	Reboot        Reboot
-	Drain         Drain
-	Operands      []string // labels by which the agent pauses NVIDIA's operands, in this order
-	Units         []string // units of the host that the agent stops for a reset, in this order
-	Recover       Recover
+// SettingsFields are how an agent behaves on its node.
+type SettingsFields struct {
+	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
+	Kind       string `json:"kind" jsonschema:"required,enum=Settings"`
+	Settings
+}
 
-	MemoryPressure MemoryPressure
-	Health         Health
-	Idle           Idle
-	StaleResources StaleResources
-	PodAccess      PodAccess
-	Timeouts       Timeouts
-	Retry          Retry
-	StartupTaint   string // key of a startup taint beside TaintNotReady; empty for none
+// Settings are how an agent behaves on its node. What a file leaves out has its default.
+type Settings struct {
+	// How often a node on which nothing changes is written to.
+	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often tells nobody anything
+	// How the device plugin presents MIG devices; auto takes it from the node.
+	MIGStrategy MIGStrategy `json:"migStrategy"`
+	// Your own MIG configs, in mig-parted's format.
+	MIGConfigMap ConfigMapKey `json:"migConfigMap"` // without a name there are only generated ones
+	// Your own profiles.
+	Profiles ConfigMapKey `json:"profiles"` // without a name there are none
+	// When nodes may be disturbed, and how many at once.
+	Maintenance ConfigMapKey `json:"maintenance"` // without a name changes may begin at any time, on all nodes at once
+	Reboot      Reboot       `json:"reboot"`
+
+	DevicePlugin   DevicePlugin   `json:"devicePlugin"`
+	MPS            MPS            `json:"mps"`
+	MemoryPressure MemoryPressure `json:"memoryPressure"`
+	// By what the condition GPUUnhealthy goes.
+	Health Health `json:"health"`
+	// When a pod is told that it does not use the GPU or the instance that it has.
+	Idle Idle `json:"idle"`
+	// What happens to resources of former configs that kubelet leaves on the node at 0.
+	StaleResources StaleResources `json:"staleResources"`
+	// In whose name the agent asks about pods: that of its node (impersonation), or of its account, which a policy confines or RBAC alone.
+	PodAccess PodAccess `json:"podAccess"`
+	Drain     Drain     `json:"drain"`
+	// Labels by which NVIDIA's GPU operator runs its operands, in the order in which they are paused.
+	Operands []string `json:"operands" form:"operand"`
+	// systemd units of the host that keep a GPU open, in the order in which they are stopped.
+	Units    []string `json:"units" form:"unit"`
+	Recover  Recover  `json:"recover"`
+	Timeouts Timeouts `json:"timeouts"`
+	Retry    Retry    `json:"retry"`
+	// Key of a taint that nodes may be registered with beside gpuslice.io/not-ready, and that goes when their GPUs are as asked.
+	StartupTaint string `json:"startupTaint" form:"startupTaint"` // empty for none
 }
 
 // ConfigMapKey is a file in a ConfigMap.
 type ConfigMapKey struct {
-	Namespace string // empty for the agent's own
-	Name      string // empty for no file at all
-	Key       string
+	// Empty for the agent's own.
+	Namespace string `json:"namespace"`
+	// Empty for no file at all.
+	Name string `json:"name"`
+	Key  string `json:"key"`
+}
+
+// Check checks a file that has a name.
+func (k *ConfigMapKey) Check(c *checks, at string, _ written) {
+	if k.Name == "" {
+		*k = ConfigMapKey{}
+		return
+	}
+	if k.Namespace != "" {
+		c.refuseEach(at+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
+	}
+	c.refuseEach(at+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
+	c.refuseEach(at+".key", k.Key, validation.IsConfigMapKey(k.Key))
 }
 
 // ConfigMapName is a ConfigMap with files of any name.
 type ConfigMapName struct {
-	Namespace string // empty for the agent's own
-	Name      string // empty for no ConfigMap at all
+	// Empty for the agent's own.
+	Namespace string `json:"namespace"`
+	// Empty for no ConfigMap at all.
+	Name string `json:"name"`
 }
 
-// Reboot says what the agent does about a GPU that changes its MIG mode only at a reboot of the node.
+// Reboot is what happens where a GPU changes its MIG mode only at a reboot.
 type Reboot struct {
-	Policy   RebootPolicy
-	Sentinel string // path of the file by which RebootDelegate asks, as the agent sees it
+	Policy RebootPolicy `json:"policy"`
+	// Path of the file by which delegate asks.
+	Sentinel string `json:"sentinel" form:"path"` // as the agent sees it
 }
 
 // RebootPolicy says who reboots the node.
@@ -79,24 +113,44 @@ const (
 	RebootSelf RebootPolicy = "self"
 )
 
+// Values lists the policies.
+func (RebootPolicy) Values() []string { return wordsOf(RebootNever, RebootDelegate, RebootSelf) }
+
 // Timeouts bound each wait.
 type Timeouts struct {
-	DriverCall time.Duration // one call into the driver
-	APICall    time.Duration // one request to the API server
-	Capacity   time.Duration // until kubelet shows the new devices
-	Drain      time.Duration // until the pods that hold a GPU have left
-	Unit       time.Duration // until a unit of the host is stopped, or started
-	Reboot     time.Duration // until a reboot that was asked for has happened
-	// DriverUpgrade is how long an upgrade of the driver may take until the condition asks an administrator to look at it.
-	DriverUpgrade time.Duration
+	// One call into the driver.
+	DriverCall time.Duration `json:"driverCall" within:"1s,10m"`
+	// One request to the API server.
+	APICall time.Duration `json:"apiCall" within:"1s,5m"`
+	// Until kubelet shows the new devices.
+	Capacity time.Duration `json:"capacity" within:"10s,1h"`
+	// Until the pods that hold a GPU have left.
+	Drain time.Duration `json:"drain" within:"1m,168h"`
+	// Until a unit of the host is stopped, or started.
+	Unit time.Duration `json:"unit" within:"1s,1h"`
+	// Until a reboot that was asked for has happened.
+	Reboot time.Duration `json:"reboot" within:"1m,720h"`
+	// Until people are told to look at an upgrade of the driver that is not over.
+	DriverUpgrade time.Duration `json:"driverUpgrade" within:"1m,24h"`
 }
 
-// Retry says how the agent tries a step again that fails for a cause that may pass.
+// Retry is what happens to a step that fails for a cause that may pass.
 type Retry struct {
-	Failures int           // failures in a row after which the agent gives the change up and undoes it
-	First    time.Duration // delay after the first failure; each further one doubles it
-	Longest  time.Duration // longest delay
-	NoEffect int           // successes of one step without effect after which it is a fault
+	// In a row, until the change is given up and undone.
+	Failures int `json:"failures" within:"1,1000"`
+	// Delay, doubling each time.
+	First time.Duration `json:"first" within:"100ms,1h"`
+	// Delay that is not exceeded.
+	Longest time.Duration `json:"longest" within:"100ms,1h"`
+	// How often a step may succeed and still be needed.
+	NoEffect int `json:"noEffect" within:"1,1000"`
+}
+
+// Check refuses delays that do not grow.
+func (r *Retry) Check(c *checks, at string, in written) {
+	if r.Longest > 0 && r.Longest < r.First {
+		c.refuse(at+".longest", cmp.Or(in.text("longest"), r.Longest.String()), "is less than retry.first, "+r.First.String())
+	}
 }
 
 // MIGStrategy is how the device plugin presents MIG devices, in the plugin's own words.
@@ -109,6 +163,11 @@ const (
 	MIGStrategySingle MIGStrategy = "single"
 	MIGStrategyMixed  MIGStrategy = "mixed"
 )
+
+// Values lists the strategies.
+func (MIGStrategy) Values() []string {
+	return wordsOf(MIGStrategyAuto, MIGStrategyNone, MIGStrategySingle, MIGStrategyMixed)
+}
 
 // On gives the strategy on a node whose LabelMIGStrategy has the given value, which is empty if the node has no such label.
 // Auto without the label is mixed: clusters that cut GPUs unevenly use it. The label comes with GPU feature discovery, which need not run.
@@ -124,13 +183,11 @@ func (s MIGStrategy) On(label string) MIGStrategy {
 	return MIGStrategyMixed
 }
 
-// The defaults of the settings, and what bounds them.
+// The defaults of the settings.
 const (
 	// DefaultNodeHeartbeat: as often as kubelet itself writes to a node whose status does not change. Each write of a
 	// node goes to all who watch nodes.
 	DefaultNodeHeartbeat = 5 * time.Minute
-	minNodeHeartbeat     = 10 * time.Second // kubelet's own lease interval: more often tells nobody anything
-	maxNodeHeartbeat     = 24 * time.Hour
 
 	// DefaultMIGConfigMap and DefaultMIGConfigMapKey are what NVIDIA's GPU operator documents for custom configs.
 	DefaultMIGConfigMap    = "custom"
@@ -170,7 +227,6 @@ const (
 	DefaultLongestDelay = 2 * time.Minute
 	// DefaultNoEffect: once may be a reader that lags behind; three times in a row is no lag.
 	DefaultNoEffect = 3
-	maxCount        = 1000 // more tries than anyone waits for
 )
 
 // Default gives the settings of an agent without a settings file.
@@ -212,11 +268,11 @@ func Default() Settings {
 		StaleResources: StaleResourcesReport,
 		PodAccess:      PodAccessAuto,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},
-		Drain: Drain{
+		Drain: Drain{Eviction: Eviction{
 			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
 			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
 			UnmanagedPods: DrainRefuse, EmptyDir: DrainRefuse, OnUncordon: UncordonCancel,
-		},
+		}},
 		Operands: defaultOperands(),
 		Units:    defaultUnits(),
 		Timeouts: Timeouts{
@@ -243,166 +299,17 @@ func Load(path string) (Settings, error) {
 // Parse reads settings from YAML. A field that is not written has its default; fields that do not exist are refused.
 // The error joins one *InvalidError for each value that is not allowed.
 func Parse(text []byte) (Settings, error) {
-	in := inputsOf(Default())
-	unknown, err := in.decode(text)
+	doc, err := document.JSON(text)
 	if err != nil {
-		return Settings{}, err
+		return Settings{}, fmt.Errorf("reading YAML: %w", err)
 	}
-	s, wrong := in.settings()
-	if err := errors.Join(unknown, wrong); err != nil {
-		return Settings{}, err
-	}
-	return s, nil
-}
-
-// settings checks the inputs, all of them, and makes settings of them.
-func (in inputs) settings() (Settings, error) {
 	var c checks
-	c.oneOf("apiVersion", in.APIVersion, SettingsAPIVersion)
-	c.oneOf("kind", in.Kind, SettingsKind)
-	s := Settings{
-		NodeHeartbeat: c.duration("nodeHeartbeat", in.NodeHeartbeat, minNodeHeartbeat, maxNodeHeartbeat),
-		MIGStrategy: MIGStrategy(c.oneOf("migStrategy", in.MIGStrategy,
-			string(MIGStrategyAuto), string(MIGStrategyNone), string(MIGStrategySingle), string(MIGStrategyMixed))),
-		MIGConfigMap: c.configMapKey("migConfigMap", in.MIGConfigMap),
-		Profiles:     c.configMapKey("profiles", in.Profiles),
-		Maintenance:  c.configMapKey("maintenance", in.Maintenance),
-		Reboot: Reboot{
-			Policy:   RebootPolicy(c.oneOf("reboot.policy", in.Reboot.Policy, string(RebootNever), string(RebootDelegate), string(RebootSelf))),
-			Sentinel: c.path("reboot.sentinel", in.Reboot.Sentinel, DefaultSentinel),
-		},
-		DevicePlugin:   c.devicePlugin(in.DevicePlugin),
-		MPS:            c.mps(in.MPS),
-		MemoryPressure: c.memoryPressure(in.MemoryPressure),
-		Health:         c.health(in.Health),
-		Idle:           c.idle(in.Idle),
-		StaleResources: StaleResources(c.oneOf("staleResources", in.StaleResources, string(StaleResourcesReport), string(StaleResourcesRemove))),
-		PodAccess: PodAccess(c.oneOf("podAccess", in.PodAccess,
-			string(PodAccessAuto), string(PodAccessImpersonation), string(PodAccessPolicy), string(PodAccessRBAC))),
-		Drain:    c.drain("drain", in.Drain),
-		Operands: c.operands("operands", in.Operands),
-		Units:    c.units("units", in.Units),
-		Recover:  Recover{Adopt: c.adopt("recover.adopt", in.Recover.Adopt)},
-		Timeouts: Timeouts{
-			DriverCall: c.duration("timeouts.driverCall", in.Timeouts.DriverCall, time.Second, 10*time.Minute),
-			APICall:    c.duration("timeouts.apiCall", in.Timeouts.APICall, time.Second, 5*time.Minute),
-			Capacity:   c.duration("timeouts.capacity", in.Timeouts.Capacity, 10*time.Second, time.Hour),
-			Drain:      c.drainDeadline("timeouts.drain", in.Timeouts.Drain),
-			Unit:       c.duration("timeouts.unit", in.Timeouts.Unit, time.Second, time.Hour),
-			Reboot:     c.duration("timeouts.reboot", in.Timeouts.Reboot, time.Minute, 30*24*time.Hour),
-
-			DriverUpgrade: c.duration("timeouts.driverUpgrade", in.Timeouts.DriverUpgrade, time.Minute, 24*time.Hour),
-		},
-		Retry: Retry{
-			Failures: c.count("retry.failures", in.Retry.Failures),
-			First:    c.duration("retry.first", in.Retry.First, 100*time.Millisecond, time.Hour),
-			Longest:  c.duration("retry.longest", in.Retry.Longest, 100*time.Millisecond, time.Hour),
-			NoEffect: c.count("retry.noEffect", in.Retry.NoEffect),
-		},
-		StartupTaint: c.startupTaint("startupTaint", in.StartupTaint),
-	}
-	if len(c) == 0 && s.Retry.Longest < s.Retry.First {
-		c.refuse("retry.longest", string(in.Retry.Longest), "is less than retry.first, "+s.Retry.First.String())
-	}
+	file := SettingsFields{Settings: Default()}
+	c.mapping("file", orEmpty(doc), &file)
 	if len(c) > 0 {
 		return Settings{}, errors.Join(c...)
 	}
-	return s, nil
-}
-
-// checks collects the mistakes of the inputs. Each method gives the checked value, or zero if it refuses it.
-type checks []error
-
-func (c *checks) add(err error) { *c = AddMistake(*c, err) }
-
-func (c *checks) refuse(field, value, want string) {
-	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
-}
-
-func (c *checks) oneOf(field string, value scalar, allowed ...string) string {
-	if !slices.Contains(allowed, string(value)) {
-		c.refuse(field, string(value), "must be "+strings.Join(allowed, " or "))
-		return ""
-	}
-	return string(value)
-}
-
-func (c *checks) duration(field string, value scalar, least, most time.Duration) time.Duration {
-	d, err := time.ParseDuration(string(value))
-	switch {
-	case err != nil:
-		c.refuse(field, string(value), `must be a duration with its unit, like "90s" or "1h30m"`)
-	case d < least || d > most:
-		c.refuse(field, string(value), fmt.Sprintf("must be from %s to %s", withoutZeroParts(least), withoutZeroParts(most)))
-	default:
-		return d
-	}
-	return 0
-}
-
-func (c *checks) count(field string, value scalar) int {
-	n, err := strconv.Atoi(string(value))
-	if err != nil || n < 1 || n > maxCount {
-		c.refuse(field, string(value), fmt.Sprintf("must be a whole number from 1 to %d", maxCount))
-		return 0
-	}
-	return n
-}
-
-func (c *checks) path(field string, value scalar, example string) string {
-	p := string(value)
-	if !filepath.IsAbs(p) || filepath.Clean(p) != p {
-		c.refuse(field, p, "must be the absolute path of a file, like "+strconv.Quote(example))
-	}
-	return p
-}
-
-func (c *checks) configMapKey(field string, in configMapInputs) ConfigMapKey {
-	k := ConfigMapKey{Namespace: string(in.Namespace), Name: string(in.Name), Key: string(in.Key)}
-	if k.Name == "" {
-		return ConfigMapKey{}
-	}
-	if k.Namespace != "" {
-		c.refuseEach(field+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
-	}
-	c.refuseEach(field+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
-	c.refuseEach(field+".key", k.Key, validation.IsConfigMapKey(k.Key))
-	return k
-}
-
-func (c *checks) refuseEach(field, value string, problems []string) {
-	for _, p := range problems {
-		c.refuse(field, value, p)
-	}
-}
-
-// selectors checks label selectors of pods or nodes, which whose names for messages, and refuses one that is there twice.
-func (c *checks) selectors(field string, in list, whose string) []labels.Selector {
-	var out []labels.Selector
-	texts := map[string]bool{}
-	for i, text := range in {
-		at := fmt.Sprintf("%s[%d]", field, i)
-		selector := c.selector(at, text, whose)
-		if meaning := selector.String(); texts[meaning] {
-			c.refuse(at, string(text), "is there twice")
-		} else if meaning != "" { // which is refused already
-			texts[meaning] = true
-		}
-		out = append(out, selector)
-	}
-	return out
-}
-
-func (c *checks) selector(field string, text scalar, whose string) labels.Selector {
-	selector, err := labels.Parse(string(text))
-	switch {
-	case err != nil:
-		c.refuse(field, string(text), fmt.Sprintf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %v`, err))
-		return labels.Nothing()
-	case selector.Empty():
-		c.refuse(field, string(text), "matches every pod: name the labels of "+whose)
-	}
-	return selector
+	return file.Settings, nil
 }
 
 // Beside returns the settings of an agent of that namespace: files of which no namespace is said are there, and a device plugin may be, as
@@ -422,16 +329,4 @@ func (s Settings) Beside(namespace string) Settings {
 func (s Settings) ConfigMaps() []ConfigMapKey {
 	plugin := ConfigMapKey{Namespace: s.DevicePlugin.ConfigMap.Namespace, Name: s.DevicePlugin.ConfigMap.Name}
 	return slices.DeleteFunc([]ConfigMapKey{s.MIGConfigMap, s.Profiles, s.Maintenance, plugin}, func(c ConfigMapKey) bool { return c.Name == "" })
-}
-
-// withoutZeroParts writes a duration as "10m", not "10m0s".
-func withoutZeroParts(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }

@@ -103,7 +103,7 @@ startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,
 			PodAccess:      config.PodAccessPolicy,
-			Drain: config.Drain{
+			Drain: config.Drain{Clients: []labels.Selector{selector}, Eviction: config.Eviction{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
@@ -112,8 +112,7 @@ startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 					{Selector: jobs, Action: config.DrainRefuse},
 					{Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: config.DrainEvict},
 				},
-				Clients: []labels.Selector{selector},
-			},
+			}},
 			Operands: []string{"nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.client"},
 			Units:    []string{"nvidia-dcgm.service", `monitor@gpu\x2d0.socket`},
 			Recover:  config.Recover{Adopt: []string{config.AdoptMIGManager}},
@@ -204,7 +203,12 @@ func TestSettingsAreRefused(t *testing.T) {
 		},
 		"for fields that do not exist, and for values beside them": {
 			file: head + "nodeHeartBeat: 1m\ntimeouts: {drains: 1h, apiCall: 1h}\n",
-			want: []string{`unknown field "nodeHeartBeat"`, `unknown field "timeouts.drains"`, `timeouts.apiCall: "1h" must be from 1s to 5m`},
+			want: []string{
+				"nodeHeartBeat: is no field here: they are apiVersion, kind, nodeHeartbeat, migStrategy, migConfigMap, profiles, maintenance, reboot, devicePlugin, mps, " +
+					"memoryPressure, health, idle, staleResources, podAccess, drain, operands, units, recover, timeouts, retry, startupTaint",
+				"timeouts.drains: is no field here: they are driverCall, apiCall, capacity, drain, unit, reboot, driverUpgrade",
+				`timeouts.apiCall: "1h" must be from 1s to 5m`,
+			},
 		},
 		"for a reboot that nobody knows how to do": {
 			file: head + "reboot: {policy: always, sentinel: reboot-required}\n",
@@ -227,11 +231,11 @@ func TestSettingsAreRefused(t *testing.T) {
 		},
 		"for a mapping in place of a list": {
 			file: head + "devicePlugin: {podSelector: app=x}\n",
-			want: []string{`devicePlugin.podSelector: must be a list, not a string`},
+			want: []string{`devicePlugin.podSelector: must be a list, not text`},
 		},
 		"for a value in place of a section": {
 			file: head + "timeouts: 5m\n",
-			want: []string{`timeouts: must be a mapping, not a string`},
+			want: []string{`timeouts: must be a mapping, not text`},
 		},
 		"for a device plugin that is nowhere": {
 			file: head + "devicePlugin: {namespaces: []}\n",
@@ -367,7 +371,7 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a rule that says nothing that is known": {
 			file: head + "drain: {rules: [{namespace: a, selector: a=b, action: drop}, {namespaces: [a, A, a], action: evict}]}\n",
 			want: []string{
-				`unknown field "drain.rules[0].namespace"`,
+				"drain.rules[0].namespace: is no field here: they are namespaces, selector, action, for",
 				`drain.rules[0].action: "drop" must be evict or wait or refuse`,
 				`drain.rules[1].namespaces[1]: "A" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
 				`drain.rules[1].namespaces[2]: "a" is there twice`,
@@ -420,7 +424,7 @@ func TestSettingsAreRefused(t *testing.T) {
 		},
 		"for a list in place of one value": {
 			file: head + "units: dcgm.service\n",
-			want: []string{`units: must be a list, not a string`},
+			want: []string{`units: must be a list, not text`},
 		},
 		"for delays that do not grow": {
 			file: head + "retry: {first: 1m, longest: 30s}\n",

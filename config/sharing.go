@@ -250,15 +250,6 @@ func (c *checks) flag(field string, raw json.RawMessage, otherwise bool) bool {
 	return string(raw) == "true"
 }
 
-// asWritten gives a value as it is written, without quotes.
-func asWritten(raw json.RawMessage) string {
-	var s scalar
-	if len(raw) == 0 || s.UnmarshalJSON(raw) != nil {
-		return ""
-	}
-	return string(s)
-}
-
 // resourceDomain begins the names of all resources of the device plugin: nvml.ResourceGPU, and those of nvml.ResourceMIGPrefix. The plugin
 // ignores others.
 const resourceDomain = "nvidia.com/"

@@ -43,14 +43,10 @@ func MayBeStartupTaint(key string) (problems []string) {
 	return nil
 }
 
-// startupTaint checks the key; it may be empty.
-func (c *checks) startupTaint(field string, value scalar) string {
-	switch key := string(value); key {
-	case "":
-	case TaintNotReady:
-		c.refuse(field, key, "is a startup taint without being named: leave it out, or name a second one")
-	default:
-		c.refuseEach(field, key, MayBeStartupTaint(key))
+// startupTaintProblems are those of the setting.
+func startupTaintProblems(key string) []string {
+	if key == TaintNotReady {
+		return []string{"is a startup taint without being named: leave it out, or name a second one"}
 	}
-	return string(value)
+	return MayBeStartupTaint(key)
 }

@@ -1,13 +1,17 @@
 package schema
 
-import "github.com/invopop/jsonschema"
+import (
+	"github.com/invopop/jsonschema"
+
+	"github.com/gpuslice/gpuslice/config"
+)
 
 // Profiles are what nodes can be asked to be by the label gpuslice.io/profile.
 type Profiles struct {
-	APIVersion string `json:"apiVersion" jsonschema:"enum=gpuslice.io/v1alpha1"`
-	Kind       string `json:"kind" jsonschema:"enum=Profiles"`
+	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
+	Kind       string `json:"kind" jsonschema:"required,enum=Profiles"`
 	// By name, which must be a label's value.
-	Profiles map[string]Profile `json:"profiles,omitempty"`
+	Profiles map[string]Profile `json:"profiles"`
 }
 
 // JSONSchemaExtend says what a name is.
@@ -22,21 +26,21 @@ func (Profiles) JSONSchemaExtend(s *jsonschema.Schema) {
 // Profile is what the nodes of a pool shall be. It has at least one of mig, sharing, migStrategy, labels and taints.
 type Profile struct {
 	// For people.
-	Description string `json:"description,omitempty"`
+	Description string `json:"description"`
 	// How GPUs are cut. Those that no entry selects are left as they are.
-	MIG []MIGEntry `json:"mig,omitempty" jsonschema:"minItems=1"`
+	MIG []MIGEntry `json:"mig" jsonschema:"minItems=1"`
 	// How GPUs and MIG devices are given to several pods at once. Without it, it is left as it is.
-	Sharing *Sharing `json:"sharing,omitempty"`
+	Sharing *Sharing `json:"sharing"`
 	// The device plugin's MIG strategy: as what MIG devices are offered. Without it what fits, where sharing is said.
-	MIGStrategy string `json:"migStrategy,omitempty" jsonschema:"enum=none,enum=single,enum=mixed"`
+	MIGStrategy string `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
 	// Labels of the node, under keys of your own.
-	Labels NodeLabels `json:"labels,omitempty"`
+	Labels NodeLabels `json:"labels"`
 	// Taints of the node, under keys of your own.
-	Taints []Taint `json:"taints,omitempty" jsonschema:"maxItems=100,uniqueItems=true"`
+	Taints []Taint `json:"taints" jsonschema:"maxItems=100,uniqueItems=true"`
 	// How pods are sent away, where it is otherwise than in the settings.
-	Drain *DrainOverrides `json:"drain,omitempty"`
+	Drain *config.DrainOverrides `json:"drain"`
 	// When a change to it may begin, in place of the windows of the node's pool.
-	Windows []Window `json:"windows,omitempty" jsonschema:"minItems=1"`
+	Windows []config.WindowFields `json:"windows" jsonschema:"minItems=1"`
 }
 
 // JSONSchemaExtend adds what is true of the fields together.
@@ -51,11 +55,11 @@ func (Profile) JSONSchemaExtend(s *jsonschema.Schema) {
 // MIGEntry is how the GPUs that it selects are cut.
 type MIGEntry struct {
 	// Which GPUs it is about.
-	GPUs Selector `json:"gpus"`
+	GPUs Selector `json:"gpus" jsonschema:"required"`
 	// MIG mode on.
-	Enabled bool `json:"enabled"`
+	Enabled bool `json:"enabled" jsonschema:"required"`
 	// How many MIG devices of each name, like 1g.10gb; {} for none.
-	Instances Instances `json:"instances,omitempty"`
+	Instances Instances `json:"instances"`
 }
 
 // JSONSchemaExtend ties instances to MIG mode.
@@ -68,17 +72,17 @@ func (MIGEntry) JSONSchemaExtend(s *jsonschema.Schema) {
 // Selector selects GPUs: all, or those that match everything that is there.
 type Selector struct {
 	// Every GPU of the node. It stands alone.
-	All bool `json:"all,omitempty"`
+	All bool `json:"all"`
 	// UUIDs of GPUs, in full, as nvidia-smi -L prints them.
-	UUID *OneOrMore[UUID] `json:"uuid,omitempty"`
+	UUID *OneOrMore[UUID] `json:"uuid"`
 	// PCI addresses.
-	PCI *OneOrMore[PCI] `json:"pci,omitempty"`
+	PCI *OneOrMore[PCI] `json:"pci"`
 	// Positions in PCI order, from 0.
-	Index *OneOrMore[Position] `json:"index,omitempty"`
+	Index *OneOrMore[Position] `json:"index"`
 	// Models as nvidia-smi -L prints them, in which * stands for anything.
-	Model *OneOrMore[Text] `json:"model,omitempty"`
+	Model *OneOrMore[Text] `json:"model"`
 	// PCI device ids, as mig-parted writes them: 0x233010DE, or 0x233010DE:0x16C110DE with those of the subsystem.
-	DeviceFilter *OneOrMore[DeviceFilter] `json:"deviceFilter,omitempty"`
+	DeviceFilter *OneOrMore[DeviceFilter] `json:"deviceFilter"`
 }
 
 // JSONSchemaExtend lets all stand alone only.
@@ -93,9 +97,9 @@ func (Selector) JSONSchemaExtend(s *jsonschema.Schema) {
 // Sharing is none, or one strategy of NVIDIA's device plugin.
 type Sharing struct {
 	// GPUs or MIG devices are shared by turns. Their memory is not divided.
-	TimeSlicing *TimeSlicing `json:"timeSlicing,omitempty"`
+	TimeSlicing *TimeSlicing `json:"timeSlicing"`
 	// GPUs are shared through NVIDIA's MPS control daemon. It shares no MIG devices.
-	MPS *MPS `json:"mps,omitempty"`
+	MPS *ByMPS `json:"mps"`
 }
 
 // JSONSchemaExtend adds the word none.
@@ -109,82 +113,42 @@ func (Sharing) JSONSchemaExtend(s *jsonschema.Schema) {
 // TimeSlicing is the strategy by turns.
 type TimeSlicing struct {
 	// Shared resources are offered as NAME.shared.
-	RenameByDefault bool `json:"renameByDefault,omitempty"`
+	RenameByDefault bool `json:"renameByDefault"`
 	// A container may have one replica of a resource only.
-	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne"`
 	// What is shared.
-	Resources []TimeSliced `json:"resources" jsonschema:"minItems=1"`
+	Resources []TimeSliced `json:"resources" jsonschema:"required,minItems=1"`
 }
 
 // TimeSliced is a resource that is shared by turns.
 type TimeSliced struct {
 	// Of the device plugin: nvidia.com/gpu, or nvidia.com/mig-1g.10gb and its like.
-	Name Resource `json:"name"`
+	Name Resource `json:"name" jsonschema:"required"`
 	// How often each of its devices is offered. 1 is not shared.
-	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=60000"`
+	Replicas int `json:"replicas" jsonschema:"required,minimum=1,maximum=60000"`
 }
 
-// MPS is the strategy of NVIDIA's Multi-Process Service.
-type MPS struct {
+// ByMPS is the strategy of NVIDIA's Multi-Process Service.
+type ByMPS struct {
 	// Shared resources are offered as NAME.shared.
-	RenameByDefault bool `json:"renameByDefault,omitempty"`
+	RenameByDefault bool `json:"renameByDefault"`
 	// A container may have one replica of a resource only. True unless it says otherwise, and before v0.20 of the plugin always.
-	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne,omitempty"`
+	FailRequestsGreaterThanOne bool `json:"failRequestsGreaterThanOne"`
 	// What is shared.
-	Resources []Client `json:"resources" jsonschema:"minItems=1,maxItems=1"`
+	Resources []Client `json:"resources" jsonschema:"required,minItems=1,maxItems=1"`
 }
 
 // Client is what clients of MPS have.
 type Client struct {
-	Name string `json:"name" jsonschema:"enum=nvidia.com/gpu,enum=gpu"`
+	Name string `json:"name" jsonschema:"required,enum=nvidia.com/gpu,enum=gpu"`
 	// How many clients each GPU has. 1 is not shared.
-	Replicas int `json:"replicas" jsonschema:"minimum=1,maximum=48"`
+	Replicas int `json:"replicas" jsonschema:"required,minimum=1,maximum=48"`
 }
 
 // Taint is a taint of the node.
 type Taint struct {
-	Key   NodeKey    `json:"key"`
-	Value LabelValue `json:"value,omitempty"`
+	Key   NodeKey    `json:"key" jsonschema:"required"`
+	Value LabelValue `json:"value"`
 	// NoExecute would delete pods whatever their disruption budgets say.
-	Effect string `json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule"`
-}
-
-// DrainOverrides are what a profile says of draining in place of the settings.
-type DrainOverrides struct {
-	// When pods are sent away that no rule fits: atOnce, or gradual, which lets them end by themselves for gradualFor before.
-	Mode string `json:"mode,omitempty" jsonschema:"enum=atOnce,enum=gradual"`
-	// How long they may.
-	GradualFor Duration `json:"gradualFor,omitempty"`
-	// How long pods have to leave, in place of timeouts.drain.
-	Deadline Duration `json:"deadline,omitempty"`
-	// What happens to pods that are still there then: the change is undone, or they are deleted.
-	AfterDeadline string `json:"afterDeadline,omitempty" jsonschema:"enum=undo,enum=delete"`
-	// The longest grace that a deletion leaves a pod.
-	DeleteGrace Duration `json:"deleteGrace,omitempty"`
-	// Pods that no controller brings back.
-	UnmanagedPods string `json:"unmanagedPods,omitempty" jsonschema:"enum=evict,enum=refuse"`
-	// Pods whose emptyDir has files on disk.
-	EmptyDir string `json:"emptyDir,omitempty" jsonschema:"enum=evict,enum=refuse"`
-	// What happens when a user or another tool lifts the agent's cordon.
-	OnUncordon string `json:"onUncordon,omitempty" jsonschema:"enum=cancel,enum=refence"`
-	// What is done with certain pods. They count before the rules of the settings.
-	Rules []DrainRule `json:"rules,omitempty"`
-}
-
-// DrainRule is what is done with pods of some namespaces, of a label selector, or both.
-type DrainRule struct {
-	Namespaces []DNSLabel `json:"namespaces,omitempty" jsonschema:"uniqueItems=true"`
-	Selector   string     `json:"selector,omitempty"`
-	// Sent away as any other; let end by themselves for a time; or left alone, so that no change begins that needs them to leave.
-	Action string `json:"action" jsonschema:"enum=evict,enum=wait,enum=refuse"`
-	// How long wait waits.
-	For Duration `json:"for,omitempty"`
-}
-
-// JSONSchemaExtend ties "for" to wait.
-func (DrainRule) JSONSchemaExtend(s *jsonschema.Schema) {
-	s.AnyOf = anyOf("namespaces", "selector")
-	s.If = properties("action", &jsonschema.Schema{Const: "wait"})
-	s.Then = required("for")
-	s.Else = not(required("for"))
+	Effect string `json:"effect" jsonschema:"required,enum=NoSchedule,enum=PreferNoSchedule"`
 }

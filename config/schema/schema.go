@@ -5,15 +5,20 @@
 // does anywhere. It lets no file pass that has a field too many or a value of the wrong form.
 package schema
 
-//go:generate go run ./cmd/schema . ../../deploy/schema
+//go:generate go run ./cmd/schema .. ../../deploy/schema
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/invopop/jsonschema"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // The names of the schemas.
@@ -23,20 +28,21 @@ const (
 	MaintenanceFile = "maintenance.schema.json"
 )
 
-// packagePath is the import path of this package.
+// packagePath is the import path of this package, from which that of source is counted.
 const packagePath = "github.com/gpuslice/gpuslice/config/schema"
 
-// Files are the schemas by the names of their files. What fields mean is taken from the comments of this package, whose
-// source is in that directory.
+// Files are the schemas by the names of their files. What fields mean is taken from the comments of package config, whose source is in that
+// directory, and what they may be from the types and tags by which it reads them.
 func Files(source string) (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: Settings{}, MaintenanceFile: Maintenance{}} {
-		r := jsonschema.Reflector{Namer: nameOf}
+	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: config.MaintenanceFields{}} {
+		r := jsonschema.Reflector{Namer: nameOf, Mapper: formOf, RequiredFromJSONSchemaTags: true}
 		if err := r.AddGoComments(packagePath, source); err != nil {
-			return nil, fmt.Errorf("reading comments of the schemas' source: %w", err)
+			return nil, fmt.Errorf("reading comments of the formats' source: %w", err)
 		}
 		s := r.Reflect(format)
 		s.ID = "" // a schema is used from where it lies
+		refineAll(maps.Clone(s.Definitions), reflect.TypeOf(format))
 		text, err := json.MarshalIndent(s, "", "  ")
 		if err != nil {
 			return nil, fmt.Errorf("writing %s: %w", name, err)
@@ -46,11 +52,137 @@ func Files(source string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// nameOf is a type's name within its schema: OneOrMoreUUID for OneOrMore[UUID], since names are parts of paths there.
+// nameOf is a type's name within its schema: OneOrMoreUUID for OneOrMore[UUID], since names are parts of paths there, and Settings for
+// SettingsFields.
 func nameOf(t reflect.Type) string {
-	generic, of, ok := strings.Cut(t.Name(), "[")
-	if !ok {
-		return generic
+	if t == reflect.TypeFor[labels.Selector]() {
+		return "LabelSelector" // profiles have a Selector of GPUs
 	}
-	return generic + strings.TrimSuffix(of[strings.LastIndex(of, ".")+1:], "]")
+	generic, of, _ := strings.Cut(t.Name(), "[")
+	return strings.TrimSuffix(generic, "Fields") + strings.TrimSuffix(of[strings.LastIndex(of, ".")+1:], "]")
+}
+
+// formOf is the form of a type that is read from one text; nil for any other.
+func formOf(t reflect.Type) *jsonschema.Schema {
+	if words, ok := reflect.Zero(t).Interface().(interface{ Values() []string }); ok {
+		s := &jsonschema.Schema{Type: "string"}
+		for _, word := range words.Values() {
+			s.Enum = append(s.Enum, word)
+		}
+		return s
+	}
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		return pattern(`([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+`)
+	case reflect.TypeFor[time.Time]():
+		return pattern(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})`)
+	case reflect.TypeFor[time.Weekday]():
+		return pattern(`([Mm]on(day)?|[Tt]ue(sday)?|[Ww]ed(nesday)?|[Tt]hu(rsday)?|[Ff]ri(day)?|[Ss]at(urday)?|[Ss]un(day)?)`)
+	case reflect.TypeFor[time.Location]():
+		return Text("").JSONSchema()
+	case reflect.TypeFor[labels.Selector]():
+		return &jsonschema.Schema{Type: "string"}
+	case reflect.TypeFor[config.FieldLimit]():
+		number := &jsonschema.Schema{Type: "integer", Minimum: "0"}
+		return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`(([1-9][0-9]?|100)%|none)`)}}
+	}
+	return nil
+}
+
+// refineAll adds to the definitions of a struct, and of those within it, what the tags of package config say of its fields. It drops those that
+// are done.
+func refineAll(definitions jsonschema.Definitions, t reflect.Type) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
+		t = t.Elem()
+	}
+	def := definitions[nameOf(t)]
+	if t.Kind() != reflect.Struct || def == nil || def.Properties == nil {
+		return
+	}
+	delete(definitions, nameOf(t))
+	def.Description = strings.Replace(def.Description, t.Name(), nameOf(t), 1)
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if property, ok := def.Properties.Get(name); ok {
+			refine(property, f)
+			refineAll(definitions, f.Type)
+		}
+	}
+	if between := relations[nameOf(t)]; between != nil {
+		between(def)
+	}
+}
+
+// refine adds what the tags of a field say.
+func refine(property *jsonschema.Schema, f reflect.StructField) {
+	value := property
+	if property.Items != nil {
+		value = property.Items
+		property.UniqueItems = property.UniqueItems || value.Ref == ""
+		if f.Tag.Get("empty") != "" {
+			property.MinItems = number(1)
+		}
+	}
+	if words, ok := reflect.Zero(f.Type).Interface().(interface{ Values() []string }); ok {
+		if all := len(words.Values()); len(value.Enum) > all {
+			value.Enum = value.Enum[all:] // the tag allows some of them
+		}
+	}
+	if form := forms[f.Tag.Get("form")]; form != nil {
+		s := form()
+		s.Description = value.Description
+		*value = *s
+	}
+	if least, most, ok := strings.Cut(f.Tag.Get("within"), ","); ok && value.Type == "integer" {
+		value.Minimum, value.Maximum = json.Number(least), json.Number(most)
+	}
+	if f.Tag.Get("missing") != "" && value.Pattern == "" {
+		value.MinLength = number(1)
+	}
+	if f.Tag.Get("alone") != "" {
+		several := *property
+		several.Description = ""
+		*property = jsonschema.Schema{Description: property.Description, AnyOf: []*jsonschema.Schema{value, &several}}
+	}
+}
+
+// forms are those of texts, by the tag form.
+var forms = map[string]func() *jsonschema.Schema{
+	"dnsLabel":     DNSLabel("").JSONSchema,
+	"path":         func() *jsonschema.Schema { return pattern(`/.*[^/]`) },
+	"key":          func() *jsonschema.Schema { return pattern(`[-._a-zA-Z0-9]*`) },
+	"timeOfDay":    func() *jsonschema.Schema { return pattern(`([01][0-9]|2[0-3]):[0-5][0-9]`) },
+	"unit":         func() *jsonschema.Schema { return pattern(`[-A-Za-z0-9:_.\\@]+\.(service|socket|path|timer)`) },
+	"operand":      operand,
+	"startupTaint": startupTaint,
+}
+
+// operand is the form of an operand's label.
+func operand() *jsonschema.Schema {
+	s := pattern(`nvidia\.com/gpu\.deploy\.[-A-Za-z0-9_.]*[A-Za-z0-9]`)
+	s.Not = &jsonschema.Schema{Const: "nvidia.com/gpu.deploy.driver"}
+	return s
+}
+
+// startupTaint is the form of the key of a startup taint, which may be one of cluster-autoscaler's; empty for none.
+func startupTaint() *jsonschema.Schema {
+	autoscalers := pattern(`startup-taint\.cluster-autoscaler\.kubernetes\.io/` + labelName)
+	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{NodeKey("").JSONSchema(), autoscalers, {Const: ""}}}
+}
+
+// relations are what must hold between the fields of a mapping.
+var relations = map[string]func(s *jsonschema.Schema){
+	// Start and duration go with days, and a window that is open once needs both bounds.
+	"Window": func(s *jsonschema.Schema) {
+		s.If = required("days")
+		s.Then = &jsonschema.Schema{Required: []string{"start", "duration"}}
+		s.Else = &jsonschema.Schema{Required: []string{"notBefore", "notAfter"}, Not: &jsonschema.Schema{AnyOf: anyOf("start", "duration")}}
+	},
+	// "for" goes with wait.
+	"DrainRule": func(s *jsonschema.Schema) {
+		s.AnyOf = anyOf("namespaces", "selector")
+		s.If = properties("action", &jsonschema.Schema{Const: "wait"})
+		s.Then = required("for")
+		s.Else = not(required("for"))
+	},
 }

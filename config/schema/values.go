@@ -8,16 +8,10 @@ import (
 
 // The forms of values that have one.
 type (
-	// Duration is a number with its unit, or several: 90s, 1h30m.
-	Duration string
-	// Path is the absolute path of a file.
-	Path string
 	// LabelValue is the value of a label or taint.
 	LabelValue string
 	// NodeKey is the key of a label or taint, outside of the domains of NVIDIA, Kubernetes and gpuslice.
 	NodeKey string
-	// StartupTaint is the key of a taint with which nodes are registered.
-	StartupTaint string
 	// NodeLabels are labels by their keys.
 	NodeLabels map[string]string
 	// Instances are counts by the name of the MIG device.
@@ -36,18 +30,6 @@ type (
 	DeviceFilter string
 	// DNSLabel is the name of a namespace or container.
 	DNSLabel string
-	// Operand is a label of an operand of the GPU operator.
-	Operand string
-	// Unit is the name of a systemd unit.
-	Unit string
-	// Weekday is a day of the week.
-	Weekday string
-	// TimeOfDay is a time as clocks show it.
-	TimeOfDay string
-	// Instant is a date with its time and zone.
-	Instant string
-	// Limit is a number, a percentage or none.
-	Limit struct{}
 	// OneOrMore is one value, or a list of them.
 	OneOrMore[T formed] struct{}
 )
@@ -66,14 +48,6 @@ func pattern(form string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Pattern: "^" + form + "$"}
 }
 
-// JSONSchema is the form of a duration.
-func (Duration) JSONSchema() *jsonschema.Schema {
-	return pattern(`([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+`)
-}
-
-// JSONSchema is the form of a path.
-func (Path) JSONSchema() *jsonschema.Schema { return pattern(`/.*[^/]`) }
-
 // JSONSchema is the form of a label's value.
 func (LabelValue) JSONSchema() *jsonschema.Schema { return pattern(labelName + "?") }
 
@@ -82,12 +56,6 @@ func (NodeKey) JSONSchema() *jsonschema.Schema {
 	s := pattern("(" + domain + "/)?" + labelName)
 	s.Not = &jsonschema.Schema{Pattern: foreignKeys}
 	return s
-}
-
-// JSONSchema is the form of the key of a startup taint, which may be one of cluster-autoscaler's; empty for none.
-func (StartupTaint) JSONSchema() *jsonschema.Schema {
-	autoscalers := pattern(`startup-taint\.cluster-autoscaler\.kubernetes\.io/` + labelName)
-	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{NodeKey("").JSONSchema(), autoscalers, {Const: ""}}}
 }
 
 // JSONSchema is the form of labels.
@@ -144,37 +112,6 @@ func (DNSLabel) JSONSchema() *jsonschema.Schema {
 	s := pattern(`[a-z0-9]([-a-z0-9]*[a-z0-9])?`)
 	s.MaxLength = number(63)
 	return s
-}
-
-// JSONSchema is the form of an operand's label.
-func (Operand) JSONSchema() *jsonschema.Schema {
-	s := pattern(`nvidia\.com/gpu\.deploy\.[-A-Za-z0-9_.]*[A-Za-z0-9]`)
-	s.Not = &jsonschema.Schema{Const: "nvidia.com/gpu.deploy.driver"}
-	return s
-}
-
-// JSONSchema is the form of a unit that can be stopped.
-func (Unit) JSONSchema() *jsonschema.Schema {
-	return pattern(`[-A-Za-z0-9:_.\\@]+\.(service|socket|path|timer)`)
-}
-
-// JSONSchema is the form of a day.
-func (Weekday) JSONSchema() *jsonschema.Schema {
-	return pattern(`([Mm]on(day)?|[Tt]ue(sday)?|[Ww]ed(nesday)?|[Tt]hu(rsday)?|[Ff]ri(day)?|[Ss]at(urday)?|[Ss]un(day)?)`)
-}
-
-// JSONSchema is the form of a time of day.
-func (TimeOfDay) JSONSchema() *jsonschema.Schema { return pattern(`([01][0-9]|2[0-3]):[0-5][0-9]`) }
-
-// JSONSchema is the form of a date with time and zone.
-func (Instant) JSONSchema() *jsonschema.Schema {
-	return pattern(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})`)
-}
-
-// JSONSchema is the form of a limit.
-func (Limit) JSONSchema() *jsonschema.Schema {
-	number := &jsonschema.Schema{Type: "integer", Minimum: "0"}
-	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`(([1-9][0-9]?|100)%|none)`)}}
 }
 
 // JSONSchema is one value or several.

@@ -16,19 +16,29 @@ import (
 // It opens at the first instant at which clocks in Zone show Start, or a later time, on a day of Days: where clocks are put
 // forward past Start, at the instant at which they are, even if they then show the next day; where they show Start twice,
 // at the first.
+//
+// The tags are those of package config, which reads windows from files.
 type Window struct {
-	Days     []time.Weekday
-	Start    time.Duration  // since midnight as clocks show it, less than 24 h
-	Duration time.Duration  // elapsed time
-	Zone     *time.Location // nil for UTC
-
-	NotBefore, NotAfter time.Time // zero for no bound; an opening that is cut at NotBefore starts there
+	// The days on which it opens.
+	Days []time.Weekday `json:"days" alone:"a day" empty:"has no day, so that the window would never open: write at least one, like Fri"`
+	// When it opens, as clocks in the time zone show it. In quotes: some read 22:00 as a number.
+	Start time.Duration `json:"start" form:"timeOfDay"`
+	// How long it is open, up to a week.
+	Duration time.Duration `json:"duration" within:"1m,168h"` // elapsed time; a shorter one is most likely a slip, "30s" for "30m"; a longer one overlaps itself
+	// A name of the IANA time zone database, like Europe/Berlin. UTC if left out.
+	Zone *time.Location `json:"timeZone"` // nil for UTC
+	// Nothing is open before.
+	NotBefore time.Time `json:"notBefore"` // zero for no bound; an opening that is cut at it starts there
+	// Nothing is open from then on.
+	NotAfter time.Time `json:"notAfter"`
 }
 
 // Freeze is a time in which nothing is open.
 type Freeze struct {
-	From, To time.Time
-	Reason   string // for users; may be empty
+	From time.Time `json:"from" jsonschema:"required" missing:"is missing: write a date with its time and zone, like \"2026-12-20T22:00:00Z\""`
+	To   time.Time `json:"to" jsonschema:"required" missing:"is missing: write a date with its time and zone, like \"2026-12-20T22:00:00Z\""`
+	// For people.
+	Reason string `json:"reason"`
 }
 
 // Schedule says when changes of a node may begin. The zero Schedule is always open.
