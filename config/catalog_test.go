@@ -344,9 +344,8 @@ func TestWishesAreRefused(t *testing.T) {
 			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
-			var reasoned interface{ Reason() config.Reason }
-			if !errors.As(err, &reasoned) || reasoned.Reason() != test.reason {
-				t.Errorf("the reason of %v is not %s", err, test.reason)
+			if reason := config.ReasonOf(err); reason != test.reason {
+				t.Errorf("the reason of %v is %s, want %s", err, reason, test.reason)
 			}
 		})
 	}

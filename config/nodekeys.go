@@ -5,39 +5,34 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
-
-// foreignDomains are those whose keys a profile cannot set: other programs write them, and schedulers, operators and this agent
-// rely on them. One of them has node-role.kubernetes.io: some platforms reinstall a node whose role changes.
-var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 
 // maxNodeKeys bounds the labels, and the taints, of a profile: the host's record, the node and each write have those of two profiles, the
 // new one and the former.
 const maxNodeKeys = 100
 
 // boundKeys refuses more keys than that.
-func (c *checks) boundKeys(field string, n int) bool {
+func boundKeys(c *checks, field string, n int) bool {
 	if n > maxNodeKeys {
 		c.add(&InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, maxNodeKeys)})
 	}
 	return n <= maxNodeKeys
 }
 
-// nodeLabels checks the labels that a profile puts on its nodes.
-func (c *checks) nodeLabels(raw json.RawMessage) map[string]string {
+// readNodeLabels checks the labels that a profile puts on its nodes.
+func readNodeLabels(c *checks, raw json.RawMessage) map[string]string {
 	const field = "labels"
 	var in map[string]json.RawMessage
-	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !c.boundKeys(field, len(in)) {
+	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !boundKeys(c, field, len(in)) {
 		return nil
 	}
 	labels := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(in)) {
 		c.refuseEach(field, key, nodeKeyProblems(key))
-		labels[key] = c.nodeValue(field+"."+key, in[key])
+		labels[key] = readNodeValue(c, field+"."+key, in[key])
 	}
 	return labels
 }
@@ -60,14 +55,14 @@ func taintEffectProblems(effect string) []string {
 	return []string{"must be NoSchedule or PreferNoSchedule"}
 }
 
-// nodeTaints checks the taints that a profile puts on its nodes.
-func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
+// readNodeTaints checks the taints that a profile puts on its nodes.
+func readNodeTaints(c *checks, raw json.RawMessage) []corev1.Taint {
 	const field = "taints"
 	var entries []json.RawMessage
 	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
 		c.add(&InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
 	}
-	if !c.boundKeys(field, len(entries)) {
+	if !boundKeys(c, field, len(entries)) {
 		return nil
 	}
 	var taints []corev1.Taint
@@ -77,7 +72,7 @@ func (c *checks) nodeTaints(raw json.RawMessage) []corev1.Taint {
 		if !c.mapping(at, orEmpty(entry), &in) {
 			continue
 		}
-		taint := corev1.Taint{Key: in.Key, Value: c.nodeValue(at+".value", in.Value), Effect: corev1.TaintEffect(in.Effect)}
+		taint := corev1.Taint{Key: in.Key, Value: readNodeValue(c, at+".value", in.Value), Effect: corev1.TaintEffect(in.Effect)}
 		if taint.Key != "" && slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
 			c.refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
 		}
@@ -94,19 +89,8 @@ func nodeKeyProblems(key string) []string {
 	return problems
 }
 
-// foreignDomain returns the one of foreignDomains that the key is under, or "".
-func foreignDomain(key string) string {
-	domain, _, has := strings.Cut(key, "/")
-	for _, foreign := range foreignDomains {
-		if has && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
-			return foreign
-		}
-	}
-	return ""
-}
-
-// nodeValue checks the value of a label or taint, which may be empty.
-func (c *checks) nodeValue(field string, raw json.RawMessage) string {
+// readNodeValue checks the value of a label or taint, which may be empty.
+func readNodeValue(c *checks, field string, raw json.RawMessage) string {
 	var value string
 	if !absent(raw) && json.Unmarshal(raw, &value) != nil {
 		c.refuse(field, string(raw), "must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text")

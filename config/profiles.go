@@ -59,9 +59,9 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 
 	profiles := map[string]Profile{}
 	for _, name := range slices.Sorted(maps.Keys(written)) {
-		c.labelValue("profiles", name)
+		refuseNoLabelValue(&c, "profiles", name)
 		profile, wrong := profileOf(written[name])
-		c.addOfProfile(name, wrong)
+		addOfProfile(&c, name, wrong)
 		profiles[name] = profile
 	}
 	if len(c) > 0 {
@@ -118,21 +118,21 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && !c.refused("migStrategy") && empty(in.Labels) && empty(in.Taints) {
 		c.add(&InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
-	p.MIG = c.migRules(in.MIG)
-	p.Sharing = c.profileSharing(in.Sharing)
-	p.Labels = c.nodeLabels(in.Labels)
-	p.Taints = c.nodeTaints(in.Taints)
+	p.MIG = readMIGRules(&c, in.MIG)
+	p.Sharing = readProfileSharing(&c, in.Sharing)
+	p.Labels = readNodeLabels(&c, in.Labels)
+	p.Taints = readNodeTaints(&c, in.Taints)
 	p.Drain, p.Windows, p.MIGStrategy = in.Drain, windowsOf(in.Windows), in.MIGStrategy
 	mps := p.Sharing != nil && p.Sharing.Strategy == SharingMPS
 	if mps {
-		c.noMIG(p.MIG)
+		refuseMIG(&c, p.MIG)
 	}
-	c.strategyFits(p.MIGStrategy, p.MIG, mps)
+	refuseStrategy(&c, p.MIGStrategy, p.MIG, mps)
 	return p, c
 }
 
-// migRules checks the entries of a profile's MIG part, if it has one.
-func (c *checks) migRules(raw json.RawMessage) MIGConfig {
+// readMIGRules checks the entries of a profile's MIG part, if it has one.
+func readMIGRules(c *checks, raw json.RawMessage) MIGConfig {
 	if absent(raw) {
 		return nil
 	}
@@ -143,14 +143,14 @@ func (c *checks) migRules(raw json.RawMessage) MIGConfig {
 	var rules MIGConfig
 	for i, entry := range entries {
 		rule, wrong := migRuleOf(entry)
-		c.addOfEntry(i+1, wrong)
+		addOfEntry(c, i+1, wrong)
 		rules = append(rules, rule)
 	}
 	return rules
 }
 
-// noMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
-func (c *checks) noMIG(rules MIGConfig) {
+// refuseMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
+func refuseMIG(c *checks, rules MIGConfig) {
 	for i, rule := range rules {
 		if rule.MIG {
 			c.add(&InvalidError{
@@ -160,8 +160,8 @@ func (c *checks) noMIG(rules MIGConfig) {
 	}
 }
 
-// strategyFits refuses a MIG strategy under which the device plugin would not offer what the entries cut on any node.
-func (c *checks) strategyFits(strategy MIGStrategy, rules MIGConfig, mps bool) {
+// refuseStrategy refuses a MIG strategy under which the device plugin would not offer what the entries cut on any node.
+func refuseStrategy(c *checks, strategy MIGStrategy, rules MIGConfig, mps bool) {
 	const field = "migStrategy"
 	if strategy == MIGStrategyMixed && mps {
 		c.refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out")
@@ -189,7 +189,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 	if absent(in.GPUs) {
 		c.add(&InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
 	} else if c.mapping("gpus", in.GPUs, &gpus) {
-		c.gpuSelectors(gpus, &rule)
+		readGPUSelectors(&c, gpus, &rule)
 	}
 	rule.MIG = in.Enabled == "true"
 	switch {
@@ -200,15 +200,15 @@ func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
 		})
 	case in.Enabled == "true":
-		rule.Devices = c.instances(in.Instances)
+		rule.Devices = readInstances(&c, in.Instances)
 	}
 	return rule, c
 }
 
 const selectorForms = "write all: true, or at least one of uuid, pci, index, model and deviceFilter"
 
-// gpuSelectors fills in what the rule selects GPUs by.
-func (c *checks) gpuSelectors(in selectorInputs, rule *MIGRule) {
+// readGPUSelectors fills in what the rule selects GPUs by.
+func readGPUSelectors(c *checks, in selectorInputs, rule *MIGRule) {
 	rule.UUIDs = readEach(c, "gpus.uuid", in.UUID, gpuUUID)
 	rule.PCI = readEach(c, "gpus.pci", in.PCI, pciAddress)
 	rule.Indices = readEach(c, "gpus.index", in.Index, position)
@@ -227,8 +227,8 @@ func (c *checks) gpuSelectors(in selectorInputs, rule *MIGRule) {
 	}
 }
 
-// instances checks counts by name of the MIG device. Two spellings of one device are added up.
-func (c *checks) instances(raw json.RawMessage) map[string]int {
+// readInstances checks counts by name of the MIG device. Two spellings of one device are added up.
+func readInstances(c *checks, raw json.RawMessage) map[string]int {
 	var in map[string]scalar
 	if !c.mapping("instances", raw, &in) {
 		return nil
@@ -333,8 +333,8 @@ func deviceFilter(text string) (string, error) {
 	return f.String(), nil
 }
 
-// labelValue refuses a name that no node could ask for.
-func (c *checks) labelValue(field, name string) {
+// refuseNoLabelValue refuses a name that no node could ask for.
+func refuseNoLabelValue(c *checks, field, name string) {
 	if read, ok := map[string]string{"true": "yes, on and true", "false": "no, off and false"}[name]; ok {
 		c.refuse(field, name, "is how YAML reads "+read+": choose another name")
 	}
@@ -345,7 +345,7 @@ func (c *checks) labelValue(field, name string) {
 }
 
 // addOfProfile adds the mistakes of a profile.
-func (c *checks) addOfProfile(profile string, wrong checks) {
+func addOfProfile(c *checks, profile string, wrong checks) {
 	for _, err := range wrong {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Profile = profile
@@ -355,7 +355,7 @@ func (c *checks) addOfProfile(profile string, wrong checks) {
 }
 
 // addOfEntry adds the mistakes of an entry of a profile.
-func (c *checks) addOfEntry(number int, wrong checks) {
+func addOfEntry(c *checks, number int, wrong checks) {
 	for _, err := range wrong {
 		if invalid, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Rule = number

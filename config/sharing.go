@@ -72,10 +72,10 @@ const (
 
 // ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one
 // *InvalidError for each value that is not allowed. The plugin itself ignores some of these: if it ignores all of them, see PassedOver, the
-// sharing is that by which it runs.
+// readSharing is that by which it runs.
 func ParseSharing(text []byte) (Sharing, error) {
 	var c checks
-	s := c.sharing(text, true)
+	s := readSharing(&c, text, true)
 	err := errors.Join(c...)
 	if err != nil && !PassedOver(err) {
 		return Sharing{}, err
@@ -83,9 +83,9 @@ func ParseSharing(text []byte) (Sharing, error) {
 	return s, err
 }
 
-// profileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
+// readProfileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
 // is allowed and means none.
-func (c *checks) profileSharing(raw json.RawMessage) *Sharing {
+func readProfileSharing(c *checks, raw json.RawMessage) *Sharing {
 	const field = "sharing"
 	var in sharingInputs
 	switch {
@@ -97,7 +97,7 @@ func (c *checks) profileSharing(raw json.RawMessage) *Sharing {
 		c.add(&InvalidError{Field: field, Value: string(raw), Want: `must be none, or a mapping with "timeSlicing" or "mps"`})
 		return nil
 	}
-	s := c.sharing(raw, false)
+	s := readSharing(c, raw, false)
 	if in.TimeSlicing == nil && in.MPS == nil {
 		c.add(&InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
 	}
@@ -122,8 +122,8 @@ type sharedInputs struct {
 	Devices  json.RawMessage `json:"devices" ignored:"by the plugin"`
 }
 
-// sharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
-func (c *checks) sharing(raw json.RawMessage, ofPlugin bool) Sharing {
+// readSharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
+func readSharing(c *checks, raw json.RawMessage, ofPlugin bool) Sharing {
 	const field = "sharing"
 	none := Sharing{Strategy: SharingNone}
 	var in sharingInputs
@@ -135,33 +135,33 @@ func (c *checks) sharing(raw json.RawMessage, ofPlugin bool) Sharing {
 		c.add(&InvalidError{
 			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word", PassedOver: true,
 		})
-		c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
-		return c.replicated(field+".mps", in.MPS, SharingMPS, ofPlugin)
+		readReplicated(c, field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
+		return readReplicated(c, field+".mps", in.MPS, SharingMPS, ofPlugin)
 	case in.MPS != nil:
-		return c.replicated(field+".mps", in.MPS, SharingMPS, ofPlugin)
+		return readReplicated(c, field+".mps", in.MPS, SharingMPS, ofPlugin)
 	case in.TimeSlicing != nil:
-		return c.replicated(field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
+		return readReplicated(c, field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
 	}
 	return none
 }
 
-func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
+func readReplicated(c *checks, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
 	var in replicatedInputs
 	if !c.mapping(field, raw, &in) {
 		return Sharing{}
 	}
 	s := Sharing{
 		Strategy: strategy, Replicas: map[string]int{},
-		Rename: c.flag(field+".renameByDefault", in.RenameByDefault, false),
+		Rename: readFlag(c, field+".renameByDefault", in.RenameByDefault, false),
 		// Under MPS the plugin assumes it from v0.20 on, and enforces it before.
-		FailMultiple: c.flag(field+".failRequestsGreaterThanOne", in.FailRequestsGreaterThanOne, strategy == SharingMPS),
+		FailMultiple: readFlag(c, field+".failRequestsGreaterThanOne", in.FailRequestsGreaterThanOne, strategy == SharingMPS),
 	}
 	var entries []json.RawMessage
 	if absent(in.Resources) || json.Unmarshal(in.Resources, &entries) != nil || len(entries) == 0 {
 		c.add(&InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
 	}
 	for i, entry := range entries {
-		c.shared(fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, ofPlugin)
+		readShared(c, fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, ofPlugin)
 	}
 	maps.DeleteFunc(s.Replicas, func(_ string, n int) bool { return n < 2 })
 	if len(s.Replicas) == 0 {
@@ -170,19 +170,19 @@ func (c *checks) replicated(field string, raw json.RawMessage, strategy SharingS
 	return s
 }
 
-// shared checks one resource and adds it.
-func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
+// readShared checks one resource and adds it.
+func readShared(c *checks, at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
 	var in sharedInputs
 	if !c.mapping(at, raw, &in) {
 		return
 	}
-	name := c.resourceName(at+".name", in.Name)
-	replicas := c.replicas(at+".replicas", in.Replicas, s.Strategy, ofPlugin)
+	name := readResourceName(c, at+".name", in.Name)
+	replicas := readReplicas(c, at+".replicas", in.Replicas, s.Strategy, ofPlugin)
 	if in.Rename != nil && !(ofPlugin && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
-		c.passed(at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+		refusePassedOver(c, at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices != nil && !(ofPlugin && string(in.Devices) == `"all"`) {
-		c.passed(at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+		refusePassedOver(c, at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
@@ -196,7 +196,7 @@ func (c *checks) shared(at string, raw json.RawMessage, s *Sharing, ofPlugin boo
 	s.Replicas[name] = replicas
 }
 
-func (c *checks) resourceName(field string, raw json.RawMessage) string {
+func readResourceName(c *checks, field string, raw json.RawMessage) string {
 	var written string
 	if absent(raw) || json.Unmarshal(raw, &written) != nil {
 		c.refuse(field, asWritten(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
@@ -205,19 +205,19 @@ func (c *checks) resourceName(field string, raw json.RawMessage) string {
 	name, err := ResourceName(written)
 	switch {
 	case errors.Is(err, errNotResource):
-		c.passed(field, written, err.Error())
+		refusePassedOver(c, field, written, err.Error())
 	case err != nil:
 		c.refuse(field, written, err.Error())
 	}
 	return name
 }
 
-// passed is like refuse, for what NVIDIA's device plugin passes over.
-func (c *checks) passed(field, value, want string) {
+// refusePassedOver is like refuse, for what NVIDIA's device plugin passes over.
+func refusePassedOver(c *checks, field, value, want string) {
 	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want, PassedOver: true})
 }
 
-func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
+func readReplicas(c *checks, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
 	least := 1
 	if ofPlugin {
 		least = 2
@@ -239,8 +239,8 @@ func (c *checks) replicas(field string, raw json.RawMessage, strategy SharingStr
 	return n
 }
 
-// flag checks a value that the plugin takes as true or false only without quotes.
-func (c *checks) flag(field string, raw json.RawMessage, otherwise bool) bool {
+// readFlag checks a value that the plugin takes as true or false only without quotes.
+func readFlag(c *checks, field string, raw json.RawMessage, otherwise bool) bool {
 	switch {
 	case absent(raw):
 		return otherwise

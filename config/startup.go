@@ -50,3 +50,18 @@ func startupTaintProblems(key string) []string {
 	}
 	return MayBeStartupTaint(key)
 }
+
+// foreignDomains are those whose keys a profile cannot set: other programs write them, and schedulers, operators and this agent
+// rely on them. One of them has node-role.kubernetes.io: some platforms reinstall a node whose role changes.
+var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
+
+// foreignDomain returns the one of foreignDomains that the key is under, or "".
+func foreignDomain(key string) string {
+	domain, _, has := strings.Cut(key, "/")
+	for _, foreign := range foreignDomains {
+		if has && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {
+			return foreign
+		}
+	}
+	return ""
+}

@@ -15,7 +15,7 @@ func (w *WindowFields) Check(c *checks, at string, in written) {
 	if w.Zone == nil {
 		w.Zone = time.UTC // the agent's own would be another on each node
 	}
-	c.refuseEndBeforeStart(at+".notAfter", in.text("notAfter"), "notBefore", w.NotBefore, w.NotAfter)
+	refuseEndBeforeStart(c, at+".notAfter", in.text("notAfter"), "notBefore", w.NotBefore, w.NotAfter)
 	if !in.has("days") && (in.text("notBefore") == "" || in.text("notAfter") == "") {
 		c.add(&InvalidError{Field: at, Want: `must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`})
 	}
@@ -34,11 +34,11 @@ type FreezeFields struct{ window.Freeze }
 
 // Check refuses a freeze that ends before it begins.
 func (f *FreezeFields) Check(c *checks, at string, in written) {
-	c.refuseEndBeforeStart(at+".to", in.text("to"), "from", f.From, f.To)
+	refuseEndBeforeStart(c, at+".to", in.text("to"), "from", f.From, f.To)
 }
 
 // refuseEndBeforeStart refuses an end that is not after its start.
-func (c *checks) refuseEndBeforeStart(field, text, start string, from, to time.Time) {
+func refuseEndBeforeStart(c *checks, field, text, start string, from, to time.Time) {
 	if !from.IsZero() && !to.IsZero() && !from.Before(to) {
 		c.refuse(field, text, fmt.Sprintf("must be after %s, which is %s", start, from.Format(time.RFC3339)))
 	}

@@ -22,23 +22,23 @@ func (c *checks) refuse(field string, value json.RawMessage, want string) {
 	c.add(&config.InvalidError{Field: field, Value: string(value), Want: want})
 }
 
-// check checks the value of one field. A field without a value is as if it were not there.
-type check func(c *checks, field string, value json.RawMessage)
+// rule checks the value of one field. A field without a value is as if it were not there.
+type rule func(c *checks, field string, value json.RawMessage)
 
 // file checks a file except for its sharing: package config checks that, since profiles have it too.
 func (c *checks) file(doc json.RawMessage) {
-	mapping(map[string]check{
+	mapping(map[string]rule{
 		"version":   (*checks).version,
 		"flags":     mapping(flags()),
 		"resources": (*checks).resources,
 		"sharing":   func(*checks, string, json.RawMessage) {},
-		"imex":      mapping(map[string]check{"channelIDs": (*checks).channels, "required": (*checks).boolean}),
+		"imex":      mapping(map[string]rule{"channelIDs": (*checks).channels, "required": (*checks).boolean}),
 	})(c, "", doc)
 }
 
 // flags gives the checks of the file's fields for the plugin's command line.
-func flags() map[string]check {
-	return map[string]check{
+func flags() map[string]rule {
+	return map[string]rule{
 		"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
 
 		"failOnInitError":         (*checks).boolean,
@@ -50,7 +50,7 @@ func flags() map[string]check {
 		"mofedEnabled":            (*checks).boolean,
 		"useNodeFeatureAPI":       (*checks).boolean,
 		"deviceDiscoveryStrategy": oneOf("auto", "nvml", "tegra"),
-		"plugin": mapping(map[string]check{
+		"plugin": mapping(map[string]rule{
 			"passDeviceSpecs":               (*checks).boolean,
 			"deviceListStrategy":            (*checks).listStrategies,
 			"deviceIDStrategy":              oneOf("uuid", "index"),
@@ -59,7 +59,7 @@ func flags() map[string]check {
 			"containerDriverRoot":           (*checks).text,
 			"sharedDevicesAllocationPolicy": oneOf("distributed", "packed"), // from v0.20.0 on
 		}),
-		"gfd": mapping(map[string]check{
+		"gfd": mapping(map[string]rule{
 			"oneshot":         (*checks).boolean,
 			"noTimestamp":     (*checks).boolean,
 			"sleepInterval":   (*checks).interval,
@@ -70,7 +70,7 @@ func flags() map[string]check {
 }
 
 // mapping checks a mapping that may have these fields, in the order of their names.
-func mapping(fields map[string]check) check {
+func mapping(fields map[string]rule) rule {
 	known := strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
 	return func(c *checks, field string, value json.RawMessage) {
 		within := "file"
@@ -110,7 +110,7 @@ func place(name string) string {
 	return "it belongs below " + below
 }
 
-func oneOf(allowed ...string) check {
+func oneOf(allowed ...string) rule {
 	return func(c *checks, field string, value json.RawMessage) {
 		if !slices.Contains(allowed, textOf(value)) {
 			c.refuse(field, value, "must be "+strings.Join(allowed, " or "))
