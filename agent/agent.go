@@ -139,13 +139,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.leftovers.Forget(a.Clock.Now())
 	a.Log.Info("watching", zap.String("node", a.Node))
 	for ctx.Err() == nil {
-		if other, _ := a.lookAtSettings(); other {
+		if other, _ := a.checkSettings(); other {
 			a.Log.Info("the settings were edited", zap.String("node", a.Node))
 			return ErrEdited
 		}
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
 		a.liveness.Begin()
-		a.objects.TakeWish()
+		a.objects.TakeRequest()
 		failures := a.client.Failures()
 		next := a.pass(context.WithoutCancel(ctx))
 		calm := a.pauseAfterFailures(next, a.client.Failures() > failures)
@@ -167,7 +167,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // lookAtSettings reports whether the settings are other ones by now, and whether what is wrong with them is news for the condition. Wrong ones change
 // nothing else.
-func (a *Agent) lookAtSettings() (other, news bool) {
+func (a *Agent) checkSettings() (other, news bool) {
 	if a.edited == nil {
 		return false, false
 	}
@@ -202,22 +202,22 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
 	timer := a.Clock.NewTimer(pause)
 	defer timer.Stop()
-	if a.objects.WishedBefore(ctx, timer.C()) {
+	if a.objects.RequestedBefore(ctx, timer.C()) {
 		return 0
 	}
 	return rest - pause
 }
 
-// partsLook is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
+// pollInterval is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
 // look costs some ten driver calls a GPU.
-const partsLook = 15 * time.Second
+const pollInterval = 15 * time.Second
 
 // waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the monitors observe, which asks nothing of the API server; the wait
 // ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.Clock.NewTimer(d)
 	defer timer.Stop()
-	looks := a.Clock.NewTicker(partsLook)
+	looks := a.Clock.NewTicker(pollInterval)
 	defer looks.Stop()
 	for {
 		select {
@@ -229,10 +229,10 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 			return
 		case <-looks.C():
 		}
-		if _, news := a.lookAtSettings(); news {
+		if _, news := a.checkSettings(); news {
 			return
 		}
-		if a.monitors.LookAgain(context.WithoutCancel(ctx)) {
+		if a.monitors.Poll(context.WithoutCancel(ctx)) {
 			return
 		}
 	}
@@ -264,7 +264,7 @@ func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 		return in, err
 	}
 	err = a.execute(ctx, in)
-	if !decide.CleansUpMeanwhile(in.Seen, err) {
+	if !decide.CleansUpWhileWaiting(in.Seen, err) {
 		return in, err
 	}
 	return a.cleanUpWhileWaiting(ctx, in, err)
@@ -311,7 +311,7 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
 func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
-	a.retries.ForgetLooks()
+	a.retries.ForgetObservations()
 	if !a.hasObserved && seen.Journal != nil {
 		a.metrics.Resumed()
 	}
@@ -323,13 +323,13 @@ func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.leftovers.SawMIGManager()
 	}
-	a.monitors.Look(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
-	a.units.TellNotRunning(seen)
+	a.monitors.Observe(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
+	a.units.ReportNotRunning(seen)
 }
 
 // tidyRecord removes a change from the host's record that owes nothing more.
 func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
-	a.journal.Tidy(ctx, !seen.OwesNothing())
+	a.journal.Tidy(ctx, !seen.NothingToRestore())
 }
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
@@ -393,7 +393,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 // was last asked, and the mistake is the error.
 func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolver.Desired(ctx, seen)
-	a.verifier.ProveDesired(seen, want)
+	a.verifier.CompareDesired(seen, want)
 	if err != nil {
 		return want, nil, err
 	}
@@ -410,7 +410,7 @@ func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desi
 // planBack lists the steps back to the former config, which the GPUs and the device plugin get again.
 func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, back decide.Goal) (state.Desired, []plan.Step, error) {
 	want.Undo, want.UndoCause, want.Plugin = true, back.Why, a.devicePlugin.Former(seen)
-	a.verifier.Prove(seen, want.Plugin)
+	a.verifier.Compare(seen, want.Plugin)
 	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 		seen.Specs = nil
 	}

@@ -50,7 +50,7 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 		return unsupported(seen, want, step, err)
 	}
 	if step.Kind == "" {
-		return a.retries.LookFailed(err)
+		return a.retries.ObservationFailed(err)
 	}
 	return a.retries.Failed(step, want, err)
 }
@@ -61,5 +61,5 @@ func unsupported(seen *state.Observed, want state.Desired, step plan.Step, err e
 	if step.Kind == plan.Reset && seen.Boot.ID != "" {
 		return outcome.Decision{NoReset: true}
 	}
-	return outcome.Decision{Failure: &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
+	return outcome.Decision{Failure: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
 }

@@ -28,15 +28,15 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	if err == nil {
 		want, _ := a.resolver.Desired(ctx, e.Observed) // the plan below returns the refusal
 		e.Settings = a.Settings.With(want.Drain)
-		a.verifier.ProveDesired(e.Observed, want)
+		a.verifier.CompareDesired(e.Observed, want)
 	}
 	switch {
 	case seen.Node == nil:
 		e.Unseen = append(e.Unseen, err.Error())
-		a.lookAtMachine(ctx, &e)
+		a.observeMachine(ctx, &e)
 		return e
 	case err != nil:
-		a.lookFurther(ctx, &e, err)
+		a.observeFurther(ctx, &e, err)
 	}
 	e.ReadNode()
 	asked, _ := a.resolver.Asked(e.Node)
@@ -76,7 +76,7 @@ func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 }
 
 // lookFurther reads what observe has not, since it ended early: a diagnosis lists the pods even without a driver.
-func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
+func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
 	var stalled *outcome.Stalled
 	switch {
 	case errors.As(ended, &stalled) && stalled.Journal != "":
@@ -109,7 +109,7 @@ func (a *Agent) lookFurther(ctx context.Context, e *diagnosis.Evidence, ended er
 }
 
 // lookAtMachine reads what the machine shows without an API server.
-func (a *Agent) lookAtMachine(ctx context.Context, e *diagnosis.Evidence) {
+func (a *Agent) observeMachine(ctx context.Context, e *diagnosis.Evidence) {
 	var err error
 	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
 		e.Unseen = append(e.Unseen, "the GPUs: "+err.Error())

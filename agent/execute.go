@@ -58,7 +58,7 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 		return err
 	}
 	forward := in.Seen.Forward(in.Want)
-	if !a.objects.FreshFor(plan.NeedFreshLook(in.Steps, forward), plan.NeedFreshLook(in.Steps[1:], forward)) {
+	if !a.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh
 	}
 	return a.fencing.Preflight(ctx, in)

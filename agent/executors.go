@@ -97,12 +97,12 @@ func (a *Agent) setComputeMode(ctx context.Context, in act.Input) error {
 
 // writeSharing gives the device plugin another config. The agent then verifies the capacity again, even if the devices are the same.
 func (a *Agent) writeSharing(ctx context.Context, in act.Input) error {
-	a.verifier.ProveAnew()
+	a.verifier.Restart()
 	return a.handover.WriteSharing(ctx, in)
 }
 
 // reloadPlugin makes the device plugin read its new config.
 func (a *Agent) reloadPlugin(ctx context.Context, in act.Input) error {
-	a.verifier.ProveAnew()
+	a.verifier.Restart()
 	return a.handover.Reload(ctx, in)
 }

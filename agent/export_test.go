@@ -37,7 +37,7 @@ func (a *Agent) Begin() { a.leftovers.Forget(a.Clock.Now()) }
 func (a *Agent) Replaced() bool { return a.driverReplaced }
 
 // Edited reports whether the run ends, since the settings are other ones.
-func (a *Agent) Edited() bool { other, _ := a.lookAtSettings(); return other }
+func (a *Agent) Edited() bool { other, _ := a.checkSettings(); return other }
 
 // Rest waits as the loop does between two passes, with nothing to wake it.
 func (a *Agent) Rest(ctx context.Context, d time.Duration) { a.waitForNextPass(ctx, nil, d) }
@@ -56,7 +56,7 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 }
 
 // Sees takes over another state of the node, as its watch does between two passes.
-func (a *Agent) Sees(before, after *corev1.Node) { a.objects.NoteWish(before, after) }
+func (a *Agent) Sees(before, after *corev1.Node) { a.objects.NoteRequest(before, after) }
 
 // Settle waits as the loop does after a pass, before anything can wake it.
 func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {

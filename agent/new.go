@@ -206,7 +206,7 @@ func (a *Agent) addMonitors(o Options) {
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
-		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // a look that hangs there holds up no pass
+		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // an observation that hangs there holds up no pass
 		busy := idle.New(idle.Options{
 			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, Tell: a.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
 		})

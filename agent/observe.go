@@ -20,7 +20,7 @@ import (
 // It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
 func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen := &state.Observed{}
-	a.objects.BeginLook(a.verifier.LastLookDue())
+	a.objects.Begin(a.verifier.LastObservationDue())
 	// Each read of a pass has a deadline of its own: a server that answers slowly still lets a pass end. The pods are asked for beside the node.
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
@@ -51,7 +51,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	if err != nil {
 		return seen, err
 	}
-	a.units.ObserveOwed(ctx, seen)
+	a.units.ObserveToRestore(ctx, seen)
 	seen.Pods = pods
 	seen.Recovered = a.health.Recovered()
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
@@ -94,7 +94,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Kubelet.Assigned = assigned
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil)
 	a.devicePlugin.ObservePods(ctx, seen, pods)
-	a.verifier.Prove(seen, nil)
+	a.verifier.Compare(seen, nil)
 	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0
 }
 

@@ -47,7 +47,7 @@ func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.verifier.ProveDesired(seen, want)
+	a.verifier.CompareDesired(seen, want)
 	want.KeepForeign(seen.Journal)
 	a.observeTaken(ctx, seen, want, want.Targets)
 	planned := a.planned(seen, want)

@@ -24,7 +24,7 @@ import (
 var errNodeGone = errors.New("the node was deleted")
 
 // Recover passes as Run does, until the agent owes the node nothing, and begins no change. It is for a machine on which no
-// agent runs. It calls seen with the node at each look. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
+// agent runs. It calls seen with the node at each observation. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
 // says what the agent still owes the node.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	wake := a.wakes.Watch(ctx)
@@ -41,7 +41,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		switch {
 		case err == nil && left.none() && passed:
 			return errors.Join(a.taint.Clear(ctx, node), a.reportFinal(ctx))
-		case err == nil && left.none(): // nobody judges the GPUs any more
+		case err == nil && left.none(): // no one judges the GPUs any more
 			return a.taint.Clear(ctx, node)
 		case err == nil && len(left.ours) > 0: // without own debts a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
@@ -57,7 +57,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		}
 		timer.Stop()
 	}
-	return errStillOwed(ctx, left)
+	return errNotRestored(ctx, left)
 }
 
 // debts lists what still keeps pods or operands away from the node, and what is still to be done.
@@ -73,8 +73,8 @@ func (d debts) none() bool { return len(d.ours)+len(d.others) == 0 }
 
 func (d debts) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
 
-// errStillOwed is the error when ctx ends before the node was given back.
-func errStillOwed(ctx context.Context, left debts) error {
+// errNotRestored is the error when ctx ends before the node was given back.
+func errNotRestored(ctx context.Context, left debts) error {
 	return fmt.Errorf("%w; still owed: %s", context.Cause(ctx), left)
 }
 
@@ -132,7 +132,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		return left.none(), err
 	})
 	if err != nil && ctx.Err() != nil {
-		return errStillOwed(ctx, left)
+		return errNotRestored(ctx, left)
 	}
 	return err
 }
@@ -165,7 +165,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	return labels, a.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
-// owing returns what the agent owes the node. A change that waits for a reboot has given the node back until then.
+// owing returns what the agent must restore on the node. A change that waits for a reboot has given the node back until then.
 func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
 	seen := &state.Observed{Node: node}
 	var left debts

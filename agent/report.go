@@ -53,10 +53,10 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	case d.Failure != nil: // the roll-back fails, too
 		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.Settings.Retry.Longest, Stalled: true}
 	}
-	a.units.TellDropped(seen)
+	a.units.ReportDropped(seen)
 	r := report.Of(seen, want, steps, err, d)
 	r.Message = sanitize.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+
-		a.reporter.TellWindows(seen, want, d.Planned)+a.reporter.TellIgnored(seen, want), sanitize.Longest)
+		a.reporter.ReportWindows(seen, want, d.Planned)+a.reporter.ReportIgnored(seen, want), sanitize.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
 	a.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
@@ -77,7 +77,7 @@ func withdrawn(seen *state.Observed, first plan.Step) string {
 
 // count sets the metrics to what the report says.
 func (a *Agent) count(seen *state.Observed, want state.Desired, r report.Report) {
-	a.metrics.Looked(seen, want)
+	a.metrics.Observed(seen, want)
 	a.metrics.Reported(metrics.Report{
 		Phase: r.Phase, Ready: r.Ready == corev1.ConditionTrue, Reason: r.Reason, Converged: r.Converged, Blocked: r.Phase != api.PhaseIdle && !r.GoesOn,
 		Failed: r.Retries,

@@ -173,7 +173,7 @@ func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
 		held := func() bool {
-			s, err := slots.Look(t.Context(), pool, fleet.Change{Node: nodeName, UID: w.node().UID})
+			s, err := slots.Read(t.Context(), pool, fleet.Change{Node: nodeName, UID: w.node().UID})
 			if err != nil {
 				t.Fatal(err)
 			}

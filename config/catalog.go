@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// MIGConfig is one named wish for a node. In a file of mig-parted's format its rules may match the same GPU, and the last
+// MIGConfig is one named request for a node. In a file of mig-parted's format its rules may match the same GPU, and the last
 // one wins, as mig-parted has it; in a profile they may not.
 type MIGConfig []MIGRule
 
@@ -123,17 +123,17 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 	return p, ok
 }
 
-// Wishes gives the wish of the named MIG config for each of the node's GPUs. The result has no entry for a GPU that no rule selects: the
+// Requests gives the request of the named MIG config for each of the node's GPUs. The result has no entry for a GPU that no rule selects: the
 // agent leaves it as it is. A GPU that cannot do MIG may be in it with MIG off, which it already is.
 //
 // An unknown name is an *UnknownConfigError; a config that asks for MIG where no GPU can do it is a
 // *NoCapableGPUError, and a *VirtualGPUError where they are vGPUs; one that cannot be meant for this node is one or several *InvalidError.
-// Wishes does not check whether a GPU has room for the instances.
-func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+// Requests does not check whether a GPU has room for the instances.
+func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	cfg, ok := c.configs[name]
 	switch generated := strings.HasPrefix(name, GeneratedPrefix); {
 	case !ok && generated && allVirtualGPUs(gpus):
-		return nil, (&wishBuilder{config: name}).virtualGPU(gpus)
+		return nil, (&requestBuilder{config: name}).virtualGPU(gpus)
 	case !ok && generated && noneCapable(gpus):
 		return nil, &NoCapableGPUError{Config: name, Models: models(gpus)}
 	}
@@ -144,23 +144,23 @@ func (c Catalog) Wishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, 
 			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
 		}
 	}
-	return (&wishBuilder{config: name, gpus: gpus}).build(cfg)
+	return (&requestBuilder{config: name, gpus: gpus}).build(cfg)
 }
 
-// ProfileWishes gives the wishes of the profile of that name, or if there is none of the MIG config, with the rules and errors of Wishes.
+// ProfileWishes gives the requests of the profile of that name, or if there is none of the MIG config, with the rules and errors of Requests.
 //
 // A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
 // entry may select none, as long as another does. Two entries for one GPU are an *InvalidError. A profile that has no
 // entries leaves every GPU as it is.
-func (c Catalog) ProfileWishes(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+func (c Catalog) ProfileRequests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	if p, ok := c.profiles[name]; ok {
 		if len(p.MIG) == 0 {
 			return nil, nil
 		}
-		return (&wishBuilder{profile: name, gpus: gpus}).build(p.MIG)
+		return (&requestBuilder{profile: name, gpus: gpus}).build(p.MIG)
 	}
 	if _, ok := c.configs[name]; ok {
-		return c.Wishes(name, gpus)
+		return c.Requests(name, gpus)
 	}
 	known := c.ownFirst(c.ProfileNames())
 	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
@@ -176,20 +176,20 @@ func (c Catalog) ownFirst(names []string) []string {
 	return append(own, slices.DeleteFunc(names, func(name string) bool { return !generated(name) })...)
 }
 
-// wishBuilder turns a config or a profile into wishes for the GPUs of one node.
-type wishBuilder struct {
+// requestBuilder turns a config or a profile into requests for the GPUs of one node.
+type requestBuilder struct {
 	config, profile string // the name; one of the two is empty
 	gpus            []nvml.GPU
 
-	wishes    map[nvml.UUID]nvml.Wish
-	rules     map[nvml.UUID]int // the number of the rule that each wish comes from
+	wishes    map[nvml.UUID]nvml.Request
+	rules     map[nvml.UUID]int // the number of the rule that each request comes from
 	incapable []nvml.GPU        // GPUs without MIG that a rule for all GPUs wants cut
 	virtual   []nvml.GPU        // vGPUs that a rule for all GPUs wants cut or uncut; only their host can do that
 	errs      []error
 }
 
-func (b *wishBuilder) build(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
-	b.wishes, b.rules = map[nvml.UUID]nvml.Wish{}, map[nvml.UUID]int{}
+func (b *requestBuilder) build(cfg MIGConfig) (map[nvml.UUID]nvml.Request, error) {
+	b.wishes, b.rules = map[nvml.UUID]nvml.Request{}, map[nvml.UUID]int{}
 	for i, rule := range cfg {
 		b.addRule(i+1, rule)
 	}
@@ -208,8 +208,8 @@ func (b *wishBuilder) build(cfg MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
 	return b.wishes, nil
 }
 
-// addRule adds the wishes of one rule.
-func (b *wishBuilder) addRule(number int, rule MIGRule) {
+// addRule adds the requests of one rule.
+func (b *requestBuilder) addRule(number int, rule MIGRule) {
 	named, wrong := b.selected(rule)
 	if wrong != nil {
 		b.refuse(number, wrong)
@@ -241,14 +241,14 @@ func (b *wishBuilder) addRule(number int, rule MIGRule) {
 				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
 			})
 		default:
-			b.wishes[g.UUID] = nvml.Wish{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
+			b.wishes[g.UUID] = nvml.Request{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
 			b.rules[g.UUID] = number
 		}
 	}
 }
 
 // selected lists the GPUs that the rule selects. A profile may not name a position that the node does not have.
-func (b *wishBuilder) selected(rule MIGRule) ([]nvml.GPU, *InvalidError) {
+func (b *requestBuilder) selected(rule MIGRule) ([]nvml.GPU, *InvalidError) {
 	if missing := rule.missingPositions(b.gpus); b.profile != "" && len(missing) > 0 {
 		return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(missing[0]), Want: "is not a GPU of this node, which has " + indices(b.gpus)}
 	}
@@ -257,7 +257,7 @@ func (b *wishBuilder) selected(rule MIGRule) ([]nvml.GPU, *InvalidError) {
 
 // refuseCutOfVirtualGPU reports whether the rule wants a vGPU cut or uncut. A rule that names the vGPU is refused; one for all GPUs is
 // refused later if it leaves nothing else to do.
-func (b *wishBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
+func (b *requestBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
 	if g.Lost || g.Virtualization != nvml.VirtualGPU || rule.MIG == g.Enabled && !rule.MIG {
 		return false
 	}
@@ -269,7 +269,7 @@ func (b *wishBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
 	return true
 }
 
-func (b *wishBuilder) virtualGPU(gpus []nvml.GPU) error {
+func (b *requestBuilder) virtualGPU(gpus []nvml.GPU) error {
 	e := &VirtualGPUError{Config: b.config, Profile: b.profile}
 	for _, g := range gpus {
 		e.GPUs = append(e.GPUs, fmt.Sprintf("%s, %s", nameOf(g), g.Model))
@@ -277,7 +277,7 @@ func (b *wishBuilder) virtualGPU(gpus []nvml.GPU) error {
 	return e
 }
 
-func (b *wishBuilder) refuse(number int, wrong *InvalidError) {
+func (b *requestBuilder) refuse(number int, wrong *InvalidError) {
 	wrong.Config, wrong.Profile, wrong.Rule = b.config, b.profile, number
 	if field, ok := profileFields[wrong.Field]; ok && b.profile != "" {
 		wrong.Field = field
@@ -370,7 +370,7 @@ func allVirtualGPUs(gpus []nvml.GPU) bool {
 	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Virtualization != nvml.VirtualGPU })
 }
 
-func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
+func asksForMIG(wishes map[nvml.UUID]nvml.Request) bool {
 	for _, w := range wishes {
 		if w.MIG {
 			return true
@@ -381,7 +381,7 @@ func asksForMIG(wishes map[nvml.UUID]nvml.Wish) bool {
 
 // explainNoMatch explains why no rule is about any GPU of the node: it is for other kinds of GPU, or its filters let
 // through only GPUs at other positions.
-func (b *wishBuilder) explainNoMatch(cfg MIGConfig) error {
+func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	if len(b.gpus) == 0 {
 		return &NoCapableGPUError{Config: b.config, Profile: b.profile}
 	}
@@ -419,7 +419,7 @@ func (b *wishBuilder) explainNoMatch(cfg MIGConfig) error {
 }
 
 // explainNoSelection explains why no entry of a profile selects any GPU of the node.
-func (b *wishBuilder) explainNoSelection(cfg MIGConfig) error {
+func (b *requestBuilder) explainNoSelection(cfg MIGConfig) error {
 	wrong := &NoSelectedGPUError{Profile: b.profile}
 	by := map[string]bool{}
 	for _, rule := range cfg {

@@ -118,10 +118,10 @@ func all(devices map[string]int, filter ...string) config.MIGRule {
 }
 
 func TestWishes(t *testing.T) {
-	type wishes = map[nvml.UUID]nvml.Wish
-	sevenOf10 := nvml.Wish{MIG: true, Devices: map[string]int{"1g.10gb": 7}}
-	twoOf40 := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
-	off := nvml.Wish{}
+	type wishes = map[nvml.UUID]nvml.Request
+	sevenOf10 := nvml.Request{MIG: true, Devices: map[string]int{"1g.10gb": 7}}
+	twoOf40 := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
+	off := nvml.Request{}
 
 	tests := map[string]struct {
 		config config.MIGConfig
@@ -223,7 +223,7 @@ func TestWishes(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": test.config})
-			got, err := catalog.Wishes("mine", test.gpus)
+			got, err := catalog.Requests("mine", test.gpus)
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
 				t.Errorf("error %v, wishes (-want +got):\n%s", err, diff)
 			}
@@ -239,11 +239,11 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 		{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{5}},
 	}})
 	gpus := node(h100(), h100())
-	wishes, err := catalog.Wishes("mine", gpus)
+	wishes, err := catalog.Requests("mine", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[nvml.UUID]nvml.Wish{gpus[0].UUID: {}, gpus[1].UUID: {MIG: true, Devices: map[string]int{"1g.10gb": 7}}}
+	want := map[nvml.UUID]nvml.Request{gpus[0].UUID: {}, gpus[1].UUID: {MIG: true, Devices: map[string]int{"1g.10gb": 7}}}
 	if diff := cmp.Diff(want, wishes); diff != "" {
 		t.Errorf("wishes (-want +got):\n%s", diff)
 	}
@@ -337,7 +337,7 @@ func TestWishesAreRefused(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": test.config})
-			wishes, err := catalog.Wishes("mine", test.gpus)
+			wishes, err := catalog.Requests("mine", test.gpus)
 			if err == nil {
 				t.Fatalf("wishes %v, want an error", wishes)
 			}
@@ -352,7 +352,7 @@ func TestWishesAreRefused(t *testing.T) {
 
 	t.Run("for every mistake at once", func(t *testing.T) {
 		mine := config.MIGConfig{all(nil, "H100"), {DeviceFilter: []string{":0x16C110DE"}, Indices: []int{5}}}
-		_, err := config.Merge(nil, map[string]config.MIGConfig{"mine": mine}).Wishes("mine", node(h100()))
+		_, err := config.Merge(nil, map[string]config.MIGConfig{"mine": mine}).Requests("mine", node(h100()))
 		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
 			`config "mine", rule 2, device-filter: ":0x16C110DE" begins with a colon, which mig-parted lets match no GPU at all: write the device id before it, "0x233010DE:0x16C110DE"`
 		if err == nil || err.Error() != want {
@@ -364,11 +364,11 @@ func TestWishesAreRefused(t *testing.T) {
 // Generate makes no config that would cut a vGPU. An error that such a name is unknown would send users on a search.
 func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) {
 	gpus := node(vGPU())
-	_, err := config.Merge(config.Generate(gpus), nil).Wishes("all-1g.5gb", gpus)
+	_, err := config.Merge(config.Generate(gpus), nil).Requests("all-1g.5gb", gpus)
 	if _, ok := errors.AsType[*config.VirtualGPUError](err); !ok {
 		t.Errorf("got %v", err)
 	}
-	_, err = config.Merge(config.Generate(gpus), nil).Wishes("gold", gpus)
+	_, err = config.Merge(config.Generate(gpus), nil).Requests("gold", gpus)
 	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
 		t.Errorf("got %v", err)
 	}
@@ -378,12 +378,12 @@ func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) 
 func TestAConfigThatOtherNodesGenerateIsRefusedWhereNoGPUCanDoMIG(t *testing.T) {
 	gpus := node(t4())
 	catalog := config.Merge(config.Generate(gpus), nil)
-	_, err := catalog.Wishes("all-1g.5gb", gpus)
+	_, err := catalog.Requests("all-1g.5gb", gpus)
 	incapable, ok := errors.AsType[*config.NoCapableGPUError](err)
 	if want := (&config.NoCapableGPUError{Config: "all-1g.5gb", Models: []string{"Tesla T4"}}); !ok || incapable.Error() != want.Error() {
 		t.Errorf("got %v, want %v", err, want)
 	}
-	_, err = catalog.Wishes("gold", gpus)
+	_, err = catalog.Requests("gold", gpus)
 	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
 		t.Errorf("got %v", err)
 	}
@@ -414,7 +414,7 @@ func TestAnUnknownConfig(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			catalog := config.Merge(config.Generate(test.gpus), nil)
-			_, err := catalog.Wishes(test.name, test.gpus)
+			_, err := catalog.Requests(test.name, test.gpus)
 			unknown, ok := errors.AsType[*config.UnknownConfigError](err)
 			if !ok {
 				t.Fatalf("error %v is not about an unknown config", err)

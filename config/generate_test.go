@@ -199,7 +199,7 @@ func TestEveryGeneratedConfigFitsItsHardwareAndCanBeAskedForByALabel(t *testing.
 			if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 				t.Errorf("%s: %v", name, problems)
 			}
-			wishes, err := catalog.Wishes(name, gpus)
+			wishes, err := catalog.Requests(name, gpus)
 			if err != nil {
 				t.Errorf("%s on %s: %v", name, gpus[0].Model, err)
 			}
@@ -217,7 +217,7 @@ func TestAllOfAProfileIsAllThatFit(t *testing.T) {
 		gpus := node(g)
 		catalog := config.Merge(config.Generate(gpus), nil)
 		for _, p := range g.Profiles {
-			wishes, err := catalog.Wishes("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
+			wishes, err := catalog.Requests("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
 			if err != nil {
 				t.Error(err)
 				continue

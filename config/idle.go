@@ -12,7 +12,7 @@ type Idle struct {
 	Every time.Duration `json:"every" within:"0s,5m"`
 	// How long a pod must have had the GPU and not used it.
 	After time.Duration `json:"after" within:"10s,720h"`
-	// Per cent of that time: a pod that used less is told; 0 for nobody.
+	// Per cent of that time: a pod that used less is told; 0 for no one.
 	Below int `json:"below" called:"per cent, a whole number" within:"0,100"`
 	// How busy an instance is on which there is a process: skip leaves it unknown, sample samples its counters (Hopper and later).
 	Instances IdleInstances `json:"instances"`
@@ -20,7 +20,7 @@ type Idle struct {
 
 // Check refuses looks that are too many or too few.
 func (i *Idle) Check(c *checks, at string, in written) {
-	const least = time.Second // one look is to be over before the next
+	const least = time.Second // one observation is to be over before the next
 	text := cmp.Or(in.text("every"), withoutZeroParts(i.Every))
 	switch {
 	case i.Every > 0 && i.Every < least:
@@ -46,7 +46,7 @@ func (IdleInstances) Values() []string { return wordsOf(IdleInstancesSkip, IdleI
 
 // The defaults of Idle.
 const (
-	// DefaultIdleEvery: over hours, samples of each ten seconds miss no work that matters, and a look takes the driver milliseconds.
+	// DefaultIdleEvery: over hours, samples of each ten seconds miss no work that matters, and an observation takes the driver milliseconds.
 	DefaultIdleEvery = 10 * time.Second
 	// DefaultIdleAfter: a person who goes to lunch or to a meeting is back.
 	DefaultIdleAfter = 6 * time.Hour

@@ -40,7 +40,7 @@ const (
 	StateRebooting State = "rebooting"
 	// StateSuccess is written when the capacity is proven.
 	StateSuccess State = "success"
-	// StateFailed is written when the wish is refused, or undone after a failure.
+	// StateFailed is written when the request is refused, or undone after a failure.
 	StateFailed State = "failed"
 )
 
@@ -121,7 +121,7 @@ const (
 	// and their capacity is proven. The agent removes it then. The settings may name a second one: Settings.StartupTaints are both.
 	TaintNotReady = "gpuslice.io/not-ready"
 	// TaintGPUUnhealthy keeps new pods from a node while one of its GPUs cannot be used or trusted, where the settings say so. With a
-	// value other than ValueGPUUnhealthy it is somebody else's.
+	// value other than ValueGPUUnhealthy it is another user or program's.
 	TaintGPUUnhealthy = "gpuslice.io/gpu-unhealthy"
 	ValueGPUUnhealthy = "critical"
 )
@@ -514,7 +514,7 @@ const (
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
 	// ReasonPluginRestarted is given when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU
-	// that has had an error until it starts anew.
+	// that has had an error until it starts again.
 	//
 	// You can: leave it; the GPU is offered again in a moment.
 	ReasonPluginRestarted Reason = "PluginRestarted"
@@ -542,7 +542,7 @@ const (
 	// ReasonJournalUnreadable is given when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a
 	// person has looked.
 	//
-	// You can: install the newer agent again; gpuslice-agent recover on the node says what is owed.
+	// You can: install the newer agent again; gpuslice-agent recover on the node says what must be restored.
 	ReasonJournalUnreadable Reason = "JournalUnreadable"
 	// ReasonHostRecordUnavailable is given while the agent cannot read or write the host's record of what it owes: it begins nothing, and
 	// gives back what was begun. The message says what to do.

@@ -25,7 +25,7 @@ const (
 	ProfilesKind       = "Profiles"
 )
 
-// Profile is one named wish of the file of profiles, checked as far as that can be done without a node.
+// Profile is one named request of the file of profiles, checked as far as that can be done without a node.
 // It has at least one of MIG, Sharing, MIGStrategy, Labels and Taints.
 type Profile struct {
 	Description string            // for users; may be empty

@@ -109,9 +109,9 @@ func TestProfilesThatWeShowAreRead(t *testing.T) {
 			t.Fatalf("%s: %v", show.file, err)
 		}
 		merged := config.Merge(nil, nil).WithProfiles(profiles)
-		wishes, err := merged.ProfileWishes("production-inference", node(h100(), a100()))
-		want := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
-		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
+		wishes, err := merged.ProfileRequests("production-inference", node(h100(), a100()))
+		want := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
 			t.Errorf("%s: error %v, wishes (-want +got):\n%s", show.file, err, diff)
 		}
 	}
@@ -452,19 +452,19 @@ func addressed(gpus ...nvml.GPU) []nvml.GPU {
 }
 
 // profileWishes asks for a profile that has these entries.
-func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	t.Helper()
 	profiles, err := config.ParseProfiles([]byte(profilesHead + "profiles:\n  mine:\n    mig:\n" +
 		strings.ReplaceAll(entries, "- {gpus", "    - {gpus")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileWishes("mine", gpus)
+	return config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests("mine", gpus)
 }
 
 func TestProfileWishes(t *testing.T) {
-	type wishes = map[nvml.UUID]nvml.Wish
-	cut := nvml.Wish{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
+	type wishes = map[nvml.UUID]nvml.Request
+	cut := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
 	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
 	tests := map[string]struct {
 		entries string
@@ -622,8 +622,8 @@ func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 	catalog := before.WithProfiles(profiles)
 
 	for _, name := range before.Names() {
-		want, wantErr := before.Wishes(name, gpus)
-		got, err := catalog.Wishes(name, gpus)
+		want, wantErr := before.Requests(name, gpus)
+		got, err := catalog.Requests(name, gpus)
 		if diff := cmp.Diff(want, got); err != nil || wantErr != nil || diff != "" {
 			t.Errorf("a profile changed the MIG config %s: %v, %v (-before +after):\n%s", name, wantErr, err, diff)
 		}
@@ -634,15 +634,15 @@ func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 	if want := len(before.Names()) + 1; len(catalog.ProfileNames()) != want || !slices.IsSorted(catalog.ProfileNames()) {
 		t.Errorf("a profile may be %v, want %d names in order", catalog.ProfileNames(), want)
 	}
-	for name, want := range map[string]nvml.Wish{
+	for name, want := range map[string]nvml.Request{
 		"night":                {},
 		"all-balanced":         {},
 		"production-inference": {MIG: true, Devices: map[string]int{"3g.40gb": 2}},
 		"serving":              {MIG: true, Devices: map[string]int{"2g.20gb": 3}},
 		"all-1g.10gb":          {MIG: true, Devices: map[string]int{"1g.10gb": 7}},
 	} {
-		got, err := catalog.ProfileWishes(name, gpus)
-		if diff := cmp.Diff(map[nvml.UUID]nvml.Wish{"GPU-0": want}, got); err != nil || diff != "" {
+		got, err := catalog.ProfileRequests(name, gpus)
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want}, got); err != nil || diff != "" {
 			t.Errorf("%s: error %v, wishes (-want +got):\n%s", name, err, diff)
 		}
 	}
@@ -655,27 +655,27 @@ func TestAnUnknownProfile(t *testing.T) {
 	})
 	const generated = `all-1g.18gb, all-1g.18gb.me, all-1g.35gb, all-2g.35gb, all-3g.71gb, all-4g.71gb, all-7g.141gb, all-balanced, all-disabled, all-enabled`
 	tests := map[string]struct {
-		ask  func(string, []nvml.GPU) (map[nvml.UUID]nvml.Wish, error)
+		ask  func(string, []nvml.GPU) (map[nvml.UUID]nvml.Request, error)
 		name string
 		want string
 	}{
 		"is answered with the nearest of profiles and MIG configs": {
-			ask: catalog.ProfileWishes, name: "all-balancd",
+			ask: catalog.ProfileRequests, name: "all-balancd",
 			want: `no profile or MIG config is named "all-balancd": did you mean all-balance or all-balanced?` +
 				` This node has all-balance, production-inference, ` + generated,
 		},
 		"where the other label asks for one is answered with the label that may": {
-			ask: catalog.Wishes, name: "production-inference",
+			ask: catalog.Requests, name: "production-inference",
 			want: `no MIG config is named "production-inference": did you mean the profile production-inference,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
 		"where the other label asks for one is answered with that alone, however near others are": {
-			ask: catalog.Wishes, name: "all-balance",
+			ask: catalog.Requests, name: "all-balance",
 			want: `no MIG config is named "all-balance": did you mean the profile all-balance,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
 		"where the other label asks for nearly one is answered with that": {
-			ask: catalog.Wishes, name: "production-inferense",
+			ask: catalog.Requests, name: "production-inferense",
 			want: `no MIG config is named "production-inferense": did you mean the profile production-inference,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},

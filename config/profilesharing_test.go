@@ -242,7 +242,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 func TestAProfileWithoutMIGLeavesEveryGPUAsItIs(t *testing.T) {
 	shared := config.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)}
 	catalog := config.Merge(nil, nil).WithProfiles(map[string]config.Profile{"research": shared})
-	wishes, err := catalog.ProfileWishes("research", node(h100()))
+	wishes, err := catalog.ProfileRequests("research", node(h100()))
 	if err != nil || len(wishes) > 0 {
 		t.Errorf("wishes %v, error %v; want neither", wishes, err)
 	}

@@ -29,7 +29,7 @@ type SettingsFields struct {
 // Settings are how an agent behaves on its node. What a file leaves out has its default.
 type Settings struct {
 	// How often a node on which nothing changes is written to.
-	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often tells nobody anything
+	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often tells no one anything
 	// How the device plugin presents MIG devices; auto takes it from the node.
 	MIGStrategy MIGStrategy `json:"migStrategy"`
 	// Your own MIG configs, in mig-parted's format.

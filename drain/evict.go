@@ -45,7 +45,7 @@ const (
 	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself
 	Queued      State = "Queued"      // other pods have to leave before it
 	Blocked     State = "Blocked"     // a PodDisruptionBudget does not let it go
-	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would make it anew
+	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would make it again
 	Failed      State = "Failed"      // any other cause, which Message names
 )
 
@@ -107,7 +107,7 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 // the delay grows from 1 to 30 seconds and is never below what the API server asks for. Evict remembers the pods of its
 // last call only.
 //
-// Callers list the pods anew before each call: a verdict of Blocked is about the name, and a pod that was replaced by
+// Callers list the pods again before each call: a verdict of Blocked is about the name, and a pod that was replaced by
 // another of the same name can be reported as blocked for as long as the budget is.
 func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, lastAttempts: e.evictions, nextAttempts: map[types.UID]*attempt{}}

@@ -13,7 +13,7 @@ type division struct {
 }
 
 // divide finds the cheapest way to divide an existing instance as compute says, in the form of Placed.Compute. It is false if
-// parts are missing, and their possible places are not known: then the GPU instance has to be made anew, unless it has no part yet.
+// parts are missing, and their possible places are not known: then the GPU instance has to be made again, unless it has no part yet.
 //
 // It solves for the compute slices of one instance what Solve solves for the memory slices of a GPU.
 func divide(g GPU, i Instance, compute string) (division, bool) {

@@ -38,8 +38,8 @@ type Reading[T any] struct {
 	Code  string // the library's error, if it is not known: "ERROR_NOT_SUPPORTED"; empty if no caller has asked
 }
 
-// Told is a value that the driver has told.
-func Told[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
+// Answered is a value that the driver has told.
+func Answered[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
 
 // IsSet reports whether a flag is known, and set.
 func IsSet(flag Reading[bool]) bool { return flag.Known && flag.Value }
@@ -73,7 +73,7 @@ type Health struct {
 	Fabric        Reading[Fabric]
 }
 
-// ECC counts memory errors. Volatile counts begin anew with each load of the driver and each reset; aggregate ones never do.
+// ECC counts memory errors. Volatile counts begin again with each load of the driver and each reset; aggregate ones never do.
 type ECC struct {
 	CorrectedVolatile, UncorrectedVolatile   Reading[uint64]
 	CorrectedAggregate, UncorrectedAggregate Reading[uint64]

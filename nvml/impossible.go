@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Impossible is a wish that no arrangement on the GPU grants.
+// Impossible is a request that no arrangement on the GPU grants.
 type Impossible struct {
 	Reason   string   // the proof: "2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more"
-	Possible []string // up to three wishes next to it that fit, each like "1x 3g.40gb + 4x 1g.10gb"
+	Possible []string // up to three requests next to it that fit, each like "1x 3g.40gb + 4x 1g.10gb"
 }
 
-// Error gives the proof and the possible wishes in one sentence.
+// Error gives the proof and the possible requests in one sentence.
 func (e *Impossible) Error() string {
 	if len(e.Possible) == 0 {
 		return e.Reason
@@ -21,7 +21,7 @@ func (e *Impossible) Error() string {
 	return e.Reason + "; possible: " + strings.Join(e.Possible, ", or ")
 }
 
-// explain proves that a wish does not fit, and finds the nearest ones that do.
+// explain proves that a request does not fit, and finds the nearest ones that do.
 func explain(g GPU, wish []wanted) *Impossible {
 	reason := excess(g, groupByProfile(wish))
 	if reason == "" {
@@ -137,7 +137,7 @@ func tooManyEngines(g GPU, groups []group) string {
 	return ""
 }
 
-// noPlace proves that a wish has no arrangement although the GPU has enough of all resources for it. It names
+// noPlace proves that a request has no arrangement although the GPU has enough of all resources for it. It names
 // only lines that the proof needs.
 func noPlace(g GPU, wish []wanted) string {
 	core := slices.Clone(wish)
@@ -173,7 +173,7 @@ func starts(p Profile) string {
 	}
 }
 
-// nearest lists wishes that would fit instead: the largest parts of the wish, those that drop the fewest instances first,
+// nearest lists requests that would fit instead: the largest parts of the request, those that drop the fewest instances first,
 // at most three. It gives the room of a dropped instance to the other lines, the largest first.
 func nearest(g GPU, wish []wanted) []string {
 	wish = slices.Clone(wish)
@@ -187,7 +187,7 @@ func nearest(g GPU, wish []wanted) []string {
 	return out
 }
 
-// largestParts gives so many choices of counts, none above the wish, that fit, and none of which is part of another. Those
+// largestParts gives so many choices of counts, none above the request, that fit, and none of which is part of another. Those
 // that drop the fewest devices come first, and of these those that keep the most of the first lines.
 func largestParts(g GPU, wish []wanted, most int) [][]int {
 	p := parts{gpu: g, wish: wish, part: slices.Clone(wish), bounds: bounds(g, wish), most: most}
@@ -201,12 +201,12 @@ func largestParts(g GPU, wish []wanted, most int) [][]int {
 	return p.found
 }
 
-// parts is a search for the largest parts of a wish. It goes from many devices to few, so that none that it finds is part of a
+// parts is a search for the largest parts of a request. It goes from many devices to few, so that none that it finds is part of a
 // later one, and it ends after a few steps unless hardly anything fits.
 type parts struct {
 	gpu    GPU
 	wish   []wanted
-	part   []wanted // the wish with the counts chosen so far
+	part   []wanted // the request with the counts chosen so far
 	bounds [][]int
 	most   int
 	found  [][]int
@@ -344,7 +344,7 @@ func allLines(groups []group) []wanted {
 	return out
 }
 
-// lines writes a wish as people do: "2x 3g.40gb + 1x 1g.10gb".
+// lines writes a request as people do: "2x 3g.40gb + 1x 1g.10gb".
 func lines(wish []wanted) string {
 	var out []string
 	for _, w := range wish {

@@ -1,5 +1,5 @@
 // Package nvml is the domain of the agent: GPUs that can be cut into instances, the profiles that the hardware offers, the instances that
-// exist, and wishes for others. It has values, the Driver interface and the placement solver.
+// exist, and requests for others. It has values, the Driver interface and the placement solver.
 //
 // It knows no library: the Driver over NVIDIA's library is nvml/lib, and everything here builds without cgo.
 package nvml
@@ -69,7 +69,7 @@ func ComparePart(a, b Part) int {
 }
 
 // Placed is one GPU instance at its place, wanted or existing. It carries no identity, since
-// the driver hands out instance ids anew after each change. Values of Placed can be compared and used as map keys.
+// the driver hands out instance ids again after each change. Values of Placed can be compared and used as map keys.
 type Placed struct {
 	Profile string // name of the GPU instance profile
 	Span
@@ -222,7 +222,7 @@ type GPU struct {
 
 	Capable bool // it can be cut into instances
 	Enabled bool // MIG mode is on now
-	Pending bool // MIG mode after the next reset; differs from Enabled while a reset is owed
+	Pending bool // MIG mode after the next reset; differs from Enabled while a reset must be restored
 
 	Persistent bool // persistence mode is on; false too where the driver does not say
 
@@ -326,14 +326,14 @@ func kindOf(profile string) (size, attribute string) {
 	return size, attribute
 }
 
-// Wish is the wanted state of one GPU, in the form of config files: by count, without places.
-type Wish struct {
+// Request is the wanted state of one GPU, in the form of config files: by count, without places.
+type Request struct {
 	MIG     bool           // MIG mode on
 	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
 }
 
 // With returns the GPU once it has the devices of w, which have neither places nor UUIDs yet. A GPU that cannot be divided stays as it is.
-func (g GPU) With(w Wish) GPU {
+func (g GPU) With(w Request) GPU {
 	if !g.Capable {
 		return g
 	}

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// group has the lines of a wish for one profile, and the number of GPU instances that they need.
+// group has the lines of a request for one profile, and the number of GPU instances that they need.
 type group struct {
 	profile    Profile
 	lines      []wanted
 	whole      int        // instances that are not divided
 	divided    int        // the fewest instances that hold the parts
 	unpackable bool       // the parts fit into no number of instances that a GPU holds
-	layouts    [][]layout // the ways of dividing instances that are worth a look, see pack and spread
+	layouts    [][]layout // the ways of dividing instances that are worth an observation, see pack and spread
 }
 
 // layout is a number of instances that are divided alike.
@@ -24,7 +24,7 @@ type layout struct {
 
 func (g group) instances() int { return g.whole + g.divided }
 
-// groupByProfile collects the lines of a wish by their GPU instance profile, and counts the instances.
+// groupByProfile collects the lines of a request by their GPU instance profile, and counts the instances.
 func groupByProfile(wish []wanted) []group {
 	var groups []group
 	for _, w := range wish {
@@ -199,7 +199,7 @@ func (p *packing) layouts(used [][]int) []layout {
 	return out
 }
 
-// eachPacking calls yield with the instances that a wish comes to, once for every way of dividing them.
+// eachPacking calls yield with the instances that a request comes to, once for every way of dividing them.
 func eachPacking(groups []group, yield func([]kind)) {
 	if len(groups) == 0 {
 		yield(nil)

@@ -33,11 +33,11 @@ type Change struct {
 // lacks can be made beside those that stay.
 //
 // The solution depends on the arguments alone, and after any part of it has been carried out a further Solve has the same
-// target, so that an interrupted change is resumed and not begun anew.
+// target, so that an interrupted change is resumed and not begun again.
 //
-// The error is *Impossible: the GPU does not offer a device of the wish, or no arrangement has all of them.
+// The error is *Impossible: the GPU does not offer a device of the request, or no arrangement has all of them.
 func Solve(g GPU, devices map[string]int) (Solution, error) {
-	wish, refused := readWish(g, devices)
+	wish, refused := readRequest(g, devices)
 	if refused != nil {
 		return Solution{}, refused
 	}
@@ -80,7 +80,7 @@ func Restore(g GPU, target Geometry) Solution {
 	return s
 }
 
-// arrange gives the best geometry for a wish, or false if none fits.
+// arrange gives the best geometry for a request, or false if none fits.
 func arrange(g GPU, wish []wanted) (Geometry, bool) {
 	groups := groupByProfile(wish)
 	for i := range groups {
@@ -119,7 +119,7 @@ func unevenness(target Geometry) int {
 	return n
 }
 
-// possible reports whether a wish has an arrangement at all on an empty GPU. That takes less time than finding the best one: the
+// possible reports whether a request has an arrangement at all on an empty GPU. That takes less time than finding the best one: the
 // division of instances does not matter, nor which of them are where, if all have the same possible places.
 func possible(g GPU, wish []wanted) bool {
 	var kinds, alike []kind

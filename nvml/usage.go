@@ -37,7 +37,7 @@ type ProcessUsage struct {
 	PID     int
 	GI      int // the driver's number of the GPU instance that it is on, or WholeGPU
 	UsedMiB int // memory that it holds there; 0 if the driver does not say
-	// Busy is the percentage of the time since the look before for which the busiest kind of engine has worked for the process: that which
+	// Busy is the percentage of the time since the observation before for which the busiest kind of engine has worked for the process: that which
 	// computes, copies memory, encodes or decodes.
 	Busy Reading[float64]
 }

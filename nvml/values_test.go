@@ -35,7 +35,7 @@ func TestAReadingIsSetIfItIsKnownAndTrue(t *testing.T) {
 	for _, row := range []struct {
 		reading nvml.Reading[bool]
 		want    bool
-	}{{nvml.Told(true), true}, {nvml.Told(false), false}, {nvml.Reading[bool]{}, false}, {nvml.Reading[bool]{Value: true}, false}} {
+	}{{nvml.Answered(true), true}, {nvml.Answered(false), false}, {nvml.Reading[bool]{}, false}, {nvml.Reading[bool]{Value: true}, false}} {
 		if nvml.IsSet(row.reading) != row.want {
 			t.Errorf("%+v is set: %t", row.reading, !row.want)
 		}

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// MaxDevices is the most MIG devices of one name in a wish for a GPU. The largest GPU known holds 7, so that a wish
+// MaxDevices is the most MIG devices of one name in a request for a GPU. The largest GPU known holds 7, so that a request
 // for more than this is a slip; and counts with a bound can be added and multiplied without overflow.
 const MaxDevices = 1000
 
-// wanted is one line of a wish: so many MIG devices of one name.
+// wanted is one line of a request: so many MIG devices of one name.
 type wanted struct {
 	profile Profile
 	compute ComputeProfile // zero for a device that is the whole instance
@@ -29,8 +29,8 @@ func (w wanted) name() string {
 	return w.compute.Name + "." + w.profile.Name
 }
 
-// readWish resolves the names of a wish to profiles of the GPU, largest first, each line once.
-func readWish(g GPU, devices map[string]int) ([]wanted, *Impossible) {
+// readRequest resolves the names of a request to profiles of the GPU, largest first, each line once.
+func readRequest(g GPU, devices map[string]int) ([]wanted, *Impossible) {
 	var wish []wanted
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		count := devices[name]

@@ -27,7 +27,7 @@ type Diagnosis struct {
 	Operands  []OperandSeen `json:"operands,omitempty"`  // operands that are paused
 	GPUs      GPUsSeen      `json:"gpus"`
 	Capacity  []string      `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
-	Failed    *Failure      `json:"failed,omitempty"`   // a wish that the agent does not try again
+	Failed    *Failure      `json:"failed,omitempty"`   // a request that the agent does not try again
 	Unseen    []string      `json:"unseen,omitempty"`   // what the agent could not see, and why
 	Causes    []Finding     `json:"causes"`
 	Outcome   Outcome       `json:"outcome"`

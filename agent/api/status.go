@@ -135,10 +135,10 @@ type Remap struct {
 // Failure is a change that has failed. The agent keeps it on the node, so that after a restart it does not disturb the
 // node again for a change that has failed there before.
 type Failure struct {
-	Wish    string        `json:"wish"` // fingerprint of the desired config; the agent tries another one anew
-	Reason  config.Reason `json:"reason"`
-	Message string        `json:"message"`
-	Later   bool          `json:"later,omitempty"` // the change is postponed: the agent begins it again when it may
+	Fingerprint string        `json:"wish"` // fingerprint of the desired config; the agent tries another one again
+	Reason      config.Reason `json:"reason"`
+	Message     string        `json:"message"`
+	Later       bool          `json:"later,omitempty"` // the change is postponed: the agent begins it again when it may
 	// Cancelled: a user has cancelled the change, by lifting the cordon.
 	Cancelled bool `json:"cancelled,omitempty"`
 }

@@ -49,7 +49,7 @@ func GoalOf(seen *state.Observed, want state.Desired, steps []plan.Step, err err
 	case seen.Journal == nil:
 		return Goal{Kind: StandStill, Why: err}
 	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
-		return Goal{Kind: StandStill, Why: &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
+		return Goal{Kind: StandStill, Why: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
 	}
 	return Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
 }
@@ -67,9 +67,9 @@ func restores(seen *state.Observed) bool {
 	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered()
 }
 
-// CleansUpMeanwhile reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
+// CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
 // wait.
-func CleansUpMeanwhile(seen *state.Observed, err error) bool {
+func CleansUpWhileWaiting(seen *state.Observed, err error) bool {
 	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
 	_, waits := errors.AsType[*outcome.Waiting](err)
@@ -87,6 +87,6 @@ func cancelled(seen *state.Observed, want state.Desired) *api.Failure {
 		text += " (perhaps " + who + ", which wrote to it then)"
 	}
 	return &api.Failure{
-		Wish: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
+		Fingerprint: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
 	}
 }

@@ -26,9 +26,9 @@ func TestTheGoalOfAPass(t *testing.T) {
 	want := state.Desired{Name: "all-1g.10gb", Fingerprint: "wanted", Targets: plan.Targets{gpu: {}}}
 	running := &journal.Journal{Target: want.Name, Cordoned: true}
 	begun := &journal.Journal{Target: want.Name}
-	gaveUp := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Wish: want.Fingerprint}}
+	gaveUp := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Fingerprint: want.Fingerprint}}
 	other := &journal.Journal{Target: "all-2g.20gb", Cordoned: true}
-	othersUndone := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Wish: "another"}}
+	othersUndone := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Fingerprint: "another"}}
 	evicts, cuts, verifies := []plan.Step{{Kind: plan.Evict}}, []plan.Step{{Kind: plan.Create}}, []plan.Step{{Kind: plan.VerifyCapacity}}
 	fenced := state.Observed{Node: &corev1.Node{}, Marks: state.Marks{Fenced: true}}
 	for name, row := range map[string]struct {

@@ -34,7 +34,7 @@ type Resolver struct {
 	read reading // the last one
 }
 
-// Desired turns labels into targets. A bad wish is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
+// Desired turns labels into targets. A bad request is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
 // a change that is under way.
 //
 // A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
@@ -67,12 +67,12 @@ func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked stat
 }
 
 func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
-	wishes := map[nvml.UUID]nvml.Wish{}
+	wishes := map[nvml.UUID]nvml.Request{}
 	if want.Label != config.LabelDevicePluginConfig {
-		profile, found, beyond, err := r.Wishes(seen, want.Label, migName(want.Name, pluginKey))
+		profile, found, beyond, err := r.Requests(seen, want.Label, migName(want.Name, pluginKey))
 		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
 			want.Unread = err
-			profile, found, beyond, err = r.wishesOfReadable(seen, want.Label, migName(want.Name, pluginKey))
+			profile, found, beyond, err = r.requestsOfReadable(seen, want.Label, migName(want.Name, pluginKey))
 		}
 		if err != nil {
 			return want, err
@@ -132,7 +132,7 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
 func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml.GPU) bool {
-	_, wishes, _, err := r.Wishes(seen, config.LabelMIGConfig, name)
+	_, wishes, _, err := r.Requests(seen, config.LabelMIGConfig, name)
 	if err != nil {
 		return false
 	}
@@ -193,16 +193,16 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(ctx, seen, profile, after) })
 }
 
-// Wishes returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
+// Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
 // counts for the name: with that file, the name may mean something else.
-func (r *Resolver) Wishes(seen *state.Observed, label, name string) (
-	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+func (r *Resolver) Requests(seen *state.Observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	catalog, err := r.catalog(seen, label, name)
 	if err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
-	if wishes, err = state.WishesOf(catalog, label, name, seen.GPUs); err != nil {
+	if wishes, err = state.RequestsOf(catalog, label, name, seen.GPUs); err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
 	}
 	profile, isProfile := catalog.Profile(name)
@@ -230,10 +230,10 @@ type reading struct {
 	files       state.Files
 }
 
-// wishesOfReadable is Wishes by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
+// wishesOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
 // there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
-func (r *Resolver) wishesOfReadable(seen *state.Observed, label, name string) (
-	profile config.Profile, wishes map[nvml.UUID]nvml.Wish, beyond []int, err error,
+func (r *Resolver) requestsOfReadable(seen *state.Observed, label, name string) (
+	profile config.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	configs, found := seen.Files.Configs.Only("mig-configs", name)
 	profiles, also := seen.Files.Profiles.Only("profiles", name)
@@ -242,7 +242,7 @@ func (r *Resolver) wishesOfReadable(seen *state.Observed, label, name string) (
 	}
 	readable := *seen
 	readable.Files = state.Files{Configs: configs, Profiles: profiles}
-	return r.Wishes(&readable, label, name)
+	return r.Requests(&readable, label, name)
 }
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
@@ -268,7 +268,7 @@ func (r *Resolver) catalog(seen *state.Observed, label, name string) (config.Cat
 	return config.Merge(config.Generate(seen.GPUs), custom).WithProfiles(profiles), nil
 }
 
-func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Wish) string {
+func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Request) string {
 	h := sha256.New()
 	fmt.Fprint(h, want.Name)
 	for _, gpu := range slices.Sorted(maps.Keys(wishes)) {

@@ -39,7 +39,7 @@ func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
 	}
 }
 
-// Forget drops everything, since the clock was set: all steps begin anew.
+// Forget drops everything, since the clock was set: all steps begin again.
 func (b *Retries) Forget(time.Time) { *b = *NewRetries(b.clock, b.settings) }
 
 // ForgetFailures drops what failed before: it says nothing of the steps that come.
@@ -127,7 +127,7 @@ func waitOf(step plan.Step) string {
 	return step.String()
 }
 
-// Began returns when the wait for the step began. A new process begins the wait anew.
+// Began returns when the wait for the step began. A new process begins the wait again.
 func (b *Retries) Began(step plan.Step) time.Time {
 	began, ok := b.waits[waitOf(step)]
 	if !ok {
@@ -154,7 +154,7 @@ func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
 		return nil
 	}
 	return &api.Failure{
-		Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
+		Fingerprint: want.Fingerprint, Reason: config.ReasonStepHadNoEffect,
 		Message: fmt.Sprintf("%s reported success %d times and had no effect, or another program undoes it", step, n),
 	}
 }
@@ -189,7 +189,7 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 }
 
 // LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
-func (b *Retries) LookFailed(err error) outcome.Decision {
+func (b *Retries) ObservationFailed(err error) outcome.Decision {
 	b.failedLooks++
 	pause := b.pauseAfter(b.failedLooks)
 	if _, is := errors.AsType[*kube.UnansweredError](err); is {
@@ -206,7 +206,7 @@ func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
 func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 
 // ForgetLooks is for a look at the node that has succeeded.
-func (b *Retries) ForgetLooks() { b.failedLooks = 0 }
+func (b *Retries) ForgetObservations() { b.failedLooks = 0 }
 
 // pauseAfter is the pause after so many failures in a row. It doubles each time.
 func (b *Retries) pauseAfter(failures int) time.Duration {
@@ -230,7 +230,7 @@ func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 	tried.lastDecision = tryAgain(pause, err)
 	if step.Traits().Bounded && tried.failures >= b.settings.Retry.Failures {
 		failure := &api.Failure{
-			Wish: want.Fingerprint, Reason: config.ReasonHardwareFailure,
+			Fingerprint: want.Fingerprint, Reason: config.ReasonHardwareFailure,
 			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(b.settings.Retry.Failures, "attempt")),
 		}
 		tried.lastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
@@ -245,7 +245,7 @@ func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 	now := b.clock.Now()
 	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {
 		return outcome.Decision{Failure: &api.Failure{
-			Wish: want.Fingerprint, Reason: config.ReasonGPUInUse,
+			Fingerprint: want.Fingerprint, Reason: config.ReasonGPUInUse,
 			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(b.Deadline(seen, want, step))),
 		}}
 	}

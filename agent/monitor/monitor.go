@@ -20,9 +20,9 @@ type Monitor interface {
 	// Watch watches until ctx ends, for a monitor that observes by itself. It calls poke to wake the loop.
 	Watch(ctx context.Context, poke func())
 	// Look takes what the pass has observed. The loop calls it in each pass that has observed all of the node.
-	Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
+	Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
 	// LookAgain looks between two passes, and reports whether there is something to report.
-	LookAgain(ctx context.Context) bool
+	Poll(ctx context.Context) bool
 	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
 	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.
 	Conditions(node *corev1.Node, complete bool, silent string, beat bool) []corev1.NodeCondition
@@ -37,15 +37,15 @@ type Monitor interface {
 type Monitors []Monitor
 
 // Look calls Look of all monitors.
-func (all Monitors) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+func (all Monitors) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	for _, m := range all {
-		m.Look(ctx, node, gpus, pods, with)
+		m.Observe(ctx, node, gpus, pods, with)
 	}
 }
 
 // LookAgain calls LookAgain until one monitor has something to report, and returns whether one has.
-func (all Monitors) LookAgain(ctx context.Context) bool {
-	return slices.ContainsFunc(all, func(m Monitor) bool { return m.LookAgain(ctx) })
+func (all Monitors) Poll(ctx context.Context) bool {
+	return slices.ContainsFunc(all, func(m Monitor) bool { return m.Poll(ctx) })
 }
 
 // Forget calls Forget of all monitors.

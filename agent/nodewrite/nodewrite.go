@@ -54,7 +54,7 @@ func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*core
 }
 
 // LabelsWhile sets labels of the node, and removes those that are nil, as long as same says that nothing has changed that the labels rest on. If
-// it has, LabelsWhile writes nothing and returns no error: the next pass observes the node anew.
+// it has, LabelsWhile writes nothing and returns no error: the next pass observes the node again.
 func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a, b *corev1.Node) bool, labels map[string]*string) error {
 	differs := false
 	still := func(a, b *corev1.Node) bool {
@@ -70,7 +70,7 @@ func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a,
 	return err
 }
 
-// Taints gives the node the taints that of makes of those that it has, whatever else has been written there since the look. Where of leaves them as
+// Taints gives the node the taints that of makes of those that it has, whatever else has been written there since the observation. Where of leaves them as
 // they are, nothing is written.
 func (w Writer) Taints(ctx context.Context, node *corev1.Node, of func(*corev1.Node) []corev1.Taint) error {
 	if equality.Semantic.DeepEqual(of(node), node.Spec.Taints) {

@@ -45,7 +45,7 @@ func (f *Files) asked(node *corev1.Node) (label, name string) {
 	return want.Label, want.Name
 }
 
-// Observe reads the files of the administrator. If it cannot read one, it ends the look only if the node's labels need that file.
+// Observe reads the files of the administrator. If it cannot read one, it ends the observation only if the node's labels need that file.
 func (f *Files) Observe(ctx context.Context, seen *state.Observed) (err error) {
 	want, _ := state.Asked(seen.Node, f.Settings.DevicePlugin.DefaultConfig)
 	geometry := want.Name != "" && want.Label != config.LabelDevicePluginConfig

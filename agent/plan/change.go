@@ -160,7 +160,7 @@ func (seen Observed) healed(gpu nvml.GPU, target Target) (change, error) {
 // asItIs has a GPU of which nothing is asked keep its mode and cut, as the journal records them: a mode that is pending does not count, and is taken
 // back after the reset that makes it current.
 func asItIs(gpu nvml.GPU) Target {
-	target := Target{Wish: nvml.Wish{MIG: gpu.Enabled}, Undo: true}
+	target := Target{Request: nvml.Request{MIG: gpu.Enabled}, Undo: true}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
 			target.Exact = append(target.Exact, i.Placed)

@@ -51,7 +51,7 @@ const (
 	Reboot Kind = "Reboot"
 	// WriteSharing gives the device plugin another config, and is over when its readers can see it.
 	WriteSharing Kind = "WriteSharing"
-	// RegenerateCDI writes the CDI specs anew that describe the GPUs as they were before the change.
+	// RegenerateCDI writes the CDI specs again that describe the GPUs as they were before the change.
 	RegenerateCDI Kind = "RegenerateCDI"
 	// StartUnits starts one unit again.
 	StartUnits Kind = "StartUnits"
@@ -60,7 +60,7 @@ const (
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
-	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts anew, it takes the GPU for
+	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts again, it takes the GPU for
 	// unhealthy.
 	RestartPlugin Kind = "RestartPlugin"
 	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that the proof may take: one has been seen to

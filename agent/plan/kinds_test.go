@@ -108,12 +108,12 @@ func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 			t.Errorf("%s rests on what may be out of date, and does more than add to a GPU: %+v", kind, has)
 		}
 		for _, forward := range []bool{false, true} {
-			if got := plan.NeedFreshLook([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyLooks) {
+			if got := plan.NeedFresh([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyLooks) {
 				t.Errorf("%s, alone, needs a fresh look: %t", kind, got)
 			}
 		}
 	}
-	if !plan.NeedFreshLook(nil, true) {
+	if !plan.NeedFresh(nil, true) {
 		t.Error("the end of a change is told by what the watches have shown")
 	}
 }
@@ -130,7 +130,7 @@ func TestAnInstanceIsCreatedByWhatTheWatchesHaveShownInTheMiddleOfAChangeAlone(t
 		"it is the last":                             {[]plan.Step{create, resume}, true, true},
 		"no GPU is changed yet, or this is the undo": {[]plan.Step{create, create}, false, true},
 	} {
-		if got := plan.NeedFreshLook(row.steps, row.forward); got != row.want {
+		if got := plan.NeedFresh(row.steps, row.forward); got != row.want {
 			t.Errorf("%s: it needs a fresh look: %t, want %t", name, got, row.want)
 		}
 	}

@@ -114,7 +114,7 @@ const Proof = 2
 
 // Target is what one GPU shall become.
 type Target struct {
-	nvml.Wish
+	nvml.Request
 	// Exact, if set, is the geometry with its places, for an undo; Wish.Devices is then not used.
 	Exact nvml.Geometry
 	Undo  bool // Exact counts even if it is empty
@@ -210,11 +210,11 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 	return append(before, after...)
 }
 
-// NeedFreshLook reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
+// NeedFresh reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
 // look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward is that of
 // Observed. Before the change has touched a GPU its window may close, and a watch that is behind may itself be the cause of an undo: both need a fresh
 // look. So does the last step on a GPU: no later look of the change notes in the journal which device plugin has started meanwhile.
-func NeedFreshLook(steps []Step, forward bool) bool {
+func NeedFresh(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true
 	}
@@ -472,14 +472,14 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 		seen.Pauses = slices.Clone(seen.Pauses)
 		for i := range seen.Pauses {
 			seen.Pauses[i].Paused, seen.Pauses[i].Pods = true, nil
-			owe(&seen.Journal.Paused, seen.Pauses[i].Label)
+			recordDebts(&seen.Journal.Paused, seen.Pauses[i].Label)
 		}
 	}
 	seen.Units = slices.Clone(seen.Units)
 	for i := range seen.Units {
 		if slices.Contains(d.stops, seen.Units[i].Name) {
 			seen.Units[i].Active, seen.Units[i].Starting = false, false
-			owe(&seen.Journal.Stopped, seen.Units[i].Name)
+			recordDebts(&seen.Journal.Stopped, seen.Units[i].Name)
 		}
 	}
 	seen.Capacity.Agreed = 0
@@ -562,7 +562,7 @@ func persist(seen Observed) []Step {
 	return steps
 }
 
-// needed returns how many agreeing looks prove the capacity. Without a journal, the agent has proven the node before, and one look tells
+// needed returns how many agreeing observations prove the capacity. Without a journal, the agent has proven the node before, and one observation tells
 // whether that still holds.
 func needed(seen Observed) int {
 	switch {
@@ -591,7 +591,7 @@ func (p Pod) holds(taken map[string]bool) bool {
 	return false
 }
 
-func owe(what *map[string]bool, name string) {
+func recordDebts(what *map[string]bool, name string) {
 	if *what == nil {
 		*what = map[string]bool{}
 	}

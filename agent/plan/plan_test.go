@@ -305,19 +305,19 @@ func parseWant(t *testing.T, text string) plan.Desired {
 		}
 		gpu := nvml.UUID("GPU-" + words[1])
 		if words[2] == "exactly" {
-			target := plan.Target{Wish: nvml.Wish{MIG: words[3] == "on"}, Undo: true}
+			target := plan.Target{Request: nvml.Request{MIG: words[3] == "on"}, Undo: true}
 			for _, w := range words[4:] {
 				target.Exact = append(target.Exact, parsePlaced(t, nvml.GPU{Profiles: h100()}, w))
 			}
 			want.GPUs[gpu] = target
 			continue
 		}
-		wish := nvml.Wish{MIG: words[2] == "on", Devices: map[string]int{}}
+		wish := nvml.Request{MIG: words[2] == "on", Devices: map[string]int{}}
 		for _, w := range words[3:] {
 			name, n, _ := strings.Cut(w, "=")
 			wish.Devices[name] = number(t, n)
 		}
-		want.GPUs[gpu] = plan.Target{Wish: wish}
+		want.GPUs[gpu] = plan.Target{Request: wish}
 	}
 	return want
 }

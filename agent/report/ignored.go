@@ -47,7 +47,7 @@ func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
 }
 
 // TellIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
-func (t *Writer) TellIgnored(seen *state.Observed, want state.Desired) string {
+func (t *Writer) ReportIgnored(seen *state.Observed, want state.Desired) string {
 	now, text := t.notes(seen, want), ""
 	for _, n := range now {
 		if !slices.Contains(t.ignored, n) {

@@ -18,8 +18,8 @@ const leastPatience = 10 * time.Minute
 // has a deadline: a pass of twice as many calls as any does is over by then.
 func Patience(s config.Settings) time.Duration {
 	const (
-		driverCalls = 8  // a look, its release, the specs, and the step
-		apiCalls    = 20 // node, three files, pods, their DaemonSets, kubelet's two answers, slot, step with a look of its own, and the reports
+		driverCalls = 8  // an observation, its release, the specs, and the step
+		apiCalls    = 20 // node, three files, pods, their DaemonSets, kubelet's two answers, slot, step with an observation of its own, and the reports
 		evictions   = time.Minute
 	)
 	return max(leastPatience, driverCalls*s.Timeouts.DriverCall+apiCalls*s.Timeouts.APICall+s.Timeouts.Unit+evictions)

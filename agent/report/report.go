@@ -38,7 +38,7 @@ type Report struct {
 	Converged bool
 	Blocked   bool     // users have to let pods go
 	GoesOn    bool     // by itself: a step is under way, or what has failed is tried again
-	Retries   bool     // a step or a look has failed, and is tried again
+	Retries   bool     // a step or an observation has failed, and is tried again
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
 	// BeforeTarget: the next step does a part of what the label asks for, so users read before it that the node is no longer as it was.
@@ -321,7 +321,7 @@ func DrainOf(seen *state.Observed, first plan.Step) DrainReport {
 	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
 }
 
-// Refusal returns the reason for a wish that is impossible.
+// Refusal returns the reason for a request that is impossible.
 func Refusal(err *plan.Refused) config.Reason {
 	var impossible *nvml.Impossible
 	switch {

@@ -31,7 +31,7 @@ func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 }
 
 // TellWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
-func (t *Writer) TellWindows(seen *state.Observed, want state.Desired, planned time.Time) string {
+func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) string {
 	if !seen.Complete {
 		return ""
 	}
@@ -42,11 +42,11 @@ func (t *Writer) TellWindows(seen *state.Observed, want state.Desired, planned t
 		w.Next = next.Start
 	}
 	t.Metrics.Windowed(w)
-	return t.tellOverrun(seen, want, over)
+	return t.reportOverrun(seen, want, over)
 }
 
 // tellOverrun reports, once for each change, that it goes on beyond its window.
-func (t *Writer) tellOverrun(seen *state.Observed, want state.Desired, over time.Duration) string {
+func (t *Writer) reportOverrun(seen *state.Observed, want state.Desired, over time.Duration) string {
 	if over <= 0 {
 		return ""
 	}

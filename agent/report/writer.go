@@ -48,10 +48,10 @@ type Writer struct {
 
 	WrongSettings string // what is wrong with the file of the settings, which are not in force for it; empty if nothing is
 
-	told    time.Time // when the agent last reported of a change under way; zero if there is none
-	untold  time.Time // since when a change goes on about which the node says nothing new; zero if it says all
-	ignored []note    // what TellIgnored has reported at the last pass
-	overran string    // operation of which the agent has reported that it goes on beyond its window
+	reported   time.Time // when the agent last reported of a change under way; zero if there is none
+	unreported time.Time // since when a change goes on about which the node says nothing new; zero if it says all
+	ignored    []note    // what TellIgnored has reported at the last pass
+	overran    string    // operation of which the agent has reported that it goes on beyond its window
 }
 
 // progressInterval is how long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step
@@ -63,9 +63,9 @@ func (t *Writer) Report(ctx context.Context, seen *state.Observed, want state.De
 	if underway && t.mayWait(seen, r) {
 		return nil
 	}
-	t.told, t.untold = time.Time{}, time.Time{}
+	t.reported, t.unreported = time.Time{}, time.Time{}
 	if seen.Journal != nil {
-		t.told = t.Clock.Now()
+		t.reported = t.Clock.Now()
 	}
 	status, full, err := t.status(ctx, seen, want, r)
 	if err != nil {
@@ -98,13 +98,13 @@ func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
 	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
 		return false
 	}
-	now, last := t.Clock.Now(), t.told
-	if t.untold.IsZero() {
-		t.untold = now
+	now, last := t.Clock.Now(), t.reported
+	if t.unreported.IsZero() {
+		t.unreported = now
 	}
 	switch {
 	case r.Left == 0 || last.IsZero(): // the end, or the beginning
-		last = t.untold
+		last = t.unreported
 	case old.Reason == string(r.Reason):
 		last = old.LastHeartbeatTime.Time
 	}
@@ -149,7 +149,7 @@ func (t *Writer) heartbeatDue(age time.Duration) bool {
 	return age >= t.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
 }
 
-// status returns the status annotation, and whether there is no room for it. After a look that ended early it returns "", so that the agent
+// status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the agent
 // does not overwrite the status of an earlier look. It also writes what later changes need into the host's record.
 func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
 	if !seen.Complete {
@@ -180,21 +180,21 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	return "", true, nil
 }
 
-// stateLabel writes the state label, which tools wait for. It is the answer to one wish: if a user has asked for another one meanwhile, tools
+// stateLabel writes the state label, which tools wait for. It is the answer to one request: if a user has asked for another one meanwhile, tools
 // would take it for the answer to that, so the agent does not write it.
 func (t *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
 	if t.stateLabelStale(seen, r) {
-		return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: nil})
+		return t.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: nil})
 	}
 	if !seen.Complete || r.State == "" || seen.Node.Labels[config.LabelMIGConfigState] == string(r.State) {
 		return nil
 	}
 	state := string(r.State)
-	return t.Nodes.LabelsWhile(ctx, seen.Node, sameWish, map[string]*string{config.LabelMIGConfigState: &state})
+	return t.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: &state})
 }
 
-// sameWish reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
-func sameWish(a, b *corev1.Node) bool {
+// sameRequest reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
+func sameRequest(a, b *corev1.Node) bool {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
 		textA, isA := a.Labels[label]
 		if textB, isB := b.Labels[label]; textA != textB || isA != isB {
@@ -204,7 +204,7 @@ func sameWish(a, b *corev1.Node) bool {
 	return a.UID == b.UID
 }
 
-// stateLabelStale reports whether the state label reports the failure of a wish that no label asks for any more. Tools that wait for the label
+// stateLabelStale reports whether the state label reports the failure of a request that no label asks for any more. Tools that wait for the label
 // have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
 func (t *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
@@ -223,7 +223,7 @@ func (t *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
 		annotations[config.AnnotationForce] = nil // it was for this change, or for one that no label asks for any more: the next change has to wait for its window
 	}
-	// That change has come to its end; whatever the labels ask for next has to be allowed anew.
+	// That change has come to its end; whatever the labels ask for next has to be allowed again.
 	ended := r.Phase == api.PhaseIdle || seen.Journal == nil && seen.Failed(want) != nil
 	if _, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]; allowed && ended {
 		annotations[config.AnnotationAllowEviction] = nil

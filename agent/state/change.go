@@ -71,7 +71,7 @@ func (s *Observed) StartsChange(want Desired, steps []plan.Step) bool {
 
 // Postponed ends a change before it touches a GPU; the agent begins it again when it may.
 func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
-	return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
+	return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
 }
 
 // Forces reports whether the annotation is about the change to the desired state.

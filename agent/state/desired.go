@@ -27,7 +27,7 @@ type Desired struct {
 	PluginLater      bool           // the agent asks the device plugin for a config once the startup taint does not keep it away
 	Drain            *config.DrainOverrides
 	Windows          []window.Window // of a profile; none for those of the pool
-	Fingerprint      string          // tells this wish from any other, on these GPUs
+	Fingerprint      string          // tells this request from any other, on these GPUs
 	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
 	Overridden       []string        // labels, as key=value, that do not count while Label is there
 	Unanswered       bool            // LabelMIGConfig is one of them, and asks for something else than Label does
@@ -64,7 +64,7 @@ func (s *Observed) Withdrawn(want Desired, byDefault bool) error {
 	if s.Journal == nil {
 		return nil
 	}
-	// The agent itself has set the label of the device plugin's config for a profile: it is no user's wish.
+	// The agent itself has set the label of the device plugin's config for a profile: it is no user's request.
 	leaves := want.Label != config.LabelProfile && !byDefault && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
 	switch {
 	case want.Name == "" && s.Journal.Target == "":
@@ -128,19 +128,19 @@ func (f *ConfigMapFile) Only(field, name string) (*ConfigMapFile, bool) {
 	return &ConfigMapFile{Name: f.Name, Data: text}, err == nil
 }
 
-// Targets returns the wishes as targets of the planner.
-func Targets(wishes map[nvml.UUID]nvml.Wish) plan.Targets {
+// Targets returns the requests as targets of the planner.
+func Targets(wishes map[nvml.UUID]nvml.Request) plan.Targets {
 	out := plan.Targets{}
 	for gpu, w := range wishes {
-		out[gpu] = plan.Target{Wish: w}
+		out[gpu] = plan.Target{Request: w}
 	}
 	return out
 }
 
-// WishesOf returns what the catalog has by this name for the label, GPU by GPU.
-func WishesOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Wish, error) {
+// RequestsOf returns what the catalog has by this name for the label, GPU by GPU.
+func RequestsOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	if label == config.LabelProfile {
-		return catalog.ProfileWishes(name, gpus)
+		return catalog.ProfileRequests(name, gpus)
 	}
-	return catalog.Wishes(name, gpus)
+	return catalog.Requests(name, gpus)
 }

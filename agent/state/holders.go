@@ -126,8 +126,8 @@ type Started struct {
 	Err    error
 }
 
-// Owed is what the agent owes the host though no journal says so.
-type Owed struct {
+// ToRestore is what the agent must restore on the host though no journal says so.
+type ToRestore struct {
 	Stopped    []string
 	Persistent []nvml.UUID
 }

@@ -79,7 +79,7 @@ type Orphan struct {
 	Kept           []string          // annotations for autoscalers, which managedFields show that the agent has set
 	Labels         map[string]string // labels of paused operands, with the values that they had before
 	StrangeJournal bool              // the node has a journal that this host's agent did not write
-	Host           Owed              // what the agent owes the host by its record
+	Host           ToRestore         // what the agent must restore on the host by its record
 }
 
 // Exists reports whether there is anything.
@@ -121,7 +121,7 @@ func (s *Observed) GivingBack() journal.Write {
 }
 
 // OwesNothing reports whether neither a journal nor the host's record has anything that the agent has to give back.
-func (s *Observed) OwesNothing() bool {
+func (s *Observed) NothingToRestore() bool {
 	return s.Journal == nil && !s.Record.StrangeJournal && len(s.Record.Owed.Stopped)+len(s.Record.Owed.Persistent) == 0
 }
 

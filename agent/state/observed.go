@@ -46,7 +46,7 @@ type Observed struct {
 	Units        []plan.Unit // units of the host that may have to stop, or to start again
 	Started      Started
 	Capacity     Capacity
-	Complete     bool // the agent has seen all of it; otherwise the look ended early with an error
+	Complete     bool // the agent has seen all of it; otherwise the observation ended early with an error
 }
 
 // Marks is what the agent and other tools have written on the node object.
@@ -55,7 +55,7 @@ type Marks struct {
 	Fenced  bool
 	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
 	Upgrade string         // label that says that the driver is being upgraded
-	// Complete: the look did not end before this section.
+	// Complete: the observation did not end before this section.
 	Complete bool
 }
 
@@ -69,7 +69,7 @@ type Boot struct {
 type Record struct {
 	journal.Known
 
-	Owed    Owed              // what the agent owes the host by a journal that was lost
+	Owed    ToRestore         // what the agent must restore on the host by a journal that was lost
 	Dropped map[string]string // units that the agent has stopped and does not start, and why
 }
 
@@ -136,7 +136,7 @@ type Holders struct {
 type Capacity struct {
 	Missing  []string       // how they disagree
 	Proven   bool           // they agree, whatever the labels ask for
-	Proof    capacity.Proof // the agreeing looks in a row, with this one if the agent decides by it
+	Proof    capacity.Proof // the agreeing observations in a row, with this one if the agent decides by it
 	Strategy config.MIGStrategy
 	// Withdrawn are the devices that pods hold although kubelet gives them out to others by now.
 	Withdrawn []Withdrawn
@@ -166,14 +166,14 @@ func (s *Observed) ExplicitStrategy() config.MIGStrategy {
 
 // StrategyOf is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
 func StrategyOf(pod corev1.Pod) config.MIGStrategy {
-	return config.MIGStrategy(toldOf(pod, "--mig-strategy", "MIG_STRATEGY"))
+	return config.MIGStrategy(optionOf(pod, "--mig-strategy", "MIG_STRATEGY"))
 }
 
 // readsConfig reports whether the plugin of a pod is told to read a config file, wherever that is.
-func readsConfig(pod corev1.Pod) bool { return toldOf(pod, "--config-file", "CONFIG_FILE") != "" }
+func readsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
 
 // toldOf is the value of a flag of the plugin, or of the variable that stands for it.
-func toldOf(pod corev1.Pod, flag, variable string) (value string) {
+func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 	for _, c := range pod.Spec.Containers {
 		all := slices.Concat(c.Command, c.Args)
 		for i, arg := range all {
@@ -244,7 +244,7 @@ func (s *Observed) Failed(want Desired) *api.Failure {
 	if s.GivenUp(want) {
 		return s.Journal.Undo
 	}
-	if f := s.Record.Learnt.Failed; f != nil && f.Wish == want.Fingerprint {
+	if f := s.Record.Learnt.Failed; f != nil && f.Fingerprint == want.Fingerprint {
 		return f
 	}
 	return nil
@@ -281,7 +281,7 @@ func (s *Observed) ForeignCordon() bool {
 
 // GivenUp reports whether the agent has given up the desired change, by the journal.
 func (s *Observed) GivenUp(want Desired) bool {
-	return s.Journal != nil && s.Journal.Undo != nil && s.Journal.Undo.Wish == want.Fingerprint
+	return s.Journal != nil && s.Journal.Undo != nil && s.Journal.Undo.Fingerprint == want.Fingerprint
 }
 
 // Other reports whether the journal is about another target than the desired one.

@@ -341,7 +341,7 @@ func (s *Observed) LacksDevicePlugin() bool {
 }
 
 // OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the
-// agent cannot start anew, and which would not read what a change has made.
+// agent cannot start again, and which would not read what a change has made.
 func (s *Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }
 
 // RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent
@@ -366,7 +366,7 @@ func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
 		if target, named := targets[out[i].UUID]; named {
-			out[i] = out[i].With(target.Wish)
+			out[i] = out[i].With(target.Request)
 		}
 	}
 	return out

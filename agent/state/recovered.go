@@ -15,7 +15,7 @@ func (s *Observed) WithholdsRecovered() bool {
 }
 
 // withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
-// device plugin takes a GPU that has had an error for unhealthy until the plugin starts anew.
+// device plugin takes a GPU that has had an error for unhealthy until the plugin starts again.
 func (s *Observed) withholds(plugin *corev1.Pod) bool {
 	began, runs := startOf(plugin)
 	if !runs || s.Kubelet.Err != nil {

@@ -36,9 +36,9 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 		}
 		w := Withdrawn{Pod: pod}
 		for _, r := range s.replicasOf(pod) {
-			as := given.Anew(r.Resource, r.ID)
+			as := given.Again(r.Resource, r.ID)
 			if slices.Contains(stands[r.Resource], r.ID) {
-				as = s.byMPSAnew(pod, r, want)
+				as = s.replacedMPS(pod, r, want)
 			}
 			if as != "" {
 				w.Replicas, w.As = append(w.Replicas, r), cmp.Or(w.As, as)
@@ -53,7 +53,7 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 
 // byMPSAnew says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before: such a pod
 // is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
-func (s *Observed) byMPSAnew(pod holders.Pod, r plan.Replica, want Desired) string {
+func (s *Observed) replacedMPS(pod holders.Pod, r plan.Replica, want Desired) string {
 	proven := s.Record.Learnt.Proven
 	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || proven == "" || proven == want.Fingerprint {
 		return ""
@@ -92,7 +92,7 @@ func (s *Observed) WithdrawnTexts() []string {
 	var out []string
 	for _, w := range s.Capacity.Withdrawn {
 		text := fmt.Sprintf("pod %s holds %s, which kubelet gives out as %s by now", w.Pod, s.replicaNames(w.Replicas), w.As)
-		if others := s.givenAnew(w); len(others) > 0 {
+		if others := s.givenAgain(w); len(others) > 0 {
 			text += ": " + others[0] + " has it, too"
 		}
 		if w.Pod.Terminating {
@@ -120,7 +120,7 @@ func (s *Observed) replicaNames(replicas []plan.Replica) string {
 }
 
 // givenAnew names the other pods that have one of these devices, by what kubelet gives out now.
-func (s *Observed) givenAnew(w Withdrawn) []string {
+func (s *Observed) givenAgain(w Withdrawn) []string {
 	var out []string
 	for _, pod := range s.Holders.Pods {
 		if !s.HoldsWithdrawn(pod) && slices.ContainsFunc(s.replicasOf(pod), func(has plan.Replica) bool {

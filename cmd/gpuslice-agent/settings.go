@@ -24,11 +24,11 @@ const (
 )
 
 // settingsFile is the file of the settings of a running agent. An edit that is wrong leaves the settings in force, also over a restart: the host has a
-// copy of the last good ones. Without it a slip in a ConfigMap would end every agent that starts anew, also one that has to give its node back.
+// copy of the last good ones. Without it a slip in a ConfigMap would end every agent that starts again, also one that has to give its node back.
 type settingsFile struct {
 	path    string
 	inForce config.Settings
-	text    []byte // at the last look
+	text    []byte // at the last observation
 
 	mu    sync.Mutex
 	other bool

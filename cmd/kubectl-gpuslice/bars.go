@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// headroom is the lines of a terminal that are not for single nodes: the wish, the other nodes, the total, and the cursor.
+	// headroom is the lines of a terminal that are not for single nodes: the request, the other nodes, the total, and the cursor.
 	headroom = 5
 	// leastRows is the number of rows on the smallest terminal.
 	leastRows = 3
@@ -130,7 +130,7 @@ func (b *bars) room(left []*followed) {
 	}
 }
 
-// pinned names the wish, and counts the nodes for which there is no row by their states.
+// pinned names the request, and counts the nodes for which there is no row by their states.
 func (b *bars) pinned(left []*followed) []string {
 	out := []string{b.header}
 	if len(left) > len(b.rows) {

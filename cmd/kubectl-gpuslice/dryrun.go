@@ -19,14 +19,14 @@ import (
 // planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
 const planTime = 30 * time.Second
 
-// plans are the agents' answers to what a wish would do, with what the other nodes and the budgets add to them.
+// plans are the agents' answers to what a request would do, with what the other nodes and the budgets add to them.
 type plans struct {
 	*inquiry
 	wish    wish
 	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
 }
 
-// preview prints what the wish would do to each node, if the change is allowed to evict what these fields are about.
+// preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
 func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, allowed []string, out *cli.Printer) error {
 	q, err := inquire(ctx, client, nodes, config.Allowance(w.label, w.name, allowed...), planTime, out)
 	if err != nil {

@@ -23,13 +23,13 @@ const (
 	longestWord = 64
 )
 
-// wish is the label that the command sets, and the config that it names.
+// request is the label that the command sets, and the config that it names.
 type wish struct{ label, name string }
 
-// String returns the wish as kubectl label takes it.
+// String returns the request as kubectl label takes it.
 func (w wish) String() string { return w.label + "=" + w.name }
 
-// kind names the wish in messages.
+// kind names the request in messages.
 func (w wish) kind() string {
 	switch w.label {
 	case config.LabelProfile:
@@ -247,14 +247,14 @@ func (f *followed) withdrawn(n *corev1.Node) string {
 	}
 }
 
-// judge takes a status that answers what the labels ask for, which is the wish, and may be more.
+// judge takes a status that answers what the labels ask for, which is the request, and may be more.
 func (f *followed) judge(t, before agentReport, now time.Time) {
 	s := t.status
 	if t.agrees() {
 		f.ahead = time.Time{}
 	}
 	switch {
-	case t.agrees() && s.Phase == api.PhaseIdle && t.condition.Status == corev1.ConditionTrue: // it is about the wish, which is reached
+	case t.agrees() && s.Phase == api.PhaseIdle && t.condition.Status == corev1.ConditionTrue: // it is about the request, which is reached
 		f.percent = 100
 		f.end(converged, s.Reason, t.condition.Message)
 	case t.agrees() && s.Phase == api.PhaseStalled:
@@ -314,7 +314,7 @@ func (f *followed) gone() {
 	}
 }
 
-// passed checks whether the agent keeps silent: for longer than a heartbeat, once it has reported anything about the wish. It gives up a node
+// passed checks whether the agent keeps silent: for longer than a heartbeat, once it has reported anything about the request. It gives up a node
 // on which no agent has ever written anything.
 func (f *followed) passed(now time.Time) {
 	if f.stage == pending && !f.ahead.IsZero() && now.Sub(f.ahead) >= followTime {

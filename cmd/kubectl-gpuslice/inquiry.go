@@ -92,7 +92,7 @@ func (q *inquiry) withdraw(ctx context.Context, client kube.Interface, out *cli.
 		_, failed[i] = write(ctx, client, q.nodes[i].node, change{annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
 	})
 	for i, err := range failed {
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the node was deleted, or created anew
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the node was deleted, or created again
 			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, q.nodes[i].name, config.AnnotationPreview)
 		}
 	}

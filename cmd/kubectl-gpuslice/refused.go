@@ -19,7 +19,7 @@ const refusalTime = 3 * time.Second
 // foreseeTime is how long apply waits until agents say whether they would refuse. One in the middle of a step, as a reset, answers after that.
 const foreseeTime = 5 * time.Second
 
-// refusals are the first reports of the agents about a wish.
+// refusals are the first reports of the agents about a request.
 type refusals struct{ nodes []*followed }
 
 func (r *refusals) see(n *corev1.Node) {
@@ -42,7 +42,7 @@ func (r *refusals) passed(time.Time) {}
 
 func (r *refusals) trouble(error) {}
 
-// settled reports whether each agent that has ever written anything has reported about the wish.
+// settled reports whether each agent that has ever written anything has reported about the request.
 func (r *refusals) settled() (bool, error) {
 	for _, f := range r.nodes {
 		if f.stage == pending && f.reason == "" && !f.first.none() {
@@ -52,7 +52,7 @@ func (r *refusals) settled() (bool, error) {
 	return true, nil
 }
 
-// refusedAtOnce names the nodes whose agents refuse the wish as soon as they see it. It is no error if agents keep silent: they may be in the
+// refusedAtOnce names the nodes whose agents refuse the request as soon as they see it. It is no error if agents keep silent: they may be in the
 // middle of a step.
 func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
@@ -78,7 +78,7 @@ func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, 
 	return fmt.Errorf("%s refused by %s; %s", w.kind(), cli.Counted(len(refused), "node"), a.takeBack(refused, len(asked)))
 }
 
-// foresee asks agents whether they would refuse the wish, as for a name with a slip of the pen: they alone know the names that they generate for
+// foresee asks agents whether they would refuse the request, as for a name with a slip of the pen: they alone know the names that they generate for
 // the hardware, and read the catalog with rights of their own. First it asks one agent of each model of GPU, and all the others only if these
 // would refuse. It is an error if all would. If none answers, foresee says so.
 func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
@@ -114,7 +114,7 @@ func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 }
 
 // oneOfEachModel returns a node of each model of GPU, and the other nodes. It leaves out those whose agent cannot be asked, and those whose label
-// asks for the wish already.
+// asks for the request already.
 func oneOfEachModel(nodes []corev1.Node, w wish) (first, others []corev1.Node) {
 	models := map[string]bool{}
 	for _, n := range nodes {
@@ -142,7 +142,7 @@ func (q *inquiry) answers() int {
 	return n
 }
 
-// refusals returns the nodes whose agents would refuse the wish. What an agent could not look at, which may pass, has no reason.
+// refusals returns the nodes whose agents would refuse the request. What an agent could not look at, which may pass, has no reason.
 func (q *inquiry) refusals() []*askedNode {
 	var out []*askedNode
 	for _, a := range q.nodes {

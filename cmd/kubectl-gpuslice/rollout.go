@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// rollout is a wish on its way to many nodes.
+// rollout is a request on its way to many nodes.
 type rollout struct {
 	wish   wish
 	nodes  []*followed // sorted by name

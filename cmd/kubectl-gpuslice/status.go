@@ -230,7 +230,7 @@ func (f *statusWatch) raw(text string, err error) {
 // clearScreen moves to the top of a terminal, and clears it.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// picture draws all nodes anew, unless it has just done so.
+// picture draws all nodes again, unless it has just done so.
 func (f *statusWatch) picture(now time.Time) {
 	if now.Sub(f.drawn) < leastPause {
 		return

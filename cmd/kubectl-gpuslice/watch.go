@@ -30,7 +30,7 @@ type watcher interface {
 	settled() (bool, error) // reports whether the watch may end
 }
 
-// follow watches the named nodes for the watcher until that is settled or ctx ends. It begins a watch that is lost anew.
+// follow watches the named nodes for the watcher until that is settled or ctx ends. It begins a watch that is lost again.
 func follow(ctx context.Context, client kube.Interface, names []string, w watcher) error {
 	troubles := make(chan error, 1)
 	index, informer, events, ended := watchtools.NewIndexerInformerWatcherWithLogger(logr.Discard(), source(client, names, troubles), &corev1.Node{})

@@ -323,7 +323,7 @@ func TestParseAgreesWithMigParted(t *testing.T) {
 			for name, rules := range theirs.MigConfigs {
 				for _, id := range deviceIDs(t, theirs) {
 					node := nodeOf(id)
-					got, err := catalog.Wishes(name, node)
+					got, err := catalog.Requests(name, node)
 					want := wishesOf(rules, node)
 					if err != nil && len(want) == 0 {
 						continue // a config for other GPUs: mig-parted does nothing, and we say so
@@ -537,12 +537,12 @@ func nodeOf(id types.DeviceID) []nvml.GPU {
 }
 
 // wishesOf is what mig-parted makes of the rules: each in turn, on every GPU that it matches.
-func wishesOf(rules spec.MigConfigSpecSlice, gpus []nvml.GPU) map[nvml.UUID]nvml.Wish {
-	wishes := map[nvml.UUID]nvml.Wish{}
+func wishesOf(rules spec.MigConfigSpecSlice, gpus []nvml.GPU) map[nvml.UUID]nvml.Request {
+	wishes := map[nvml.UUID]nvml.Request{}
 	for _, rule := range rules {
 		for _, g := range gpus {
 			if rule.MatchesDeviceFilter(types.DeviceID(g.DeviceID)) && rule.MatchesDevices(g.Index) {
-				wishes[g.UUID] = nvml.Wish{MIG: rule.MigEnabled, Devices: rule.MigDevices}
+				wishes[g.UUID] = nvml.Request{MIG: rule.MigEnabled, Devices: rule.MigDevices}
 			}
 		}
 	}

@@ -95,7 +95,7 @@ var groups = []Group{
 		{"ApplicationXid", "on the pods alone that have the GPU or the instance, when a program of one has made an error, or was stopped by an error of memory that was contained", "look at the pod's own log: its program has made the error, or another one on the GPU that it shares"},
 		{"RecoveryActionChanged", "when the driver recommends another action for a GPU", "see the condition GPUUnhealthy"},
 		{"RowRemapped", "when a bad row of memory was replaced", "leave it; the GPU has mended itself"},
-		{"PluginRestarted", "when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU that has had an error until it starts anew", "leave it; the GPU is offered again in a moment"},
+		{"PluginRestarted", "when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU that has had an error until it starts again", "leave it; the GPU is offered again in a moment"},
 		{"HealthNotWatched", "when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them", "see whether the driver is well; an older one may not have events"},
 	}},
 	{"Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.", []Text{
@@ -103,7 +103,7 @@ var groups = []Group{
 		{"MissingRight", "when the account lacks a right that the settings, or the work of the agent, need", "give the account the right that the message names, or turn the setting off"},
 	}},
 	{"Reasons when something went wrong.", []Text{
-		{"JournalUnreadable", "when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a person has looked", "install the newer agent again; gpuslice-agent recover on the node says what is owed"},
+		{"JournalUnreadable", "when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a person has looked", "install the newer agent again; gpuslice-agent recover on the node says what must be restored"},
 		{"HostRecordUnavailable", "while the agent cannot read or write the host's record of what it owes: it begins nothing, and gives back what was begun. The message says what to do", "make the folder on the host readable and writable, as the message says"},
 		{"DriverNotLoaded", "while NVIDIA's driver or library is not there, as during its upgrade. The agent waits for it", "wait for the driver's upgrade to end; otherwise see the driver's pod, or nvidia-smi on the host"},
 		{"DriverUnresponsive", "while a call into the driver does not come back", "see the host's kernel log for Xid errors; a GPU that hangs takes a reboot of the node"},

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Hangup sends SIGHUP, on which daemons read their config anew, to every process of the pods whose command, as the kernel
+// Hangup sends SIGHUP, on which daemons read their config again, to every process of the pods whose command, as the kernel
 // names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that
 // got the signal. A command alone is not enough: many nodes run a program of the same name twice.
 //
@@ -76,7 +76,7 @@ func commandIn(command string, commands []string) bool {
 }
 
 // FileOf reports whether a process of the pod has the file, as the process itself sees it. Without the rights to look it is an error.
-// The pod may have anything mounted there, so a look that does not end before ctx is abandoned; see Holders.
+// The pod may have anything mounted there, so an observation that does not end before ctx is abandoned; see Holders.
 func (p Processes) FileOf(ctx context.Context, pod types.UID, command, path string) (bool, error) {
 	what := fmt.Sprintf("looking for %s in pod %s", path, pod)
 	return aside.Do(ctx, &p.lanes().files, what, func(ctx context.Context, _ aside.At) (bool, error) { return p.fileOf(ctx, pod, command, path) })
@@ -120,7 +120,7 @@ func (p Processes) processOf(ctx context.Context, pod types.UID, command string)
 var ErrNoProcess = errors.New("no such process; the agent's pod needs hostPID: true")
 
 // Listeners returns the paths of the Unix sockets that are listened on in the network namespace of the pod's process with this command, as a device
-// plugin does for kubelet. Without the rights to look it is an error, as with a namespace that has too many sockets to be a pod's own. A look that does not
+// plugin does for kubelet. Without the rights to look it is an error, as with a namespace that has too many sockets to be a pod's own. An observation that does not
 // end before ctx is abandoned; see Holders.
 func (p Processes) Listeners(ctx context.Context, pod types.UID, command string) ([]string, error) {
 	what := fmt.Sprintf("looking for the Unix sockets of pod %s", pod)

@@ -41,7 +41,7 @@ const (
 // those.
 type Processes struct {
 	Root string // mount point of procfs of the host's PID namespace; /proc if empty
-	// Lanes keep looks that hang from piling up. Without them each look is on its own.
+	// Lanes keep looks that hang from piling up. Without them each observation is on its own.
 	Lanes *Lanes
 	// Signal replaces the system's, for a table that is not of this machine's processes.
 	Signal func(pid int, signal unix.Signal) error
@@ -62,7 +62,7 @@ func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 //
 // A process that cannot be looked at may hold any of the devices, so it is an error, which names the process; the holders that were
 // found come with the error. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also while
-// the look hangs: the look is then abandoned, and until it ends no other begins. aside.Hangs tells that error from others.
+// the observation hangs: the observation is then abandoned, and until it ends no other begins. aside.Hangs tells that error from others.
 func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
 	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
 		return p.holders(ctx, at, sought)

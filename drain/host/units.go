@@ -67,7 +67,7 @@ type Units struct {
 	// Patience bounds each answer, beside the context, but not the job that comes of it. 0 means 25 s, as with systemd's
 	// own tools.
 	Patience time.Duration
-	// Pause between two looks whether a job has ended, of which systemd tells besides. 0 means a second.
+	// Pause between two observations whether a job has ended, of which systemd tells besides. 0 means a second.
 	Pause time.Duration
 
 	connecting aside.Lane
@@ -217,7 +217,7 @@ func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number 
 		case <-gone:
 			return e, stillRunning(ctx)
 		}
-		unit, err := u.look(ctx, bus, name)
+		unit, err := u.read(ctx, bus, name)
 		if err != nil { // the cases above tell the cause
 			continue
 		}
@@ -241,7 +241,7 @@ func stillRunning(ctx context.Context) error {
 }
 
 // look asks for the unit's state.
-func (u *Units) look(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
+func (u *Units) read(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
 	call, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()
 	units, err := bus.ListUnitsByNamesContext(call, []string{name})

@@ -31,7 +31,7 @@ func Backoff() wait.Backoff {
 const longestRetryAfter = 2 * time.Minute
 
 // pauses sends requests. While the API server fails all that are alike, by method and path, it sends one of them after each pause, and answers the others
-// itself: so whatever asks, a look, a reflector or a recorder of Events, the API server is asked ever less often.
+// itself: so whatever asks, an observation, a reflector or a recorder of Events, the API server is asked ever less often.
 type pauses struct {
 	next http.RoundTripper
 

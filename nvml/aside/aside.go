@@ -165,7 +165,7 @@ func ReadFile(ctx context.Context, lane *Lane, path string, limit int64) ([]byte
 
 // Bounded is ReadFile of a file that cannot hang, as those of procfs cannot, or in a call that is aside already.
 func Bounded(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(filepath.Clean(path), os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe that nobody writes to opens at once
+	f, err := os.OpenFile(filepath.Clean(path), os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe that no one writes to opens at once
 	if err != nil {
 		return nil, err
 	}

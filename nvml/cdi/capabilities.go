@@ -124,7 +124,7 @@ func (s *Specs) makeNodes() error {
 // mknod is replaced in tests, since only root outside of containers can make device files.
 var mknod = unix.Mknod
 
-// majorOf finds the major number of a character device, which the kernel hands out anew at each start.
+// majorOf finds the major number of a character device, which the kernel hands out again at each start.
 func majorOf(device string) (uint32, error) {
 	const path = "/proc/devices"
 	text, err := os.ReadFile(path)

@@ -2,7 +2,7 @@
 // devices that a spec names, and NVIDIA's tools write one when the driver is installed or the machine boots, not when MIG
 // instances come and go.
 //
-// Of a spec, only the devices follow from the geometry. These are generated anew by NVIDIA's own library, pkg/nvcdi of
+// Of a spec, only the devices follow from the geometry. These are generated again by NVIDIA's own library, pkg/nvcdi of
 // nvidia-container-toolkit; everything else in the file (libraries, hooks, environment, entries of whole GPUs) stays as the
 // node's own toolkit wrote it. That toolkit may be older than the library here: nothing may come into the file, such as a
 // hook, that its programs do not know.

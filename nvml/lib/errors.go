@@ -86,7 +86,7 @@ func isAbsent(ret nv.Return) bool {
 // isNotProvided reports whether the library says that the GPU has no such thing, or has no such function itself.
 func isNotProvided(ret nv.Return) bool { return isAbsent(ret) || ret == nv.ERROR_FUNCTION_NOT_FOUND }
 
-// askTwice asks again if the answer is that there is no such thing. It is for values that callers remember for longer than one look: a
+// askTwice asks again if the answer is that there is no such thing. It is for values that callers remember for longer than one observation: a
 // profile that the library once left out would hide its instances, and a mode would not be given back.
 func askTwice[T any](ask func() (T, nv.Return)) (T, nv.Return) {
 	out, ret := ask()

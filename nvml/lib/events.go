@@ -16,7 +16,7 @@ import (
 const (
 	// eventWait bounds one wait inside the library, and so the time until Events notices that its caller has gone.
 	eventWait = time.Second
-	// firstRetry is how long after a wait that has failed the events are registered anew, and eventRetry how long after each try that fails,
+	// firstRetry is how long after a wait that has failed the events are registered again, and eventRetry how long after each try that fails,
 	// too. A wait that tells of a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
 	firstRetry, eventRetry = time.Second, 10 * time.Second
 	// registerWait is how long registering may take. The context of Events is that of the listener's life, which ends no wait.
@@ -191,7 +191,7 @@ func (d *Driver) listen(ctx context.Context, set *eventSet, found chan<- nvml.Ev
 	return nv.SUCCESS
 }
 
-// registerAgain registers anew until it succeeds or ctx ends, when it gives nil.
+// registerAgain registers again until it succeeds or ctx ends, when it gives nil.
 func (d *Driver) registerAgain(ctx context.Context) *eventSet {
 	for pause := firstRetry; ; pause = eventRetry {
 		select {

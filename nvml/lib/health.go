@@ -97,7 +97,7 @@ type reader struct {
 // reading is a value as the library has given it.
 func reading[T any](r *reader, v T, ret nv.Return) nvml.Reading[T] {
 	if ret == nv.SUCCESS {
-		return nvml.Told(v)
+		return nvml.Answered(v)
 	}
 	if err := check("reading the health", r.device.uuid, ret); errors.Is(err, nvml.ErrLost) || errors.Is(err, nvml.ErrNoDriver) {
 		r.err = cmp.Or(r.err, err)

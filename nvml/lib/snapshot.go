@@ -116,7 +116,7 @@ func (s *session) count(d device, m *model) {
 		case ret == nv.SUCCESS && free > 0:
 			p.Max = free
 		case ret != nv.SUCCESS && !isNotProvided(ret):
-			m.counted = false // the next look asks again
+			m.counted = false // the next observation asks again
 		}
 	}
 }

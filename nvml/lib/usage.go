@@ -18,7 +18,7 @@ import (
 const (
 	// sampleGap is the time between the two samples of an instance. Less than 100 ms, says nvml.h, and the counters need not have moved.
 	sampleGap = 200 * time.Millisecond
-	// mostSampled bounds the instances that are sampled in one look. The largest node has 16 GPUs of 7 instances.
+	// mostSampled bounds the instances that are sampled in one observation. The largest node has 16 GPUs of 7 instances.
 	mostSampled = 256
 )
 
@@ -118,7 +118,7 @@ func (u *usage) gpu(index int, r *reader) (nvml.Usage, error) {
 		errors.As(err, &e)
 		out.Processes = nvml.Reading[[]nvml.ProcessUsage]{Code: e.Code}
 	default:
-		out.Processes = nvml.Told(u.processes(r, found))
+		out.Processes = nvml.Answered(u.processes(r, found))
 	}
 	return out, nil
 }
@@ -202,7 +202,7 @@ func (r *reader) begin(of *nvml.Usage, instances []int, most int) []*measurement
 	var out []*measurement
 	for _, gi := range instances {
 		if !slices.ContainsFunc(of.Processes.Value, func(p nvml.ProcessUsage) bool { return p.GI == gi }) {
-			of.Instances[gi] = nvml.Told(0.0)
+			of.Instances[gi] = nvml.Answered(0.0)
 			continue
 		}
 		if len(out) >= most {
@@ -274,7 +274,7 @@ func (m *measurement) end() nvml.Reading[float64] {
 	return out
 }
 
-// free lets go of the samples, since nobody has measured whether an instance can be destroyed of which a program keeps one.
+// free lets go of the samples, since no one has measured whether an instance can be destroyed of which a program keeps one.
 func (m *measurement) free() {
 	for _, s := range m.samples {
 		_ = s.Free() // it only fails for what is none

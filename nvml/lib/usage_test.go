@@ -109,8 +109,8 @@ func TestHowBusyProcessesAndInstancesAreIsToldWhereNVMLTellsIt(t *testing.T) {
 		withProcess    nvml.Reading[float64]
 		withoutProcess nvml.Reading[float64]
 	}{
-		{"H100-80GB", nvml.Told(40.0), nvml.Told(0.0)},
-		{"A100-80GB", nvml.Reading[float64]{Code: "ERROR_NOT_SUPPORTED"}, nvml.Told(0.0)},
+		{"H100-80GB", nvml.Answered(40.0), nvml.Answered(0.0)},
+		{"A100-80GB", nvml.Reading[float64]{Code: "ERROR_NOT_SUPPORTED"}, nvml.Answered(0.0)},
 	} {
 		t.Run(c.model, func(t *testing.T) {
 			n := gpusimtest.Node(t, fmt.Sprintf("gpus: [{model: %s}, {model: %s, mig: true}]", c.model, c.model))
@@ -118,9 +118,9 @@ func TestHowBusyProcessesAndInstancesAreIsToldWhereNVMLTellsIt(t *testing.T) {
 			inUse(t, n, d)
 			got := usageOf(t, d, d)
 			want := []nvml.ProcessUsage{
-				{PID: 11, GI: nvml.WholeGPU, UsedMiB: 1100, Busy: nvml.Told(70.0)}, {PID: 12, GI: nvml.WholeGPU, UsedMiB: 1200, Busy: nvml.Told(0.0)},
+				{PID: 11, GI: nvml.WholeGPU, UsedMiB: 1100, Busy: nvml.Answered(70.0)}, {PID: 12, GI: nvml.WholeGPU, UsedMiB: 1200, Busy: nvml.Answered(0.0)},
 			}
-			if diff := cmp.Diff(nvml.Told(want), got[0].Processes); diff != "" {
+			if diff := cmp.Diff(nvml.Answered(want), got[0].Processes); diff != "" {
 				t.Errorf("processes of the GPU (-want +got):\n%s", diff)
 			}
 			for _, p := range got[1].Processes.Value {

@@ -16,7 +16,7 @@ import (
 )
 
 // drained is what people do by hand: all pods leave the node, nvidia-mig-parted cuts the GPUs, the device plugin starts
-// anew, and the node is opened again. Nobody pauses between the commands.
+// again, and the node is opened again. Nobody pauses between the commands.
 type drained struct {
 	*stage
 	programs incumbent.Programs

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// wish is the name of the config that every scenario asks for.
+// request is the name of the config that every scenario asks for.
 const wish = "wish"
 
 // scenario is a state of a node's GPUs and a change that is asked for. It is a row of the table.
@@ -134,7 +134,7 @@ func (s scenario) want(before []nvml.GPU) ([]cut, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}
-	wishes, err := config.Merge(nil, configs).Wishes(wish, before)
+	wishes, err := config.Merge(nil, configs).Requests(wish, before)
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}

@@ -489,5 +489,5 @@ func (b Builder) logf(format string, args ...any) {
 	if b.Log == nil {
 		return
 	}
-	_, _ = fmt.Fprintf(b.Log, format+"\n", args...) // progress that nobody can read stops no build
+	_, _ = fmt.Fprintf(b.Log, format+"\n", args...) // progress that no one can read stops no build
 }

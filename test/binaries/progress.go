@@ -19,7 +19,7 @@ const (
 	// wordEvery is the time between two lines about a build that goes on, or about a wait for another one. A CI system that
 	// hears nothing for ten minutes takes a job for dead.
 	wordEvery = 30 * time.Second
-	// drawEvery is the time between two looks of the bar at the build.
+	// drawEvery is the time between two observations of the bar at the build.
 	drawEvery = 250 * time.Millisecond
 )
 

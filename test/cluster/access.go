@@ -17,7 +17,7 @@ import (
 // Config returns how the administrator reaches the API server. The caller may change it.
 func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
-// ConfigFor returns how a user of that name in those groups reaches the API server. RBAC binds nobody but the system's
+// ConfigFor returns how a user of that name in those groups reaches the API server. RBAC binds no one but the system's
 // own users and groups, such as "system:node:gpu-1" of "system:nodes".
 func (c *Cluster) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	pair, err := c.authority.issue(userSubject(user, groups))

@@ -131,7 +131,7 @@ func (p *Proxy) Close() {
 // refuse needs mu.
 func (p *Proxy) refuse() {
 	if p.listener != nil {
-		_ = p.listener.Close() // nobody has closed it before
+		_ = p.listener.Close() // no one has closed it before
 		p.listener = nil
 	}
 	for l := range p.links {
@@ -139,7 +139,7 @@ func (p *Proxy) refuse() {
 	}
 }
 
-// listen needs mu. The port is ours while nobody listens on it too: the cluster holds it, and shares it.
+// listen needs mu. The port is ours while no one listens on it too: the cluster holds it, and shares it.
 func (p *Proxy) listen(ctx context.Context) error {
 	shared := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var failed error

@@ -61,7 +61,7 @@ func (s *screen) word(format string, args ...any) { s.marked(cyan, "»", format,
 // pod prints what became of a pod.
 func (s *screen) pod(format string, args ...any) { s.marked(yellow, "·", format, args...) }
 
-// shock prints what nobody should do to an agent.
+// shock prints what no one should do to an agent.
 func (s *screen) shock(format string, args ...any) { s.marked(red, "✘", format, args...) }
 
 func (s *screen) marked(c *color.Color, mark, format string, args ...any) {
@@ -101,6 +101,6 @@ func (s *screen) Write(p []byte) (int, error) {
 func (s *screen) print(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A demo whose terminal has gone has nobody left to tell.
+	// A demo whose terminal has gone has no one left to tell.
 	_, _ = io.WriteString(s.w, text)
 }

@@ -29,7 +29,7 @@ func TestAllPairsOfMaximalGeometries(t *testing.T) {
 				want, _ := a.cheapest(gpu, wish)
 
 				start := time.Now()
-				steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}}, plan.Desired{GPUs: plan.Targets{gpu.UUID: {Wish: nvml.Wish{MIG: true, Devices: wish}}}})
+				steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}}, plan.Desired{GPUs: plan.Targets{gpu.UUID: {Request: nvml.Request{MIG: true, Devices: wish}}}})
 				planning += time.Since(start)
 				if err != nil {
 					t.Fatalf("from %v to %s: %v", stands, to, err)

@@ -34,10 +34,10 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 		before := look(t, ours)
 		want := plan.Targets{}
 		for i, wish := range batch {
-			want[before[i].UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wish}}
+			want[before[i].UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: wish}}
 		}
 		for i := len(batch); i < perHost; i++ {
-			want[before[i].UUID] = plan.Target{Wish: nvml.Wish{MIG: true}}
+			want[before[i].UUID] = plan.Target{Request: nvml.Request{MIG: true}}
 		}
 		carryOut(t, ours, before, want)
 		if _, err := ours.MIGParted(t.Context(), "assert", "-f", file, "-c", "batch"); err != nil {

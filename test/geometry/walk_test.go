@@ -91,7 +91,7 @@ func (w *walker) round() {
 	want := plan.Targets{}
 	for _, g := range before {
 		wishes[g.UUID] = w.draw(g)
-		want[g.UUID] = plan.Target{Wish: nvml.Wish{MIG: true, Devices: wishes[g.UUID]}}
+		want[g.UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: wishes[g.UUID]}}
 	}
 	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, plan.Desired{GPUs: want})
 	if err != nil {
@@ -430,7 +430,7 @@ func exported(t *testing.T, h *incumbent.Host, gpus []nvml.GPU) map[nvml.UUID]ma
 	if err != nil {
 		t.Fatalf("reading what nvidia-mig-parted exports: %v\n%s", err, out)
 	}
-	all, err := config.Merge(nil, configs).Wishes("current", gpus)
+	all, err := config.Merge(nil, configs).Requests("current", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}

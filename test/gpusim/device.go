@@ -242,7 +242,7 @@ func (l *Library) MIGMode(d Device) (current, pending bool, r Return) {
 }
 
 // SetMIGMode asks for MIG mode on or off. Hopper and later change it at once, or refuse while a CUDA process is there.
-// Ampere takes the wish and says by activation whether it has come true: InUse while anything holds the GPU, persistence
+// Ampere takes the request and says by activation whether it has come true: InUse while anything holds the GPU, persistence
 // mode included, and ResetRequired where it cannot be reset from here.
 func (l *Library) SetMIGMode(d Device, on bool) (activation, r Return) {
 	r = l.writeGPU(SetMigMode, d, func(_ *state, g *gpu, f *Fault) Return {

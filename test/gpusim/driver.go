@@ -715,7 +715,7 @@ func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	return out, nil
 }
 
-// again registers anew until it succeeds or ctx ends, when it gives nil.
+// again registers again until it succeeds or ctx ends, when it gives nil.
 func (d *driver) again(ctx context.Context, op string) *EventSet {
 	for {
 		t := time.NewTimer(eventPatience)

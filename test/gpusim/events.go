@@ -62,7 +62,7 @@ func (s *state) emit(gpuIndex int, kind, data uint64, at *instance) {
 }
 
 // EventSet collects events of the GPUs that are registered with it, of each from then on. It is of no more use once the driver was
-// loaded anew.
+// loaded again.
 type EventSet struct {
 	library *Library
 	loads   int // of the driver, when it was made

@@ -239,7 +239,7 @@ func (n *Node) Reset(gpuIndex int) error {
 	return nil
 }
 
-// Reboot starts the node anew under a new boot id: no process and no instance is left, a pending mode is current, and
+// Reboot starts the node again under a new boot id: no process and no instance is left, a pending mode is current, and
 // MIG mode is off on GPUs that do not keep it.
 func (n *Node) Reboot() error {
 	return n.update("rebooting", func(s *state) error {

@@ -13,7 +13,7 @@ import (
 type Sequence struct {
 	Name  string
 	Means string // one line
-	// Harmless sequences leave the GPU as it was: nobody has to do anything.
+	// Harmless sequences leave the GPU as it was: no one has to do anything.
 	Harmless bool
 
 	fault, cure []step
@@ -225,7 +225,7 @@ var sequences = []Sequence{
 	},
 }
 
-// hang has every call that a look takes hang, or go on.
+// hang has every call that an observation takes hang, or go on.
 func (s *scene) hang(on bool) {
 	for _, function := range []string{Init, GetCount, GetHandleByIndex, GetUUID, GetFieldValues, GetHealth, GetMigMode, GetRunningProcesses, GetMemoryInfo} {
 		delete(s.Faults, function)

@@ -42,7 +42,7 @@ func (d *driver) Health(ctx context.Context, thorough bool) ([]nvml.Health, erro
 
 func told[T any](v T, r Return, lost *bool) nvml.Reading[T] {
 	if r == Success {
-		return nvml.Told(v)
+		return nvml.Answered(v)
 	}
 	*lost = *lost || r == GPUIsLost
 	return nvml.Reading[T]{Code: r.String()}

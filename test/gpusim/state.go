@@ -260,7 +260,7 @@ func newState(spec Spec) *state {
 	return s
 }
 
-// forget drops what is lost when the driver starts anew: geometry and processes always, MIG mode where it is not kept in
+// forget drops what is lost when the driver starts again: geometry and processes always, MIG mode where it is not kept in
 // the GPU itself, persistence mode where no daemon sets it again.
 func (s *state) forget() {
 	s.Loads++

@@ -156,7 +156,7 @@ func (s *store) update(change func(*state) bool) error {
 func (s *store) reload() error {
 	g := atomic.LoadUint64(s.generation)
 	if g%2 == 1 { // a writer died over the next file
-		g += 3 // a generation that nobody has seen, of the file before it
+		g += 3 // a generation that no one has seen, of the file before it
 		atomic.StoreUint64(s.generation, g)
 	}
 	file := stateFiles[g/2%2]

@@ -205,7 +205,7 @@ func (d *driver) usageOf(index int, sampled map[nvml.UUID][]int) (nvml.Usage, Re
 	if r != Success {
 		u.Processes = told[[]nvml.ProcessUsage](nil, r, &lost)
 	} else {
-		u.Processes = nvml.Told(d.processUsages(h, found, &lost))
+		u.Processes = nvml.Answered(d.processUsages(h, found, &lost))
 		d.sample(h, &u, sampled[u.UUID], &lost)
 	}
 	if lost {
@@ -244,7 +244,7 @@ func (d *driver) sample(h Device, u *nvml.Usage, ids []int, lost *bool) {
 	u.Instances = map[int]nvml.Reading[float64]{}
 	for _, id := range ids {
 		if !slices.ContainsFunc(u.Processes.Value, func(p nvml.ProcessUsage) bool { return p.GI == id }) {
-			u.Instances[id] = nvml.Told(0.0)
+			u.Instances[id] = nvml.Answered(0.0)
 			continue
 		}
 		var from, to GPMSample

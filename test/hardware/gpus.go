@@ -127,7 +127,7 @@ func (t *trial) plans() (string, error) {
 			continue
 		}
 		steps += len(r.Steps)
-		wishes, err := offline.Catalog.Wishes(name, t.before)
+		wishes, err := offline.Catalog.Requests(name, t.before)
 		errs = append(errs, err)
 		for _, g := range r.After {
 			wish, asked := wishes[g.UUID]
@@ -290,7 +290,7 @@ func (t *trial) fault(ctx context.Context) (string, error) {
 	return saw + "; the kernel's log " + names(ctx, logged, c.Process.Pid), nil
 }
 
-// mmuFault is the Xid of a kernel that uses an address which nobody has, and channelsRemoved that of what is done about it.
+// mmuFault is the Xid of a kernel that uses an address which no one has, and channelsRemoved that of what is done about it.
 const mmuFault, channelsRemoved = 31, 45
 
 // await waits until the driver has told of the fault and the process has ended.
@@ -361,7 +361,7 @@ func (t *trial) healthOf(ctx context.Context, gpu nvml.UUID) (nvml.Health, error
 	return all[at], nil
 }
 
-// free is a GPU that programs can use as a whole, on a machine where nobody else uses one.
+// free is a GPU that programs can use as a whole, on a machine where no one else uses one.
 func (t *trial) free() (nvml.GPU, error) {
 	if len(t.before) == 0 {
 		return nvml.GPU{}, notHere(unmet)

@@ -174,11 +174,11 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 			i := slices.IndexFunc(gpu.Profiles, func(p nvml.Profile) bool { return p.Slices == 1 })
 			name = "all-" + gpu.Profiles[i].Name
 		}
-		wishes, err := catalog.Wishes(name, gpus)
+		wishes, err := catalog.Requests(name, gpus)
 		if err != nil {
 			return err
 		}
-		want[gpu.UUID] = plan.Target{Wish: wishes[gpu.UUID]}
+		want[gpu.UUID] = plan.Target{Request: wishes[gpu.UUID]}
 	}
 	if err := carryOut(ctx, driver, want); err != nil {
 		return err
@@ -247,9 +247,9 @@ func (tr trial) ask(ctx context.Context, driver nvml.Driver) (refused, err error
 		return nil, err
 	}
 	want := plan.Targets{}
-	wishes, refused := config.Merge(nil, tr.file.configs).Wishes(tr.config, gpus)
+	wishes, refused := config.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
 	for gpu, wish := range wishes {
-		want[gpu] = plan.Target{Wish: wish}
+		want[gpu] = plan.Target{Request: wish}
 	}
 	if refused != nil {
 		return refused, nil

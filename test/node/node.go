@@ -256,7 +256,7 @@ func (n *Node) started(pod *corev1.Pod, c *corev1.Container, pid int) {
 func (n *Node) Stop(ctx context.Context) error {
 	n.features.Stop()
 	n.Kubelet.Stop()
-	_ = n.kernelLog.pipe.Close() // nobody could react to it
+	_ = n.kernelLog.pipe.Close() // no one could react to it
 	if err := n.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("deleting node %s: %w", n.Name, err)
 	}

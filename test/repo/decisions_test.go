@@ -74,7 +74,7 @@ var decidedByReason = map[string]string{
 // decidedByText are the functions that look into the text of an error or a message, and why they may.
 var decidedByText = map[string]string{
 	"kubectl-gpuslice report": "it prints each of several errors on a line",
-	"drain firstPending":    "it quotes what the scheduler says, another program, and leaves out what that says twice; nothing depends on it",
+	"drain firstPending":      "it quotes what the scheduler says, another program, and leaves out what that says twice; nothing depends on it",
 }
 
 // intoText are the functions of strings that find something in a text.

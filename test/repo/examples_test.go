@@ -59,7 +59,7 @@ func apply(t *testing.T, name string, profiles map[string]config.Profile, node s
 	if err != nil {
 		t.Fatal(err)
 	}
-	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileWishes(name, gpus)
+	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests(name, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func apply(t *testing.T, name string, profiles map[string]config.Profile, node s
 	return gpus
 }
 
-func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, wish nvml.Wish) {
+func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, wish nvml.Request) {
 	t.Helper()
 	if gpu.Enabled != wish.MIG {
 		if err := driver.SetMode(t.Context(), gpu.UUID, wish.MIG); err != nil {

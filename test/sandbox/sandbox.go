@@ -90,7 +90,7 @@ func (o Options) flags() []string {
 	return flags
 }
 
-// ownUserNamespace makes the process root of a user namespace in which nobody but this user exists. That is what allows
+// ownUserNamespace makes the process root of a user namespace in which no one but this user exists. That is what allows
 // an ordinary user to mount.
 func ownUserNamespace(attr *syscall.SysProcAttr) {
 	attr.Cloneflags |= syscall.CLONE_NEWUSER

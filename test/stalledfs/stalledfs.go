@@ -54,7 +54,7 @@ type FS struct {
 	t      testing.TB
 	server io.Writer   // takes commands
 	said   chan string // what it says to them
-	others chan int    // ids of threads of other processes that wait; those that nobody takes are left out
+	others chan int    // ids of threads of other processes that wait; those that no one takes are left out
 	mu     sync.Mutex
 	asked  chan struct{} // closed when somebody waits; nil while it answers
 }
@@ -207,7 +207,7 @@ type server struct {
 	until chan struct{} // closed when it answers again; nil while it does
 }
 
-func (s *server) say(what string) { _, _ = fmt.Fprintln(os.Stdout, what) } // to nobody, if the test has ended
+func (s *server) say(what string) { _, _ = fmt.Fprintln(os.Stdout, what) } // to no one, if the test has ended
 
 func (s *server) set(silent bool) {
 	s.mu.Lock()

@@ -97,7 +97,7 @@ func (h *Host) Reboots() int {
 // BeginReboot is an administrator's "systemctl reboot". The error is logind's, a dbus.Error.
 func (h *Host) BeginReboot() error { return h.reboot() }
 
-// Boot is the host that comes back: no shutdown is under way, and nobody holds a lock. Units are as they were.
+// Boot is the host that comes back: no shutdown is under way, and no one holds a lock. Units are as they were.
 func (h *Host) Boot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -230,7 +230,7 @@ func (h *Host) valid(i Inhibitor) error {
 // covers tells whether the lock is for that.
 func (i Inhibitor) covers(what string) bool { return slices.Contains(strings.Split(i.What, ":"), what) }
 
-// watch waits until nobody holds the lock any more.
+// watch waits until no one holds the lock any more.
 func (h *Host) watch(lock *held) {
 	_, _ = io.Copy(io.Discard, lock.end) // its end is all that counts
 	h.mu.Lock()

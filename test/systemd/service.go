@@ -108,7 +108,7 @@ func (s *service) receive(name string, message *dbus.Message) {
 		if r != nil {
 			s.send(message, r)
 		}
-	default: // an answer to what was asked of nobody
+	default: // an answer to what was asked of no one
 	}
 }
 

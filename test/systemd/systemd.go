@@ -31,7 +31,7 @@ type Options struct {
 	// Version of systemd, which is what its answers differ by: 0 is 257. From 257 on, locks of mode "block" stop
 	// root's reboot too.
 	Version int
-	// NoLogind and NoSystemd leave one of them away: nobody owns its name.
+	// NoLogind and NoSystemd leave one of them away: no one owns its name.
 	NoLogind, NoSystemd bool
 	// InhibitDelayMax is how long a reboot waits for locks of mode "delay". 0 is 5 s, logind's own default.
 	InhibitDelayMax time.Duration
@@ -137,14 +137,14 @@ func (h *Host) Close() error {
 	return os.RemoveAll(h.dir)
 }
 
-// RestartBus ends the bus with all connections to it, and starts it anew at the same address. What logind and systemd
+// RestartBus ends the bus with all connections to it, and starts it again at the same address. What logind and systemd
 // know stays.
 func (h *Host) RestartBus(ctx context.Context) error {
 	h.stop()
 	return h.start(ctx)
 }
 
-// StopBus ends the bus with all connections to it. Its socket stays, and nobody listens on it.
+// StopBus ends the bus with all connections to it. Its socket stays, and no one listens on it.
 func (h *Host) StopBus() { h.stop() }
 
 func (h *Host) start(ctx context.Context) error {

@@ -73,7 +73,7 @@ func (d *Evictions) Evict(ctx context.Context, in act.Input) error {
 	return d.EvictPods(ctx, in, in.Step().Pods)
 }
 
-// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next look can tell that they
+// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next observation can tell that they
 // are gone.
 func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
@@ -84,11 +84,11 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 	d.Wakes.BlockedBy(verdicts)
 	d.Metrics.Evicted(verdicts)
 	for _, v := range verdicts {
-		d.tell(in.Seen, in.Want, v)
+		d.report(in.Seen, in.Want, v)
 	}
 	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
 		return &api.Failure{
-			Wish: in.Want.Fingerprint, Reason: config.ReasonEvictionBlocked,
+			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonEvictionBlocked,
 			Message: fmt.Sprintf("pods still there at the deadline, %s: %s",
 				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(drain.Summary(verdicts, verdicts[late].Deadline))),
 		}
@@ -167,7 +167,7 @@ func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desi
 }
 
 // tell records an Event on the pod, and on the node, that the pod has to leave.
-func (d *Evictions) tell(seen *state.Observed, want state.Desired, v drain.Verdict) {
+func (d *Evictions) report(seen *state.Observed, want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
 		return
@@ -195,7 +195,7 @@ func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 		until = until.Add(decide.From(d.Settings.With(want.Drain)).EndFor)
 	}
 	if d.Clock.Now().After(until) && !want.Undo {
-		return &api.Failure{Wish: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}
+		return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}
 	}
 	wait := &outcome.Waiting{
 		Reason: reason, After: outcome.EvictionRetry, Message: fmt.Sprintf("no pod is evicted %v", busy),
@@ -219,7 +219,7 @@ func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 	message := fmt.Sprintf("waiting for the pods of %s to end: %s", in.Step().Label, sanitize.Names(pods))
 	until := d.Retries.Deadline(in.Seen, in.Want, in.Step())
 	if d.Clock.Now().After(until) && !in.Want.Undo {
-		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonPausingOperands, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,

@@ -179,7 +179,7 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
 	learnt := in.Seen.Record.Learnt
 	failed := in.Seen.Journal.Undo
-	if failed != nil && !failed.Later && in.Want.Undo && (learnt.Failed == nil || learnt.Failed.Wish != failed.Wish) {
+	if failed != nil && !failed.Later && in.Want.Undo && (learnt.Failed == nil || learnt.Failed.Fingerprint != failed.Fingerprint) {
 		learnt.Failed = failed
 	}
 	learnt.NoReset = in.Seen.Refusal()
@@ -189,7 +189,7 @@ func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
 	f.Journal.Learn(ctx, learnt)
 }
 
-// Park gives the node back until it is rebooted. The journal stays: if a user withdraws the wish, the agent takes the pending modes back.
+// Park gives the node back until it is rebooted. The journal stays: if a user withdraws the request, the agent takes the pending modes back.
 // Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
 func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 	j := *in.Seen.Journal
@@ -201,7 +201,7 @@ func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 	return nil
 }
 
-// LeaveJournal gives the node back, and leaves the journal with what the agent owes still.
+// LeaveJournal gives the node back, and leaves the journal with what the agent must restore still.
 func (f *Fencing) LeaveJournal(ctx context.Context, seen *state.Observed, w journal.Write, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	lifted := f.by(&j)

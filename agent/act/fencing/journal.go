@@ -54,10 +54,10 @@ func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 		j.Wish = in.Want.Fingerprint
 	}
 	recordLayouts(j, in)
-	owe(j, in)
-	oweKept(j, in.Seen.Leftovers.Orphan.Kept)
+	recordTaken(j, in)
+	recordKept(j, in.Seen.Leftovers.Orphan.Kept)
 	if in.Seen.Journal == nil && in.Steps[0].Kind == plan.Adopt {
-		j.Undo = cmp.Or(in.Seen.Failed(in.Want), in.Want.Left) // a failed wish is not tried again
+		j.Undo = cmp.Or(in.Seen.Failed(in.Want), in.Want.Left) // a failed request is not tried again
 	}
 	return j, f.notePlugin(j, in)
 }
@@ -114,7 +114,7 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 }
 
 // owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
-func owe(j *journal.Journal, in act.Input) {
+func recordTaken(j *journal.Journal, in act.Input) {
 	paused := maps.Clone(in.Seen.Leftovers.Orphan.Labels)
 	if paused == nil {
 		paused = map[string]string{}
@@ -147,8 +147,8 @@ func owe(j *journal.Journal, in act.Input) {
 	}
 }
 
-// oweKept notes the annotations for autoscalers that an agent has left on the node without a journal.
-func oweKept(j *journal.Journal, left []string) {
+// recordKept notes the annotations for autoscalers that an agent has left on the node without a journal.
+func recordKept(j *journal.Journal, left []string) {
 	j.Kept = slices.Clone(j.Kept)
 	for _, key := range left {
 		if !slices.Contains(j.Kept, key) {

@@ -81,7 +81,7 @@ func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen *state.Observed) 
 // The debts of the change stay in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
 // on it, or if a user has asked to keep it.
 func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
-	if seen.Marks.Upgrade == "" { // also if the look has ended before it read the node
+	if seen.Marks.Upgrade == "" { // also if the observation has ended before it read the node
 		return
 	}
 	others := seen.Tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })

@@ -306,7 +306,7 @@ func (a *agent) fail()    { a.Helper(); a.must(a.Fail(a.Context(), a.pool, a.cha
 
 func (a *agent) look() state.Slot {
 	a.Helper()
-	seen, err := a.Look(a.Context(), a.pool, a.change)
+	seen, err := a.Read(a.Context(), a.pool, a.change)
 	a.must(err)
 	return seen
 }

@@ -39,7 +39,7 @@ const (
 	// RenewAfter is a third of Duration, so that two renewals may fail.
 	RenewAfter = Duration / 3
 	// Patience is how long a node waits for an older one that does not take a slot, while by the Lease one is free. After that it goes
-	// first. If it then counts the nodes, and finds that the pool is full of unavailable nodes without a slot, it waits anew. Patience
+	// first. If it then counts the nodes, and finds that the pool is full of unavailable nodes without a slot, it waits again. Patience
 	// is longer than the longest pause of a node that may take a free slot.
 	Patience = 10 * time.Second
 	// MaxNodes is how many nodes of any pool have a slot at once, and how many the queue holds. A node that finds no room in the queue
@@ -91,7 +91,7 @@ func PoolOf(m config.Maintenance, p config.Pool) Pool {
 // Change is what a node wants a slot for.
 type Change struct {
 	Node      string
-	UID       types.UID // of the node: a node created anew has the same name and another UID
+	UID       types.UID // of the node: a node created again has the same name and another UID
 	Operation string    // identifies the change: a slot is the node's own only for it, and its failure is counted once
 	Since     time.Time // since when the node wants the slot; the node with the earliest time goes first
 }
@@ -114,7 +114,7 @@ func (s *Leases) Forget() { s.views = nil }
 
 // Look reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
 // more often a node looks, the sooner it finds out that the holder of a slot is gone.
-func (s *Leases) Look(ctx context.Context, pool Pool, c Change) (state.Slot, error) {
+func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, error) {
 	r, err := s.read(ctx, pool)
 	if err != nil {
 		return state.Slot{}, err

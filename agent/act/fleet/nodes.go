@@ -72,9 +72,9 @@ func (s *Leases) census(ctx context.Context, pool Pool) (*census, error) {
 // reviewed is how many nodes review reads at most, one by one: about as many requests as a census of a large pool has.
 const reviewed = 20
 
-// review reads the nodes anew that had a slot and have none by the Lease that was read now: in a large pool nodes leave all the time, and a census
-// takes so long that after each of them it would begin anew, for ever. It leaves the census as old as it is if more nodes have left than it can
-// tell: a node that got a slot and returned it since the last look is not seen among the holders, but counted by the Lease.
+// review reads the nodes again that had a slot and have none by the Lease that was read now: in a large pool nodes leave all the time, and a census
+// takes so long that after each of them it would begin again, for ever. It leaves the census as old as it is if more nodes have left than it can
+// tell: a node that got a slot and returned it since the last observation is not seen among the holders, but counted by the Lease.
 func (s *Leases) review(ctx context.Context, pool Pool, c *census, r *record) error {
 	var left []holder
 	for _, h := range c.holders {
@@ -141,7 +141,7 @@ func (c *census) unavailableNodes(holders []holder, but Change) []string {
 	return away
 }
 
-// deletedNodes returns the holders of slots whose node was deleted, or was created anew by the same name. It asks the API server only for
+// deletedNodes returns the holders of slots whose node was deleted, or was created again by the same name. It asks the API server only for
 // nodes that are not among the known ones: a node that does not match the pool's selector any more may still be in the middle of its
 // change.
 func (s *Leases) deletedNodes(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {

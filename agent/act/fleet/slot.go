@@ -28,10 +28,10 @@ type Slot struct {
 	Clock     *monotonic.Clock
 	Log       *zap.Logger
 
-	claim  string    // operation for which this process has taken a slot
-	full   *Full     // the last reported reason why the node waits for a slot
-	fullAt time.Time // when the agent has reported it
-	apart  notQueued // the pool has nothing of this node, as this process has seen it last; zero if that is not known
+	claim     string    // operation for which this process has taken a slot
+	full      *Full     // the last reported reason why the node waits for a slot
+	fullAt    time.Time // when the agent has reported it
+	notQueued notQueued // the pool has nothing of this node, as this process has seen it last; zero if that is not known
 }
 
 // notQueued is a node in a pool that neither has a slot nor waits for one.
@@ -42,7 +42,7 @@ type notQueued struct {
 
 // slots are for whatever may change what the pool has of this node.
 func (t *Slot) slots() *Leases {
-	t.apart = notQueued{}
+	t.notQueued = notQueued{}
 	return t.Slots
 }
 
@@ -70,18 +70,18 @@ func poolOf(s *state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
-// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for a look
+// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for an observation
 // that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
 func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !seen.InLimitedPool() {
 		return
 	}
 	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
-	if !fresh && t.apart == apart {
+	if !fresh && t.notQueued == apart {
 		return
 	}
 	var err error
-	if seen.Pool.Slot, err = t.slots().Look(ctx, poolOf(seen), t.change(seen)); err != nil {
+	if seen.Pool.Slot, err = t.slots().Read(ctx, poolOf(seen), t.change(seen)); err != nil {
 		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
@@ -89,7 +89,7 @@ func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		t.claim = ""
 	}
 	if seen.Pool.Slot == (state.Slot{}) && t.claim == "" {
-		t.apart = apart
+		t.notQueued = apart
 	}
 }
 
@@ -106,7 +106,7 @@ func (t *Slot) Renew(ctx context.Context, seen *state.Observed) {
 }
 
 // holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
-// earlier one or another node's agent, does not count before the change has begun: Take asks for it anew.
+// earlier one or another node's agent, does not count before the change has begun: Take asks for it again.
 func (t *Slot) holds(s *state.Observed) bool {
 	operation := cmp.Or(s.Operation(), t.claim)
 	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
@@ -185,7 +185,7 @@ func (t *Slot) Paused(s *state.Observed, why string) *outcome.Waiting {
 	}
 }
 
-// await returns which nodes are in the way. These change often, so the agent reports them anew only now and then.
+// await returns which nodes are in the way. These change often, so the agent reports them again only now and then.
 func (t *Slot) await(seen *state.Observed, full *Full) error {
 	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
 	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before

@@ -298,7 +298,7 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
 	s.fillSpec(r, len(left)+len(come) > 0)
 	leases := s.Client.Leases(s.Namespace)
-	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease anew, and finds the write.
+	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease again, and finds the write.
 	err = kube.Retry(ctx, func() (err error) {
 		if r.absent {
 			_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})

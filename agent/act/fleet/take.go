@@ -53,7 +53,7 @@ func (v *view) missed() time.Duration {
 	return spread(longest << min(v.misses-1, 2))
 }
 
-// noteRenewals remembers which holders have renewed their slots since the last look.
+// noteRenewals remembers which holders have renewed their slots since the last observation.
 func (v *view) noteRenewals(holders []holder, now time.Time) {
 	old := v.renewals
 	v.renewals = make(map[types.UID]sighting, len(holders))
@@ -189,7 +189,7 @@ func (t *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
 }
 
 // expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
-// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them anew: always in
+// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them again: always in
 // a small pool, and now and then in a large one.
 func (t *acquisition) expected(st *leaseState) (limit, room int) {
 	switch l := t.pool.Limit; {
@@ -209,7 +209,7 @@ func (t *acquisition) expected(st *leaseState) (limit, room int) {
 }
 
 // takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. After another agent's write, a census from before
-// it is, once the nodes that have lost or returned their slots are read anew: each other node that an agent can have made unavailable since the
+// it is, once the nodes that have lost or returned their slots are read again: each other node that an agent can have made unavailable since the
 // census is among the holders.
 func (t *acquisition) takeCensus(ctx context.Context, r *record) error {
 	if t.nodes != nil {

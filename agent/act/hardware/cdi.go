@@ -31,7 +31,7 @@ func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
 	seen.Specs, g.trouble = stale, text
 }
 
-// Regenerate writes the CDI specs anew.
+// Regenerate writes the CDI specs again.
 func (g *GPUs) Regenerate(ctx context.Context, in act.Input) error {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()

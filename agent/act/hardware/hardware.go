@@ -1,4 +1,4 @@
-// Package hardware changes the GPUs of the node, one call into the driver at a time, and writes their CDI specs anew.
+// Package hardware changes the GPUs of the node, one call into the driver at a time, and writes their CDI specs again.
 package hardware
 
 import (
@@ -22,7 +22,7 @@ import (
 type Specs interface {
 	// Stale names the specs that describe other instances than the present ones. It names none if no spec is in use.
 	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)
-	// Write writes the stale specs anew, each as a whole or not at all.
+	// Write writes the stale specs again, each as a whole or not at all.
 	Write(ctx context.Context, gpus []nvml.GPU) error
 }
 

@@ -197,7 +197,7 @@ func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
 	if lacksKey(m, in.Want) { // another program has taken it away since Prepare, or this is the way back
 		err := h.patchConfigMap(ctx, m, key, &in.Want.Plugin.KeyContent)
 		if why := whyRefused(m, err); why != "" && !in.Want.Undo {
-			return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
+			return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
 		}
 		if err != nil {
 			return err
@@ -345,10 +345,10 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
 func (h *Handover) Reload(ctx context.Context, in act.Input) error {
-	untold, wait := h.tellFirst(ctx, in, h.UnnotifiedReaders(in.Seen.Plugin))
+	untold, wait := h.notifyFirst(ctx, in, h.UnnotifiedReaders(in.Seen.Plugin))
 	if len(untold) == 0 {
 		if wait == nil && in.Seen.Plugin.Early {
-			h.tellEarly(ctx, in.Seen)
+			h.notifyEarly(ctx, in.Seen)
 		}
 		return wait
 	}
@@ -395,7 +395,7 @@ func (h *Handover) DaemonsGone(in act.Input) error {
 	message := "waiting for the MPS control daemon to end: " + sanitize.Listed(pods)
 	until := h.Retries.Deadline(in.Seen, in.Want, in.Step())
 	if h.Clock.Now().After(until) && !in.Want.Undo {
-		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,

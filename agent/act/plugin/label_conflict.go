@@ -50,7 +50,7 @@ func (h *Handover) refuseToSetAgain(seen *state.Observed, want state.Desired) er
 		h.labelWrites.times = 0
 		return errors.New(message)
 	}
-	return &api.Failure{Wish: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: message}
+	return &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonStepHadNoEffect, Message: message}
 }
 
 // labeler names the programs that have set the label, by managedFields.

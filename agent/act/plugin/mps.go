@@ -18,7 +18,7 @@ import (
 
 // tellFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
 // ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
-func (h *Handover) tellFirst(ctx context.Context, in act.Input, untold []types.UID) ([]types.UID, error) {
+func (h *Handover) notifyFirst(ctx context.Context, in act.Input, untold []types.UID) ([]types.UID, error) {
 	plugins, others := h.readersByRole(in.Seen)
 	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != config.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
 		return untold, nil
@@ -57,7 +57,7 @@ func isIn(pods []types.UID) func(types.UID) bool {
 }
 
 // tellEarly tells an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
-func (h *Handover) tellEarly(ctx context.Context, seen *state.Observed) {
+func (h *Handover) notifyEarly(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 	defer cancel()
 	h.NoteEarlyNotified()

@@ -51,7 +51,7 @@ type Rebooter struct {
 func (r *Rebooter) Forget(time.Time) { r.next = time.Time{} }
 
 const (
-	// rebootRetry is the pause between two looks whether the node has been rebooted: each reboot starts the agent anew.
+	// rebootRetry is the pause between two observations whether the node has been rebooted: each reboot starts the agent again.
 	retry = 30 * time.Second
 	// maxReboots and maxRebootsUndo bound the reboots of one change. A mode that is still pending after one reboot
 	// would be so after the next; an undo may need one of its own.
@@ -115,7 +115,7 @@ func (r *Rebooter) Allowed(ctx context.Context, in act.Input) error {
 		err = r.Host.CanReboot(call)
 	}
 	if err != nil {
-		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func (r *Rebooter) Reboot(ctx context.Context, in act.Input) error {
 	if bootUnknown || slices.Contains(j.Reboots, in.Seen.Boot.ID) {
 		if r.Clock.Since(j.RebootAsked) > r.Settings.Timeouts.Reboot {
 			return &api.Failure{
-				Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot,
+				Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot,
 				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", r.Settings.Timeouts.Reboot),
 			}
 		}
@@ -153,7 +153,7 @@ func (r *Rebooter) Reboot(ctx context.Context, in act.Input) error {
 	defer cancel()
 	err := r.Host.Reboot(call)
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
-		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
 	return r.await(j) // after any other error the host may go down all the same
 }

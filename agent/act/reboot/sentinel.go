@@ -73,7 +73,7 @@ func (s *Sentinel) write(ctx context.Context, why string) (err error) {
 			err = errors.Join(err, fmt.Errorf("tidying up after asking for a reboot: %w", gone))
 		}
 	}()
-	if err := writeAnew(whole, fmt.Sprintf("%s: %s\n", config.FieldManager, why)); err != nil {
+	if err := rewrite(whole, fmt.Sprintf("%s: %s\n", config.FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
 	if ctx.Err() != nil { // the caller does not wait any more, and may not need the reboot by now
@@ -90,8 +90,8 @@ func (s *Sentinel) write(ctx context.Context, why string) (err error) {
 	return fmt.Errorf("asking for a reboot: %w; let the agent write there, or set reboot.sentinel", err)
 }
 
-// writeAnew writes a new file at the path, in place of one that is there.
-func writeAnew(path, text string) error {
+// rewrite writes a new file at the path, in place of one that is there.
+func rewrite(path, text string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

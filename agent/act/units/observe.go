@@ -66,7 +66,7 @@ func runs(state string) bool { return state != "" && state != "inactive" && stat
 
 // ObserveOwed finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
 // object. The agent does not start units that are not in the settings any more, and reports them.
-func (u *Units) ObserveOwed(ctx context.Context, seen *state.Observed) {
+func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
 	owed := u.Journal.Record.Now().Host
 	if seen.Journal != nil || u.Journal.Record.Now().Ends && !seen.Record.StrangeJournal {
 		return
@@ -121,7 +121,7 @@ func notStarted(unit, why string) string {
 
 // TellDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
 // the settings name: Down names them until they run.
-func (u *Units) TellDropped(seen *state.Observed) {
+func (u *Units) ReportDropped(seen *state.Observed) {
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
 		why := seen.Record.Dropped[unit]
 		if u.reportedDropped[unit] == why {
@@ -149,7 +149,7 @@ func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.
 }
 
 // TellNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
-func (u *Units) TellNotRunning(seen *state.Observed) {
+func (u *Units) ReportNotRunning(seen *state.Observed) {
 	if !seen.Started.Asked {
 		return
 	}

@@ -78,7 +78,7 @@ func (u *Units) Stop(ctx context.Context, in act.Input) error {
 	}
 	if u.Clock.Now().After(until) && !in.Want.Undo {
 		return &api.Failure{
-			Wish: in.Want.Fingerprint, Reason: config.ReasonUnitFailed,
+			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonUnitFailed,
 			Message: fmt.Sprintf("%s of this host has not stopped in %s; see systemctl status %s", in.Step().Unit, u.Settings.Timeouts.Unit, in.Step().Unit),
 		}
 	}

@@ -114,7 +114,7 @@ func (p *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 	return &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 }
 
-// Await returns what is missing, until a look finds that nothing is.
+// Await returns what is missing, until an observation finds that nothing is.
 func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	now := p.Clock.Now()
 	if p.began.IsZero() {
@@ -133,7 +133,7 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
 	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
-		return &api.Failure{Wish: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
 	}
 	if !fresh {
 		p.noteLate(in.Seen, now)
@@ -158,7 +158,7 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 		}
 	}
 	return &api.Failure{
-		Wish: in.Want.Fingerprint, Reason: lacks.reason,
+		Fingerprint: in.Want.Fingerprint, Reason: lacks.reason,
 		Message: outcome.Clauses(lacks.advice, fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
 	}
 }

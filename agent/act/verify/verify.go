@@ -1,5 +1,5 @@
 // Package verify proves the capacity: it compares what kubelet offers with the hardware and with the desired sharing, and a change waits until
-// two looks agree.
+// two observations agree.
 package verify
 
 import (
@@ -39,9 +39,9 @@ func (p *Verifier) Follow(seen *state.Observed) {
 }
 
 // ProveAnew makes the agent prove the capacity again.
-func (p *Verifier) ProveAnew() { p.proof.Agreed = 0 }
+func (p *Verifier) Restart() { p.proof.Agreed = 0 }
 
-// Pause makes the wait for capacity begin anew: time in which the agent cannot see the node does not count.
+// Pause makes the wait for capacity begin again: time in which the agent cannot see the node does not count.
 func (p *Verifier) Pause() { p.began = time.Time{} }
 
 // End ends the wait for capacity.
@@ -71,17 +71,17 @@ func (p *Verifier) awaitedFeatures(seen *state.Observed, want *state.DesiredPlug
 }
 
 // Prove compares the capacity with the hardware, and with the desired sharing, if that is known.
-func (p *Verifier) Prove(seen *state.Observed, want *state.DesiredPlugin) {
-	p.prove(seen, want, func(capacity.Resources) []state.Withdrawn { return nil })
+func (p *Verifier) Compare(seen *state.Observed, want *state.DesiredPlugin) {
+	p.compare(seen, want, func(capacity.Resources) []state.Withdrawn { return nil })
 }
 
 // ProveDesired is Prove for what is asked for: it asks besides that no pod holds what kubelet gives out to others by now. Neither what was before a
 // change, nor the way back to it, can promise that.
-func (p *Verifier) ProveDesired(seen *state.Observed, want state.Desired) {
-	p.prove(seen, want.Plugin, func(stands capacity.Resources) []state.Withdrawn { return seen.WithdrawnFrom(stands, want) })
+func (p *Verifier) CompareDesired(seen *state.Observed, want state.Desired) {
+	p.compare(seen, want.Plugin, func(stands capacity.Resources) []state.Withdrawn { return seen.WithdrawnFrom(stands, want) })
 }
 
-func (p *Verifier) prove(seen *state.Observed, want *state.DesiredPlugin, withdrawn func(stands capacity.Resources) []state.Withdrawn) {
+func (p *Verifier) compare(seen *state.Observed, want *state.DesiredPlugin, withdrawn func(stands capacity.Resources) []state.Withdrawn) {
 	seen.Capacity.Strategy, seen.Capacity.Withdrawn = p.DevicePlugin.Strategy(seen, want), nil
 	var stands capacity.Resources
 	switch {
@@ -108,7 +108,7 @@ func (p *Verifier) prove(seen *state.Observed, want *state.DesiredPlugin, withdr
 	}
 	seen.Capacity.Proof = p.proof
 	p.withheld.addTo(seen, p.Clock.Now())
-	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first look counts without them
+	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first observation counts without them
 		seen.Capacity.Missing = stale
 		seen.Capacity.Proof.CountFirst(p.Clock.Now())
 		return
@@ -116,9 +116,9 @@ func (p *Verifier) prove(seen *state.Observed, want *state.DesiredPlugin, withdr
 	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
 }
 
-// LastLookDue reports whether the look that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
+// LastLookDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
 // has to read the API server.
-func (p *Verifier) LastLookDue() bool {
+func (p *Verifier) LastObservationDue() bool {
 	return !p.began.IsZero() && p.proof.Agreed == plan.Proof-1 && p.proof.StaleSince.IsZero() && p.proof.Left(p.Clock.Now()) <= 0
 }
 

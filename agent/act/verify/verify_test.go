@@ -60,7 +60,7 @@ func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed 
 		GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
 		Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
 	}
-	c.prover.Prove(&seen, c.want)
+	c.prover.Compare(&seen, c.want)
 	c.prover.Follow(&seen)
 	if err := c.prover.Await(c.t.Context(), act.Input{Seen: &seen, Want: state.Desired{Plugin: c.want}}); err == nil {
 		c.t.Error("the wait is over without a word")
@@ -70,11 +70,11 @@ func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed 
 
 func (c *change) expect(what string, d time.Duration, replicas string, ids []string, agreed int, rest time.Duration, due bool) {
 	c.t.Helper()
-	if is := c.prover.LastLookDue(); is {
+	if is := c.prover.LastObservationDue(); is {
 		c.t.Errorf("%s: the last look is due at once", what)
 	}
 	c.clock.Step(d)
-	if is := c.prover.LastLookDue(); is != due {
+	if is := c.prover.LastObservationDue(); is != due {
 		c.t.Errorf("%s: the last look is due: %t", what, is)
 	}
 	if n, left := c.looks(0, replicas, ids...); n != agreed || left != rest {
@@ -131,7 +131,7 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 			Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
 		}
 		seen.DevicePlugin.Unconnected = "kubelet has lost it"
-		c.prover.Prove(&seen, c.want)
+		c.prover.Compare(&seen, c.want)
 		want := state.Desired{Plugin: c.want}
 		first := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
 		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
@@ -149,7 +149,7 @@ func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
 	for name, owed := range map[string]*journal.Journal{"nothing is owed": nil, "a change is under way": {}} {
 		c := newChange(t)
 		seen := state.Observed{Node: &corev1.Node{}, Journal: owed, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
-		c.prover.Prove(&seen, c.want)
+		c.prover.Compare(&seen, c.want)
 		want := state.Desired{Plugin: c.want}
 		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
 		var reason config.Reason

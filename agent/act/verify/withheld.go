@@ -12,7 +12,7 @@ import (
 )
 
 // withheldFor is how long a device plugin may take a GPU for unhealthy that is well before it is restarted: the first time, the second, and each
-// time after that. A plugin that was starting while the driver was loaded anew has been seen never to offer a GPU again. The same are the pauses
+// time after that. A plugin that was starting while the driver was loaded again has been seen never to offer a GPU again. The same are the pauses
 // between restarts after an error that a GPU has recovered from: a program can make such errors as often as it likes, and each restart of the plugin
 // takes all devices of the node away from new pods for seconds.
 var withheldFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}

@@ -55,7 +55,7 @@ func (w *world) look(change func(*state.Observed)) bool {
 		}}}}},
 	}
 	change(&seen)
-	w.prover.Prove(&seen, nil)
+	w.prover.Compare(&seen, nil)
 	w.prover.Follow(&seen)
 	return seen.WithholdsRecovered()
 }

@@ -136,7 +136,7 @@ func (m *Monitor) takeLogged(l kernellog.Xid, by culprit) {
 	}
 	_, x, o := m.node.ObserveLogged(now, e)
 	m.counts.addXid(g, x)
-	m.tellXid(now, xidReport{g: g, x: x, e: e, o: o, by: by, logged: true})
+	m.reportXid(now, xidReport{g: g, x: x, e: e, o: o, by: by, logged: true})
 	m.follow(x)
 }
 
@@ -230,11 +230,11 @@ func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by culprit) {
 	m.held = slices.Delete(m.held, at, at+1)
 	r.by = by
 	m.noteProgramError(now, r)
-	m.tellXid(now, r)
+	m.reportXid(now, r)
 }
 
 // tellHeld tells of what the kernel's log has not named in time, until ctx ends.
-func (m *Monitor) tellHeld(ctx context.Context) {
+func (m *Monitor) reportHeld(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -251,7 +251,7 @@ func (m *Monitor) tellHeld(ctx context.Context) {
 		m.held = slices.DeleteFunc(m.held, func(h heldXid) bool {
 			due := !now.Before(h.until)
 			if due {
-				m.tellXid(now, h.xidReport)
+				m.reportXid(now, h.xidReport)
 			}
 			return due
 		})

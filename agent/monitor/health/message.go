@@ -30,14 +30,14 @@ var details = []detail{{2, 4, 16}, {2, 2, 2}, {1, 4, 16}, {1, 2, 2}, {1, 1, 2}, 
 // message puts a verdict into words.
 func (m *Monitor) message(v verdict.Verdict, now time.Time) string {
 	for _, d := range details[:len(details)-1] {
-		if text := m.tellVerdict(v, now, d); utf8.RuneCountInString(text) <= sanitize.Longest {
+		if text := m.reportVerdict(v, now, d); utf8.RuneCountInString(text) <= sanitize.Longest {
 			return text
 		}
 	}
-	return m.tellVerdict(v, now, details[len(details)-1])
+	return m.reportVerdict(v, now, details[len(details)-1])
 }
 
-func (m *Monitor) tellVerdict(v verdict.Verdict, now time.Time, d detail) string {
+func (m *Monitor) reportVerdict(v verdict.Verdict, now time.Time, d detail) string {
 	var parts []string
 	for _, g := range v.Unhealthy[:min(len(v.Unhealthy), d.gpus)] {
 		parts = append(parts, m.describe(g, now, d))

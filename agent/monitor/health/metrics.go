@@ -18,7 +18,7 @@ import (
 type counts struct {
 	xids   map[xidCount]float64
 	errors map[string]float64 // of looks, by code
-	took   time.Duration      // the last look
+	took   time.Duration      // the last observation
 	last   time.Time          // look that went well
 
 	events []time.Time // that were told lately
@@ -42,7 +42,7 @@ func (c *counts) addXid(g *verdict.GPU, x verdict.Xid) {
 }
 
 // addLook counts a look at all GPUs.
-func (c *counts) addLook(now time.Time, took time.Duration, err error) {
+func (c *counts) addRead(now time.Time, took time.Duration, err error) {
 	c.took = took
 	if err == nil {
 		c.last = now

@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	// deadline is what one look may take. All that changes often is one call a GPU, of less than a millisecond.
+	// deadline is what one observation may take. All that changes often is one call a GPU, of less than a millisecond.
 	deadline = 3 * time.Second
 	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at; unwellEvery is how often the former while a GPU is
 	// not well, so that what mends is seen to be well in seconds.
@@ -86,7 +86,7 @@ type Monitor struct {
 	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
 	nodeSeen     bool                  // at least once
 	nvsentinel   string                // the sign by which NVSentinel minds the node; empty if it does not
-	toldKey      string                // of the verdict that was last told
+	reportedKey  string                // of the verdict that was last told
 	acknowledged acknowledgement       // what a person has written to have looked at, as last seen
 	followed     acknowledgement       // as last followed
 	resets       map[nvml.UUID]bool    // which the agent was to reset when it was last asked
@@ -94,16 +94,16 @@ type Monitor struct {
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
 
-	readsLog bool      // the kernel's log is read
-	twice    sightings // Xids that the driver's events and the kernel's log both may tell
-	held     []heldXid // whose Events wait for the kernel's log to name the process
-	toldPods map[toldPod]podTold
+	readsLog     bool      // the kernel's log is read
+	twice        sightings // Xids that the driver's events and the kernel's log both may tell
+	held         []heldXid // whose Events wait for the kernel's log to name the process
+	reportedPods map[toldPod]podTold
 
 	blind bool // the last look at the GPUs has failed
 
 	counts  counts
 	changed chan struct{} // there may be something to tell
-	lookNow chan struct{} // the GPUs are worth a look at once
+	readNow chan struct{} // the GPUs are worth a look at once
 	holds   chan struct{} // there is something in held
 }
 
@@ -117,8 +117,8 @@ type lastPass struct {
 // New makes a Monitor that has seen nothing.
 func New(o Options) *Monitor {
 	return &Monitor{
-		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, toldPods: map[toldPod]podTold{},
-		changed: make(chan struct{}, 1), lookNow: make(chan struct{}, 1), holds: make(chan struct{}, 1),
+		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, reportedPods: map[toldPod]podTold{},
+		changed: make(chan struct{}, 1), readNow: make(chan struct{}, 1), holds: make(chan struct{}, 1),
 	}
 }
 
@@ -127,10 +127,10 @@ func (m *Monitor) Watch(ctx context.Context, poke func()) {
 	var all sync.WaitGroup
 	m.recall(ctx)
 	all.Go(func() { m.listen(ctx) })
-	all.Go(func() { m.tell(ctx, poke) })
+	all.Go(func() { m.report(ctx, poke) })
 	if m.KernelLog != nil && m.Settings.KernelLog != config.KernelLogNever {
 		all.Go(func() { m.readKernelLog(ctx) })
-		all.Go(func() { m.tellHeld(ctx) })
+		all.Go(func() { m.reportHeld(ctx) })
 	}
 	m.poll(ctx)
 	all.Wait()
@@ -155,7 +155,7 @@ func (m *Monitor) recall(ctx context.Context) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.boot, m.toldKey, m.recalled = boot, r.Told, true
+	m.boot, m.reportedKey, m.recalled = boot, r.Told, true
 	m.node.Recall(r, boot)
 	m.node.LimitTimes(m.Clock.Now())
 	m.readAcknowledgement() // a pass may have seen it before
@@ -169,17 +169,17 @@ func (m *Monitor) poll(ctx context.Context) {
 	for ctx.Err() == nil {
 		now := m.Clock.Now()
 		if m.Bus != nil && (bus.IsZero() || now.Sub(bus) >= busEvery) {
-			m.lookAtBus(ctx)
+			m.readBus(ctx)
 			bus = now
 		}
 		deep := thorough.IsZero() || now.Sub(thorough) >= m.thoroughAfter(now)
-		if m.lookAtGPUs(ctx, deep) && deep {
+		if m.readGPUs(ctx, deep) && deep {
 			thorough = now
 		}
 		select {
 		case <-ctx.Done():
 		case <-ticker.C():
-		case <-m.lookNow:
+		case <-m.readNow:
 		}
 	}
 }
@@ -193,7 +193,7 @@ func (m *Monitor) thoroughAfter(now time.Time) time.Duration {
 	return thoroughEvery
 }
 
-func (m *Monitor) lookAtBus(ctx context.Context) {
+func (m *Monitor) readBus(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	found, err := m.Bus.GPUs(ctx)
@@ -206,7 +206,7 @@ func (m *Monitor) lookAtBus(ctx context.Context) {
 }
 
 // lookAtGPUs reports whether the driver has told.
-func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
+func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	call, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	began := m.Clock.Now()
@@ -217,14 +217,14 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
-	m.counts.addLook(now, now.Sub(began), err)
-	m.logLook(err)
+	m.counts.addRead(now, now.Sub(began), err)
+	m.logRead(err)
 	if err != nil {
 		m.node.ObserveError(now, err)
 	} else {
 		before := m.readings()
 		m.node.ObserveGPUs(now, all, thorough)
-		m.tellChanges(before)
+		m.reportChanges(before)
 	}
 	m.signal(m.changed)
 	return err == nil
@@ -232,7 +232,7 @@ func (m *Monitor) lookAtGPUs(ctx context.Context, thorough bool) bool {
 
 // logLook logs the first of several looks that fail, and the first that succeeds again. What has been found stands meanwhile, and its reason with it, so
 // that the log alone has the moment.
-func (m *Monitor) logLook(err error) {
+func (m *Monitor) logRead(err error) {
 	switch {
 	case err != nil && !m.blind:
 		m.Log.Info("the GPUs cannot be looked at: what was found of them stands until they can", zap.Error(err))
@@ -285,7 +285,7 @@ func (m *Monitor) takeEvent(e nvml.Event) {
 	}
 	m.node.ObserveEvent(now, e)
 	m.signal(m.changed)
-	m.signal(m.lookNow)
+	m.signal(m.readNow)
 }
 
 // takeXid takes over an Xid of the driver's events, which the kernel's log may have told already.
@@ -305,7 +305,7 @@ func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 			m.noteProgramError(now, r)
 		}
 		if !m.hold(now, r) {
-			m.tellXid(now, r)
+			m.reportXid(now, r)
 		}
 	}
 	m.follow(x)
@@ -316,12 +316,12 @@ func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 func (m *Monitor) follow(x verdict.Xid) {
 	m.signal(m.changed)
 	if x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
-		m.signal(m.lookNow)
+		m.signal(m.readNow)
 	}
 }
 
 // tell writes the record and the condition when they are other ones, until ctx ends.
-func (m *Monitor) tell(ctx context.Context, poke func()) {
+func (m *Monitor) report(ctx context.Context, poke func()) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -331,7 +331,7 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 		if m.resetsChanged() {
 			poke()
 		}
-		old, c, key, differs := m.conditionToTell()
+		old, c, key, differs := m.conditionToReport()
 		saved := m.save(ctx, key)
 		if !differs {
 			if saved {
@@ -343,7 +343,7 @@ func (m *Monitor) tell(ctx context.Context, poke func()) {
 			m.Log.Warn("telling of the health of the GPUs", zap.Error(err))
 		} else {
 			m.noteWritten(old, c, key)
-			poke() // the GPUs are worth a look of the loop, too
+			poke() // the GPUs are worth an observation of the loop, too
 		}
 		m.pause(ctx)
 	}
@@ -368,15 +368,15 @@ func (m *Monitor) pause(ctx context.Context) {
 }
 
 // conditionToTell is the condition that is to be told, with the key of its verdict, if it differs from old, which the node has.
-func (m *Monitor) conditionToTell() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
+func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c, key, known := m.condition()
 	if !known || !m.nodeSeen {
-		return nil, c, m.toldKey, false
+		return nil, c, m.reportedKey, false
 	}
 	old = m.shown
-	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.toldKey
+	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey
 }
 
 // condition is what is to be told now, with the key of its verdict. It is false while too little is known.
@@ -405,7 +405,7 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
 		m.Log.Info("telling of the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
 	}
-	m.shown, m.toldKey = &c, key
+	m.shown, m.reportedKey = &c, key
 }
 
 // save has the disk take the record if it is another one. It is written before the node is told, so that a process that is killed in
@@ -418,7 +418,7 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	now := m.Clock.Now()
 	r := m.node.Record(m.boot, verdictKey)
 	key := r.Key()
-	skip := !m.recalled || !m.node.Looked() && len(r.GPUs) == 0 || key == m.savedKey && now.Sub(m.savedAt) < recordEvery
+	skip := !m.recalled || !m.node.Observed() && len(r.GPUs) == 0 || key == m.savedKey && now.Sub(m.savedAt) < recordEvery
 	m.mu.Unlock()
 	if skip {
 		return false
@@ -440,7 +440,7 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 }
 
 // Look takes over what a pass has seen.
-func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.nvsentinel = fence.NVSentinel(node)
@@ -498,19 +498,19 @@ func (m *Monitor) readAcknowledgement() {
 		m.TellNode(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
 			cmp.Or(a.by, "a program that managedFields do not name"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
 	}
-	m.signal(m.lookNow)
+	m.signal(m.readNow)
 }
 
 // LookAgain is for parts that nothing else wakes.
-func (m *Monitor) LookAgain(context.Context) bool { return false }
+func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions takes over the condition that the node shows, and gives it anew on beat, or if somebody has changed it.
+// Conditions takes over the condition that the node shows, and gives it again on beat, or if somebody has changed it.
 func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	shown := report.Find(node, config.ConditionGPUUnhealthy)
 	if !m.nodeSeen || shown == nil || m.shown == nil || !shown.LastHeartbeatTime.Before(&m.shown.LastHeartbeatTime) {
-		m.shown = shown.DeepCopy() // and not a look from before the last write
+		m.shown = shown.DeepCopy() // and not an observation from before the last write
 	}
 	m.nodeSeen, m.nvsentinel = true, fence.NVSentinel(node)
 	m.signal(m.changed)
@@ -518,7 +518,7 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 		return nil
 	}
 	c, key, known := m.condition()
-	if !known || key != m.toldKey { // which is told by itself
+	if !known || key != m.reportedKey { // which is told by itself
 		return nil
 	}
 	m.shown = &c
@@ -548,7 +548,7 @@ func (m *Monitor) Report(s *api.Status) {
 			s.GPUs[i].Health = m.status(g)
 		}
 	}
-	if !m.node.Looked() {
+	if !m.node.Observed() {
 		return
 	}
 	for _, g := range m.node.GPUs() {

@@ -127,7 +127,7 @@ func (m *Monitor) noteProgramError(now time.Time, r xidReport) {
 
 // tellXid tells of an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
 // is what comes in a storm.
-func (m *Monitor) tellXid(now time.Time, r xidReport) {
+func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	if r.o == nil || (r.x.Class == verdict.ClassInfo || r.x.Class == verdict.ClassState) && !r.x.Critical {
 		return // a consequence, or a note, which the metrics count
 	}
@@ -153,12 +153,12 @@ func (m *Monitor) tellXid(now time.Time, r xidReport) {
 		if r.x.Number == containedError {
 			did = "was hit by it on"
 		}
-		m.tellPods(pods, config.ReasonApplicationXid, func(whose string) string {
+		m.reportPods(pods, config.ReasonApplicationXid, func(whose string) string {
 			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s%s", r.x.Number, r.x.Meaning, whose, did, where, again, withheldBy(r.x))
 		})
 	default:
 		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
-		m.tellPods(pods, config.ReasonXidError, func(string) string {
+		m.reportPods(pods, config.ReasonXidError, func(string) string {
 			return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		})
 	}
@@ -197,7 +197,7 @@ func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) 
 		return m.podEventDue(now, toldPod{r.g.UUID(), r.x.Number, r.by.pod.uid})
 	}
 	if !r.o.EventDue(now, eventPause) || !m.counts.addEvent(now) {
-		r.o.CountUntold()
+		r.o.CountUnreported()
 		return "", false
 	}
 	return moreSince(r.o.NoteEvent(now)), true
@@ -205,19 +205,19 @@ func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) 
 
 // podEventDue is eventDue for a pod that is known: that another one on the same GPU was told is no reason to leave it out.
 func (m *Monitor) podEventDue(now time.Time, of toldPod) (again string, due bool) {
-	was := m.toldPods[of]
+	was := m.reportedPods[of]
 	if !was.at.IsZero() && now.Sub(was.at) < eventPause {
 		was.untold++
-		m.toldPods[of] = was
+		m.reportedPods[of] = was
 		return "", false
 	}
-	if len(m.toldPods) >= mostEvents {
-		maps.DeleteFunc(m.toldPods, func(_ toldPod, t podTold) bool { return now.Sub(t.at) >= 2*eventPause })
+	if len(m.reportedPods) >= mostEvents {
+		maps.DeleteFunc(m.reportedPods, func(_ toldPod, t podTold) bool { return now.Sub(t.at) >= 2*eventPause })
 	}
-	if len(m.toldPods) >= 2*mostEvents || !m.counts.addEvent(now) {
+	if len(m.reportedPods) >= 2*mostEvents || !m.counts.addEvent(now) {
 		return "", false
 	}
-	m.toldPods[of] = podTold{at: now}
+	m.reportedPods[of] = podTold{at: now}
 	return moreSince(was.untold, was.at), true
 }
 
@@ -228,7 +228,7 @@ func moreSince(untold int, since time.Time) string {
 	return fmt.Sprintf("; %d more since %s", untold, verdict.Moment(since))
 }
 
-func (m *Monitor) tellPods(pods []holder, reason config.Reason, text func(whose string) string) {
+func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(whose string) string) {
 	whose := "this pod"
 	if len(pods) > 1 {
 		whose = fmt.Sprintf("one of %d pods", len(pods))
@@ -249,8 +249,8 @@ func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
 	return out
 }
 
-// tellChanges tells by Events what a look has changed.
-func (m *Monitor) tellChanges(before map[*verdict.GPU]nvml.Health) {
+// tellChanges tells by Events what an observation has changed.
+func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 	for _, g := range m.node.GPUs() {
 		was, known := before[g]
 		if !known {

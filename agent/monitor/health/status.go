@@ -39,7 +39,7 @@ func (m *Monitor) ToReset() (gpus map[nvml.UUID]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	off := m.Settings.Reset != config.HealthResetCritical && m.Settings.Reset != config.HealthResetDegraded
-	return m.toReset(), off || m.recalled && m.node.Looked()
+	return m.toReset(), off || m.recalled && m.node.Observed()
 }
 
 func (m *Monitor) toReset() map[nvml.UUID]bool {

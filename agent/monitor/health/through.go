@@ -103,5 +103,5 @@ func (m *Monitor) beginReset(gpu nvml.UUID) bool {
 func (m *Monitor) told() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.toldKey
+	return m.reportedKey
 }

@@ -148,7 +148,7 @@ func (w *world) pass(beat bool) {
 	defer cancel()
 	gpus, err := w.gpus.Driver().Snapshot(ctx)
 	if err == nil {
-		w.m.Look(w.t.Context(), node, gpus, w.pods, w.holders)
+		w.m.Observe(w.t.Context(), node, gpus, w.pods, w.holders)
 	}
 	for _, c := range w.m.Conditions(node, err == nil, "", beat) {
 		must(w.t, w.write(w.t.Context(), []corev1.NodeCondition{c}))

@@ -62,12 +62,12 @@ type history struct {
 	name     string // of the device, as the Event has it: "GPU 3 1g.10gb"
 
 	since   time.Time // it was first seen to have it
-	exactly bool      // it had not before: the look before did not see it
-	seen    time.Time // the last look that saw it
+	exactly bool      // it had not before: the observation before did not see it
+	seen    time.Time // the last observation that saw it
 	told    time.Time // the last Event, unless it was busy since
 
 	long, recent window
-	unknown      string // why it is not known of the last look how busy it was; empty if it is
+	unknown      string // why it is not known of the last observation how busy it was; empty if it is
 	idle         verdict
 }
 

@@ -2,7 +2,7 @@
 // a pod that has one for long and does not use it.
 //
 // The driver is asked beside the agent's loop, in a lane of its own, and never while the loop finds it silent: it may be about to be
-// replaced. All that is remembered may be lost at any moment: a new process counts anew, and says of what it finds that it is so "for at
+// replaced. All that is remembered may be lost at any moment: a new process counts again, and says of what it finds that it is so "for at
 // least" as long as it has looked.
 package idle
 
@@ -28,13 +28,13 @@ import (
 )
 
 const (
-	// deadline is what one look may take: the samples of all instances of a large node take half a second.
+	// deadline is what one observation may take: the samples of all instances of a large node take half a second.
 	deadline = 5 * time.Second
 	// recently is the time that metrics and answers are about.
 	recently = 5 * time.Minute
 	// mostHistories bounds what is remembered: 16 GPUs of 7 instances, or 8 GPUs that a hundred pods share. A history takes a kilobyte.
 	mostHistories = 1024
-	// mostEvents bounds the Events of one look; the others are told after the next.
+	// mostEvents bounds the Events of one observation; the others are told after the next.
 	mostEvents = 16
 	// forgetAfter is how long a pod may be missing from a device until it has it no more: kubelet may not say for a while who has what.
 	forgetAfter = 10 * time.Minute
@@ -57,7 +57,7 @@ type Monitor struct {
 
 	mu        sync.Mutex
 	pass      *pass     // nil while the loop has seen none, or the driver is silent
-	last      time.Time // the last look
+	last      time.Time // the last observation
 	complete  bool      // kubelet had told then which pod has what
 	histories map[key]*history
 	devices   map[string]*deviceHistory // by Device.ID
@@ -96,12 +96,12 @@ func (m *Monitor) Watch(ctx context.Context, _ func()) {
 			return
 		case <-ticker.C():
 		}
-		m.look(ctx)
+		m.read(ctx)
 	}
 }
 
-// look takes one look.
-func (m *Monitor) look(ctx context.Context) {
+// look takes one observation.
+func (m *Monitor) read(ctx context.Context) {
 	m.mu.Lock()
 	seen := m.pass
 	m.mu.Unlock()
@@ -120,7 +120,7 @@ func (m *Monitor) look(ctx context.Context) {
 	defer m.mu.Unlock()
 	now := m.Clock.Now()
 	m.take(now, seen, usages, owners)
-	m.tell(now, seen, usages)
+	m.report(now, seen, usages)
 }
 
 // sampled are the instances that are to be sampled. While a change is under way there are none: one of them may be about to be destroyed.
@@ -153,7 +153,7 @@ func (m *Monitor) owners(ctx context.Context, seen *pass, usages []nvml.Usage) m
 	return m.Owners.Owners(ctx, reported, seen.pods)
 }
 
-// take takes over what a look has found.
+// take takes over what an observation has found.
 func (m *Monitor) take(now time.Time, seen *pass, usages []nvml.Usage, owners map[int]*corev1.Pod) {
 	gap := now.Sub(m.last)
 	follows := !m.last.IsZero() && gap <= 3*m.Settings.Every+deadline
@@ -216,7 +216,7 @@ func (m *Monitor) forget(now time.Time, seen *pass) {
 }
 
 // tell judges each pod, and tells those by an Event that do not use what they have.
-func (m *Monitor) tell(now time.Time, seen *pass, usages []nvml.Usage) {
+func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	at, events := now.Sub(m.began), 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.pod, b.pod))
@@ -237,7 +237,7 @@ func (m *Monitor) tell(now time.Time, seen *pass, usages []nvml.Usage) {
 }
 
 // Look takes over what a pass has seen.
-func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	_, changing := node.Annotations[config.AnnotationJournal]
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -249,7 +249,7 @@ func (m *Monitor) Look(_ context.Context, node *corev1.Node, gpus []nvml.GPU, po
 }
 
 // LookAgain is for parts that nothing else wakes.
-func (m *Monitor) LookAgain(context.Context) bool { return false }
+func (m *Monitor) Poll(context.Context) bool { return false }
 
 // Conditions tells of none. It takes over whether the driver is silent.
 func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []corev1.NodeCondition {

@@ -155,7 +155,7 @@ func (w *world) pass() {
 			with[i].Devices, with[i].DevicesKnown = nil, false
 		}
 	}
-	w.monitor.Look(w.t.Context(), &w.node, w.snapshot(), slices.Clone(w.pods), with)
+	w.monitor.Observe(w.t.Context(), &w.node, w.snapshot(), slices.Clone(w.pods), with)
 	w.monitor.Conditions(&w.node, true, "", false)
 }
 
@@ -441,7 +441,7 @@ func TestNobodyIsAskedWhoWantsToKnowNothing(t *testing.T) {
 		w.give("notebook", w.gpus.UUIDs()[0], 11)
 		w.must(w.gpus.Fail(gpusim.GetCount, gpusim.Fault{Return: gpusim.Unknown, After: 1000}))
 		before := w.gpus.Faults()[gpusim.GetCount][0].After
-		w.monitor.Look(t.Context(), &w.node, nil, nil, nil)
+		w.monitor.Observe(t.Context(), &w.node, nil, nil, nil)
 		<-time.After(time.Hour)
 		if got := w.uses()["notebook"]; got != "idle.every of the settings is 0" || w.gpus.Faults()[gpusim.GetCount][0].After != before-1 {
 			t.Errorf("uses: %s", got)

@@ -68,7 +68,7 @@ func (h *host) pass(t *testing.T) bool {
 			with = append(with, holders.Pod{Namespace: "team", Name: name, UID: types.UID(name), Devices: []string{string(uuid)}})
 		}
 	}
-	h.monitor.Look(t.Context(), &h.node, all, nil, with)
+	h.monitor.Observe(t.Context(), &h.node, all, nil, with)
 	h.former = h.full()
 	written := h.monitor.Conditions(&h.node, true, "", false)
 	if len(written) > 0 {

@@ -11,7 +11,7 @@ import (
 
 const mebibyte = 1 << 20
 
-// gauges holds the last look, since Prometheus may scrape at any moment.
+// gauges holds the last observation, since Prometheus may scrape at any moment.
 type gauges struct {
 	mu   sync.Mutex
 	all  []usage
@@ -25,7 +25,7 @@ var (
 	descPressure = metrics.Desc(config.MetricGPUMemoryPressure)
 )
 
-func (m *gauges) looked(all []usage, full map[string]bool) {
+func (m *gauges) observed(all []usage, full map[string]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all, m.full = all, full

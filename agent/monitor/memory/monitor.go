@@ -122,7 +122,7 @@ type Options struct {
 // Monitor is what this process knows of the memory of shared devices. A restart loses all of it.
 type Monitor struct {
 	Options
-	last           []usage                      // of the last look
+	last           []usage                      // of the last observation
 	nearlyFull     map[string]bool              // by device
 	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
@@ -302,7 +302,7 @@ func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 }
 
 // Look takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
-func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
+func (m *Monitor) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
 	m.adoptFormer(all)
@@ -310,7 +310,7 @@ func (m *Monitor) Look(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, 
 }
 
 // LookAgain looks at the GPUs between two passes, and reports whether the condition is about to change.
-func (m *Monitor) LookAgain(ctx context.Context) bool {
+func (m *Monitor) Poll(ctx context.Context) bool {
 	if !m.watched() {
 		return false
 	}
@@ -336,7 +336,7 @@ func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 
 func (m *Monitor) take(all []usage) {
 	filled := m.updateNearlyFull(m.Clock.Now(), all)
-	m.metrics.looked(m.last, m.nearlyFull)
+	m.metrics.observed(m.last, m.nearlyFull)
 	for _, u := range filled {
 		pod, by := m.mostGrownPod(u)
 		m.Tell(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
@@ -349,8 +349,8 @@ func (m *Monitor) Conditions(node *corev1.Node, complete bool, silent string, be
 	unknown := ""
 	if silent != "" {
 		unknown = "the driver does not say how full the GPUs are: " + silent
-		m.last = nil // else a look between two passes would open a driver that is being upgraded
-		m.metrics.looked(nil, nil)
+		m.last = nil // else an observation between two passes would open a driver that is being upgraded
+		m.metrics.observed(nil, nil)
 	}
 	if !complete && unknown == "" {
 		return nil

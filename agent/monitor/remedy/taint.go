@@ -75,7 +75,7 @@ func (t *Taint) Clear(ctx context.Context, node *corev1.Node) error {
 	return t.Nodes.Taints(ctx, node, Without)
 }
 
-// with gives the node's taints with ours. One of ours with another effect, as of former settings, goes. A taint of somebody else with the same key
+// with gives the node's taints with ours. One of ours with another effect, as of former settings, goes. A taint of another user or program with the same key
 // and effect stays, and does what ours would: the API allows one of them.
 func (t *Taint) with(node *corev1.Node) []corev1.Taint {
 	ours := corev1.Taint{Key: config.TaintGPUUnhealthy, Value: config.ValueGPUUnhealthy, Effect: corev1.TaintEffect(t.Effect)}

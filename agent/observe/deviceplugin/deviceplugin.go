@@ -30,7 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Readers are the programs that read the plugin's config file, and read it anew on SIGHUP.
+// Readers are the programs that read the plugin's config file, and read it again on SIGHUP.
 var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
 
 // Retry is the pause between two looks at what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
@@ -47,7 +47,7 @@ type Plugin struct {
 	Log       *zap.Logger
 
 	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
-	connectedAt time.Time            // when a look last saw nothing wrong between kubelet and the plugin
+	connectedAt time.Time            // when an observation last saw nothing wrong between kubelet and the plugin
 	early       early                // a plugin that has read of MPS too early
 	ending      ending               // a plugin that ends by its new config
 	unpicked    unpicked             // configs that no label or setting names

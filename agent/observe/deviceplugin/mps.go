@@ -15,7 +15,7 @@ import (
 const (
 	// mpsCommand is the program of MPS's control daemon pod.
 	mpsCommand = "mps-control-daemon"
-	// mpsReady is the file that it makes when its daemons run, and removes when it reads its config anew.
+	// mpsReady is the file that it makes when its daemons run, and removes when it reads its config again.
 	mpsReady = "/mps/.ready"
 	// MPSPatience is how long the plugin is not told of MPS while the control daemon is not ready. It comes by a label of GPU feature discovery, which
 	// node feature discovery copies within a minute. After that the plugin's own retry serves as well.

@@ -14,7 +14,7 @@ import (
 
 const (
 	// earlyPause is the pause after the agent has told an early plugin, until it tells the plugin again. It doubles each time: a plugin takes some
-	// seconds to offer many GPUs, and begins anew when it is told meanwhile.
+	// seconds to offer many GPUs, and begins again when it is told meanwhile.
 	earlyPause = 5 * time.Second
 	// earlyTold is how often the agent tells an early plugin. After that the plugin's own retry serves as well.
 	earlyTold = 3

@@ -38,7 +38,7 @@ type File struct {
 // NewFile returns the file at the path. Errors call it by the name.
 func NewFile(path, name string) *File { return &File{path: filepath.Clean(path), name: name} }
 
-// Content is the file at one look.
+// Content is the file at one observation.
 type Content struct {
 	Text     string
 	Exists   bool

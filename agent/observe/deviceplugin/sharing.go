@@ -136,7 +136,7 @@ func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.D
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
 		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) || m.Owns(key) && key != p.Text {
-			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own anew, by the same name
+			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own again, by the same name
 		}
 		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
 		if err != nil || !want.Matches(&parsed) {
@@ -235,7 +235,7 @@ func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) 
 }
 
 // managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
-// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's wish.
+// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's request.
 func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
 	want, err := dp.ownConfig(ctx, seen.Node, key)
@@ -274,7 +274,7 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 		text, err := m.Config(want.Text)
 		if want.KeyContent != "" {
 			text, err = want.KeyContent, nil
-			want.Text = m.OwnKey(text) // the node may have been made anew since, with another UID
+			want.Text = m.OwnKey(text) // the node may have been made again since, with another UID
 		}
 		if err == nil {
 			if parsed, err := dp.Configs.Parse([]byte(text)); err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// unpickedFor is the time between two looks for configs of the device plugin, on a node whose labels ask for nothing: each look is a
+// unpickedFor is the time between two looks for configs of the device plugin, on a node whose labels ask for nothing: each observation is a
 // request to the API server.
 const unpickedFor = 5 * time.Minute
 

@@ -2,7 +2,7 @@
 // settings. It says when the loop should observe again; a wake carries no data.
 //
 // Watches keep the objects, so that an observation that leads to no step costs the API server no request. Before the agent takes a GPU, an instance or
-// a pod away it reads them anew: by a stale cordon or a stale list of pods it would take GPUs from running pods. Lists are read pod by pod, so that one
+// a pod away it reads them again: by a stale cordon or a stale list of pods it would take GPUs from running pods. Lists are read pod by pod, so that one
 // of any length takes little memory.
 package watch
 
@@ -34,33 +34,33 @@ type Options struct {
 	ConfigMaps []config.ConfigMapKey // those of the settings; others are not watched
 }
 
-// Objects are what a look sees of the API server. One goroutine looks at a time.
+// Objects are what an observation sees of the API server. One goroutine looks at a time.
 type Objects struct {
 	o Options
 
-	anew  bool // this look reads from the API server
-	again bool // the next look does
+	anew  bool // this observation reads from the API server
+	again bool // the next observation does
 
-	ahead chan podsAnswer // the pods, for which this look has asked already; nil if it has not
+	ahead chan podsAnswer // the pods, for which this observation has asked already; nil if it has not
 
 	node       *kept
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
 
-	wishes  chan struct{} // has an element if a label of the node asks for something else than before
-	hurried bool          // WishedBefore has reported a wish the last time
+	requests chan struct{} // has an element if a label of the node asks for something else than before
+	hurried  bool          // WishedBefore has reported a request the last time
 
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written
 }
 
-// NewObjects makes Objects without a watch: before Watch each look reads from the API server.
+// NewObjects makes Objects without a watch: before Watch each observation reads from the API server.
 func NewObjects(o Options) *Objects {
-	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, wishes: make(chan struct{}, 1)}
+	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, requests: make(chan struct{}, 1)}
 }
 
-// BeginLook begins a look: by what the watches have shown, or, after ReadAnew or if this one has to, by reading from the API server.
-func (o *Objects) BeginLook(fresh bool) {
+// BeginLook begins an observation: by what the watches have shown, or, after ReadAnew or if this one has to, by reading from the API server.
+func (o *Objects) Begin(fresh bool) {
 	o.anew, o.again = o.again || o.node == nil || fresh, false
 	o.ahead = nil
 }
@@ -71,7 +71,7 @@ type podsAnswer struct {
 	err  error
 }
 
-// askForPods asks for the pods while the look goes on. The API server may wait for a tenth of a second, until its cache has seen all that was written
+// askForPods asks for the pods while the observation goes on. The API server may wait for a tenth of a second, until its cache has seen all that was written
 // before the request.
 func (o *Objects) askForPods(ctx context.Context) {
 	ahead := make(chan podsAnswer, 1)
@@ -82,14 +82,14 @@ func (o *Objects) askForPods(ctx context.Context) {
 	}()
 }
 
-// ReadAnew makes the next look read everything from the API server.
-func (o *Objects) ReadAnew() { o.again = true }
+// ReadAnew makes the next observation read everything from the API server.
+func (o *Objects) ReadAgain() { o.again = true }
 
-// AreFresh reports whether this look reads from the API server.
+// AreFresh reports whether this observation reads from the API server.
 func (o *Objects) AreFresh() bool { return o.anew }
 
-// FreshFor reports whether a step may rest on this look, which has to have read the API server if the step needs that. If it may not, or the step
-// after it needs that, the next look reads the API server.
+// FreshFor reports whether a step may rest on this observation, which has to have read the API server if the step needs that. If it may not, or the step
+// after it needs that, the next observation reads the API server.
 func (o *Objects) FreshFor(step, next bool) bool {
 	fresh := o.anew || !step
 	o.again = o.again || !fresh || next
@@ -98,8 +98,8 @@ func (o *Objects) FreshFor(step, next bool) bool {
 
 // WishedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
 // If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.
-func (o *Objects) WishedBefore(ctx context.Context, end <-chan time.Time) bool {
-	wishes := o.wishes
+func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) bool {
+	wishes := o.requests
 	if o.hurried {
 		wishes = nil
 	}
@@ -115,32 +115,32 @@ func (o *Objects) WishedBefore(ctx context.Context, end <-chan time.Time) bool {
 
 // TakeWish begins a pass, which sees what the labels ask for until now. If that is something else than before, there is most likely something
 // to do, for which the pass has to read the API server.
-func (o *Objects) TakeWish() {
+func (o *Objects) TakeRequest() {
 	select {
-	case <-o.wishes:
+	case <-o.requests:
 		o.again = true
 	default:
 	}
 }
 
-// NoteWish notes a wish if the labels of both states of the node ask for different things. Objects that are no nodes ask for
+// NoteWish notes a request if the labels of both states of the node ask for different things. Objects that are no nodes ask for
 // nothing.
-func (o *Objects) NoteWish(before, after any) {
+func (o *Objects) NoteRequest(before, after any) {
 	was, isNode := before.(*corev1.Node)
 	is, too := after.(*corev1.Node)
-	if !isNode || !too || !slices.ContainsFunc(wishLabels, func(label string) bool { return was.Labels[label] != is.Labels[label] }) {
+	if !isNode || !too || !slices.ContainsFunc(requestLabels, func(label string) bool { return was.Labels[label] != is.Labels[label] }) {
 		return
 	}
 	select {
-	case o.wishes <- struct{}{}:
+	case o.requests <- struct{}{}:
 	default: // the loop has not seen the last one yet
 	}
 }
 
-// wishLabels are the labels by which users ask for something.
-var wishLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
+// requestLabels are the labels by which users ask for something.
+var requestLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
 
-// Node is the agent's node. It is at least as new as what the agent has read or written before. A look that reads the API server asks for the pods at
+// Node is the agent's node. It is at least as new as what the agent has read or written before. An observation that reads the API server asks for the pods at
 // the same time; that request ends with ctx.
 func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	if !o.anew && o.node.synced() {
@@ -173,7 +173,7 @@ func (o *Objects) SawNode(node *corev1.Node) {
 }
 
 // watchedNode returns the node of the watch, or the newer one that the agent has read or written. It returns nil if the watch has no node, or if the
-// two are not one node: it was deleted and registered anew, or the cluster restored from a backup, and only the API server tells which one is there.
+// two are not one node: it was deleted and registered again, or the cluster restored from a backup, and only the API server tells which one is there.
 func (o *Objects) watchedNode() *corev1.Node {
 	node, is := o.node.only().(*corev1.Node)
 	if !is {

@@ -34,7 +34,7 @@ func (l *listed) List(context.Context) ([]corev1.Pod, error) {
 // version looks at the node and returns its version.
 func version(t *testing.T, o *watch.Objects) string {
 	t.Helper()
-	o.BeginLook(false)
+	o.Begin(false)
 	n, err := o.Node(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	o.Show(nil)
-	o.BeginLook(false)
+	o.Begin(false)
 	if n, err := o.Node(t.Context()); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, %v", n, err)
 	}
@@ -109,7 +109,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("2", nil))), Pods: server})
 	o.Show(node("1", nil), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	look := func() (names []string) {
-		o.BeginLook(false)
+		o.Begin(false)
 		pods, err := o.Pods(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -122,7 +122,7 @@ func TestOneLookReadsAnew(t *testing.T) {
 	if got := look(); len(got) != 2 || got[0] != "a" || server.asked != 0 {
 		t.Errorf("by the watch: %v, %d requests", got, server.asked)
 	}
-	o.ReadAnew()
+	o.ReadAgain()
 	if got := look(); len(got) != 1 || got[0] != "new" || server.asked != 1 || !o.AreFresh() {
 		t.Errorf("anew: %v, %d requests", got, server.asked)
 	}
@@ -135,13 +135,13 @@ func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	wished := func() bool {
-		o.BeginLook(false)
-		o.TakeWish()
-		o.BeginLook(false)
+		o.Begin(false)
+		o.TakeRequest()
+		o.Begin(false)
 		return o.AreFresh()
 	}
 	o.Show(node("1", nil))
-	o.BeginLook(false)
+	o.Begin(false)
 	a, b := node("1", map[string]string{"nvidia.com/mig.config": "all-1g.10gb"}), node("2", map[string]string{"nvidia.com/mig.config": "all-3g.40gb"})
 	for _, c := range []struct {
 		what          string
@@ -157,13 +157,13 @@ func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 		{"the agent's answer", node("1", nil), node("2", map[string]string{"nvidia.com/mig.config.state": "success"}), false},
 		{"a pod", &corev1.Pod{}, &corev1.Pod{}, false},
 	} {
-		o.NoteWish(c.before, c.after)
+		o.NoteRequest(c.before, c.after)
 		if got := wished(); got != c.wish {
 			t.Errorf("%s: a wish is noted: %t, want %t", c.what, got, c.wish)
 		}
 	}
-	o.NoteWish(a, b)
-	o.NoteWish(b, a) // the loop has not seen the first
+	o.NoteRequest(a, b)
+	o.NoteRequest(b, a) // the loop has not seen the first
 	if !wished() || wished() {
 		t.Error("two wishes before a look are not one")
 	}
@@ -226,11 +226,11 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 	} {
 		o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 		o.Show(node("20", nil))
-		o.BeginLook(false)
+		o.Begin(false)
 		if may := o.FreshFor(c.step, c.next); may != c.may {
 			t.Errorf("%s: it may rest on a look by the watches: %t", name, may)
 		}
-		o.BeginLook(false)
+		o.Begin(false)
 		if o.AreFresh() != c.reads {
 			t.Errorf("%s: the next look reads the API server: %t", name, o.AreFresh())
 		}
@@ -246,7 +246,7 @@ func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
 	o.Show(node("20", nil))
 	due := false
 	for _, due = range []bool{false, true, false} {
-		if o.BeginLook(due); o.AreFresh() != due {
+		if o.Begin(due); o.AreFresh() != due {
 			t.Errorf("a look that is due is %t reads the API server: %t", due, o.AreFresh())
 		}
 	}

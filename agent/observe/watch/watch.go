@@ -80,7 +80,7 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(any) { changed() },
 			UpdateFunc: func(before, after any) {
-				o.NoteWish(before, after)
+				o.NoteRequest(before, after)
 				if !decidesAlike(before, after) {
 					changed()
 				}

@@ -419,7 +419,7 @@ func (e *Evidence) notAllowedYet() []api.Finding {
 	}}
 }
 
-// failedBefore finds a wish that has failed, or is impossible, on a node that is given back.
+// failedBefore finds a request that has failed, or is impossible, on a node that is given back.
 func (e *Evidence) failedBefore() []api.Finding {
 	f := e.ReportedFailure(e.Want)
 	if f == nil || e.Journal != nil {

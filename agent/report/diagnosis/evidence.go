@@ -34,7 +34,7 @@ type Evidence struct {
 	Settings config.Settings
 
 	Want           state.Desired
-	Steps          []plan.Step      // steps that are left, if the look was complete
+	Steps          []plan.Step      // steps that are left, if the observation was complete
 	Refused        error            // why the desired state is impossible
 	Verdicts       []drain.Verdict  // verdicts on the pods that the steps need to leave
 	Driver         string           // why the agent could not see the GPUs
@@ -59,7 +59,7 @@ type Evidence struct {
 // Of draws the conclusions from the evidence.
 func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
-		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.owed(), Left: e.leftover, Others: e.others,
+		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.toRestore(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Capacity: e.Capacity.Missing, Unseen: e.Unseen,
 		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
@@ -206,7 +206,7 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 }
 
 // owed returns the journal for the diagnosis.
-func (e *Evidence) owed() *api.Owed {
+func (e *Evidence) toRestore() *api.Owed {
 	if e.Unreadable != "" {
 		return &api.Owed{Unreadable: e.Unreadable}
 	}

@@ -24,8 +24,8 @@ const (
 )
 
 // look is what the last pass has seen of the node.
-type look struct {
-	label, name, fingerprint string // of the wish; no name if no label asks for anything
+type observation struct {
+	label, name, fingerprint string // of the request; no name if no label asks for anything
 	instances                []instance
 	capacity                 []devices
 }
@@ -51,11 +51,11 @@ var (
 	descAllocatable = Desc(config.MetricCapacityAllocatable)
 )
 
-// lookDescs are the metrics of the last look.
+// lookDescs are the metrics of the last observation.
 var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
 // Looked notes what a pass has observed, and, if that is complete, the desired state.
-func (m *Metrics) Looked(seen *state.Observed, want state.Desired) {
+func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	fenced := seen.Marks.Fenced // known even if the driver does not answer
 	m.mu.Lock()
 	m.fenced = &fenced
@@ -63,7 +63,7 @@ func (m *Metrics) Looked(seen *state.Observed, want state.Desired) {
 	if !seen.Complete {
 		return
 	}
-	l := look{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
+	l := observation{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
 	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered)
 	l.instances = instancesOf(seen.GPUs, expected)
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
@@ -112,8 +112,8 @@ func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.Resourc
 	return out[:min(len(out), mostResources)]
 }
 
-// collect writes the look as metrics.
-func (l *look) collect(gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+// collect writes the observation as metrics.
+func (l *observation) collect(gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	if l == nil {
 		return
 	}

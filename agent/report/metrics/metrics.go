@@ -47,8 +47,8 @@ type Metrics struct {
 	phases  map[api.Phase]time.Duration // times of the phases, without that since then
 	parts   []prometheus.Collector
 	window  Window
-	look    *look
-	fenced  *bool                           // nil before the first look
+	look    *observation
+	fenced  *bool                           // nil before the first observation
 	passed  time.Time                       // when a pass last ended in which nothing failed
 	blocked map[config.Reason]time.Duration // as phases
 	blocks  map[config.Reason]int           // how often

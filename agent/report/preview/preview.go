@@ -89,10 +89,10 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	geometry, pluginKey := Parts(label, name)
 	want := state.Desired{}
 	var profile config.Profile
-	var wishes map[nvml.UUID]nvml.Wish
+	var wishes map[nvml.UUID]nvml.Request
 	var err error
 	if geometry != "" {
-		if wishes, err = state.WishesOf(o.Catalog, label, geometry, o.GPUs); err != nil {
+		if wishes, err = state.RequestsOf(o.Catalog, label, geometry, o.GPUs); err != nil {
 			return Result{}, err
 		}
 	}
@@ -106,9 +106,9 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		return Result{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
 			cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Plugin)), ", "), "none"))
 	case pluginKey != "":
-		want.Plugin, err = wishOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
+		want.Plugin, err = requestedOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
 	case profile.Sharing != nil || profile.MIGStrategy != "":
-		want.Plugin, err = wishOffline(has, profile, after)
+		want.Plugin, err = requestedOffline(has, profile, after)
 	}
 	if err != nil {
 		return Result{}, err
@@ -128,8 +128,8 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	return p, err
 }
 
-// wishOffline returns the config that a profile asks for, if the device plugin has this config and no MIG strategy from elsewhere.
-func wishOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+// requestedOffline returns the config that a profile asks for, if the device plugin has this config and no MIG strategy from elsewhere.
+func requestedOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	want := &state.DesiredPlugin{Sharing: has.Sharing, Known: true, Strategy: profile.MIGStrategy}
 	if profile.Sharing != nil {
 		want.Sharing = *profile.Sharing

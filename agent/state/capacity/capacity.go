@@ -286,7 +286,7 @@ func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool
 	return false
 }
 
-// ProofInterval is the least time between two looks that both count as proof. A plugin that registers and fails right
+// ProofInterval is the least time between two observations that both count as proof. A plugin that registers and fails right
 // after, or registers twice, does so within a second or two.
 const ProofInterval = 2 * time.Second
 
@@ -300,10 +300,10 @@ type Proof struct {
 // Forget drops all looks, since the clock was set.
 func (p *Proof) Forget(time.Time) { *p = Proof{} }
 
-// Left returns how long it is until a look counts beside the last one that did; 0 or less if one would now.
+// Left returns how long it is until an observation counts beside the last one that did; 0 or less if one would now.
 func (p *Proof) Left(now time.Time) time.Duration { return ProofInterval - now.Sub(p.at) }
 
-// CountFirst counts a look that agrees, but in which something else was not there yet: it can be the first of a proof, and not the last.
+// CountFirst counts an observation that agrees, but in which something else was not there yet: it can be the first of a proof, and not the last.
 func (p *Proof) CountFirst(now time.Time) {
 	if p.Agreed == 0 {
 		p.at = now
@@ -311,7 +311,7 @@ func (p *Proof) CountFirst(now time.Time) {
 	p.Agreed = 1
 }
 
-// Count adds a look, if it comes long enough after the last.
+// Count adds an observation, if it comes long enough after the last.
 func (p *Proof) Count(agrees bool, now time.Time) {
 	switch {
 	case !agrees:

@@ -38,7 +38,7 @@ func TestADeviceIsGivenOutAnewUnderAnotherId(t *testing.T) {
 		if as != "" {
 			as = "nvidia.com/" + as
 		}
-		if got := capacity.GivenBy(gpus, resources(row.kubelet)).Anew("nvidia.com/"+row.resource, row.id); got != as {
+		if got := capacity.GivenBy(gpus, resources(row.kubelet)).Again("nvidia.com/"+row.resource, row.id); got != as {
 			t.Errorf("%s: kubelet gives it out as %q, want %q", name, got, as)
 		}
 	}

@@ -202,7 +202,7 @@ func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 
 // Target returns the layout as a target of the planner.
 func (c GPULayout) Target() plan.Target {
-	target := plan.Target{Wish: nvml.Wish{MIG: c.MIG}, Undo: true}
+	target := plan.Target{Request: nvml.Request{MIG: c.MIG}, Undo: true}
 	for _, p := range c.Instances {
 		target.Exact = append(target.Exact,
 			nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
@@ -235,7 +235,7 @@ func (j *Journal) Encode() (string, error) {
 	return string(b), nil
 }
 
-// Describe says what the agent owes the node, and since when.
+// Describe says what the agent must restore on the node, and since when.
 func (j *Journal) Describe() string {
 	text := "what an agent left on the node"
 	if j.Target != "" {

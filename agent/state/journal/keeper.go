@@ -76,7 +76,7 @@ func (h *Keeper) Load(ctx context.Context) error {
 	return nil
 }
 
-// attribute drops what counts no longer: the record is of the one node object that it was written for, and what the host is owed is of one boot.
+// attribute drops what counts no longer: the record is of the one node object that it was written for, and what the host must be restored is of one boot.
 // The boot is empty if it is not known.
 func (h *Keeper) attribute(node *corev1.Node, boot string) {
 	if h.now.Node != node.Name || h.now.UID != string(node.UID) {
@@ -136,7 +136,7 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	return h.Write(ctx, h.now, now)
 }
 
-// DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that is owed.
+// DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
 func (h *Keeper) DiskCoversDebts() bool {
 	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
 	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
@@ -231,7 +231,7 @@ func (h *Keeper) refused(before Record) {
 	h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
 }
 
-// owedBy returns what the agent owes the host by the journal.
+// owedBy returns what the agent must restore on the host by the journal.
 func owedBy(j Journal, boot string) Host {
 	host := Host{Stopped: slices.Clone(j.Stopped)}
 	for _, c := range j.Previous {
@@ -250,7 +250,7 @@ func owedBy(j Journal, boot string) Host {
 	return host
 }
 
-// Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing is owed.
+// Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing must be restored.
 func (h *Keeper) Release(ctx context.Context, now time.Time) {
 	r := h.now
 	r.Ends = true

@@ -55,7 +55,7 @@ const (
 // bounded returns it as a record can hold it.
 func (l Learnt) bounded() Learnt {
 	if f := l.Failed; f != nil { // whatever led to it: it is not tried again
-		l.Failed = &api.Failure{Wish: f.Wish, Reason: f.Reason, Message: sanitize.Cut(f.Message, longestFailure)}
+		l.Failed = &api.Failure{Fingerprint: f.Fingerprint, Reason: f.Reason, Message: sanitize.Cut(f.Message, longestFailure)}
 	}
 	took := l.Took
 	l.Took = nil
@@ -83,7 +83,7 @@ func (l *Learnt) check() error {
 		err = errors.Join(err, name("learnt.asked.wish", a.Wish))
 	}
 	if f := l.Failed; f != nil {
-		err = errors.Join(err, name("learnt.failed.wish", f.Wish), name("learnt.failed.reason", string(f.Reason)),
+		err = errors.Join(err, name("learnt.failed.wish", f.Fingerprint), name("learnt.failed.reason", string(f.Reason)),
 			checkText("learnt.failed.message", f.Message, maxText))
 	}
 	if len(l.Took) > maxTook {

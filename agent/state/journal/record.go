@@ -30,9 +30,9 @@ const (
 // Record is what the file holds.
 type Record struct {
 	Version   int      `json:"version"`
-	Owes      []string `json:"owes,omitempty"`      // what the agent owes, in sentences for users; empty if nothing
+	Owes      []string `json:"owes,omitempty"`      // what the agent must restore, in sentences for users; empty if nothing
 	Node      string   `json:"node,omitempty"`      // name of the node object that the journal was written to
-	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered anew is another
+	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered again is another
 	Operation string   `json:"operation,omitempty"` // the change that the journal is of
 	Journal   string   `json:"journal,omitempty"`   // the annotation, word by word, as the API server has accepted it
 	Next      []string `json:"next,omitempty"`      // annotations that the agent has sent since, without an answer of the API server
@@ -46,7 +46,7 @@ func (r *Record) DropChange() {
 	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
 }
 
-// Host is what the agent owes the host. It holds for one boot: a reboot starts units, and ends persistence mode.
+// Host is what the agent must restore on the host. It holds for one boot: a reboot starts units, and ends persistence mode.
 type Host struct {
 	Boot       string   `json:"boot,omitempty"`
 	Stopped    []string `json:"stopped,omitempty"`    // units of systemd that were running, in the order in which they are stopped

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Writer reads and writes what the agent owes one node.
+// Writer reads and writes what the agent must restore one node.
 type Writer struct {
 	Record *Keeper
 	Nodes  nodewrite.Writer
@@ -37,7 +37,7 @@ type Write struct {
 	Since     time.Time // since when the agent waits until it can write the host's record; zero if it does not wait
 }
 
-// Amend writes the journal anew, and removes the annotations of users that the journal now holds.
+// Amend writes the journal again, and removes the annotations of users that the journal now holds.
 func (l *Writer) Amend(ctx context.Context, w Write, j Journal, spent ...string) error {
 	_, err := l.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
 	return err
@@ -78,7 +78,7 @@ func Refused(err error) bool {
 func (l *Writer) Unrecorded(w Write, err error) error {
 	if w.Disrupted {
 		return &api.Failure{
-			Wish: w.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Fingerprint: w.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}

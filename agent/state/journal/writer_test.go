@@ -87,7 +87,7 @@ func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 	fenced := begun
 	fenced.Cordoned = true
 	undone := fenced
-	undone.Undo = &api.Failure{Wish: "wish", Reason: config.ReasonHardwareFailure, Message: "it broke"}
+	undone.Undo = &api.Failure{Fingerprint: "wish", Reason: config.ReasonHardwareFailure, Message: "it broke"}
 	full := errors.New("no space left on device")
 	for name, row := range map[string]struct {
 		before, writes *journal.Journal

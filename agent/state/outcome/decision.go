@@ -13,7 +13,7 @@ type Decision struct {
 	Reason   config.Reason
 	Message  string
 	Named    bool          // Message names the requested config
-	After    time.Duration // until the next look, if nothing wakes the loop; 0 means at once
+	After    time.Duration // until the next observation, if nothing wakes the loop; 0 means at once
 	Stalled  bool
 	Blockers []string // what is in the way
 	Planned  time.Time

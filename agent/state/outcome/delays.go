@@ -2,7 +2,7 @@ package outcome
 
 import "time"
 
-// Delays between looks. Watches wake the loop earlier; these are for what cannot be watched.
+// Delays between observations. Watches wake the loop earlier; these are for what cannot be watched.
 const (
 	// DriverRetry is the pause before asking an absent or silent driver again: a driver upgrade takes minutes.
 	DriverRetry = 5 * time.Second
@@ -12,7 +12,7 @@ const (
 	InUseRetry = 2 * time.Second
 	// InUseNews is the least time between two reports of the processes that hold a GPU: each is a write to the node.
 	InUseNews = time.Minute
-	// APIRetry is the longest pause after a look that ended since the API server did not answer, but for the pauses of decide.Retries after passes in which
+	// APIRetry is the longest pause after an observation that ended since the API server did not answer, but for the pauses of decide.Retries after passes in which
 	// it failed requests: it may answer again at any moment.
 	APIRetry = 10 * time.Second
 	// ConflictRetry is the pause after another program wrote the node at the same moment.

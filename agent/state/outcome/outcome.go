@@ -46,7 +46,7 @@ const (
 	ForRoom  // users have to let pods go
 	ForTurn  // for a slot of the pool: the node keeps its place in the queue
 	ForStep  // for what a step has begun, which comes to its end by itself or at the deadline
-	ForRetry // a step or a look has failed, and is tried again
+	ForRetry // a step or an observation has failed, and is tried again
 )
 
 // Error says all of it, with moments and not with durations: the agent would write a message that changes by itself to the node again and

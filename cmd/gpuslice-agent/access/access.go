@@ -64,7 +64,7 @@ type Options struct {
 	Access    config.PodAccess
 	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
-	Heartbeat time.Duration // between two looks while policies are missing
+	Heartbeat time.Duration // between two observations while policies are missing
 	// Version asks the API server for its version, as v1.37.1; nil if the agent does not ask.
 	Version func(context.Context) (string, error)
 	Events  record.EventRecorder

@@ -5,7 +5,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// written is what the API server says that one manager has written of a node, and nobody since.
+// written is what the API server says that one manager has written of a node, and no one since.
 type written struct{ fields []*fieldpath.Set }
 
 // writtenBy reads it from managedFields. An entry that cannot be read says nothing.

@@ -43,7 +43,7 @@ type Finding struct {
 type Report struct {
 	Findings []Finding
 	Read     map[string]int // objects, by kind; a kind that the cluster does not serve is missing
-	Changing []string       // nodes whose GPUs are being divided anew: they count as they are now
+	Changing []string       // nodes whose GPUs are being divided again: they count as they are now
 	Older    []string       // versions that were read since the cluster does not serve the newer one, of which render writes objects
 }
 

@@ -51,7 +51,7 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 }
 
 // askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not tell.
-func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Wish, m machine, known bool) {
+func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Request, m machine, known bool) {
 	rules, there := j.configs[name]
 	m = machineOf(n.Labels, append(devicesOf(rules), deviceOf(name)))
 	if there {
@@ -64,7 +64,7 @@ func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Wi
 }
 
 // unshown says why a device plugin of the MIG strategy does not offer what is asked for; empty if it does, or if the strategy is not known.
-func unshown(asked map[nvml.UUID]nvml.Wish, strategy string) string {
+func unshown(asked map[nvml.UUID]nvml.Request, strategy string) string {
 	sizes, whole := map[string]bool{}, false
 	for _, w := range asked {
 		whole = whole || !w.MIG
@@ -116,7 +116,7 @@ func offeredText(offered map[string]int) string {
 }
 
 // loses counts what is offered and not asked for. Where the labels do not tell how many GPUs there are, it counts only what is not asked for at all.
-func loses(asked map[nvml.UUID]nvml.Wish, m machine, offered map[string]int) map[string]int {
+func loses(asked map[nvml.UUID]nvml.Request, m machine, offered map[string]int) map[string]int {
 	stays := map[string]int{}
 	for _, w := range asked {
 		if !w.MIG {

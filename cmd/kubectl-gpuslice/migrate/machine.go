@@ -81,8 +81,8 @@ func (m machine) lacksOf(rules config.MIGConfig) []string {
 }
 
 // asks is what rules ask of each GPU. The error is the one with which the agent refuses them.
-func (m machine) asks(name string, rules config.MIGConfig) (map[nvml.UUID]nvml.Wish, error) {
-	return config.Merge(nil, map[string]config.MIGConfig{name: rules}).Wishes(name, m.gpus)
+func (m machine) asks(name string, rules config.MIGConfig) (map[nvml.UUID]nvml.Request, error) {
+	return config.Merge(nil, map[string]config.MIGConfig{name: rules}).Requests(name, m.gpus)
 }
 
 // namesNone reports whether all rules name GPUs, and none that the machine has.

@@ -348,7 +348,7 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 	j.sayRows("Nodes", at)
 }
 
-// wish judges the config that a node's labels name for mig-manager.
+// request judges the config that a node's labels name for mig-manager.
 func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	rules, there := j.configs[name]

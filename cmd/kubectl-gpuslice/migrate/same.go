@@ -102,7 +102,7 @@ func labelled(labels map[string]string) bool {
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
 
 // oneOfFilteredGives reports whether rules differ by their device filters, which labels do not tell, and one of them gives what is asked for.
-func (m machine) oneOfFilteredGives(name string, rules config.MIGConfig, want map[nvml.UUID]nvml.Wish) bool {
+func (m machine) oneOfFilteredGives(name string, rules config.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
 	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r config.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
 		slices.ContainsFunc(rules, func(r config.MIGRule) bool {
 			asked, err := m.asks(name, withoutFilters(config.MIGConfig{r}))
@@ -151,7 +151,7 @@ func hasPositions(rules config.MIGConfig) bool {
 }
 
 // describe says what is asked of the machine's GPUs.
-func describe(asked map[nvml.UUID]nvml.Wish, m machine) string {
+func describe(asked map[nvml.UUID]nvml.Request, m machine) string {
 	at := map[string][]int{}
 	for _, g := range m.gpus {
 		text := ""
@@ -174,7 +174,7 @@ func describe(asked map[nvml.UUID]nvml.Wish, m machine) string {
 	return strings.Join(parts, ", ")
 }
 
-func describeWish(w nvml.Wish) string {
+func describeWish(w nvml.Request) string {
 	switch {
 	case !w.MIG:
 		return "MIG off"

@@ -169,7 +169,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	if _, isProfile := from.Profiles[p.Name]; !isProfile {
 		catalog = config.Merge(from.MIG, nil)
 	}
-	wishes, err := catalog.ProfileWishes(p.Name, gpus)
+	wishes, err := catalog.ProfileRequests(p.Name, gpus)
 	if none, ok := errors.AsType[*config.NoSelectedGPUError](err); ok && p.Model == "" {
 		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
 			sanitize.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)

@@ -82,7 +82,7 @@ const (
 	maxPath = 100
 )
 
-// Run takes the look. Its error means that it could not read the table at all, or is that of ctx, which ends the look between two
+// Run takes the observation. Its error means that it could not read the table at all, or is that of ctx, which ends the observation between two
 // files.
 func (l *Look) Run(ctx context.Context) error {
 	if l.At == nil {
@@ -346,7 +346,7 @@ func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	return 0, false
 }
 
-// askLater looks at the files whose mounts no process had shown when the look met them. By now another process may have shown
+// askLater looks at the files whose mounts no process had shown when the observation met them. By now another process may have shown
 // the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
 // which may hang, tells more: so askLater asks for these files last, or when they are many, and gives each to At.
 func (l *Look) askLater(ctx context.Context) {

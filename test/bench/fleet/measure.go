@@ -29,7 +29,7 @@ type phase struct {
 	took   time.Duration
 }
 
-// wish is what the nodes are asked for.
+// request is what the nodes are asked for.
 const wish = "all-3g.40gb"
 
 // settled is how long the agents have to be silent for what has happened to be over: a pass comes a little more than a second after what
@@ -94,7 +94,7 @@ func (f *fleet) begin(ctx context.Context) error {
 	return f.addPods(ctx)
 }
 
-// wish labels all nodes.
+// request labels all nodes.
 func (f *fleet) wish(ctx context.Context) error {
 	return f.each(ctx, func(ctx context.Context, _ int, n *node) error {
 		body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, config.LabelMIGConfig, wish)

@@ -17,7 +17,7 @@ type request struct {
 	code     int    // of the answer; 0 for none
 }
 
-// reads reports whether it is one that reads at once. A watch is counted apart: it begins anew every few minutes.
+// reads reports whether it is one that reads at once. A watch is counted apart: it begins again every few minutes.
 func (r request) reads() bool { return r.verb == "get" || r.verb == "list" }
 
 func (r request) writes() bool { return !r.reads() && !isWatch(r) }

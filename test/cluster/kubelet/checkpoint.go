@@ -63,7 +63,7 @@ func (p *podDevices) stub(uid types.UID) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: uid}}
 }
 
-// restore begins anew from the checkpoint: each resource is known and has no device until its plugin registers again.
+// restore begins again from the checkpoint: each resource is known and has no device until its plugin registers again.
 func (t *deviceTable) restore() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

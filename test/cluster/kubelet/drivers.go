@@ -33,7 +33,7 @@ const (
 	claimCall = 45 * time.Second
 	// wipingDelay is how long the ResourceSlices of a DRA driver stay that is gone.
 	wipingDelay = 30 * time.Second
-	// wipingCall bounds a deletion of ResourceSlices, which the next look tries again.
+	// wipingCall bounds a deletion of ResourceSlices, which the next observation tries again.
 	wipingCall = 5 * time.Second
 	// allDrivers stands for the drivers of the node: at its start, kubelet knows none of them.
 	allDrivers = ""
@@ -56,7 +56,7 @@ type driverTable struct {
 // draDriver is the driver behind a registration socket; one without a connection was refused.
 type draDriver struct {
 	name string
-	file fs.FileInfo // of the socket: a driver that starts anew makes another
+	file fs.FileInfo // of the socket: a driver that starts again makes another
 	conn *grpc.ClientConn
 }
 

@@ -150,7 +150,7 @@ func (k *Kubelet) Stop() {
 	<-k.stopped
 }
 
-// Restart is what `systemctl restart kubelet` does: the sockets are made anew, every device is gone from the node's status
+// Restart is what `systemctl restart kubelet` does: the sockets are made again, every device is gone from the node's status
 // until its plugin registers again, and running pods keep running on the devices they have.
 func (k *Kubelet) Restart(ctx context.Context) error {
 	if err := k.stopServices(); err != nil {

@@ -38,7 +38,7 @@ type nodeReporter struct {
 
 	mu       sync.Mutex
 	written  *corev1.Node // the node as the last write left it
-	reported time.Time    // when that was; zero makes the next look write
+	reported time.Time    // when that was; zero makes the next observation write
 }
 
 func newNodeReporter(k *Kubelet) *nodeReporter {

@@ -40,7 +40,7 @@ func newVolumes(w *worker) *volumes {
 // mount makes the files of all volumes, and keeps them up to date until stop. It may be called again after an error.
 func (v *volumes) mount(ctx context.Context) error {
 	if !v.w.hasProcesses() {
-		return nil // nobody looks
+		return nil // no one looks
 	}
 	if err := v.write(ctx); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (v *volumes) remove() error {
 	return os.RemoveAll(filepath.Dir(v.dir))
 }
 
-// follow writes the files anew when a ConfigMap has changed.
+// follow writes the files again when a ConfigMap has changed.
 func (v *volumes) follow(ctx context.Context) {
 	for {
 		var renew <-chan time.Time

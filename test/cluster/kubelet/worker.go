@@ -181,7 +181,7 @@ func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll
 	}
 }
 
-// abandon ends the processes since the kubelet stops, in real time: nobody moves a test's clock any more. Containers
+// abandon ends the processes since the kubelet stops, in real time: no one moves a test's clock any more. Containers
 // without a process go on as far as anybody can tell.
 func (w *worker) abandon(running <-chan struct{}, killAll func()) {
 	if w.hasProcesses() {

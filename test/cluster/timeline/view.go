@@ -206,7 +206,7 @@ func (v View) awaitLost(ctx context.Context, resource string) error {
 	return nil
 }
 
-// lookUntil looks until reached is satisfied with a look that did not fail. When the context ends before, its error is that and the last look's.
+// lookUntil looks until reached is satisfied with an observation that did not fail. When the context ends before, its error is that and the last look's.
 func (v View) lookUntil(ctx context.Context, reached func(State) bool) (State, error) {
 	for {
 		s, err := v.Look(ctx)

@@ -42,7 +42,7 @@ const (
 // contextMiB is what a context takes beside what its program allocates, as measured on an H200.
 const contextMiB = 500
 
-// mmuFault is the Xid of a kernel that uses an address which nobody has.
+// mmuFault is the Xid of a kernel that uses an address which no one has.
 const mmuFault = 31
 
 // process is what this process has of the node.
@@ -103,7 +103,7 @@ func cuDeviceGet(to unsafe.Pointer, ordinal int32) int32 {
 	})
 }
 
-// The pointers of contexts, modules and functions lead to these, and nobody reads there.
+// The pointers of contexts, modules and functions lead to these, and no one reads there.
 var context, module, function = C.malloc(1), C.malloc(1), C.malloc(1)
 
 //export cuDevicePrimaryCtxRetain

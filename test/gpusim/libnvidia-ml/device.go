@@ -402,7 +402,7 @@ func nvmlDeviceGetComputeRunningProcesses(device, count, array unsafe.Pointer) i
 	})
 }
 
-// none answers for kinds of processes that nobody simulates.
+// none answers for kinds of processes that no one simulates.
 func none(device, count, array unsafe.Pointer) int32 {
 	return on(device, func(d gpusim.Device) gpusim.Return {
 		_, r := lib().Processes(d)

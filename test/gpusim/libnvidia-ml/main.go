@@ -68,7 +68,7 @@ func lib() *gpusim.Library {
 func nvmlInit_v2() int32 {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	// The node is looked for anew, as the driver is: it may have come, gone, or been replaced since.
+	// The node is looked for again, as the driver is: it may have come, gone, or been replaced since.
 	if dir := nodeDir(); process.library == nil || !process.library.Initialized() && (process.node != dir || !process.library.Present()) {
 		l, r := gpusim.OpenLibrary(dir, process.version)
 		if r != gpusim.Success {

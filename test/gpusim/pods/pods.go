@@ -64,7 +64,7 @@ func (u Users) Release(pod *corev1.Pod, ids []string) {
 }
 
 // Start has a process compute on devices, GPUs and MIG devices by their UUIDs, with their files open: one of a pod, of the
-// host, or of nobody.
+// host, or of no one.
 func (u Users) Start(p Process, devices ...string) error {
 	// It is in the table before NVML reports it, and until NVML does no more, as a process of a real host.
 	if err := u.show(p, devices); err != nil {

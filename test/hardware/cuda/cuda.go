@@ -1,5 +1,5 @@
 // Package cuda does to a GPU what programs in pods do, by NVIDIA's driver alone: it has a context, takes memory, and runs a kernel that
-// stores to an address which nobody has. It needs no CUDA toolkit: libcuda.so.1 is opened at run time, and compiles the kernel itself.
+// stores to an address which no one has. It needs no CUDA toolkit: libcuda.so.1 is opened at run time, and compiles the kernel itself.
 //
 // What it does ends with the process. It sets nothing of the GPU.
 package cuda

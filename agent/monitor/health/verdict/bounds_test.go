@@ -158,7 +158,7 @@ func TestARecordIsHeldToItsBounds(t *testing.T) {
 func TestKeysOfARecord(t *testing.T) {
 	n := verdict.New(config.Health{})
 	rows := well(0)
-	rows.Rows.Corrected, rows.Rows.Uncorrected = nvml.Told(uint64(1)), nvml.Told(uint64(2))
+	rows.Rows.Corrected, rows.Rows.Uncorrected = nvml.Answered(uint64(1)), nvml.Answered(uint64(2))
 	n.ObserveGPUs(began, []nvml.Health{rows}, true)
 	n.ObserveEvent(began, xid(0, 62, 1))
 	n.ObserveEvent(began, xid(0, 13, 1))
@@ -180,7 +180,7 @@ func TestKeysOfARecord(t *testing.T) {
 		t.Errorf("the rows are %v, want 1 and 2", rows)
 	}
 	half := well(0)
-	half.Rows.Corrected = nvml.Told(uint64(7))
+	half.Rows.Corrected = nvml.Answered(uint64(7))
 	n.ObserveGPUs(began.Add(time.Minute), []nvml.Health{half}, true)
 	if got := n.Record("boot", "").Key(); got != key {
 		t.Error("rows of which only half is known are taken over")
@@ -308,8 +308,8 @@ func TestEventsOfAnXid(t *testing.T) {
 	if o.EventDue(began.Add(time.Hour), time.Hour) || !o.EventDue(began.Add(time.Hour+time.Second), time.Hour) {
 		t.Error("an Event is due before the pause is over, or not when it is")
 	}
-	o.CountUntold()
-	o.CountUntold()
+	o.CountUnreported()
+	o.CountUnreported()
 	if untold, since := o.NoteEvent(began.Add(time.Hour)); untold != 2 || !since.Equal(began.Add(time.Second)) {
 		t.Errorf("%d since %s, want 2 since the last Event", untold, since)
 	}
@@ -334,15 +334,15 @@ func TestWhetherTheDriverHandsOutItsEvents(t *testing.T) {
 		t.Error("SetEvents changes nothing")
 	}
 	n.ConfirmLogged(began, xid(0, 62, 1))
-	if !n.HasEvents() || n.Looked() || n.DriverAnswers() {
+	if !n.HasEvents() || n.Observed() || n.DriverAnswers() {
 		t.Error("an event is no proof of events, or one of an answer")
 	}
 	n.ObserveGPUs(began, nil, true)
-	if !n.Looked() || !n.DriverAnswers() {
+	if !n.Observed() || !n.DriverAnswers() {
 		t.Error("the driver has answered")
 	}
 	n.ObserveError(began, nvml.ErrUnresponsive)
-	if !n.Looked() || n.DriverAnswers() {
+	if !n.Observed() || n.DriverAnswers() {
 		t.Error("the driver answers no more")
 	}
 }
@@ -372,7 +372,7 @@ func TestWhatIsAdvised(t *testing.T) {
 func TestWhatAGPUSaysOfItself(t *testing.T) {
 	n := verdict.New(config.Health{})
 	sick := well(0)
-	sick.RepairPending = nvml.Told(true)
+	sick.RepairPending = nvml.Answered(true)
 	now := began
 	look := func(h nvml.Health) {
 		n.ObserveGPUs(now, []nvml.Health{h}, true)

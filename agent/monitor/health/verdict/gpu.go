@@ -576,7 +576,7 @@ func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
 }
 
 // CountUntold notes one of which no Event tells.
-func (o *Occurrence) CountUntold() { o.untold++ }
+func (o *Occurrence) CountUnreported() { o.untold++ }
 
 // NoteEvent notes that an Event tells of the Xid, and returns how many no Event has told of, and since when.
 func (o *Occurrence) NoteEvent(now time.Time) (untold int, since time.Time) {

@@ -52,7 +52,7 @@ func (n *Node) GPUs() []*GPU { return n.gpus }
 func (n *Node) DriverAnswers() bool { return n.looked && n.silentSince.IsZero() }
 
 // Looked reports whether the driver has told at least once since the process began.
-func (n *Node) Looked() bool { return n.looked }
+func (n *Node) Observed() bool { return n.looked }
 
 // HasEvents reports whether the driver hands out its events.
 func (n *Node) HasEvents() bool { return !n.noEvents }
@@ -223,7 +223,7 @@ func (g *GPU) listPosition() int {
 	return g.index
 }
 
-// addFromBus adds what the bus has and nobody has told of yet.
+// addFromBus adds what the bus has and no one has told of yet.
 func (n *Node) addFromBus() {
 	for _, b := range n.onBus {
 		known := slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.pci == b.PCI })

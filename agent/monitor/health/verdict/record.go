@@ -26,7 +26,7 @@ type Record struct {
 	Boot    string      `json:"boot"`
 	Told    string      `json:"told,omitempty"` // key of the verdict that was last told
 	Hung    time.Time   `json:"hung,omitzero"`
-	Away    bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded anew
+	Away    bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded again
 	GPUs    []gpuRecord `json:"gpus,omitempty"`
 }
 
@@ -197,8 +197,8 @@ func (g *GPU) recall(was gpuRecord) {
 	g.rowPending, g.eccErrorAt, g.awaitsMIGMode, g.rises, g.flappingUntil = was.Pending, was.Erred, was.Asked, was.Rises, was.FlapUntil
 	g.lastTroubleAt = was.Trouble
 	g.hasReading = true // with what shows a reset
-	g.reading.ECC.UncorrectedVolatile = nvml.Told(was.Errors)
-	g.reading.Action = nvml.Told(nvml.RecoveryAction(was.Action))
+	g.reading.ECC.UncorrectedVolatile = nvml.Answered(was.Errors)
+	g.reading.Action = nvml.Answered(nvml.RecoveryAction(was.Action))
 	for _, f := range was.Findings {
 		reason := config.Reason(f.Reason)
 		g.lost = g.lost || reason == config.ReasonGPULost

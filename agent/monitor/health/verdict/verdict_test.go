@@ -20,7 +20,7 @@ var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 // well is the reading of a GPU of which the driver has nothing to say.
 func well(index int) nvml.Health {
 	return nvml.Health{
-		Index: index, UUID: nvml.UUID(fmt.Sprintf("GPU-%d", index)), PCI: fmt.Sprintf("0000:%02x:00.0", index+1), Action: nvml.Told(nvml.RecoverNothing),
+		Index: index, UUID: nvml.UUID(fmt.Sprintf("GPU-%d", index)), PCI: fmt.Sprintf("0000:%02x:00.0", index+1), Action: nvml.Answered(nvml.RecoverNothing),
 	}
 }
 
@@ -43,7 +43,7 @@ func TestNothingIsKnownBeforeTheFirstReading(t *testing.T) {
 func TestTheWorstFindingOfTheWorstGPUIsTheReason(t *testing.T) {
 	n := verdict.New(config.Health{})
 	pending, lost := well(0), well(2)
-	pending.Rows.Pending, pending.RepairPending, lost.Lost = nvml.Told(true), nvml.Told(true), true
+	pending.Rows.Pending, pending.RepairPending, lost.Lost = nvml.Answered(true), nvml.Answered(true), true
 	n.ObserveGPUs(began, []nvml.Health{pending, well(1), lost}, true)
 	checkVerdict(t, n, began, corev1.ConditionTrue, config.ReasonGPULost)
 	v, _ := n.Judge(began)
@@ -58,10 +58,10 @@ func TestTheWorstFindingOfTheWorstGPUIsTheReason(t *testing.T) {
 func TestAFindingIsOverAfterTwoReadingsWithoutIt(t *testing.T) {
 	n := verdict.New(config.Health{})
 	sick := well(0)
-	sick.Rows.Pending = nvml.Told(true)
+	sick.Rows.Pending = nvml.Answered(true)
 	n.ObserveGPUs(began, []nvml.Health{sick}, true)
 	mended := well(0)
-	mended.Rows.Pending = nvml.Told(false)
+	mended.Rows.Pending = nvml.Answered(false)
 	now := began
 	for _, status := range []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse} {
 		now = now.Add(verdict.Interval)
@@ -100,7 +100,7 @@ func TestWhatFlapsGivesWayToWhatIsAsBad(t *testing.T) {
 	}
 	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing) // it flaps
 	pending := well(0)
-	pending.Rows.Pending = nvml.Told(true)
+	pending.Rows.Pending = nvml.Answered(true)
 	for range 3 {
 		look(pending, other)
 	}
@@ -168,7 +168,7 @@ func TestXidsThatAreRememberedAreBounded(t *testing.T) {
 func TestARecordIsRecalled(t *testing.T) {
 	n := verdict.New(config.Health{})
 	sick := well(0)
-	sick.SRAMThreshold = nvml.Told(true)
+	sick.SRAMThreshold = nvml.Answered(true)
 	n.ObserveGPUs(began, []nvml.Health{sick, well(1)}, true)
 	n.ObserveEvent(began, nvml.Event{Kind: nvml.EventXid, GPU: "GPU-1", Xid: 62, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
 	v, _ := n.Judge(began)

@@ -1,8 +1,8 @@
 // Command mps-control-daemon is NVIDIA's MPS control daemon for Kubernetes without its subcommand mount-shm, which no test
 // needs: what it does with the config, the GPUs and nvidia-cuda-mps-control is NVIDIA's own package. The program around that
-// is written anew, since a requirement of the subcommand is missing from the public checksum database.
+// is written again, since a requirement of the subcommand is missing from the public checksum database.
 //
-// As NVIDIA's, it has its files under /mps, sets the compute mode by nvidia-smi, begins anew on SIGHUP, tries again when a
+// As NVIDIA's, it has its files under /mps, sets the compute mode by nvidia-smi, begins again on SIGHUP, tries again when a
 // daemon does not start, and gives the compute mode back only when it is told to end.
 package main
 
