@@ -128,7 +128,7 @@ type Traits struct {
 	Wait Wait
 }
 
-// TouchesGPU: it changes the hardware.
+// TouchesGPU says whether the step changes the hardware.
 func (t Traits) TouchesGPU() bool { return t.Stage == StageHardware }
 
 // Stage is a part of a change.

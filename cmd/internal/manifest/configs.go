@@ -54,11 +54,8 @@ func ReadConfigs(files []string, stdin io.Reader) (Configs, error) {
 
 // add adds the configs of a piece. used is 1 if it is of a format that a plan uses.
 func (c *Configs) add(p Piece) (used int, err error) {
-	switch {
-	case p.Err != nil:
+	if p.Err != nil {
 		return 0, p.Err
-	case p.Format == "":
-		return 0, nil
 	}
 	switch p.Format {
 	case MIGConfigs:
@@ -70,9 +67,9 @@ func (c *Configs) add(p Piece) (used int, err error) {
 	case PluginConfig:
 		parsed, err := deviceplugin.Parse(p.Text)
 		return 1, cmp.Or(AddPlaces(p, err), merge(c.Plugin, map[string]config.PluginConfig{p.Key: parsed}))
-	default:
-		return 0, nil
+	case Maintenance, Settings, Object:
 	}
+	return 0, nil
 }
 
 func merge[T any](into, more map[string]T) error {
