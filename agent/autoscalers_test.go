@@ -35,12 +35,6 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 		"nobody has said anything": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
 		},
-		"a user keeps one autoscaler away already": {
-			before: map[string]string{ca: "true"}, during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{ca: "true"},
-		},
-		"a user has said that it may": {
-			before: map[string]string{karpenter: "false"}, during: map[string]string{ca: "true", karpenter: "false"}, after: map[string]string{karpenter: "false"},
-		},
 		"a user says so in the middle": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{karpenter: "false"},
 			middle: func(w *world) { w.annotate(karpenter, "false") },

@@ -112,19 +112,6 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 func TestOtherToolsAreWaitedForByName(t *testing.T) {
 	t.Parallel()
 	const kured = "weave.works/kured-reboot-in-progress"
-	t.Run("before the fence", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, h100)
-			w.annotate(kured, "2000-01-01T00:00:00Z")
-			w.label("all-balanced")
-			w.says(config.ReasonOtherMaintenance)
-			if c := w.condition(); !strings.Contains(c.Message, "kured") || w.owed() || w.node().Spec.Unschedulable {
-				t.Errorf("the node is touched, or kured not named: %s", c.Message)
-			}
-			w.unannotate(kured)
-			w.reach("all-balanced")
-		})
-	})
 	t.Run("before the release", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)

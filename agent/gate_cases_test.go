@@ -12,9 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // After a step of the clock, the agent cannot know how long ago it has seen renewals of other nodes.
@@ -73,80 +71,6 @@ func TestANodeThatCannotBeFencedKeepsNoSlot(t *testing.T) {
 	})
 }
 
-// The agent begins no change that it would postpone at once: one whose last steps take longer than the window is open still.
-func TestNoChangeIsBegunThatIsPutOffAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain("")
-		w.converge("all-disabled")
-		r := w.disk.record(t)
-		r.Learnt.Took = []journal.Took{{Whole: 300, Rest: 600}}
-		if err := w.disk.Write(t.Context(), *r); err != nil {
-			t.Fatal(err)
-		}
-		w.maintain(strings.Replace(until(time.Now().Add(7*time.Minute)), "estimate: 10m", "estimate: 1s", 1))
-		w.restart()
-		fences := 0
-		w.patched(func(patch string) error {
-			if strings.Contains(patch, `"unschedulable":true`) {
-				fences++
-			}
-			return nil
-		})
-		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingWindow)
-		w.spend(time.Hour)
-		if fences > 0 {
-			t.Errorf("the node was fenced %d times", fences)
-		}
-	})
-}
-
-// The time for which other tools keep the node does not count as a part of the change.
-func TestWhatOthersKeepTheNodeForIsNoPartOfTheEstimate(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain("")
-		w.label("all-1g.10gb")
-		w.passes("the proof", func() bool { return w.agent.NextStep(t.Context()) == plan.VerifyCapacity })
-		w.edit(func(n *corev1.Node) {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/desiredDrain", "drain-a")
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, "machineconfiguration.openshift.io/lastAppliedDrain", "uncordon-b")
-		})
-		w.says(config.ReasonOtherMaintenance)
-		w.spend(2 * time.Hour)
-		w.edit(func(n *corev1.Node) {
-			delete(n.Annotations, "machineconfiguration.openshift.io/desiredDrain")
-			delete(n.Annotations, "machineconfiguration.openshift.io/lastAppliedDrain")
-		})
-		w.reach("all-1g.10gb")
-		if took := w.disk.record(t).Learnt.Took; len(took) != 1 || took[0].Rest > 3600 {
-			t.Errorf("the change took %v", took)
-		}
-	})
-}
-
-// A process that finishes what another one has begun does not know how long it took.
-func TestHalfAChangeIsNotMeasured(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.count(func(int) { <-time.After(time.Minute) })
-		w.settings.Timeouts.DriverCall = 2 * time.Minute
-		w.maintain("")
-		w.restart()
-		w.label("all-1g.10gb")
-		w.passes("most of the instances", func() bool { return len(w.snapshot()[0].Instances) == 6 })
-		w.restart()
-		w.reach("all-1g.10gb")
-		if took := w.disk.record(t).Learnt.Took; len(took) > 0 && took[0].Rest < 400 {
-			t.Errorf("eight minutes of calls took %v", took)
-		}
-	})
-}
-
 // The agent restores what another has left on the node, whatever the change waits for.
 func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 	t.Parallel()
@@ -176,49 +100,6 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 			})
 		})
 	}
-}
-
-// On a node that was given back until it is rebooted, the agent evicts no pod outside of a window.
-func TestAParkedNodeIsDisturbedInItsWindowOnly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, passthrough)
-		w.turn()
-		w.maintain("")
-		w.label("all-1g.10gb")
-		w.parked()
-		w.maintain(until(time.Now()))
-		w.reboot()
-		// MIG mode is on; before the agent is there, an administrator creates an instance, and a pod gets it
-		if err := w.gpus.Driver().Create(t.Context(), nvml.UUID(w.gpus.UUIDs()[0]), nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Start: 0, Size: 8}}); err != nil {
-			t.Fatal(err)
-		}
-		w.offered = w.devices()
-		w.pod("resident", w.snapshot()[0].Instances[0].Devices[0].UUID)
-		w.spend(time.Hour)
-		if !w.runs("resident") {
-			t.Error("the pod was evicted outside of the window")
-		}
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.passes("the eviction in the window", func() bool { return !w.runs("resident") })
-	})
-}
-
-// A node that has just been registered needs no window, unless a pod is on it.
-func TestPodsOfANodeWithTheStartupTaintLeaveInTheWindowOnly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(until(time.Now()))
-		w.register()
-		w.label("all-1g.10gb")
-		w.spend(time.Hour)
-		if !w.runs("holder") {
-			t.Error("the pod was evicted outside of the window")
-		}
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.passes("the eviction in the window", func() bool { return !w.runs("holder") })
-	})
 }
 
 // The agent is killed between the write that gives the node back and the one that reports it.

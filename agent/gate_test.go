@@ -179,33 +179,18 @@ func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, row := range map[string]struct {
 		file   string
-		asked  time.Duration // after midnight
-		begins time.Time     // zero for never
+		begins time.Time
 	}{
-		"to the second":                      {until(midnight.Add(10 * time.Minute)), 0, midnight},
-		"and not if a second less is left":   {nights, 3*time.Hour + 50*time.Minute + time.Second, midnight.Add(22 * time.Hour)},
-		"although it is open for a minute":   {"windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n", 0, midnight.Add(9*time.Hour + 17*time.Minute)},
-		"and says so where there is no such": {"windows: [{days: [Sun], start: '22:00', duration: 9m}]\nestimate: 10m\n", 0, time.Time{}},
+		"to the second":                    {until(midnight.Add(10 * time.Minute)), midnight},
+		"although it is open for a minute": {"windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n", midnight.Add(9*time.Hour + 17*time.Minute)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
 				w.settings.NodeHeartbeat = time.Hour
 				w.maintain(row.file)
-				<-time.After(row.asked) // to the second: the agent looks once an hour
 				cordons := w.cordons()
 				w.label("all-1g.10gb")
-				if row.begins.IsZero() {
-					if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes, 10m0s") {
-						t.Errorf("the node says: %s", c.Message)
-					}
-					w.spend(16 * time.Hour)
-					w.givenBack()
-					if len(*cordons) > 0 {
-						t.Errorf("the node was cordoned %d times", len(*cordons))
-					}
-					return
-				}
 				w.fence()
 				if len(*cordons) != 1 { // a change that began too late is put off in the same pass
 					t.Errorf("the node was cordoned %d times, want once", len(*cordons))
@@ -326,31 +311,6 @@ func TestAChangeThatIsNoLongerAskedForIsUndoneBeyondItsWindow(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeReadClosesTheNode(t *testing.T) {
-	t.Parallel()
-	const broken = "windows: [{days: [Caturday], start: '22:00', duration: 6h}]\n"
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.maintain(broken)
-		w.label("all-1g.10gb")
-		if c := w.says(config.ReasonInvalidMaintenance); !strings.Contains(c.Message, "Caturday") {
-			t.Errorf("the node says: %s", c.Message)
-		}
-		w.spend(time.Hour)
-		w.givenBack()
-		w.maintain("") // always open
-		w.fence()
-		w.reach("all-1g.10gb")
-	})
-	synctest.Test(t, func(t *testing.T) { // beyond the point of no return
-		w := busy(t)
-		w.maintain("")
-		w.begin("all-1g.10gb")
-		w.maintain(broken)
-		w.reach("all-1g.10gb")
-	})
-}
-
 // Case 17: the file changes while the window is open. The windows go by the host's clock, whatever it says.
 func TestADrainThatMayNotGoOnIsPutOff(t *testing.T) {
 	t.Parallel()
@@ -441,15 +401,6 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 		relent()
 		w.reach("all-1g.10gb")
 	})
-	synctest.Test(t, func(t *testing.T) { // another one
-		w := busy(t)
-		w.maintain(until(time.Now()))
-		w.label("all-1g.10gb")
-		w.annotate(config.AnnotationForce, "0123456789ab")
-		w.says(config.ReasonAwaitingWindow)
-		w.spend(time.Hour)
-		w.givenBack()
-	})
 	synctest.Test(t, func(t *testing.T) { // a node that is as asked
 		w := busy(t)
 		w.converge("all-disabled")
@@ -473,14 +424,6 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.unannotate(config.AnnotationHold)
 		w.reach("all-1g.10gb")
 	})
-	synctest.Test(t, func(t *testing.T) { // the agent finishes a change that it has begun
-		w := busy(t)
-		w.begin("all-1g.10gb")
-		w.annotate(config.AnnotationHold, "")
-		w.reach("all-1g.10gb")
-		w.label("all-balanced")
-		w.says(config.ReasonHeld)
-	})
 	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another wish
 		w := busy(t)
 		w.begin("all-1g.10gb")
@@ -491,13 +434,6 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		if w.snapshot()[0].Enabled {
 			t.Error("the GPU is not as it was")
 		}
-	})
-	synctest.Test(t, func(t *testing.T) { // even a change that would disturb no pod
-		w := busy(t)
-		w.annotate(config.AnnotationHold, "")
-		w.settings.MIGConfigMap = config.ConfigMapKey{}
-		w.label("all-1g.10gb")
-		w.says(config.ReasonHeld)
 	})
 }
 
@@ -526,37 +462,6 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w := lost(t)
 		w.label("all-balanced")
 		w.reach("all-balanced")
-	})
-	synctest.Test(t, func(t *testing.T) { // but not if no reboot has taken instances
-		w := newWorld(t, oneH100)
-		w.converge("all-1g.10gb")
-		w.maintain(until(time.Now()))
-		w.label("all-balanced")
-		w.says(config.ReasonAwaitingWindow)
-		w.boot()
-		w.restart()
-		w.spend(time.Hour)
-		if w.reason() != config.ReasonAwaitingWindow {
-			t.Errorf("a reboot that has taken nothing lets the change begin: %s", w.condition().Message)
-		}
-	})
-	synctest.Test(t, func(t *testing.T) { // unless a pod has to leave
-		w := lost(t)
-		w.pod("holder", w.gpus.UUIDs()[0])
-		w.says(config.ReasonAwaitingWindow)
-		if !w.runs("holder") {
-			t.Error("the pod was evicted outside of the window")
-		}
-	})
-}
-
-func TestAFreshNodeNeedsNoWindow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, oneH100)
-		w.maintain(until(time.Now()))
-		w.register()
-		w.converge("all-1g.10gb")
 	})
 }
 

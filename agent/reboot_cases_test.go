@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,12 +9,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
-	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -126,55 +122,6 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 		w.spend(12 * time.Hour)
 		w.givenBack()
 		w.are(before)
-	})
-}
-
-// goingDown is a host that is rebooting already when the agent calls Reboot.
-type goingDown struct {
-	*logind
-	err error
-}
-
-func (h goingDown) Reboot(ctx context.Context) error {
-	_ = h.logind.Reboot(ctx)
-	return h.err
-}
-
-// self: another program reboots the host at the same moment, or the bus went away in the middle of the answer.
-func TestAHostThatGoesDownAnywayIsTheRebootThatWasAskedFor(t *testing.T) {
-	t.Parallel()
-	for _, err := range []error{host.ErrShuttingDown, host.ErrLogindSilent} {
-		t.Run(err.Error(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := virtual(t, config.RebootSelf)
-				w.agent = agent.New(w.optionsFor(goingDown{&w.host, err}))
-				w.label("all-balanced")
-				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
-				w.host.down = true
-				w.spend(30 * time.Second)
-				w.host.down = false
-				w.reboot()
-				w.spend(6 * time.Hour)
-				if c := w.condition(); c.Reason != string(config.ReasonConverged) || w.host.reboots != 1 {
-					t.Errorf("%d reboots; %s: %s\n%s", w.host.reboots, c.Reason, c.Message, w.gpus)
-				}
-			})
-		})
-	}
-}
-
-// self: the agent is killed between the journal's write and the call to logind.
-func TestAnAgentKilledRightBeforeItRebootsDoesSoLater(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootSelf)
-		w.label("all-balanced")
-		w.agent = agent.New(w.optionsFor(goingDown{&w.host, nil}))
-		died, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, `\"reboots\"`) }, true)
-		w.passes("the write", died)
-		w.host.reboots, w.host.down = 0, false // the call never came
-		revive()
-		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
 	})
 }
 
@@ -291,47 +238,6 @@ func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
 		w.reboot()
 		w.reach("all-balanced")
 	})
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootSelf)
-		w.hidesBoot()
-		w.restart()
-		w.label("all-balanced")
-		w.spend(time.Hour)
-		if w.host.reboots > 0 {
-			t.Errorf("%d reboots; %s", w.host.reboots, w.condition().Message)
-		}
-		w.givenBack()
-	})
-	synctest.Test(t, func(t *testing.T) { // the boot id becomes unreadable while the agent asks the host
-		w := virtual(t, config.RebootSelf)
-		w.label("all-balanced")
-		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
-		w.hidesBoot()
-		w.restart()
-		w.spend(time.Minute)
-		if w.host.reboots > 1 {
-			t.Errorf("%d reboots; %s", w.host.reboots, w.condition().Message)
-		}
-		w.kernelSays(bootID(1) + "\n")
-		w.reboot()
-		w.reach("all-balanced")
-	})
-}
-
-// An administrator changes the policy from delegate to self while the agent awaits the reboot.
-func TestAPolicyThatBecomesSelfRebootsTheNode(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := requested(t)
-		w.spend(5 * time.Minute)
-		w.settings.Reboot.Policy = config.RebootSelf
-		w.restart()
-		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
-		w.spend(30 * time.Minute)
-		if w.host.reboots == 0 {
-			t.Errorf("nobody reboots, and web runs: %t; %s", w.runs("web"), w.condition().Message)
-		}
-	})
 }
 
 // self: GPUs that the config does not name get their instances back after the reboot.
@@ -382,50 +288,6 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 		w.spend(10 * time.Second) // the plugin starts
 		if c := w.condition(); strings.Contains(c.Message, "going back") {
 			t.Errorf("given up %s after the upgrade; %s: %s", 10*time.Second, c.Reason, c.Message)
-		}
-	})
-}
-
-// A startup taint with another effect comes back as it was.
-func TestTheStartupTaintOfANodeThatCannotBeMadeReadyIsAsItWas(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		was := corev1.Taint{Key: config.TaintNotReady, Value: "pool-a", Effect: corev1.TaintEffectNoExecute}
-		w.edit(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, was) })
-		w.fail("CreateGpuInstanceWithPlacement")
-		w.label("all-balanced")
-		w.settle(config.ReasonHardwareFailure)
-		if got := w.node().Spec.Taints; len(got) != 1 || got[0].Effect != was.Effect || got[0].Value != was.Value {
-			t.Errorf("taints are %v, want %v", got, was)
-		}
-	})
-}
-
-// self: a pod that tolerates every taint comes back at once, as replicas of system services do; the agent must not evict it for ever.
-func TestAPodThatComesBackIsNotEvictedForAnHour(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootSelf)
-		n := 0
-		spawn := func() {
-			n++
-			w.pod("dns-"+string(rune('a'+n%26))+"-"+time.Now().Format("150405"), "", func(p *corev1.Pod) {
-				p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
-				p.CreationTimestamp = metav1.Now()
-				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-			})
-		}
-		w.label("all-balanced")
-		w.passes("an end", func() bool {
-			pods, _ := w.client.CoreV1().Pods("team").List(t.Context(), metav1.ListOptions{})
-			if len(pods.Items) == 0 && n < 50 {
-				spawn()
-			}
-			return n >= 50 || w.host.reboots > 0 || (n > 5 && !w.owed())
-		})
-		if n >= 50 {
-			t.Errorf("a pod that tolerates everything was evicted %d times; %s", n, w.condition().Message)
 		}
 	})
 }

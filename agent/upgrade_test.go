@@ -6,9 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -89,83 +86,5 @@ func TestAnUndoGoesOnAfterTheUpgradeOfTheDriver(t *testing.T) {
 		if after := w.snapshot()[0].Geometry().String(); after != before {
 			t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
 		}
-	})
-}
-
-func TestAnUpgradeOfTheDriverLeavesACordonThatIsNotOurs(t *testing.T) {
-	t.Parallel()
-	for name, also := range map[string]func(n *corev1.Node){
-		"one from before the change":  nil,
-		"one that another tool needs": func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, "talos.dev/cordoned", "true") },
-		"one that people want to remain": func(n *corev1.Node) {
-			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationKeepCordoned, "yes")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, h100)
-				w.cordon(also == nil)
-				w.label("all-1g.10gb")
-				w.passes("the fence", func() bool { return len(w.node().Spec.Taints) > 0 })
-				if also != nil {
-					w.edit(also)
-				}
-				w.upgrade(true)
-				w.spend(time.Hour)
-				if !w.node().Spec.Unschedulable {
-					t.Error("the cordon was lifted")
-				}
-			})
-		})
-	}
-}
-
-// The agent opens a node on which another has left a cordon, too, although it may not ask the driver.
-func TestWhatIsLeftWithoutAJournalIsOpenedWhileTheDriverIsUpgraded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
-		w.unannotate(config.AnnotationJournal)
-		w.upgrade(true)
-		w.spend(time.Minute)
-		if fenced := len(w.node().Spec.Taints) > 0; fenced {
-			who, _, _ := fence.Cordoner(w.node())
-			t.Errorf("our taint is left; cordoned by %q", who)
-		}
-		w.upgrade(false)
-		w.reach("all-1g.10gb")
-	})
-}
-
-// A user who may write labels must not stop an agent by one that no driver manager sets. The agent reports a label that a driver manager has left.
-func TestAnUpgradeOfTheDriverIsWhatOperandsSayAndEndsOrIsTold(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.settings.Timeouts.DriverUpgrade = 45 * time.Minute
-		w.restart()
-		w.converge("all-1g.10gb")
-		w.set(config.LabelOperandPrefix+"anything", fence.PausedForDriverUpgrade)
-		w.spend(10 * time.Minute)
-		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
-			t.Errorf("by a label of no operand, %s: %s", c.Reason, c.Message)
-		}
-		w.set(labelDCGM, fence.PausedForDriverUpgrade)
-		c := w.settle(config.ReasonDriverNotLoaded)
-		if strings.Contains(c.Message, "kubectl") || !strings.Contains(c.Message, config.LabelOperandPrefix+"dcgm="+fence.PausedForDriverUpgrade) {
-			t.Errorf("people are sent there at once, or the label is not named: %s", c.Message)
-		}
-		w.spend(40 * time.Minute)
-		if c := w.condition(); strings.Contains(c.Message, "kubectl") {
-			t.Errorf("people are sent there before timeouts.driverUpgrade: %s", c.Message)
-		}
-		w.spend(6 * time.Minute)
-		if c := w.condition(); !strings.Contains(c.Message, "kubectl label node gpu-1 "+config.LabelOperandPrefix+"dcgm=true --overwrite") {
-			t.Errorf("it does not say who has to act: %s", c.Message)
-		}
-		w.unset(labelDCGM)
-		w.reach("all-1g.10gb")
 	})
 }

@@ -68,6 +68,7 @@ var decidedByReason = map[string]string{
 	"verdict Advice":       "a finding has no other kind than its reason",
 	"verdict Acknowledge":  "a finding has no other kind than its reason",
 	"verdict recall":       "a finding has no other kind than its reason, also in the record",
+	"api PhaseBeside":      "a pass that cannot observe the whole node writes nothing but the condition",
 	"kubectl-gpuslice see": "an agent that cannot read the journal writes nothing but the condition",
 }
 

@@ -12,7 +12,7 @@ import (
 // observers are what looks at the node: all that a pass does before something is decided, and what completes the look. The looks of the parts
 // follow from the interfaces of agent/monitor.
 var observers = []string{
-	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Prove",
+	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Compare",
 	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
 }
 
@@ -190,7 +190,7 @@ func parts(t *testing.T) []types.Object {
 		}
 		for _, name := range pkg.Types.Scope().Names() {
 			object, ok := pkg.Types.Scope().Lookup(name).(*types.TypeName)
-			if ok && !types.IsInterface(object.Type()) && len(methodsOf(object, []string{"LookAgain"})) > 0 {
+			if ok && !types.IsInterface(object.Type()) && len(methodsOf(object, []string{"Poll"})) > 0 {
 				out = append(out, object)
 			}
 		}

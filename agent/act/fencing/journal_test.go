@@ -1,0 +1,189 @@
+package fencing_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+const (
+	dcgm     = config.LabelOperandPrefix + "dcgm"
+	exporter = config.LabelOperandPrefix + "dcgm-exporter"
+	monitor  = "nvidia-dcgm.service"
+)
+
+// Promise 7: what the first write of the journal holds, by the steps that follow and by what the journal holds already.
+func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
+	t.Parallel()
+	asked := state.Desired{Name: "all-1g.10gb", Fingerprint: "asked", Targets: plan.Targets{"GPU-a": {}}}
+	undo := asked
+	undo.Undo = true
+	failure := &api.Failure{Fingerprint: "asked", Reason: config.ReasonHardwareFailure, Message: "it broke"}
+	begun := journal.Journal{Target: "all-1g.10gb", Wish: "asked", Operation: "op", BootID: "boot", Started: began, Paused: map[string]string{}}
+	first := begun
+	first.Started = now
+	of := func(j journal.Journal, change func(*journal.Journal)) *journal.Journal { change(&j); return &j }
+	shape := plan.Step{Kind: plan.SetMode, GPU: "GPU-a"}
+	for name, row := range map[string]struct {
+		observed func(*state.Observed)
+		before   *journal.Journal
+		want     state.Desired
+		steps    []plan.Step // without the first, which is to record
+		journal  *journal.Journal
+	}{
+		"a change that only creates": {nil, nil, asked, nil, &first},
+		"operands and units": {
+			func(s *state.Observed) { s.Node.Labels = map[string]string{dcgm: "true", exporter: fence.PausedValue} }, nil, asked,
+			[]plan.Step{
+				{Kind: plan.PauseOperands, Label: exporter}, {Kind: plan.PauseOperands, Label: dcgm}, {Kind: plan.PauseOperands}, {Kind: plan.StopUnits, Unit: monitor},
+			},
+			of(first, func(j *journal.Journal) { j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{monitor} }),
+		},
+		"the oldest values count": {
+			func(s *state.Observed) { s.Node.Labels = map[string]string{dcgm: "false"} },
+			of(begun, func(j *journal.Journal) { j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{"a.service"} }), asked,
+			[]plan.Step{{Kind: plan.PauseOperands, Label: dcgm}, {Kind: plan.StopUnits, Unit: monitor}, {Kind: plan.StopUnits, Unit: "a.service"}},
+			of(begun, func(j *journal.Journal) {
+				j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{"a.service", monitor}
+			}),
+		},
+		"a GPU, and the device plugin": {
+			func(s *state.Observed) {
+				s.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "plugin"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: []string{"--mig-strategy=mixed"}}}}}}
+			}, nil, asked, []plan.Step{shape},
+			of(first, func(j *journal.Journal) {
+				j.Previous, j.Operands, j.Strategy = []journal.GPULayout{{GPU: "GPU-a", MIG: true, Persistent: true}}, []string{"plugin"}, config.MIGStrategyMixed
+			}),
+		},
+		"a GPU that is reset, since it is not well": {
+			nil, nil, asked, []plan.Step{{Kind: plan.SetMode, GPU: "GPU-b"}},
+			of(first, func(j *journal.Journal) { j.Previous = []journal.GPULayout{{GPU: "GPU-b", Foreign: true}} }),
+		},
+		"pods of the plugin come and go": {
+			func(s *state.Observed) {
+				s.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "b"}}, {ObjectMeta: metav1.ObjectMeta{UID: "c"}}}
+			},
+			of(begun, func(j *journal.Journal) {
+				j.Operands, j.Previous = []string{"a", "b"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
+			}), asked, []plan.Step{shape},
+			of(begun, func(j *journal.Journal) {
+				j.Operands, j.Previous = []string{"b", "c"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
+			}),
+		},
+		"another target": {
+			nil, of(begun, func(j *journal.Journal) {
+				j.Target, j.Wish, j.Reboots, j.RebootAsked, j.NoReset = "other", "former", []string{"boot"}, began, &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-a"}}
+				j.Forced, j.Parked, j.Stopped = true, true, []string{monitor}
+			}), asked, nil,
+			of(first, func(j *journal.Journal) {
+				j.NoReset, j.Stopped = &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-a"}}, []string{monitor}
+			}),
+		},
+		"the driver has refused a reset in another boot": {
+			func(s *state.Observed) {
+				s.Record.Learnt.NoReset = &journal.NoReset{Boot: "former", GPUs: []nvml.UUID{"GPU-a"}}
+			}, nil, asked, nil, &first,
+		},
+		"an undo": {nil, of(begun, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" }), undo, nil, of(begun, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" })},
+		"a user has forced it": {
+			func(s *state.Observed) { s.Node.Annotations[config.AnnotationForce] = "asked" }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Forced = true }),
+		},
+		"a user has edited what was forced": {
+			nil, of(begun, func(j *journal.Journal) { j.Wish, j.Forced = "former", true }), asked, nil, &begun,
+		},
+		"a proven capacity": {func(s *state.Observed) { s.Capacity.Proven = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Proven = true })},
+		"what an agent has left": {
+			func(s *state.Observed) {
+				s.Record.Learnt.Failed = failure
+				s.Leftovers.Orphan = state.Orphan{
+					Cordon: true, Kept: []string{scaleDown}, Labels: map[string]string{dcgm: "true"},
+					Host: state.ToRestore{Stopped: []string{monitor}, Persistent: []nvml.UUID{"GPU-b"}},
+				}
+			}, nil, asked, []plan.Step{{Kind: plan.Adopt}},
+			of(first, func(j *journal.Journal) {
+				j.Proven, j.Cordoned, j.Kept, j.Paused, j.Undo = true, true, []string{scaleDown}, map[string]string{dcgm: "true"}, failure
+				j.Stopped, j.Persistent = []string{monitor}, []nvml.UUID{"GPU-b"}
+			}),
+		},
+	} {
+		h := newHost(t)
+		h.seen.Journal = row.before
+		h.seen.GPUs = []nvml.GPU{{UUID: "GPU-a", Enabled: true, Pending: true, Persistent: true}, {UUID: "GPU-b"}}
+		if row.observed != nil {
+			row.observed(h.seen)
+		}
+		steps := row.steps
+		if len(steps) == 0 || steps[0].Kind != plan.Adopt {
+			steps = append([]plan.Step{{Kind: plan.Record}}, steps...)
+		}
+		if err := h.fencing.WriteJournal(t.Context(), act.Input{Seen: h.seen, Want: row.want, Steps: steps}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got := h.written()
+		if got.Operation == "" {
+			t.Errorf("%s: the operation has no id", name)
+		}
+		if diff := cmp.Diff(row.journal, got, cmpopts.IgnoreFields(journal.Journal{}, "Version", "Summary", "Operation"), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// written returns the journal that the node has by now.
+func (h *host) written() *journal.Journal {
+	h.t.Helper()
+	j, err := journal.Parse(h.node().Annotations[config.AnnotationJournal])
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return j
+}
+
+// Promise 6: the fence notes whose cordon there was, and the deadlines count from it, once.
+func TestTheFenceNotesWhatTheNodeHadBefore(t *testing.T) {
+	t.Parallel()
+	cordoned := func(node *corev1.Node) { node.Spec.Unschedulable = true }
+	tainted := func(node *corev1.Node) { node.Spec.Taints = []corev1.Taint{startup} }
+	for name, row := range map[string]struct {
+		node    []func(*corev1.Node)
+		was     bool
+		kept    []string
+		startup int
+		started time.Time
+	}{
+		"an open node":               {nil, false, config.AutoscalerAnnotations(), 0, now},
+		"a cordoned one":             {[]func(*corev1.Node){cordoned}, true, config.AutoscalerAnnotations(), 0, now},
+		"one that autoscalers leave": {[]func(*corev1.Node){annotated(scaleDown, "false")}, false, []string{config.AnnotationDoNotDisrupt}, 0, now},
+		"a fresh one":                {[]func(*corev1.Node){tainted}, false, config.AutoscalerAnnotations(), 1, now},
+		"one whose fence is up":      {[]func(*corev1.Node){behind(journal.Journal{}), annotated(config.AnnotationDoNotDisrupt, "true")}, false, []string{scaleDown}, 0, began},
+	} {
+		h := newHost(t, row.node...)
+		in := act.Input{Seen: h.seen, Want: state.Desired{Name: "all-1g.10gb", Fingerprint: "asked"}, Steps: []plan.Step{{Kind: plan.Fence}}}
+		if err := h.fencing.Raise(t.Context(), in); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		j := h.written()
+		if !j.Cordoned || j.WasUnschedulable != row.was || len(j.Startup()) != row.startup || !j.Started.Equal(row.started) {
+			t.Errorf("%s: the journal is %+v", name, j)
+		}
+		if diff := cmp.Diff(row.kept, j.Kept, cmpopts.SortSlices(func(a, b string) bool { return a < b })); diff != "" {
+			t.Errorf("%s: annotations (-want +got):\n%s", name, diff)
+		}
+		if node := h.node(); !node.Spec.Unschedulable || !h.fencing.Fence.IsRaised(node) {
+			t.Errorf("%s: the node is %+v", name, node.Spec)
+		}
+	}
+}

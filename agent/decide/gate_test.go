@@ -1,0 +1,235 @@
+package decide_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/window"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// noon is a Saturday's.
+var noon = time.Date(2000, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// evicts are the steps of a change for which a pod has to leave, and adds those of one that disturbs none.
+var evicts, adds = []plan.Kind{plan.Fence, plan.Evict, plan.SetMode, plan.Release}, []plan.Kind{plan.Record, plan.Create, plan.Release}
+
+// nights is open from 22:00 to 04:00.
+func nights() window.Schedule {
+	days := []time.Weekday{time.Sunday, time.Monday, time.Tuesday, time.Wednesday, time.Thursday, time.Friday, time.Saturday}
+	return window.Schedule{Windows: []window.Window{{Days: days, Start: 22 * time.Hour, Duration: 6 * time.Hour}}}
+}
+
+// openFor is open from before noon until d after it, and never again.
+func openFor(d time.Duration) window.Schedule {
+	return window.Schedule{Windows: []window.Window{{NotBefore: noon.Add(-24 * time.Hour), NotAfter: noon.Add(d)}}}
+}
+
+// waiting is a node at noon, whose windows are at night, before a change that takes ten minutes.
+func waiting() (*state.Observed, *state.Desired) {
+	seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", Annotations: map[string]string{}}}, GPUs: []nvml.GPU{{UUID: "GPU-a"}}}
+	seen.Pool.Schedule, seen.Pool.Estimate = nights(), 10*time.Minute
+	return seen, &state.Desired{Name: "all-1g.10gb", Fingerprint: "asked"}
+}
+
+// cordoned is a change behind the fence that has touched no GPU, and touched is one that has turned MIG mode on.
+func cordoned(seen *state.Observed) {
+	seen.Journal = &journal.Journal{
+		Target: "all-1g.10gb", Wish: "asked", Operation: "op", Cordoned: true, Previous: []journal.GPULayout{{GPU: "GPU-a"}},
+	}
+}
+
+func touched(seen *state.Observed) {
+	cordoned(seen)
+	seen.GPUs[0].Enabled = true
+}
+
+// allow asks the gate, and returns the reason of the wait or the failure; empty if the steps may go on.
+func allow(t *testing.T, seen *state.Observed, want state.Desired, kinds []plan.Kind) (reason config.Reason, putOff bool, wait *outcome.Waiting) {
+	t.Helper()
+	clock := testclock.NewFakeClock(noon)
+	g := decide.Gate{Settings: config.Default(), Wall: clock, Clock: monotonic.New(clock)}
+	err := g.Allow(seen, want, steps(kinds))
+	var failure *api.Failure
+	switch {
+	case err == nil:
+	case errors.As(err, &wait):
+		reason = wait.Reason
+	case errors.As(err, &failure):
+		reason, putOff = failure.Reason, failure.Later
+	default:
+		t.Fatal(err)
+	}
+	return reason, putOff, wait
+}
+
+func steps(kinds []plan.Kind) []plan.Step {
+	out := make([]plan.Step, len(kinds))
+	for i, kind := range kinds {
+		out[i].Kind = kind
+	}
+	return out
+}
+
+// Promises 10 and 11: what waits outside of the window, what is put off, and what goes on.
+func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
+	t.Parallel()
+	annotate := func(key, value string) func(*state.Observed, *state.Desired) {
+		return func(seen *state.Observed, _ *state.Desired) { seen.Node.Annotations[key] = value }
+	}
+	of := func(changes ...func(*state.Observed)) func(*state.Observed, *state.Desired) {
+		return func(seen *state.Observed, _ *state.Desired) {
+			for _, change := range changes {
+				change(seen)
+			}
+		}
+	}
+	held := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationHold] = "" }
+	fresh := func(seen *state.Observed) { seen.Marks.Startup = []corev1.Taint{{Key: config.TaintNotReady}} }
+	silent := func(seen *state.Observed) { seen.Kubelet.Err = errors.New("silent") }
+	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
+	proven := func(seen *state.Observed) { seen.Record.Learnt.Proven = "asked" }
+	bare := func(seen *state.Observed) { seen.Record.Learnt.Cut, seen.Boot.ID = "boot-1", "boot-2" }
+	for name, row := range map[string]struct {
+		change func(*state.Observed, *state.Desired)
+		kinds  []plan.Kind
+		reason config.Reason // empty: it may
+		putOff bool
+	}{
+		"a pod has to leave":            {of(), evicts, config.ReasonAwaitingWindow, false},
+		"no pod is disturbed":           {of(), adds, "", false},
+		"a fence is for pods that come": {of(), []plan.Kind{plan.Fence, plan.SetMode}, config.ReasonAwaitingWindow, false},
+		"an undo":                       {func(seen *state.Observed, want *state.Desired) { cordoned(seen); want.Undo = true }, evicts, "", false},
+		"an undo under a hold":          {func(seen *state.Observed, want *state.Desired) { cordoned(seen); held(seen); want.Undo = true }, evicts, "", false},
+		"forced":                        {annotate(config.AnnotationForce, config.ForceNow), evicts, "", false},
+		"this change is forced":         {annotate(config.AnnotationForce, "asked"), evicts, "", false},
+		"another change is forced":      {annotate(config.AnnotationForce, "0123456789ab"), evicts, config.ReasonAwaitingWindow, false},
+		"held":                          {of(held), evicts, config.ReasonHeld, false},
+		"held, and forced, which is about windows": {func(seen *state.Observed, _ *state.Desired) {
+			held(seen)
+			seen.Node.Annotations[config.AnnotationForce] = "asked"
+		}, evicts, config.ReasonHeld, false},
+		"held, where no pod is disturbed":               {of(held), adds, config.ReasonHeld, false},
+		"held in its middle":                            {of(touched, held), evicts, "", false},
+		"held in the middle of another":                 {of(touched, held, func(seen *state.Observed) { seen.Journal.Target = "other" }), evicts, config.ReasonHeld, true},
+		"held, and only what was left is taken":         {of(held), []plan.Kind{plan.Adopt, plan.Release}, "", false},
+		"held, and only the capacity is verified":       {of(held), []plan.Kind{plan.VerifyCapacity}, "", false},
+		"a fresh node without pods":                     {of(fresh), []plan.Kind{plan.Fence, plan.SetMode}, "", false},
+		"a fresh node with a pod":                       {of(fresh), evicts, config.ReasonAwaitingWindow, false},
+		"a fresh node whose kubelet is silent":          {of(fresh, silent), evicts, "", false},
+		"a node whose kubelet is silent":                {of(silent), evicts, config.ReasonAwaitingWindow, false},
+		"the node was as asked":                         {of(proven), []plan.Kind{plan.Fence, plan.Create}, "", false},
+		"the node was as asked, and has a pod":          {of(proven), evicts, config.ReasonAwaitingWindow, false},
+		"the node was as asked, and heals":              {of(proven), []plan.Kind{plan.Fence, plan.Heal}, config.ReasonAwaitingWindow, false},
+		"a reboot has taken all instances":              {of(bare), []plan.Kind{plan.Fence, plan.Create}, "", false},
+		"a reboot has taken nothing":                    {of(bare, func(seen *state.Observed) { seen.GPUs[0].Instances = make([]nvml.Instance, 1) }), []plan.Kind{plan.Fence, plan.Create}, config.ReasonAwaitingWindow, false},
+		"there was no reboot":                           {of(bare, func(seen *state.Observed) { seen.Boot.ID = "boot-1" }), []plan.Kind{plan.Fence, plan.Create}, config.ReasonAwaitingWindow, false},
+		"the file cannot be read":                       {of(unread), evicts, config.ReasonInvalidMaintenance, false},
+		"the file cannot be read behind the fence":      {of(cordoned, unread), evicts, config.ReasonInvalidMaintenance, true},
+		"the file cannot be read when a GPU is touched": {of(touched, unread), evicts, "", false},
+		"the window has closed behind the fence":        {of(cordoned), evicts, config.ReasonWindowClosed, true},
+		"the window has closed when a GPU is touched":   {of(touched), evicts, "", false},
+		"touched, and edited since":                     {func(seen *state.Observed, want *state.Desired) { touched(seen); want.Fingerprint = "edited" }, evicts, config.ReasonWindowClosed, true},
+		"touched for another":                           {func(seen *state.Observed, want *state.Desired) { touched(seen); want.Name = "other" }, evicts, config.ReasonWindowClosed, true},
+		"forced behind the fence":                       {of(cordoned, func(seen *state.Observed) { seen.Journal.Forced = true }), evicts, "", false},
+		"forced behind the fence, and edited since": {func(seen *state.Observed, want *state.Desired) {
+			cordoned(seen)
+			seen.Journal.Forced, want.Fingerprint = true, "edited"
+		}, evicts, config.ReasonWindowClosed, true},
+		"touched, parked, and no pod has come": {of(touched, func(seen *state.Observed) { seen.Journal.Cordoned = false }), []plan.Kind{plan.Fence, plan.SetMode}, "", false},
+		"touched, parked, and a pod has come":  {of(touched, func(seen *state.Observed) { seen.Journal.Cordoned = false }), evicts, config.ReasonAwaitingWindow, false},
+		"behind the fence, with time enough":   {of(cordoned, func(seen *state.Observed) { seen.Pool.Schedule = openFor(10 * time.Minute) }), evicts, "", false},
+		"behind the fence, with a second less": {of(cordoned, func(seen *state.Observed) { seen.Pool.Schedule = openFor(10*time.Minute - time.Second) }), evicts, config.ReasonWindowClosed, true},
+		"behind the fence, and frozen": {of(cordoned, func(seen *state.Observed) {
+			seen.Pool.Schedule = window.Schedule{Freezes: []window.Freeze{{From: noon, To: noon.Add(time.Hour)}}}
+		}), evicts, config.ReasonWindowClosed, true},
+		"a fresh node that a change has begun to shape": {of(cordoned, func(seen *state.Observed) {
+			seen.Journal.RecordStartup([]corev1.Taint{{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule}})
+		}), evicts, "", false},
+	} {
+		seen, want := waiting()
+		row.change(seen, want)
+		if reason, putOff, _ := allow(t, seen, *want, row.kinds); reason != row.reason || putOff != row.putOff {
+			t.Errorf("%s: %q, put off: %t; want %q, %t", name, reason, putOff, row.reason, row.putOff)
+		}
+	}
+}
+
+// Promise 11: a change begins in a window that is long enough, and the node says when that is.
+func TestAChangeWaitsForAWindowThatIsLongEnough(t *testing.T) {
+	t.Parallel()
+	took := []journal.Took{{Whole: 300, Rest: 600}} // its last steps take longer than a window is open that is as long as the whole
+	for name, row := range map[string]struct {
+		schedule window.Schedule
+		took     []journal.Took
+		planned  time.Time // zero if it begins at once, or never
+		says     string    // empty if it begins at once
+	}{
+		"no windows":                    {window.Schedule{}, nil, time.Time{}, ""},
+		"open to the second":            {openFor(10 * time.Minute), nil, time.Time{}, ""},
+		"a second less":                 {openFor(10*time.Minute - time.Second), nil, time.Time{}, "no window comes that is as long as the change takes, 10m0s"},
+		"later":                         {nights(), nil, noon.Add(10 * time.Hour), "the change begins at Sat 2000-01-01 22:00:00Z by the windows of the maintenance file, and takes 10m0s"},
+		"earlier changes took longer":   {openFor(11 * time.Minute), []journal.Took{{Whole: 660, Rest: 10}, {Whole: 20, Rest: 15}}, time.Time{}, ""},
+		"one drain took hours":          {window.Schedule{Windows: []window.Window{{NotBefore: noon, NotAfter: noon.Add(time.Hour)}}}, []journal.Took{{Whole: 7200, Rest: 600}}, time.Time{}, ""},
+		"the last steps take too long":  {openFor(7 * time.Minute), took, time.Time{}, "as the change takes, 10m0s"},
+		"frozen until tomorrow evening": {frozen(), nil, noon.Add(34 * time.Hour), "Sun 2000-01-02 22:00:00Z"},
+	} {
+		seen, want := waiting()
+		seen.Pool.Schedule, seen.Record.Learnt.Took = row.schedule, row.took
+		_, _, wait := allow(t, seen, *want, evicts)
+		switch {
+		case row.says == "" && wait == nil:
+		case row.says == "" || wait == nil:
+			t.Errorf("%s: %v", name, wait)
+		case wait.Reason != config.ReasonAwaitingWindow || !wait.Planned.Equal(row.planned) || !strings.Contains(wait.Message, row.says):
+			t.Errorf("%s: %s, at %s: %s; want %s and %q", name, wait.Reason, wait.Planned, wait.Message, row.planned, row.says)
+		case !strings.Contains(wait.Advice, config.AnnotationForce+"=asked"):
+			t.Errorf("%s: %s", name, wait.Advice)
+		case !row.planned.IsZero() && wait.After != row.planned.Sub(noon): // a window may be shorter than the time between two observations
+			t.Errorf("%s: the agent observes the node again after %s", name, wait.After)
+		}
+	}
+}
+
+// frozen has nights of which one is frozen.
+func frozen() window.Schedule {
+	s := nights()
+	s.Freezes = []window.Freeze{{From: noon, To: noon.Add(24 * time.Hour)}}
+	return s
+}
+
+// The windows of a profile count in place of those of the pool.
+func TestTheMessageNamesTheWindowsThatCount(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		change func(*state.Observed, *state.Desired)
+		says   string
+	}{
+		"of the file": {func(*state.Observed, *state.Desired) {}, "the change begins at Sat 2000-01-01 22:00:00Z by the windows of the maintenance file,"},
+		"of the pool": {func(seen *state.Observed, _ *state.Desired) { seen.Pool.Name = "trainers" }, "22:00:00Z by the windows of pool trainers,"},
+		"of the profile": {func(seen *state.Observed, want *state.Desired) {
+			seen.Pool.Name = "trainers"
+			want.Windows = []window.Window{{Days: []time.Weekday{time.Saturday}, Start: 18 * time.Hour, Duration: time.Hour, Zone: time.FixedZone("EST", -5*3600)}}
+		}, "the change begins at Sat 2000-01-01 18:00:00 EST (Sat 23:00:00Z) by the windows of profile all-1g.10gb,"},
+	} {
+		seen, want := waiting()
+		row.change(seen, want)
+		if _, _, wait := allow(t, seen, *want, evicts); wait == nil || !strings.Contains(wait.Message, row.says) {
+			t.Errorf("%s: %v; want %q", name, wait, row.says)
+		}
+	}
+}
