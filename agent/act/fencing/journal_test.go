@@ -63,13 +63,15 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 		"a GPU, and the device plugin": {
 			func(s *state.Observed) {
 				s.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "plugin"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: []string{"--mig-strategy=mixed"}}}}}}
-			}, nil, asked, []plan.Step{shape},
+			}, nil, asked,
+			[]plan.Step{shape},
 			of(first, func(j *journal.Journal) {
 				j.Previous, j.Operands, j.Strategy = []journal.GPULayout{{GPU: "GPU-a", MIG: true, Persistent: true}}, []string{"plugin"}, config.MIGStrategyMixed
 			}),
 		},
 		"a GPU that is reset, since it is not well": {
-			nil, nil, asked, []plan.Step{{Kind: plan.SetMode, GPU: "GPU-b"}},
+			nil, nil, asked,
+			[]plan.Step{{Kind: plan.SetMode, GPU: "GPU-b"}},
 			of(first, func(j *journal.Journal) { j.Previous = []journal.GPULayout{{GPU: "GPU-b", Foreign: true}} }),
 		},
 		"pods of the plugin come and go": {
@@ -78,7 +80,8 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 			},
 			of(begun, func(j *journal.Journal) {
 				j.Operands, j.Previous = []string{"a", "b"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
-			}), asked, []plan.Step{shape},
+			}), asked,
+			[]plan.Step{shape},
 			of(begun, func(j *journal.Journal) {
 				j.Operands, j.Previous = []string{"b", "c"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
 			}),
@@ -112,7 +115,8 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 					Cordon: true, Kept: []string{scaleDown}, Labels: map[string]string{dcgm: "true"},
 					Host: state.ToRestore{Stopped: []string{monitor}, Persistent: []nvml.UUID{"GPU-b"}},
 				}
-			}, nil, asked, []plan.Step{{Kind: plan.Adopt}},
+			}, nil, asked,
+			[]plan.Step{{Kind: plan.Adopt}},
 			of(first, func(j *journal.Journal) {
 				j.Proven, j.Cordoned, j.Kept, j.Paused, j.Undo = true, true, []string{scaleDown}, map[string]string{dcgm: "true"}, failure
 				j.Stopped, j.Persistent = []string{monitor}, []nvml.UUID{"GPU-b"}

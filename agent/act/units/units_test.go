@@ -177,17 +177,8 @@ func TestAUnitThatDoesNotStartIsGivenUp(t *testing.T) {
 		"it ends each time":               {nil, false, config.DefaultNoEffect, 0, false, nil, true, config.DefaultNoEffect},
 	} {
 		m := newMachine(t)
-		step := in(m, plan.StartUnits, false)
-		for range row.starts {
-			if err := m.units.Start(t.Context(), step); err != nil {
-				t.Fatal(err)
-			}
-		}
+		step := m.startedBefore(row.starts, row.failures)
 		m.refuse = row.refuse
-		for range row.failures {
-			m.units.Retries.CountFailure(step.Step())
-		}
-		m.units.Retries.Began(step.Step())
 		if row.late {
 			m.clock.Step(m.units.Settings.Timeouts.Unit)
 		}
@@ -195,11 +186,7 @@ func TestAUnitThatDoesNotStartIsGivenUp(t *testing.T) {
 		if wait := (*outcome.Waiting)(nil); errors.As(err, &wait) != row.waits || !row.waits && !errors.Is(err, row.err) {
 			t.Errorf("%s: %v, want %v", name, err, row.err)
 		}
-		node, failed := m.client.CoreV1().Nodes().Get(t.Context(), "gpu-1", metav1.GetOptions{})
-		if failed != nil {
-			t.Fatal(failed)
-		}
-		text := node.Annotations[config.AnnotationJournal]
+		text := m.journal()
 		if givenUp := text != ""; givenUp != row.givenUp || givenUp && (strings.Contains(text, `"`+dcgm) || !strings.Contains(text, `"`+other)) {
 			t.Errorf("%s: the journal is %s", name, text)
 		}
@@ -207,6 +194,32 @@ func TestAUnitThatDoesNotStartIsGivenUp(t *testing.T) {
 			t.Errorf("%s: %d Events, the condition says %q, and systemd was asked for %v", name, len(m.events.Events), m.units.Down(), m.did)
 		}
 	}
+}
+
+// startedBefore starts the unit so often, each of which succeeds and ends, and fails so often to start it.
+func (m *machine) startedBefore(starts, failures int) act.Input {
+	m.t.Helper()
+	step := in(m, plan.StartUnits, false)
+	for range starts {
+		if err := m.units.Start(m.t.Context(), step); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	for range failures {
+		m.units.Retries.CountFailure(step.Step())
+	}
+	m.units.Retries.Began(step.Step())
+	return step
+}
+
+// journal returns the text of the journal that the node has by now; empty if none was written.
+func (m *machine) journal() string {
+	m.t.Helper()
+	node, err := m.client.CoreV1().Nodes().Get(m.t.Context(), "gpu-1", metav1.GetOptions{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return node.Annotations[config.AnnotationJournal]
 }
 
 // A job of systemd is done when the unit's process has begun. If that ends then, users read it, once, until the unit runs.
