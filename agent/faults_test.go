@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -22,9 +23,9 @@ import (
 // venture is a change of a node's GPUs in which faults happen.
 type venture struct {
 	name   string
-	models string           // of the simulated node
-	stands [][]nvml.Placed  // on each GPU before the change; its MIG mode is on if the models say so
-	config config.MIGConfig // the desired config; nil for the generated one that wish names
+	models string            // of the simulated node
+	stands [][]nvml.Placed   // on each GPU before the change; its MIG mode is on if the models say so
+	config catalog.MIGConfig // the desired config; nil for the generated one that wish names
 	wish   string
 }
 
@@ -43,7 +44,7 @@ var ventures = []venture{
 			{placedAt("3g.40gb", 0, 4, "1c+2c"), placedAt("3g.40gb", 4, 4, "")},
 			{placedAt("7g.80gb", 0, 8, "")},
 		},
-		config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "1c.3g.40gb": 2}}},
+		config: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "1c.3g.40gb": 2}}},
 		wish:   "mine",
 	},
 	{name: "a H100 is cut", models: "gpus: [{model: H100-80GB}]", wish: "all-balanced"},
@@ -83,7 +84,7 @@ func (v venture) prepare(t *testing.T, dir string) *world {
 	}
 	w.restart()
 	if v.config != nil {
-		w.administer(map[string]config.MIGConfig{v.wish: v.config})
+		w.administer(map[string]catalog.MIGConfig{v.wish: v.config})
 	}
 	w.turn() // the device plugin has read what stands
 	for n := 1; n < len(v.stands); n++ {
@@ -520,7 +521,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 	v := venture{
 		models: "gpus: [{model: H100-80GB, mig: true}]",
 		stands: [][]nvml.Placed{{placedAt("2g.20gb", 0, 2, ""), placedAt("3g.40gb", 4, 4, "")}},
-		config: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4, "3g.40gb": 1}}},
+		config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4, "3g.40gb": 1}}},
 		wish:   "mine",
 	}
 	for _, row := range []struct {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/test/fullfs"
 )
@@ -155,7 +156,7 @@ func (w *world) manage() {
 	there = there || n.Labels[config.LabelDevicePluginConfig] == "" // then it takes an empty one, where it may
 	w.offered = map[string][]string{}
 	c, err := deviceplugin.Parse([]byte(text))
-	if !there || err != nil && !config.PassedOver(err) || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
+	if !there || err != nil && !check.PassedOver(err) || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
 		return
 	}
 	w.under = cmp.Or(c.MIGStrategy, w.under)

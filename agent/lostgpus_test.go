@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -73,7 +74,7 @@ func TestALostGPUIsNoSuccessForTheNextAgentEither(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.administer(map[string]config.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+				w.administer(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 				w.converge(row.config)
 				w.lose(1, true)
 				for _, agent := range []string{"the agent that has seen it well", "the next agent"} {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -265,7 +266,7 @@ func TestInstancesAreFullEachForItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		p.converge("all-3g.20gb") // two with 19968 MiB each
-		p.offer(config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-3g.20gb": 2}})
+		p.offer(catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-3g.20gb": 2}})
 		first, second := p.gpus.MIGDevice(0, 0), p.gpus.MIGDevice(0, 4)
 		p.takes("small", first+"::0", 1000)
 		p.takes("large", first+"::1", 18000)

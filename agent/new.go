@@ -38,6 +38,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -69,7 +70,7 @@ type Options struct {
 	Usage nvml.UsageReader
 
 	Processes holders.Processes
-	Parse     func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	Parse     func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    deviceplugin.Configs
 	// PluginFile is the path of the device plugin's config file in this process. If it is empty, it is that on the host, by the settings.
 	PluginFile string

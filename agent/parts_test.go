@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -18,7 +18,7 @@ import (
 var dividedOtherwise = venture{
 	models: "gpus: [{model: H100-80GB, mig: true}]",
 	stands: [][]nvml.Placed{{placedAt("3g.40gb", 0, 4, "1c+1c+1c"), placedAt("3g.40gb", 4, 4, "")}},
-	config: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1, "3g.40gb": 1}}},
+	config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1, "3g.40gb": 1}}},
 	wish:   "mine",
 }
 
@@ -89,7 +89,7 @@ func TestAnotherPartDisturbsNoPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := venture{
 			models: "gpus: [{model: H100-80GB, mig: true}]", stands: [][]nvml.Placed{{placedAt("3g.40gb", 4, 4, "1c")}},
-			config: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 2}}}, wish: "mine",
+			config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 2}}}, wish: "mine",
 		}
 		w := v.prepare(t, "")
 		w.pod("stays", w.gpus.MIGDevice(0, 4))

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -245,7 +246,7 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
-		w.administer(map[string]config.MIGConfig{
+		w.administer(map[string]catalog.MIGConfig{
 			"first-1g":  {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			"second-1g": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 		})
@@ -360,7 +361,7 @@ func TestAGPUThatCanBeTurnedOffIsBesideOneThatCannotBeReset(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: "+model+"}]")
-				w.administer(map[string]config.MIGConfig{
+				w.administer(map[string]catalog.MIGConfig{
 					"second-on":           {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 					"first-on-second-off": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
 				})

@@ -12,11 +12,12 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
 // firstOnly are configs of an administrator's file that leave all GPUs but the first alone.
-var firstOnly = map[string]config.MIGConfig{
+var firstOnly = map[string]catalog.MIGConfig{
 	"first-1g": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 	"first-3g": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -135,7 +136,7 @@ func (w *world) read() {
 }
 
 // offer registers what the plugin offers by the sharing.
-func (w *world) offer(s config.Sharing) {
+func (w *world) offer(s catalog.Sharing) {
 	w.t.Helper()
 	w.offered = map[string][]string{}
 	for resource, ids := range w.devices() {

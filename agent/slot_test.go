@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
@@ -39,7 +40,7 @@ func (w *world) pool() (*fleet.Leases, fleet.Pool, fleet.Change) {
 // otherNode is the other node's view of the slots of the pool.
 func (w *world) otherNode() (*fleet.Leases, fleet.Pool, fleet.Change) {
 	w.t.Helper()
-	m, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + onePool))
+	m, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + onePool))
 	if err != nil {
 		w.t.Fatal(err)
 	}

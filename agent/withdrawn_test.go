@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 )
 
@@ -415,7 +416,7 @@ func TestAPluginThatStartsTakesNothingFromItsPods(t *testing.T) {
 		offers func(w *world)
 	}{
 		"with nothing":            {byLabel, func(w *world) { w.offered = map[string][]string{} }},
-		"with the former default": {byLabel, func(w *world) { w.offer(config.Sharing{Strategy: config.SharingNone}) }},
+		"with the former default": {byLabel, func(w *world) { w.offer(catalog.Sharing{Strategy: catalog.SharingNone}) }},
 		"with another default, which the node does not show yet": {
 			func(t *testing.T) (*world, string) {
 				t.Helper()
@@ -425,7 +426,7 @@ func TestAPluginThatStartsTakesNothingFromItsPods(t *testing.T) {
 				w.holdsFirst("gpu.shared::0")
 				return w, "all-disabled"
 			},
-			func(w *world) { w.offer(config.Sharing{Strategy: config.SharingNone}) },
+			func(w *world) { w.offer(catalog.Sharing{Strategy: catalog.SharingNone}) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -38,6 +38,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -83,7 +84,7 @@ type world struct {
 	disk    disk                          // with the host's record
 	health  *healthDisk                   // what it remembers of the health of the GPUs; nil for an agent that does not watch it
 	watches func()                        // ends the watch of the one before
-	file    map[string]config.MIGConfig   // the configs in the administrator's ConfigMap
+	file    map[string]catalog.MIGConfig  // the configs in the administrator's ConfigMap
 
 	fileError error // why it cannot be read
 
@@ -150,7 +151,7 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 	o := agent.Options{
 		Node: nodeName, Client: clientset.Of(w.client), Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
-		Parse:  func([]byte) (map[string]config.MIGConfig, error) { return w.file, w.fileError },
+		Parse:  func([]byte) (map[string]catalog.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(w.settings), zap.NewNop()),
@@ -461,7 +462,7 @@ func (w *world) bootFile() string {
 }
 
 // administer gives the cluster an administrator's file with the configs, and restarts the agent with it.
-func (w *world) administer(configs map[string]config.MIGConfig) {
+func (w *world) administer(configs map[string]catalog.MIGConfig) {
 	w.t.Helper()
 	w.file = configs
 	w.settings.MIGConfigMap = config.ConfigMapKey{Namespace: "gpuslice", Name: "custom", Key: "config.yaml"}

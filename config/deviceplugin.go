@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // DevicePlugin is how NVIDIA's device plugin is recognised, and handed another config.
@@ -28,23 +30,23 @@ type DevicePlugin struct {
 }
 
 // Check checks what the ConfigMap must have for the other fields.
-func (d *DevicePlugin) Check(c *checks, at string, _ written) {
+func (d *DevicePlugin) Check(c *check.Mistakes, at string, _ check.Written) {
 	at += "."
 	if d.ConfigMap.Namespace != "" {
-		c.refuseEach(at+"configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
+		c.RefuseEach(at+"configMap.namespace", d.ConfigMap.Namespace, validation.IsDNS1123Label(d.ConfigMap.Namespace))
 	}
 	switch {
 	case d.ConfigMap.Name != "":
-		c.refuseEach(at+"configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
+		c.RefuseEach(at+"configMap.name", d.ConfigMap.Name, validation.IsDNS1123Subdomain(d.ConfigMap.Name))
 	case d.Handover == HandoverConfigMap:
-		c.refuse(at+"configMap.name", "", "must name the ConfigMap that handover configmap writes to")
+		c.Refuse(at+"configMap.name", "", "must name the ConfigMap that handover configmap writes to")
 	case d.DefaultConfig != "":
-		c.refuse(at+"configMap.name", "", "must name the ConfigMap that has defaultConfig")
+		c.Refuse(at+"configMap.name", "", "must name the ConfigMap that has defaultConfig")
 	default:
 		d.ConfigMap = ConfigMapName{}
 	}
 	if d.DefaultConfig != "" {
-		c.refuseEach(at+"defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
+		c.RefuseEach(at+"defaultConfig", d.DefaultConfig, validation.IsConfigMapKey(d.DefaultConfig))
 	}
 }
 
@@ -67,7 +69,7 @@ const (
 
 // Values lists them.
 func (Handover) Values() []string {
-	return wordsOf(HandoverAuto, HandoverFile, HandoverLabel, HandoverConfigMap, HandoverRestart)
+	return check.Words(HandoverAuto, HandoverFile, HandoverLabel, HandoverConfigMap, HandoverRestart)
 }
 
 // MPS is how NVIDIA's MPS control daemon is recognised.
@@ -89,9 +91,9 @@ type MemoryPressure struct {
 }
 
 // Check refuses pressure that is over before it begins.
-func (m *MemoryPressure) Check(c *checks, at string, _ written) {
+func (m *MemoryPressure) Check(c *check.Mistakes, at string, _ check.Written) {
 	if m.Threshold > 0 && m.Clear >= m.Threshold {
-		c.refuse(at+".clear", strconv.Itoa(m.Clear), fmt.Sprintf("must be less than memoryPressure.threshold, which is %d", m.Threshold))
+		c.Refuse(at+".clear", strconv.Itoa(m.Clear), fmt.Sprintf("must be less than memoryPressure.threshold, which is %d", m.Threshold))
 	}
 }
 
@@ -107,7 +109,9 @@ const (
 )
 
 // Values lists the actions.
-func (StaleResources) Values() []string { return wordsOf(StaleResourcesReport, StaleResourcesRemove) }
+func (StaleResources) Values() []string {
+	return check.Words(StaleResourcesReport, StaleResourcesRemove)
+}
 
 // The defaults of sharing.
 const (

@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // Drain is how pods are sent away.
@@ -52,7 +54,7 @@ const (
 )
 
 // Values lists the modes.
-func (DrainMode) Values() []string { return wordsOf(DrainAtOnce, DrainGradual) }
+func (DrainMode) Values() []string { return check.Words(DrainAtOnce, DrainGradual) }
 
 // AfterDeadline says what the agent does about pods that are still there at their deadline.
 type AfterDeadline string
@@ -66,7 +68,7 @@ const (
 )
 
 // Values lists them.
-func (AfterDeadline) Values() []string { return wordsOf(AfterDeadlineUndo, AfterDeadlineDelete) }
+func (AfterDeadline) Values() []string { return check.Words(AfterDeadlineUndo, AfterDeadlineDelete) }
 
 // DrainAction says what the agent does about a pod that has to leave.
 type DrainAction string
@@ -82,7 +84,7 @@ const (
 )
 
 // Values lists the actions.
-func (DrainAction) Values() []string { return wordsOf(DrainEvict, DrainWait, DrainRefuse) }
+func (DrainAction) Values() []string { return check.Words(DrainEvict, DrainWait, DrainRefuse) }
 
 // OnUncordon says what the agent does when a user or another tool lifts its cordon during a change.
 type OnUncordon string
@@ -96,7 +98,7 @@ const (
 )
 
 // Values lists them.
-func (OnUncordon) Values() []string { return wordsOf(UncordonCancel, UncordonRefence) }
+func (OnUncordon) Values() []string { return check.Words(UncordonCancel, UncordonRefence) }
 
 // DrainRule is what is done with pods of some namespaces, of a label selector, or both.
 type DrainRule struct {
@@ -110,18 +112,18 @@ type DrainRule struct {
 }
 
 // Check checks what a rule needs. One without a selector has labels.Everything().
-func (r *DrainRule) Check(c *checks, at string, in written) {
+func (r *DrainRule) Check(c *check.Mistakes, at string, in check.Written) {
 	if r.Selector == nil {
 		r.Selector = labels.Everything()
-		if in.text("selector") == "" && len(r.Namespaces) == 0 {
-			c.add(&InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
+		if in.Text("selector") == "" && len(r.Namespaces) == 0 {
+			c.Add(&check.InvalidError{Field: at, Want: `fits every pod: write "namespaces", "selector" or both`})
 		}
 	}
-	switch text := in.text("for"); {
+	switch text := in.Text("for"); {
 	case r.Action == DrainWait && text == "":
-		c.add(&InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
+		c.Add(&check.InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
 	case r.Action != DrainWait && r.Action != "" && text != "":
-		c.refuse(at+".for", text, fmt.Sprintf("goes with action wait, not with %s", r.Action))
+		c.Refuse(at+".for", text, fmt.Sprintf("goes with action wait, not with %s", r.Action))
 	}
 }
 
@@ -261,7 +263,7 @@ var vitalUnits = []string{
 }
 
 func init() {
-	forms["operand"], forms["unit"], forms["startupTaint"] = operandProblems, unitProblems, startupTaintProblems
+	check.Forms["operand"], check.Forms["unit"], check.Forms["startupTaint"] = operandProblems, unitProblems, startupTaintProblems
 }
 
 func operandProblems(key string) []string {

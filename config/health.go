@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // Health is by what a GPU is found not to be well, and what is done about it.
@@ -21,10 +23,10 @@ type Health struct {
 }
 
 // Check refuses an Xid that is both.
-func (h *Health) Check(c *checks, at string, _ written) {
+func (h *Health) Check(c *check.Mistakes, at string, _ check.Written) {
 	for i, n := range h.ApplicationXids {
 		if n > 0 && slices.Contains(h.CriticalXids, n) {
-			c.refuse(fmt.Sprintf("%s.applicationXids[%d]", at, i), strconv.Itoa(n), "must not be one of health.criticalXids")
+			c.Refuse(fmt.Sprintf("%s.applicationXids[%d]", at, i), strconv.Itoa(n), "must not be one of health.criticalXids")
 		}
 	}
 }
@@ -40,7 +42,7 @@ const (
 )
 
 // Values lists the choices.
-func (KernelLog) Values() []string { return wordsOf(KernelLogAuto, KernelLogNever) }
+func (KernelLog) Values() []string { return check.Words(KernelLogAuto, KernelLogNever) }
 
 // HealthReset says which GPUs the agent resets that are not well.
 type HealthReset string
@@ -54,7 +56,7 @@ const (
 
 // Values lists them.
 func (HealthReset) Values() []string {
-	return wordsOf(HealthResetNever, HealthResetCritical, HealthResetDegraded)
+	return check.Words(HealthResetNever, HealthResetCritical, HealthResetDegraded)
 }
 
 // HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
@@ -69,5 +71,5 @@ const (
 
 // Values lists the effects.
 func (HealthTaint) Values() []string {
-	return wordsOf(HealthTaintNone, HealthTaintNoSchedule, HealthTaintPreferNoSchedule)
+	return check.Words(HealthTaintNone, HealthTaintNoSchedule, HealthTaintPreferNoSchedule)
 }

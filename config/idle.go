@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"time"
+
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // Idle is when a pod is told that it does not use what it has.
@@ -19,14 +21,14 @@ type Idle struct {
 }
 
 // Check refuses looks that are too many or too few.
-func (i *Idle) Check(c *checks, at string, in written) {
+func (i *Idle) Check(c *check.Mistakes, at string, in check.Written) {
 	const least = time.Second // one observation is to be over before the next
-	text := cmp.Or(in.text("every"), withoutZeroParts(i.Every))
+	text := cmp.Or(in.Text("every"), check.WithoutZeroParts(i.Every))
 	switch {
 	case i.Every > 0 && i.Every < least:
-		c.refuse(at+".every", text, fmt.Sprintf("must be 0s, or at least %s", least))
+		c.Refuse(at+".every", text, fmt.Sprintf("must be 0s, or at least %s", least))
 	case i.After > 0 && i.Every > i.After/2:
-		c.refuse(at+".every", text, fmt.Sprintf("must be at most half of idle.after, which is %s", withoutZeroParts(i.After)))
+		c.Refuse(at+".every", text, fmt.Sprintf("must be at most half of idle.after, which is %s", check.WithoutZeroParts(i.After)))
 	}
 }
 
@@ -42,7 +44,7 @@ const (
 )
 
 // Values lists the ways.
-func (IdleInstances) Values() []string { return wordsOf(IdleInstancesSkip, IdleInstancesSample) }
+func (IdleInstances) Values() []string { return check.Words(IdleInstancesSkip, IdleInstancesSample) }
 
 // The defaults of Idle.
 const (

@@ -1,5 +1,9 @@
 package config
 
+import (
+	"github.com/gpuslice/gpuslice/config/check"
+)
+
 // PodAccess says in whose name the agent asks the API server about pods, and for their evictions, and so what confines it to those of its node.
 type PodAccess string
 
@@ -17,5 +21,5 @@ const (
 
 // Values lists the ways.
 func (PodAccess) Values() []string {
-	return wordsOf(PodAccessAuto, PodAccessImpersonation, PodAccessPolicy, PodAccessRBAC)
+	return check.Words(PodAccessAuto, PodAccessImpersonation, PodAccessPolicy, PodAccessRBAC)
 }

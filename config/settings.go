@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -73,16 +74,16 @@ type ConfigMapKey struct {
 }
 
 // Check checks a file that has a name.
-func (k *ConfigMapKey) Check(c *checks, at string, _ written) {
+func (k *ConfigMapKey) Check(c *check.Mistakes, at string, _ check.Written) {
 	if k.Name == "" {
 		*k = ConfigMapKey{}
 		return
 	}
 	if k.Namespace != "" {
-		c.refuseEach(at+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
+		c.RefuseEach(at+".namespace", k.Namespace, validation.IsDNS1123Label(k.Namespace))
 	}
-	c.refuseEach(at+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
-	c.refuseEach(at+".key", k.Key, validation.IsConfigMapKey(k.Key))
+	c.RefuseEach(at+".name", k.Name, validation.IsDNS1123Subdomain(k.Name))
+	c.RefuseEach(at+".key", k.Key, validation.IsConfigMapKey(k.Key))
 }
 
 // ConfigMapName is a ConfigMap with files of any name.
@@ -114,7 +115,7 @@ const (
 )
 
 // Values lists the policies.
-func (RebootPolicy) Values() []string { return wordsOf(RebootNever, RebootDelegate, RebootSelf) }
+func (RebootPolicy) Values() []string { return check.Words(RebootNever, RebootDelegate, RebootSelf) }
 
 // Timeouts bound each wait.
 type Timeouts struct {
@@ -147,9 +148,9 @@ type Retry struct {
 }
 
 // Check refuses delays that do not grow.
-func (r *Retry) Check(c *checks, at string, in written) {
+func (r *Retry) Check(c *check.Mistakes, at string, in check.Written) {
 	if r.Longest > 0 && r.Longest < r.First {
-		c.refuse(at+".longest", cmp.Or(in.text("longest"), r.Longest.String()), "is less than retry.first, "+r.First.String())
+		c.Refuse(at+".longest", cmp.Or(in.Text("longest"), r.Longest.String()), "is less than retry.first, "+r.First.String())
 	}
 }
 
@@ -166,7 +167,7 @@ const (
 
 // Values lists the strategies.
 func (MIGStrategy) Values() []string {
-	return wordsOf(MIGStrategyAuto, MIGStrategyNone, MIGStrategySingle, MIGStrategyMixed)
+	return check.Words(MIGStrategyAuto, MIGStrategyNone, MIGStrategySingle, MIGStrategyMixed)
 }
 
 // On gives the strategy on a node whose LabelMIGStrategy has the given value, which is empty if the node has no such label.
@@ -303,9 +304,9 @@ func Parse(text []byte) (Settings, error) {
 	if err != nil {
 		return Settings{}, fmt.Errorf("reading YAML: %w", err)
 	}
-	var c checks
+	var c check.Mistakes
 	file := SettingsFields{Settings: Default()}
-	c.mapping("file", orEmpty(doc), &file)
+	c.Read("file", check.OrEmpty(doc), &file)
 	if len(c) > 0 {
 		return Settings{}, errors.Join(c...)
 	}

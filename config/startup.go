@@ -37,7 +37,7 @@ func MayBeStartupTaint(key string) (problems []string) {
 		return problems
 	}
 	domain, _, _ := strings.Cut(key, "/")
-	if foreign := foreignDomain(key); foreign != "" && domain != AutoscalerStartupDomain {
+	if foreign := ForeignDomain(key); foreign != "" && domain != AutoscalerStartupDomain {
 		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice", foreign, AutoscalerStartupDomain)}
 	}
 	return nil
@@ -55,8 +55,8 @@ func startupTaintProblems(key string) []string {
 // rely on them. One of them has node-role.kubernetes.io: some platforms reinstall a node whose role changes.
 var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 
-// foreignDomain returns the one of foreignDomains that the key is under, or "".
-func foreignDomain(key string) string {
+// ForeignDomain returns the one of foreignDomains that the key is under, or "".
+func ForeignDomain(key string) string {
 	domain, _, has := strings.Cut(key, "/")
 	for _, foreign := range foreignDomains {
 		if has && (domain == foreign || strings.HasSuffix(domain, "."+foreign)) {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -27,7 +28,7 @@ import (
 
 // Resolver resolves the labels of one node.
 type Resolver struct {
-	Parse        func(data []byte) (map[string]config.MIGConfig, error) // reads a file in mig-parted's format
+	Parse        func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
 	DevicePlugin *deviceplugin.Plugin
 	Settings     config.Settings
 
@@ -165,7 +166,7 @@ func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey strin
 }
 
 // Apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
-func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.Desired, profile config.Profile, after []nvml.GPU) error {
+func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.Desired, profile catalog.Profile, after []nvml.GPU) error {
 	if want.Label != config.LabelProfile {
 		return nil
 	}
@@ -196,18 +197,18 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 // Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
 // counts for the name: with that file, the name may mean something else.
 func (r *Resolver) Requests(seen *state.Observed, label, name string) (
-	profile config.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
+	profile catalog.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
-	catalog, err := r.catalog(seen, label, name)
+	configs, err := r.catalog(seen, label, name)
 	if err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
-	if wishes, err = state.RequestsOf(catalog, label, name, seen.GPUs); err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
+	if wishes, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
+		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
 	}
-	profile, isProfile := catalog.Profile(name)
+	profile, isProfile := configs.Profile(name)
 	if label != config.LabelProfile || !isProfile {
-		beyond = catalog.MissingPositions(name, seen.GPUs)
+		beyond = configs.MissingPositions(name, seen.GPUs)
 	}
 	return profile, wishes, beyond, nil
 }
@@ -218,7 +219,7 @@ func missingFile(seen *state.Observed, label string, err error) string {
 	if label == config.LabelProfile {
 		file = seen.Files.Profiles
 	}
-	if _, unknown := errors.AsType[*config.UnknownConfigError](err); !unknown || file == nil || !file.Absent {
+	if _, unknown := errors.AsType[*catalog.UnknownConfigError](err); !unknown || file == nil || !file.Absent {
 		return ""
 	}
 	return "; " + file.Name + ", which the settings name, is not there"
@@ -233,7 +234,7 @@ type reading struct {
 // wishesOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
 // there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
 func (r *Resolver) requestsOfReadable(seen *state.Observed, label, name string) (
-	profile config.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
+	profile catalog.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	configs, found := seen.Files.Configs.Only("mig-configs", name)
 	profiles, also := seen.Files.Profiles.Only("profiles", name)
@@ -247,25 +248,25 @@ func (r *Resolver) requestsOfReadable(seen *state.Observed, label, name string) 
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
 // says what is wrong with a file.
-func (r *Resolver) catalog(seen *state.Observed, label, name string) (config.Catalog, error) {
-	var profiles map[string]config.Profile
+func (r *Resolver) catalog(seen *state.Observed, label, name string) (catalog.Catalog, error) {
+	var profiles map[string]catalog.Profile
 	var err error
 	if label == config.LabelProfile {
 		if profiles, err = seen.CatalogOfProfiles(); err != nil {
-			return config.Catalog{}, err
+			return catalog.Catalog{}, err
 		}
 	}
-	var custom map[string]config.MIGConfig
+	var custom map[string]catalog.MIGConfig
 	if _, isProfile := profiles[name]; !isProfile { // a profile wins over a MIG config of the same name, and needs no MIG config
 		err = seen.Files.Configs.Read(func(data []byte) (err error) {
 			custom, err = r.Parse(data)
 			return err
 		})
 		if err != nil {
-			return config.Catalog{}, err
+			return catalog.Catalog{}, err
 		}
 	}
-	return config.Merge(config.Generate(seen.GPUs), custom).WithProfiles(profiles), nil
+	return catalog.Merge(catalog.Generate(seen.GPUs), custom).WithProfiles(profiles), nil
 }
 
 func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Request) string {

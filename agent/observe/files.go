@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 // Files reads the administrators' ConfigMaps for one node.
@@ -26,9 +27,9 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	if err != nil {
 		return err
 	}
-	seen.Pool.File = config.WithoutMaintenance()
+	seen.Pool.File = maintenance.Without()
 	seen.Pool.Err = file.Read(func(data []byte) (err error) {
-		seen.Pool.File, err = config.ParseMaintenance(data)
+		seen.Pool.File, err = maintenance.Parse(data)
 		return err
 	})
 	seen.Pool.File.Asked = f.asked

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -252,7 +253,7 @@ func misspelt(node *corev1.Node) string {
 		domain, name, _ := strings.Cut(key, "/")
 		for _, ours := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 			asked, of, _ := strings.Cut(ours, "/")
-			if domain == asked && name != of && len(config.Closest(name, []string{of})) > 0 {
+			if domain == asked && name != of && len(check.Closest(name, []string{of})) > 0 {
 				return fmt.Sprintf("; did you mean %s by the label %s?", ours, key)
 			}
 		}

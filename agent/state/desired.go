@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/config/window"
@@ -84,9 +85,9 @@ func (s *Observed) KeepsPluginAway(err error) bool {
 }
 
 // CatalogOfProfiles are the profiles of the administrator's file.
-func (s *Observed) CatalogOfProfiles() (profiles map[string]config.Profile, err error) {
+func (s *Observed) CatalogOfProfiles() (profiles map[string]catalog.Profile, err error) {
 	err = s.Files.Profiles.Read(func(data []byte) (err error) {
-		profiles, err = config.ParseProfiles(data)
+		profiles, err = catalog.ParseProfiles(data)
 		return err
 	})
 	return profiles, err
@@ -138,9 +139,9 @@ func Targets(wishes map[nvml.UUID]nvml.Request) plan.Targets {
 }
 
 // RequestsOf returns what the catalog has by this name for the label, GPU by GPU.
-func RequestsOf(catalog config.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
+func RequestsOf(configs catalog.Catalog, label, name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	if label == config.LabelProfile {
-		return catalog.ProfileRequests(name, gpus)
+		return configs.ProfileRequests(name, gpus)
 	}
-	return catalog.Requests(name, gpus)
+	return configs.Requests(name, gpus)
 }

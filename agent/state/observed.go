@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -81,8 +82,8 @@ type Files struct {
 
 // Pool is the node's pool, and when the agent may disturb its nodes.
 type Pool struct {
-	config.Pool
-	File config.Maintenance
+	maintenance.Pool
+	File maintenance.Maintenance
 	Err  error // why the maintenance file cannot be read, which keeps the node from any change
 	Slot Slot
 }

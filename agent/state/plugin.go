@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -27,7 +28,7 @@ type PluginConfig struct {
 	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value
 	Exists   bool            // there is such a file, or label
-	Current  *config.PluginConfig
+	Current  *catalog.PluginConfig
 	ParseErr error // why Current is not known
 	// PassedOver is what the plugin passes over in the config that it runs by, with where that is; empty if there is nothing.
 	PassedOver string
@@ -184,7 +185,7 @@ func (m *ConfigManager) KeyName(key string) string {
 
 // DesiredPlugin is what shall become of the device plugin's config.
 type DesiredPlugin struct {
-	Sharing      config.Sharing
+	Sharing      catalog.Sharing
 	Known        bool               // Text says Sharing; the agent may not be able to parse a text from before the change
 	Strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
 	Text         string             // of the file; by label, the label's value, empty for no label
@@ -196,7 +197,7 @@ type DesiredPlugin struct {
 }
 
 // SharingKnown returns how the plugin shall share GPUs; nil if that is not known, or the agent wants nothing of the plugin.
-func (w *DesiredPlugin) SharingKnown() *config.Sharing {
+func (w *DesiredPlugin) SharingKnown() *catalog.Sharing {
 	if w == nil || !w.Known {
 		return nil
 	}
@@ -204,7 +205,7 @@ func (w *DesiredPlugin) SharingKnown() *config.Sharing {
 }
 
 // Matches reports whether the config has the desired sharing and MIG strategy.
-func (w *DesiredPlugin) Matches(now *config.PluginConfig) bool {
+func (w *DesiredPlugin) Matches(now *catalog.PluginConfig) bool {
 	return now != nil && now.Sharing.Equal(w.Sharing) && OrNone(now.MIGStrategy) == OrNone(w.Strategy)
 }
 
@@ -233,13 +234,13 @@ func (s *Observed) PluginSet(want *DesiredPlugin) bool {
 }
 
 // PlannedSharing returns the sharing as the planner needs it.
-func PlannedSharing(s config.Sharing, strategy config.MIGStrategy) *plan.Sharing {
-	return &plan.Sharing{MPS: s.Strategy == config.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
+func PlannedSharing(s catalog.Sharing, strategy config.MIGStrategy) *plan.Sharing {
+	return &plan.Sharing{MPS: s.Strategy == catalog.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
 }
 
 // SharingText names the sharing in messages: "time-slicing of nvidia.com/gpu x 3".
-func SharingText(s config.Sharing) string {
-	if s.Strategy == config.SharingNone {
+func SharingText(s catalog.Sharing) string {
+	if s.Strategy == catalog.SharingNone {
 		return "nothing shared"
 	}
 	var parts []string

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -55,7 +55,7 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 // is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
 func (s *Observed) replacedMPS(pod holders.Pod, r plan.Replica, want Desired) string {
 	proven := s.Record.Learnt.Proven
-	if want.Plugin == nil || want.Plugin.Sharing.Strategy != config.SharingMPS || proven == "" || proven == want.Fingerprint {
+	if want.Plugin == nil || want.Plugin.Sharing.Strategy != catalog.SharingMPS || proven == "" || proven == want.Fingerprint {
 		return ""
 	}
 	if !strings.Contains(r.ID, nvml.ReplicaSeparator) || !s.startedBeforeMPS(pod) {

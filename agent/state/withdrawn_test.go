@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -91,21 +91,21 @@ func TestAPodFromBeforeMPSDoesNotShareByIt(t *testing.T) {
 	t.Parallel()
 	const gpu = nvml.ResourceGPU
 	two := capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b::1"}}
-	mps := config.Sharing{Strategy: config.SharingMPS, Replicas: map[string]int{gpu: 2}}
+	mps := catalog.Sharing{Strategy: catalog.SharingMPS, Replicas: map[string]int{gpu: 2}}
 	for name, row := range map[string]struct {
-		sharing config.SharingStrategy
+		sharing catalog.SharingStrategy
 		proven  string
 		daemons []int // minutes after noon, when the pod began
 		is      bool
 	}{
-		"MPS has come since":                            {config.SharingMPS, "former", []int{1}, true},
-		"MPS was there before":                          {config.SharingMPS, "former", []int{-1}, false},
-		"MPS has come in the same second":               {config.SharingMPS, "former", []int{0}, true},
-		"one of its pods was there before":              {config.SharingMPS, "former", []int{1, -1}, false},
-		"MPS is not there yet":                          {config.SharingMPS, "former", nil, false},
-		"its daemon was replaced, and nothing is asked": {config.SharingMPS, "present", []int{1}, false},
-		"nothing was proven before":                     {config.SharingMPS, "", []int{1}, false},
-		"time-slicing":                                  {config.SharingTimeSlicing, "former", []int{1}, false},
+		"MPS has come since":                            {catalog.SharingMPS, "former", []int{1}, true},
+		"MPS was there before":                          {catalog.SharingMPS, "former", []int{-1}, false},
+		"MPS has come in the same second":               {catalog.SharingMPS, "former", []int{0}, true},
+		"one of its pods was there before":              {catalog.SharingMPS, "former", []int{1, -1}, false},
+		"MPS is not there yet":                          {catalog.SharingMPS, "former", nil, false},
+		"its daemon was replaced, and nothing is asked": {catalog.SharingMPS, "present", []int{1}, false},
+		"nothing was proven before":                     {catalog.SharingMPS, "", []int{1}, false},
+		"time-slicing":                                  {catalog.SharingTimeSlicing, "former", []int{1}, false},
 	} {
 		s := given(two, map[string][2]string{"a": {gpu, "GPU-a::0"}})
 		s.Record.Learnt.Proven = row.proven

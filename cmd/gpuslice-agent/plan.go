@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/nvml/picture"
@@ -157,8 +158,8 @@ func (o *options) preview(cmd *cobra.Command, w planRequest, known manifest.Conf
 	if err != nil {
 		return preview.Result{}, err
 	}
-	catalog := config.Merge(config.Generate(gpus), known.MIG).WithProfiles(known.Profiles)
-	return preview.Offline{GPUs: gpus, Catalog: catalog, Plugin: known.Plugin}.Plan(label, name)
+	configs := catalog.Merge(catalog.Generate(gpus), known.MIG).WithProfiles(known.Profiles)
+	return preview.Offline{GPUs: gpus, Catalog: configs, Plugin: known.Plugin}.Plan(label, name)
 }
 
 // processName gives the name of a process of the host; empty if it cannot be read.

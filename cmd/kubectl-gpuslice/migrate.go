@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/migrate"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -170,12 +171,12 @@ func (m *migration) keys(configMap string, keys ...string) {
 
 // profiles takes gpuslice's own, of which only right ones count here: what is wrong with others says validate.
 func (m *migration) profiles(text []byte) {
-	read, err := config.ParseProfiles(text)
+	read, err := catalog.ParseProfiles(text)
 	if err != nil {
 		return
 	}
 	if m.Profiles == nil {
-		m.Profiles = map[string]config.Profile{}
+		m.Profiles = map[string]catalog.Profile{}
 	}
 	maps.Copy(m.Profiles, read)
 }

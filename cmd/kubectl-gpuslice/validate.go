@@ -16,8 +16,11 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -80,9 +83,9 @@ func (o *options) validate() *cobra.Command {
 func (v *fileCheck) found(p manifest.Piece) (found string, err error) {
 	switch p.Format {
 	case manifest.Profiles:
-		return counted(config.ParseProfiles, p.Text, "profile")
+		return counted(catalog.ParseProfiles, p.Text, "profile")
 	case manifest.Maintenance:
-		m, err := config.ParseMaintenance(p.Text)
+		m, err := maintenance.Parse(p.Text)
 		return describeMaintenance(m, v.now), err
 	case manifest.Settings:
 		_, err := config.Parse(p.Text)
@@ -107,13 +110,13 @@ func counted[T any](parse func([]byte) (map[string]T, error), text []byte, noun 
 }
 
 // hiddenSlices refuses sharing of MIG devices by names that the plugin gives out under the strategy mixed alone: it passes over them without a word.
-func hiddenSlices(read config.PluginConfig) error {
+func hiddenSlices(read catalog.PluginConfig) error {
 	if read.MIGStrategy == "" || read.MIGStrategy == config.MIGStrategyMixed {
 		return nil // without a strategy here the plugin's environment has it
 	}
 	for _, name := range read.Sharing.Resources() {
 		if strings.HasPrefix(name, nvml.ResourceMIGPrefix) {
-			return &config.InvalidError{
+			return &check.InvalidError{
 				Field: "flags.migStrategy", Value: string(read.MIGStrategy),
 				Want: "does not go with sharing of " + name + ", which the device plugin offers by the strategy mixed alone; by single share " + nvml.ResourceGPU,
 			}
@@ -122,8 +125,8 @@ func hiddenSlices(read config.PluginConfig) error {
 	return nil
 }
 
-func describeSharing(s config.Sharing) string {
-	if s.Strategy == config.SharingNone {
+func describeSharing(s catalog.Sharing) string {
+	if s.Strategy == catalog.SharingNone {
 		return "device plugin config without sharing"
 	}
 	var parts []string
@@ -139,7 +142,7 @@ func describeSharing(s config.Sharing) string {
 }
 
 // describeMaintenance says when each pool's window opens next, so that users can check what they wrote.
-func describeMaintenance(m config.Maintenance, now time.Time) string {
+func describeMaintenance(m maintenance.Maintenance, now time.Time) string {
 	lines := []string{fmt.Sprintf("maintenance of %d pools", len(m.Pools))}
 	if len(m.Pools) == 1 {
 		lines[0] = "maintenance of 1 pool"
@@ -154,7 +157,7 @@ func describeMaintenance(m config.Maintenance, now time.Time) string {
 	return strings.Join(lines, "\n  ")
 }
 
-func describeOpening(p config.Pool, now time.Time) string {
+func describeOpening(p maintenance.Pool, now time.Time) string {
 	if p.Schedule.Always() {
 		return "always open"
 	}

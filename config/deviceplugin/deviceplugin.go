@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -28,28 +30,28 @@ const version = "v1"
 // names of one's own, a resource that is there twice. The rules are those of k8s-device-plugin v0.19.3, with the one field
 // that v0.20.0 adds.
 //
-// The error joins one *config.InvalidError for each mistake. If the plugin passes over all of them, see config.PassedOver, the config is that by
+// The error joins one *check.InvalidError for each mistake. If the plugin passes over all of them, see check.PassedOver, the config is that by
 // which it runs.
-func Parse(text []byte) (config.PluginConfig, error) {
+func Parse(text []byte) (catalog.PluginConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
-		return config.PluginConfig{}, fmt.Errorf("reading a device plugin config as YAML: %w", err)
+		return catalog.PluginConfig{}, fmt.Errorf("reading a device plugin config as YAML: %w", err)
 	}
 	var c checks
 	c.file(doc)
 	top := fieldsOf(doc)
 	flags := fieldsOf(top["flags"])
-	read := config.PluginConfig{MIGStrategy: config.MIGStrategy(textOf(flags["migStrategy"])), MPSRoot: textOf(flags["mpsRoot"])}
-	read.Sharing, err = config.ParseSharing(top["sharing"])
+	read := catalog.PluginConfig{MIGStrategy: config.MIGStrategy(textOf(flags["migStrategy"])), MPSRoot: textOf(flags["mpsRoot"])}
+	read.Sharing, err = catalog.ParseSharing(top["sharing"])
 	if err != nil {
 		c.add(err)
 	}
-	if read.Sharing.Strategy == config.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
+	if read.Sharing.Strategy == catalog.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
 		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin ends at once on both")
 	}
 	wrong := errors.Join(c...)
-	if wrong != nil && !config.PassedOver(wrong) {
-		return config.PluginConfig{}, wrong
+	if wrong != nil && !check.PassedOver(wrong) {
+		return catalog.PluginConfig{}, wrong
 	}
 	return read, wrong
 }
@@ -67,14 +69,14 @@ type shared struct {
 	Replicas int    `json:"replicas"`
 }
 
-var strategies = map[config.SharingStrategy]string{
-	config.SharingTimeSlicing: "timeSlicing",
-	config.SharingMPS:         "mps",
+var strategies = map[catalog.SharingStrategy]string{
+	catalog.SharingTimeSlicing: "timeSlicing",
+	catalog.SharingMPS:         "mps",
 }
 
 // Render writes a config file with this sharing and MIG strategy; if strategy is empty, with that of base. It keeps all other fields of
 // base, which may be empty, also those that the agent does not know.
-func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error) {
+func Render(base []byte, s catalog.Sharing, strategy config.MIGStrategy) ([]byte, error) {
 	doc := map[string]any{}
 	if err := document.Into(base, &doc); err != nil {
 		return nil, fmt.Errorf("reading the device plugin config to change: %w", err)
@@ -88,7 +90,7 @@ func Render(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte,
 	doc["version"] = version
 	// The plugin reads names in any case, and would join the values of two spellings.
 	maps.DeleteFunc(doc, func(name string, _ any) bool { return strings.EqualFold(name, "sharing") })
-	if s.Strategy != config.SharingNone {
+	if s.Strategy != catalog.SharingNone {
 		written, err := sharingOf(s)
 		if err != nil {
 			return nil, fmt.Errorf("writing a device plugin config: %w", err)
@@ -128,7 +130,7 @@ func setStrategy(doc map[string]any, strategy config.MIGStrategy) error {
 }
 
 // sharingOf gives the value of "sharing". It reads that back, so that Render writes nothing that the plugin would refuse.
-func sharingOf(s config.Sharing) (json.RawMessage, error) {
+func sharingOf(s catalog.Sharing) (json.RawMessage, error) {
 	strategy := replicated{RenameByDefault: s.Rename, FailRequestsGreaterThanOne: s.FailMultiple}
 	for _, name := range s.Resources() {
 		strategy.Resources = append(strategy.Resources, shared{Name: name, Replicas: s.Replicas[name]})
@@ -137,7 +139,7 @@ func sharingOf(s config.Sharing) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it was for
 	}
-	again, err := config.ParseSharing(text)
+	again, err := catalog.ParseSharing(text)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names field and value
 	}

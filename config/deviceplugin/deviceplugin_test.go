@@ -13,38 +13,40 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 )
 
 // gpus is whole GPUs that so many pods share by time-slicing.
-func gpus(replicas int) config.Sharing {
-	return config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": replicas}}
+func gpus(replicas int) catalog.Sharing {
+	return catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": replicas}}
 }
 
-var none = config.Sharing{Strategy: config.SharingNone}
+var none = catalog.Sharing{Strategy: catalog.SharingNone}
 
 func TestConfigsAreRead(t *testing.T) {
 	for name, test := range map[string]struct {
 		file string
-		want config.PluginConfig
+		want catalog.PluginConfig
 	}{
-		"that are empty":                 {"", config.PluginConfig{Sharing: none}},
-		"that have comments only":        {"# nothing\n", config.PluginConfig{Sharing: none}},
-		"without a version":              {"flags: {migStrategy: none}", config.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategyNone}},
-		"with a version of no text":      {`version: ""`, config.PluginConfig{Sharing: none}},
-		"that share nothing":             {"version: v1\nsharing: {}\nflags:\nimex:\n", config.PluginConfig{Sharing: none}},
-		"with sharing that has no value": {"version: v1\nsharing:\n", config.PluginConfig{Sharing: none}},
-		"with flags that have no value":  {"flags: {migStrategy: , failOnInitError: null, plugin: {deviceListStrategy: }}", config.PluginConfig{Sharing: none}},
+		"that are empty":                 {"", catalog.PluginConfig{Sharing: none}},
+		"that have comments only":        {"# nothing\n", catalog.PluginConfig{Sharing: none}},
+		"without a version":              {"flags: {migStrategy: none}", catalog.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategyNone}},
+		"with a version of no text":      {`version: ""`, catalog.PluginConfig{Sharing: none}},
+		"that share nothing":             {"version: v1\nsharing: {}\nflags:\nimex:\n", catalog.PluginConfig{Sharing: none}},
+		"with sharing that has no value": {"version: v1\nsharing:\n", catalog.PluginConfig{Sharing: none}},
+		"with flags that have no value":  {"flags: {migStrategy: , failOnInitError: null, plugin: {deviceListStrategy: }}", catalog.PluginConfig{Sharing: none}},
 		"that share GPUs": {
-			"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}", config.PluginConfig{Sharing: gpus(4)},
+			"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}", catalog.PluginConfig{Sharing: gpus(4)},
 		},
 		"with a name that the plugin completes": {
-			"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", config.PluginConfig{Sharing: gpus(2)},
+			"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", catalog.PluginConfig{Sharing: gpus(2)},
 		},
 		"with what the plugin does anyway": {
 			"sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, rename: nvidia.com/gpu.shared, devices: all, replicas: 2}]}}",
-			config.PluginConfig{Sharing: config.Sharing{
-				Strategy: config.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 2},
+			catalog.PluginConfig{Sharing: catalog.Sharing{
+				Strategy: catalog.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 2},
 			}},
 		},
 		"with slices of MIG devices": {
@@ -60,21 +62,21 @@ sharing:
     - {name: nvidia.com/mig-1g.10gb, replicas: 10}
     - {name: mig-1g.24gb.me.all, replicas: 3}
     - {name: nvidia.com/mig-1g.24gb-me, replicas: 4}
-`, config.PluginConfig{MIGStrategy: config.MIGStrategyMixed, Sharing: config.Sharing{
-				Strategy: config.SharingTimeSlicing, Rename: true, FailMultiple: true, Replicas: map[string]int{
+`, catalog.PluginConfig{MIGStrategy: config.MIGStrategyMixed, Sharing: catalog.Sharing{
+				Strategy: catalog.SharingTimeSlicing, Rename: true, FailMultiple: true, Replicas: map[string]int{
 					"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 10, "nvidia.com/mig-1g.24gb.me.all": 3, "nvidia.com/mig-1g.24gb-me": 4,
 				},
 			}},
 		},
 		"by MPS, under which a container gets one replica": {
 			"version: v1\nflags: {mpsRoot: /run/nvidia/mps, migStrategy: none}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 48}]}}",
-			config.PluginConfig{MIGStrategy: config.MIGStrategyNone, MPSRoot: "/run/nvidia/mps", Sharing: config.Sharing{
-				Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48},
+			catalog.PluginConfig{MIGStrategy: config.MIGStrategyNone, MPSRoot: "/run/nvidia/mps", Sharing: catalog.Sharing{
+				Strategy: catalog.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48},
 			}},
 		},
 		"by MPS, unless it may have several (from v0.20.0 on)": {
 			"sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}}",
-			config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingMPS, Replicas: map[string]int{"nvidia.com/gpu": 2}}},
+			catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingMPS, Replicas: map[string]int{"nvidia.com/gpu": 2}}},
 		},
 		"with every field that there is": {
 			`
@@ -100,7 +102,7 @@ flags:
     sharedDevicesAllocationPolicy: packed
   gfd: {oneshot: false, noTimestamp: false, sleepInterval: infinite, outputFile: /a, machineTypeFile: /b}
 imex: {channelIDs: [0], required: true}
-`, config.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategySingle, MPSRoot: "/run/mps"},
+`, catalog.PluginConfig{Sharing: none, MIGStrategy: config.MIGStrategySingle, MPSRoot: "/run/mps"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +287,7 @@ func TestConfigsAreRefused(t *testing.T) {
 			if diff := cmp.Diff(test.want, strings.Split(err.Error(), "\n")); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
-			if _, ok := errors.AsType[*config.InvalidError](err); !ok {
+			if _, ok := errors.AsType[*check.InvalidError](err); !ok {
 				t.Errorf("error %v carries no reason", err)
 			}
 		})
@@ -325,7 +327,7 @@ imex:
 `
 	for name, test := range map[string]struct {
 		base    string
-		sharing config.Sharing
+		sharing catalog.Sharing
 		want    string
 	}{
 		"and takes sharing out": {base, none, rest + "version: v1\n"},
@@ -373,15 +375,15 @@ func TestRenderSetsTheMIGStrategyAndKeepsTheOtherFlags(t *testing.T) {
 func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
 	for name, test := range map[string]struct {
 		base    string
-		sharing config.Sharing
+		sharing catalog.Sharing
 		want    string
 	}{
-		"a strategy that shares nothing": {"", config.Sharing{Strategy: config.SharingTimeSlicing}, "sharing.timeSlicing.resources: must be a list"},
+		"a strategy that shares nothing": {"", catalog.Sharing{Strategy: catalog.SharingTimeSlicing}, "sharing.timeSlicing.resources: must be a list"},
 		"one replica":                    {"", gpus(1), `"1" shares nothing`},
-		"no strategy":                    {"", config.Sharing{}, "is no field here"},
+		"no strategy":                    {"", catalog.Sharing{}, "is no field here"},
 		"a base that is no mapping":      {"- a", gpus(2), "reading the device plugin config to change"},
 		"a base of another version":      {"version: v2", gpus(2), "its version is v2"},
-		"a name in the short form":       {"", config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"gpu": 2}}, "would be read back as"},
+		"a name in the short form":       {"", catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"gpu": 2}}, "would be read back as"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text, err := deviceplugin.Render([]byte(test.base), test.sharing, "")
@@ -393,15 +395,15 @@ func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
 }
 
 // anySharing is one of all that a file can say.
-func anySharing(random *rand.Rand) config.Sharing {
+func anySharing(random *rand.Rand) catalog.Sharing {
 	names := []string{"nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.24gb.me.all"}
 	most := 1000
-	s := config.Sharing{Strategy: config.SharingTimeSlicing, Rename: random.IntN(2) == 0, FailMultiple: random.IntN(2) == 0, Replicas: map[string]int{}}
+	s := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Rename: random.IntN(2) == 0, FailMultiple: random.IntN(2) == 0, Replicas: map[string]int{}}
 	switch random.IntN(5) {
 	case 0:
 		return none
 	case 1:
-		s.Strategy, names, most = config.SharingMPS, names[:1], 48
+		s.Strategy, names, most = catalog.SharingMPS, names[:1], 48
 	}
 	random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	for _, name := range names[:1+random.IntN(len(names))] {
@@ -437,17 +439,17 @@ func TestWhatIsRenderedIsReadBack(t *testing.T) {
 
 // guides are the ConfigMaps of guides that users follow, and the sharing that those guides promise. All are word for word
 // but the last one, which a guide only describes.
-var guides = map[string]map[string]config.Sharing{
+var guides = map[string]map[string]catalog.Sharing{
 	"gpuaas-openshift-ai.yaml":  {"any": gpus(4)},      // "nvidia.com/gpu: 4 (indicating 4 virtual GPUs available)"
 	"working-with-gpus.yaml":    {"tesla-t4": gpus(4)}, // "seen as 4 different cards"
 	"gpu-sharing-strategy.yaml": {"config.yaml": gpus(3)},
 	// "for example name: nvidia.com/mig-1g.5gb / replicas: 2 if you have a MIG configuration applied to a Node with a A100"
-	"working-with-gpus-mig.yaml": {"a100-mig": {Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-1g.5gb": 2}}},
+	"working-with-gpus-mig.yaml": {"a100-mig": {Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-1g.5gb": 2}}},
 }
 
 func TestTheConfigMapsOfGuidesMeanWhatTheGuidesSay(t *testing.T) {
 	for file, want := range guides {
-		got := map[string]config.Sharing{}
+		got := map[string]catalog.Sharing{}
 		for key, text := range configMap(t, file) {
 			read, err := deviceplugin.Parse([]byte(text))
 			if err != nil {
@@ -492,7 +494,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if n := len(read.Sharing.Replicas); (n == 0) != (read.Sharing.Strategy == config.SharingNone) {
+		if n := len(read.Sharing.Replicas); (n == 0) != (read.Sharing.Strategy == catalog.SharingNone) {
 			t.Fatalf("strategy %s with %d resources", read.Sharing.Strategy, n)
 		}
 		rendered, err := deviceplugin.Render(text, read.Sharing, "")
@@ -509,13 +511,13 @@ func FuzzParse(f *testing.F) {
 // The plugin runs by the rest of a config of which it passes over a part, and so does a node: it is read as the plugin reads it. Anything else is an error,
 // and so is a field in another case, which the plugin obeys.
 func TestWhatThePluginPassesOverLeavesTheRest(t *testing.T) {
-	shared := func(n int) config.PluginConfig {
-		return config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": n}}, MIGStrategy: config.MIGStrategyNone}
+	shared := func(n int) catalog.PluginConfig {
+		return catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": n}}, MIGStrategy: config.MIGStrategyNone}
 	}
 	const flags = "flags: {migStrategy: none}\n"
 	for name, row := range map[string]struct {
 		file   string
-		want   config.PluginConfig
+		want   catalog.PluginConfig
 		passed string // none if the file is refused
 	}{
 		"a field of another place": {
@@ -524,19 +526,19 @@ func TestWhatThePluginPassesOverLeavesTheRest(t *testing.T) {
 		},
 		"lost indentation": {
 			"version: v1\nsharing:\nmps:\nresources:\n- name: nvidia.com/gpu\nreplicas: 2\n",
-			config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}},
+			catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}},
 			"mps: is no field here: it belongs below sharing\nreplicas: is no field here: it belongs below an entry of the resources of sharing.timeSlicing or sharing.mps",
 		},
 		"a name that nothing has":    {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 4}]"), shared(4), `resources[0].name: "amd.com/gpu" is no resource`},
 		"names of one's own":         {flags + slices("[{name: gpu, replicas: 4, rename: nvidia.com/fast}]"), shared(4), `resources[0].rename: "nvidia.com/fast" is passed over`},
-		"a field in another case":    {"Flags: {}\n" + slices("[{name: gpu, replicas: 4}]"), config.PluginConfig{}, ""},
-		"replicas that are none":     {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 1}]"), config.PluginConfig{}, ""},
-		"a strategy that is none":    {"flags: {migStrategy: some, x: 1}", config.PluginConfig{}, ""},
-		"more than kubelet can have": {flags + slices("[{name: gpu, replicas: 60001}]"), config.PluginConfig{}, ""},
+		"a field in another case":    {"Flags: {}\n" + slices("[{name: gpu, replicas: 4}]"), catalog.PluginConfig{}, ""},
+		"replicas that are none":     {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 1}]"), catalog.PluginConfig{}, ""},
+		"a strategy that is none":    {"flags: {migStrategy: some, x: 1}", catalog.PluginConfig{}, ""},
+		"more than kubelet can have": {flags + slices("[{name: gpu, replicas: 60001}]"), catalog.PluginConfig{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := deviceplugin.Parse([]byte(row.file))
-			if diff := cmp.Diff(row.want, got); err == nil || config.PassedOver(err) != (row.passed != "") || !strings.Contains(err.Error(), row.passed) || diff != "" {
+			if diff := cmp.Diff(row.want, got); err == nil || check.PassedOver(err) != (row.passed != "") || !strings.Contains(err.Error(), row.passed) || diff != "" {
 				t.Errorf("it says %v, config (-want +got):\n%s", err, diff)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/test/binaries"
 )
@@ -19,7 +20,7 @@ import (
 // meaning is what the plugin takes a file for, as test/nvidia/pluginconfig prints it.
 type meaning struct {
 	Refused              string
-	Strategy             config.SharingStrategy
+	Strategy             catalog.SharingStrategy
 	Replicas             map[string]int
 	Offered              map[string]string
 	FailMultiple         bool
@@ -27,7 +28,7 @@ type meaning struct {
 }
 
 // meaningOf is the same of what we take it for.
-func meaningOf(c config.PluginConfig) meaning {
+func meaningOf(c catalog.PluginConfig) meaning {
 	m := meaning{
 		Strategy: c.Sharing.Strategy, Replicas: c.Sharing.Replicas, FailMultiple: c.Sharing.FailMultiple,
 		MIGStrategy: string(c.MIGStrategy), MPSRoot: c.MPSRoot,
@@ -88,7 +89,7 @@ func TestNVIDIAReadsWhatWeRenderAsWeDo(t *testing.T) {
 	for i := range 300 {
 		s := anySharing(random)
 		// Until v0.20.0 the plugin gives a container one replica under MPS, whatever the file says.
-		s.FailMultiple = s.FailMultiple || s.Strategy == config.SharingMPS
+		s.FailMultiple = s.FailMultiple || s.Strategy == catalog.SharingMPS
 		text, err := deviceplugin.Render([]byte(bases[random.IntN(len(bases))]), s, "")
 		if err != nil {
 			t.Fatalf("%+v: %v", s, err)
@@ -101,7 +102,7 @@ func TestNVIDIAReadsWhatWeRenderAsWeDo(t *testing.T) {
 func TestNVIDIAReadsTheSharingOfOurExamplesAsWeDo(t *testing.T) {
 	files := map[string]string{}
 	for _, example := range []string{"configmap-profiles.yaml", "configmap-pools.yaml"} {
-		profiles, err := config.ParseProfiles([]byte(configMap(t, filepath.Join("..", "..", "..", "deploy", "examples", example))[config.DefaultProfilesKey]))
+		profiles, err := catalog.ParseProfiles([]byte(configMap(t, filepath.Join("..", "..", "..", "deploy", "examples", example))[config.DefaultProfilesKey]))
 		if err != nil {
 			t.Fatal(err)
 		}

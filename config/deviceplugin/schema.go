@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // checks collects the mistakes of a file.
 type checks []error
 
-func (c *checks) add(err error) { *c = config.AddMistake(*c, err) }
+func (c *checks) add(err error) { *c = check.AddMistake(*c, err) }
 
 func (c *checks) refuse(field string, value json.RawMessage, want string) {
-	c.add(&config.InvalidError{Field: field, Value: string(value), Want: want})
+	c.add(&check.InvalidError{Field: field, Value: string(value), Want: want})
 }
 
 // rule checks the value of one field. A field without a value is as if it were not there.
@@ -86,7 +87,7 @@ func mapping(fields map[string]rule) rule {
 			switch {
 			case !ok:
 				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // which the plugin obeys
-				c.add(&config.InvalidError{Field: field + name, Want: "is no field here: " + cmp.Or(place(name), "they are "+known), PassedOver: !inOtherCase})
+				c.add(&check.InvalidError{Field: field + name, Want: "is no field here: " + cmp.Or(place(name), "they are "+known), PassedOver: !inOtherCase})
 			case string(written[name]) != "null":
 				look(c, field+name, written[name])
 			}
@@ -167,7 +168,7 @@ func (c *checks) channels(field string, value json.RawMessage) {
 
 // resources refuses the field by which a user would rename the plugin's resources: the plugin ignores it.
 func (c *checks) resources(field string, value json.RawMessage) {
-	c.add(&config.InvalidError{
+	c.add(&check.InvalidError{
 		Field: field, PassedOver: true,
 		Want: "is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names",
 	})

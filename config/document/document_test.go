@@ -16,8 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
@@ -31,12 +33,12 @@ var parsers = map[string]func([]byte) error{
 	"MIG configs":   func(text []byte) error { _, err := migparted.Parse(text); return err },
 	"plugin config": func(text []byte) error { _, err := deviceplugin.Parse(text); return err },
 	"rendering": func(text []byte) error {
-		_, err := deviceplugin.Render(text, config.Sharing{Strategy: config.SharingNone}, "")
+		_, err := deviceplugin.Render(text, catalog.Sharing{Strategy: catalog.SharingNone}, "")
 		return err
 	},
-	"profiles":    func(text []byte) error { _, err := config.ParseProfiles(text); return err },
+	"profiles":    func(text []byte) error { _, err := catalog.ParseProfiles(text); return err },
 	"settings":    func(text []byte) error { _, err := config.Parse(text); return err },
-	"maintenance": func(text []byte) error { _, err := config.ParseMaintenance(text); return err },
+	"maintenance": func(text []byte) error { _, err := maintenance.Parse(text); return err },
 }
 
 // shapes are texts of up to 1 MiB that take much more memory than their length, or many mistakes to tell.

@@ -4,7 +4,7 @@ package metrics
 import (
 	"strings"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // Text says what one metric is.
@@ -36,7 +36,7 @@ func Find(name string) (Text, bool) {
 }
 
 // Close are the metrics that a name may have been meant as, the nearest first.
-func Close(name string) []string { return config.Closest(name, Names()) }
+func Close(name string) []string { return check.Closest(name, Names()) }
 
 // Names are those of all metrics.
 func Names() []string {

@@ -12,7 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -35,9 +35,9 @@ type rule struct {
 // Parse reads a file of MIG configs. It refuses files that mig-parted refuses, and values that mig-parted silently ignores: a
 // filter that can match nothing, a negative index, a name that no label can have, a field that is there twice.
 //
-// The error joins one *config.InvalidError for each mistake, in the order of names and rules. A file with a mistake gives
+// The error joins one *check.InvalidError for each mistake, in the order of names and rules. A file with a mistake gives
 // no configs: with half a catalog a label would mean something else than the file's author reads there.
-func Parse(text []byte) (map[string]config.MIGConfig, error) {
+func Parse(text []byte) (map[string]catalog.MIGConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
 		return nil, fmt.Errorf("reading MIG configs as YAML: %w", err)
@@ -54,7 +54,7 @@ func Parse(text []byte) (map[string]config.MIGConfig, error) {
 
 // Render writes configs as a file that mig-parted reads, and that Parse reads back as the same configs. A rule that
 // selects GPUs in a way that the format does not know, by UUID, PCI address or model, is an error.
-func Render(configs map[string]config.MIGConfig) ([]byte, error) {
+func Render(configs map[string]catalog.MIGConfig) ([]byte, error) {
 	out := file{Version: version, Configs: map[string][]rule{}}
 	for name, rules := range configs {
 		var written []rule

@@ -16,14 +16,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // all is a rule for every GPU; without devices it turns MIG off.
-func all(devices map[string]int, filter ...string) config.MIGRule {
-	return config.MIGRule{All: true, MIG: devices != nil, Devices: devices, DeviceFilter: filter}
+func all(devices map[string]int, filter ...string) catalog.MIGRule {
+	return catalog.MIGRule{All: true, MIG: devices != nil, Devices: devices, DeviceFilter: filter}
 }
 
 func TestParse(t *testing.T) {
@@ -32,7 +32,7 @@ func TestParse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]config.MIGConfig{
+		want := map[string]catalog.MIGConfig{
 			"all-disabled": {all(nil)},
 			"all-enabled":  {all(map[string]int{})},
 			"recommended":  {all(map[string]int{"3g.40gb": 1, "2g.20gb": 2})},
@@ -57,7 +57,7 @@ func TestParse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]config.MIGConfig{
+		want := map[string]catalog.MIGConfig{
 			"option-1": {all(map[string]int{"1g.10gb": 7})},
 			"option-2": {all(map[string]int{"2g.20gb": 3, "1g.10gb": 1})},
 			"option-3": {all(map[string]int{"3g.40gb": 2, "1g.10gb": 1})},
@@ -319,11 +319,11 @@ func TestParseAgreesWithMigParted(t *testing.T) {
 			if len(ours) != len(theirs.MigConfigs) {
 				t.Errorf("%d configs, want %d", len(ours), len(theirs.MigConfigs))
 			}
-			catalog := config.Merge(nil, ours)
+			configs := catalog.Merge(nil, ours)
 			for name, rules := range theirs.MigConfigs {
 				for _, id := range deviceIDs(t, theirs) {
 					node := nodeOf(id)
-					got, err := catalog.Requests(name, node)
+					got, err := configs.Requests(name, node)
 					want := wishesOf(rules, node)
 					if err != nil && len(want) == 0 {
 						continue // a config for other GPUs: mig-parted does nothing, and we say so
@@ -349,7 +349,7 @@ func TestGeneratedConfigsAreReadBackTheSame(t *testing.T) {
 	h100 := nvml.GPU{Model: "NVIDIA H100 80GB HBM3", DeviceID: 0x233010DE, Capable: true, Profiles: []nvml.Profile{
 		{Name: "1g.10gb", Slices: 1, Max: 7}, {Name: "1g.10gb+me", Slices: 1, Max: 1}, {Name: "7g.80gb", Slices: 7, Max: 1},
 	}}
-	generated := config.Generate([]nvml.GPU{h100, {Model: "Tesla T4", DeviceID: 0x1EB810DE, Index: 1}})
+	generated := catalog.Generate([]nvml.GPU{h100, {Model: "Tesla T4", DeviceID: 0x1EB810DE, Index: 1}})
 	rendered, err := migparted.Render(generated)
 	if err != nil {
 		t.Fatal(err)
@@ -404,11 +404,11 @@ func roundTrip(t *testing.T, text []byte) {
 }
 
 // rulesOf gives the rules as mig-parted has read them.
-func rulesOf(file spec.Spec) map[string]config.MIGConfig {
-	out := map[string]config.MIGConfig{}
+func rulesOf(file spec.Spec) map[string]catalog.MIGConfig {
+	out := map[string]catalog.MIGConfig{}
 	for name, rules := range file.MigConfigs {
 		for _, r := range rules {
-			rule := config.MIGRule{MIG: r.MigEnabled, All: r.MatchesAllDevices()}
+			rule := catalog.MIGRule{MIG: r.MigEnabled, All: r.MatchesAllDevices()}
 			rule.Indices, _ = r.Devices.([]int)
 			if filter, ok := r.DeviceFilter.(string); ok && filter != "" {
 				rule.DeviceFilter = []string{filter}
@@ -422,7 +422,7 @@ func rulesOf(file spec.Spec) map[string]config.MIGConfig {
 				if rule.Devices == nil {
 					rule.Devices = map[string]int{}
 				}
-				canonical, err := config.DeviceName(device)
+				canonical, err := catalog.DeviceName(device)
 				if err != nil {
 					panic(err) // Parse has taken it
 				}

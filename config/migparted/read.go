@@ -10,25 +10,26 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // read reads a document, and lists its mistakes, each with its place.
-func read(doc []byte) (map[string]config.MIGConfig, []error) {
+func read(doc []byte) (map[string]catalog.MIGConfig, []error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(doc, &fields) != nil {
-		return nil, []error{&config.InvalidError{Field: "file", Want: `must be a mapping with "version" and "mig-configs"`}}
+		return nil, []error{&check.InvalidError{Field: "file", Want: `must be a mapping with "version" and "mig-configs"`}}
 	}
 	var errs []error
 	if written := string(fields["version"]); written != `"`+version+`"` {
-		errs = config.AddMistake(errs, &config.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only one there is"})
+		errs = check.AddMistake(errs, &check.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only one there is"})
 	}
 	foreign := false
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		if field != "version" && field != "mig-configs" {
 			foreign = true
-			errs = config.AddMistake(errs, &config.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"})
+			errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"})
 		}
 	}
 	if _, there := fields["mig-configs"]; !there && (foreign || len(errs) == 0) { // a file of another kind, or the version alone, which mig-parted takes
@@ -36,35 +37,35 @@ func read(doc []byte) (map[string]config.MIGConfig, []error) {
 	}
 	var written map[string]json.RawMessage
 	if json.Unmarshal(fields["mig-configs"], &written) != nil || len(written) == 0 {
-		return nil, config.AddMistake(errs, &config.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"})
+		return nil, check.AddMistake(errs, &check.InvalidError{Field: "mig-configs", Want: "must be a mapping of at least one name to a list of rules"})
 	}
-	configs := map[string]config.MIGConfig{}
+	configs := map[string]catalog.MIGConfig{}
 	for _, name := range slices.Sorted(maps.Keys(written)) {
 		rules, wrong := readConfig(name, written[name])
 		configs[name] = rules
 		for _, err := range wrong {
-			errs = config.AddMistake(errs, err)
+			errs = check.AddMistake(errs, err)
 		}
 	}
 	return configs, errs
 }
 
 // readConfig reads the rules of a config, and lists the mistakes of its name and of them.
-func readConfig(name string, raw json.RawMessage) (config.MIGConfig, []error) {
+func readConfig(name string, raw json.RawMessage) (catalog.MIGConfig, []error) {
 	var errs []error
 	if err := checkName(name); err != nil {
-		errs = config.AddMistake(errs, err)
+		errs = check.AddMistake(errs, err)
 	}
 	var written []json.RawMessage
 	if err := json.Unmarshal(raw, &written); err != nil || len(written) == 0 {
-		return nil, config.AddMistake(errs, &config.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
+		return nil, check.AddMistake(errs, &check.InvalidError{Config: name, Want: `must be a list of at least one rule with "devices" and "mig-enabled"`})
 	}
-	var rules config.MIGConfig
+	var rules catalog.MIGConfig
 	for i, one := range written {
 		rule, wrong := readRule(one)
 		for _, w := range wrong {
 			w.Config, w.Rule = name, i+1
-			errs = config.AddMistake(errs, w)
+			errs = check.AddMistake(errs, w)
 		}
 		rules = append(rules, rule)
 	}
@@ -72,7 +73,7 @@ func readConfig(name string, raw json.RawMessage) (config.MIGConfig, []error) {
 }
 
 func checkName(name string) error {
-	wrong := &config.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
+	wrong := &check.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
 	if name == "" {
 		wrong.Want = "is empty: a label cannot ask for it"
 		return wrong
@@ -86,21 +87,21 @@ func checkName(name string) error {
 }
 
 // readRule reads a rule, and lists its mistakes.
-func readRule(raw json.RawMessage) (config.MIGRule, []*config.InvalidError) {
+func readRule(raw json.RawMessage) (catalog.MIGRule, []*check.InvalidError) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
-		return config.MIGRule{}, []*config.InvalidError{{Value: string(raw), Want: `must be a mapping with "devices" and "mig-enabled"`}}
+		return catalog.MIGRule{}, []*check.InvalidError{{Value: string(raw), Want: `must be a mapping with "devices" and "mig-enabled"`}}
 	}
-	var rule config.MIGRule
-	var wrong []*config.InvalidError
+	var rule catalog.MIGRule
+	var wrong []*check.InvalidError
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		readField(&rule, field, fields[field], func(value, want string) {
-			wrong = append(wrong, &config.InvalidError{Field: field, Value: value, Want: want})
+			wrong = append(wrong, &check.InvalidError{Field: field, Value: value, Want: want})
 		})
 	}
 	for _, required := range []string{"devices", "mig-enabled"} {
 		if _, ok := fields[required]; !ok {
-			wrong = append(wrong, &config.InvalidError{Field: required, Want: "is missing"})
+			wrong = append(wrong, &check.InvalidError{Field: required, Want: "is missing"})
 		}
 	}
 	if conflict := conflictOf(fields); conflict != nil {
@@ -113,7 +114,7 @@ func readRule(raw json.RawMessage) (config.MIGRule, []*config.InvalidError) {
 }
 
 // readField reads the value of a field, and refuses one that is wrong whatever the other fields have.
-func readField(rule *config.MIGRule, field string, raw json.RawMessage, refuse func(value, want string)) {
+func readField(rule *catalog.MIGRule, field string, raw json.RawMessage, refuse func(value, want string)) {
 	switch field {
 	case "device-filter":
 		rule.DeviceFilter = readFilter(raw, refuse)
@@ -142,7 +143,7 @@ func readFilter(raw json.RawMessage, refuse func(value, want string)) []string {
 		return nil
 	}
 	for _, f := range several {
-		if _, err := config.ParseDeviceFilter(f); err != nil {
+		if _, err := catalog.ParseDeviceFilter(f); err != nil {
 			refuse(strconv.Quote(f), err.Error())
 		}
 	}
@@ -192,7 +193,7 @@ func readDevices(raw json.RawMessage, refuse func(value, want string)) map[strin
 			}
 			bad(fmt.Sprintf("%q: %s", name, value), want)
 		}
-		canonical, err := config.DeviceName(name)
+		canonical, err := catalog.DeviceName(name)
 		switch {
 		case err != nil:
 			bad(strconv.Quote(name), err.Error())
@@ -237,18 +238,18 @@ func unquoted(raw json.RawMessage) string {
 }
 
 // conflictOf finds fields of which each is allowed alone, and not beside the other; nil if there are none.
-func conflictOf(fields map[string]json.RawMessage) *config.InvalidError {
+func conflictOf(fields map[string]json.RawMessage) *check.InvalidError {
 	devices, given := fields["mig-devices"]
 	var counts map[string]json.RawMessage
 	counted := json.Unmarshal(devices, &counts) == nil && len(counts) > 0
 	switch enabled := string(fields["mig-enabled"]); {
 	case enabled == "true" && (!given || string(devices) == "null"):
-		return &config.InvalidError{
+		return &check.InvalidError{
 			Field: "mig-devices",
 			Want:  "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}",
 		}
 	case enabled == "false" && counted:
-		return &config.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
+		return &check.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
 	default:
 		return nil
 	}

@@ -3,7 +3,7 @@ package migparted_test
 import (
 	"testing"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -31,7 +31,7 @@ mig-configs:
 		{UUID: "GPU-2", Index: 2, DeviceID: 0x233010DE, SubsystemID: 0x16C210DE, Capable: true},
 		{UUID: "GPU-3", Index: 3, DeviceID: 0x20B710DE, SubsystemID: 0x16C110DE, Capable: true},
 	}
-	wishes, err := config.Merge(nil, configs).Requests("boards", gpus)
+	wishes, err := catalog.Merge(nil, configs).Requests("boards", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // Text explains one reason.
@@ -36,7 +37,7 @@ func Find(name string) (Text, bool) {
 }
 
 // Close lists the reasons that are spelt like name, the nearest first.
-func Close(name string) []string { return config.Closest(name, Names()) }
+func Close(name string) []string { return check.Closest(name, Names()) }
 
 // Names lists the names of all reasons.
 func Names() []string {

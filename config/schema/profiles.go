@@ -4,6 +4,7 @@ import (
 	"github.com/invopop/jsonschema"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 // Profiles are what nodes can be asked to be by the label gpuslice.io/profile.
@@ -40,7 +41,7 @@ type Profile struct {
 	// How pods are sent away, where it is otherwise than in the settings.
 	Drain *config.DrainOverrides `json:"drain"`
 	// When a change to it may begin, in place of the windows of the node's pool.
-	Windows []config.WindowFields `json:"windows" jsonschema:"minItems=1"`
+	Windows []maintenance.WindowFields `json:"windows" jsonschema:"minItems=1"`
 }
 
 // JSONSchemaExtend adds what is true of the fields together.

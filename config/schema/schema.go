@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 // The names of the schemas.
@@ -35,7 +36,7 @@ const packagePath = "github.com/gpuslice/gpuslice/config/schema"
 // directory, and what they may be from the types and tags by which it reads them.
 func Files(source string) (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: config.MaintenanceFields{}} {
+	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: maintenance.MaintenanceFields{}} {
 		r := jsonschema.Reflector{Namer: nameOf, Mapper: formOf, RequiredFromJSONSchemaTags: true}
 		if err := r.AddGoComments(packagePath, source); err != nil {
 			return nil, fmt.Errorf("reading comments of the formats' source: %w", err)
@@ -82,7 +83,7 @@ func formOf(t reflect.Type) *jsonschema.Schema {
 		return Text("").JSONSchema()
 	case reflect.TypeFor[labels.Selector]():
 		return &jsonschema.Schema{Type: "string"}
-	case reflect.TypeFor[config.FieldLimit]():
+	case reflect.TypeFor[maintenance.FieldLimit]():
 		number := &jsonschema.Schema{Type: "integer", Minimum: "0"}
 		return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{number, pattern(`(([1-9][0-9]?|100)%|none)`)}}
 	}

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/schema"
 )
 
@@ -146,9 +148,9 @@ func read(name, text string) error {
 	var err error
 	switch name {
 	case schema.ProfilesFile:
-		_, err = config.ParseProfiles([]byte(text))
+		_, err = catalog.ParseProfiles([]byte(text))
 	case schema.MaintenanceFile:
-		_, err = config.ParseMaintenance([]byte(text))
+		_, err = maintenance.Parse([]byte(text))
 	default:
 		_, err = config.Parse([]byte(text))
 	}

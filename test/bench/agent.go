@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // agentLog is the file with the agent's log in the directory of a run.
@@ -38,7 +39,7 @@ func gpusliceSharing(st *stage) contender {
 	}
 	return service{stage: st, plugin: files, asks: byProfile, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
 		profiles := fmt.Sprintf("apiVersion: %s\nkind: %s\nprofiles:\n  %s:\n    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n",
-			config.ProfilesAPIVersion, config.ProfilesKind, wish, at.scenario.replicas)
+			catalog.ProfilesAPIVersion, catalog.ProfilesKind, wish, at.scenario.replicas)
 		if err := at.configMap(ctx, "profiles.yaml", profiles); err != nil {
 			return nil, err
 		}

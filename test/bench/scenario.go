@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -134,7 +134,7 @@ func (s scenario) want(before []nvml.GPU) ([]cut, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}
-	wishes, err := config.Merge(nil, configs).Requests(wish, before)
+	wishes, err := catalog.Merge(nil, configs).Requests(wish, before)
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/picture"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -36,7 +37,7 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 	if err != nil {
 		return fmt.Errorf("looking at the GPUs of the plan: %w", err)
 	}
-	p, err := preview.Offline{GPUs: before, Catalog: config.Merge(config.Generate(before), nil)}.Plan(config.LabelMIGConfig, name)
+	p, err := preview.Offline{GPUs: before, Catalog: catalog.Merge(catalog.Generate(before), nil)}.Plan(config.LabelMIGConfig, name)
 	if err != nil {
 		return fmt.Errorf("%s cannot be: %w", name, err)
 	}

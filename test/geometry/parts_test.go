@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/incumbent"
@@ -135,14 +135,14 @@ func contents(p nvml.Profile) [][]string {
 // write gives a file for NVIDIA's tool with one wish for each GPU.
 func write(t *testing.T, batch []map[string]int) string {
 	t.Helper()
-	var rules config.MIGConfig
+	var rules catalog.MIGConfig
 	for i, wish := range batch {
-		rules = append(rules, config.MIGRule{Indices: []int{i}, MIG: true, Devices: wish})
+		rules = append(rules, catalog.MIGRule{Indices: []int{i}, MIG: true, Devices: wish})
 	}
 	for i := len(batch); i < perHost; i++ { // it asserts nothing of a node whose GPUs are not all named
-		rules = append(rules, config.MIGRule{Indices: []int{i}, MIG: true, Devices: map[string]int{}})
+		rules = append(rules, catalog.MIGRule{Indices: []int{i}, MIG: true, Devices: map[string]int{}})
 	}
-	text, err := migparted.Render(map[string]config.MIGConfig{"batch": rules})
+	text, err := migparted.Render(map[string]catalog.MIGConfig{"batch": rules})
 	if err != nil {
 		t.Fatal(err)
 	}

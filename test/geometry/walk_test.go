@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -430,7 +430,7 @@ func exported(t *testing.T, h *incumbent.Host, gpus []nvml.GPU) map[nvml.UUID]ma
 	if err != nil {
 		t.Fatalf("reading what nvidia-mig-parted exports: %v\n%s", err, out)
 	}
-	all, err := config.Merge(nil, configs).Requests("current", gpus)
+	all, err := catalog.Merge(nil, configs).Requests("current", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -112,13 +113,13 @@ func fields(g nvml.GPU) []string {
 // plans plans each config that the agent generates for these GPUs, and sees that each GPU would be cut as the config has it.
 func (t *trial) plans() (string, error) {
 	began := time.Now()
-	generated := config.Generate(t.before)
-	offline := preview.Offline{GPUs: t.before, Catalog: config.Merge(generated, nil)}
+	generated := catalog.Generate(t.before)
+	offline := preview.Offline{GPUs: t.before, Catalog: catalog.Merge(generated, nil)}
 	var errs []error
 	steps := 0
 	for _, name := range slices.Sorted(maps.Keys(generated)) {
 		r, err := offline.Plan(config.LabelMIGConfig, name)
-		var none *config.NoCapableGPUError
+		var none *catalog.NoCapableGPUError
 		switch {
 		case errors.As(err, &none) && !slices.ContainsFunc(t.before, func(g nvml.GPU) bool { return g.Capable }):
 			continue // which is all that there is to say of it here
@@ -152,12 +153,12 @@ func cutInto(g nvml.GPU) map[string]int {
 
 // refusals asks for what no GPU here can be.
 func (t *trial) refusals() (string, error) {
-	custom := map[string]config.MIGConfig{}
+	custom := map[string]catalog.MIGConfig{}
 	at := slices.IndexFunc(t.before, func(g nvml.GPU) bool { return g.Capable && !g.Lost })
 	if at >= 0 {
 		g := t.before[at]
 		ask := func(name string, devices map[string]int) {
-			custom[name] = config.MIGConfig{{Indices: []int{g.Index}, MIG: true, Devices: devices}}
+			custom[name] = catalog.MIGConfig{{Indices: []int{g.Index}, MIG: true, Devices: devices}}
 		}
 		smallest := slices.MinFunc(g.Profiles, func(a, b nvml.Profile) int { return a.MemoryMiB*8 + a.Slices - b.MemoryMiB*8 - b.Slices })
 		for _, p := range g.Profiles {
@@ -168,14 +169,14 @@ func (t *trial) refusals() (string, error) {
 		}
 		ask("no such profile", map[string]int{"9g.999gb": 1})
 	}
-	offline := preview.Offline{GPUs: t.before, Catalog: config.Merge(config.Generate(t.before), custom)}
+	offline := preview.Offline{GPUs: t.before, Catalog: catalog.Merge(catalog.Generate(t.before), custom)}
 	saw := ""
 	var errs []error
 	names := slices.Sorted(maps.Keys(custom))
 	for _, name := range append(names, "no-such-config") {
 		_, err := offline.Plan(config.LabelMIGConfig, name)
 		var impossible *nvml.Impossible
-		var unknown *config.UnknownConfigError
+		var unknown *catalog.UnknownConfigError
 		switch {
 		case errors.As(err, &impossible):
 			if saw == "" {

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
@@ -33,7 +33,7 @@ import (
 type example struct {
 	name    string // within the module
 	text    []byte
-	configs map[string]config.MIGConfig
+	configs map[string]catalog.MIGConfig
 }
 
 // examples reads the files from the module that the programs are built from.
@@ -146,7 +146,7 @@ func (tr trial) String() string {
 }
 
 // rules are the config as it is written.
-func (tr trial) rules() config.MIGConfig { return tr.file.configs[tr.config] }
+func (tr trial) rules() catalog.MIGConfig { return tr.file.configs[tr.config] }
 
 // spec is a node that has each GPU that the config names by index, and at least as many as a start has kinds of cut.
 func (tr trial) spec() gpusim.Spec {
@@ -166,7 +166,7 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 	if err != nil {
 		return err
 	}
-	catalog := config.Merge(config.Generate(gpus), nil)
+	configs := catalog.Merge(catalog.Generate(gpus), nil)
 	want := plan.Targets{}
 	for _, gpu := range gpus {
 		name := starts[tr.start].cuts[gpu.Index%2]
@@ -174,7 +174,7 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 			i := slices.IndexFunc(gpu.Profiles, func(p nvml.Profile) bool { return p.Slices == 1 })
 			name = "all-" + gpu.Profiles[i].Name
 		}
-		wishes, err := catalog.Requests(name, gpus)
+		wishes, err := configs.Requests(name, gpus)
 		if err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (tr trial) ask(ctx context.Context, driver nvml.Driver) (refused, err error
 		return nil, err
 	}
 	want := plan.Targets{}
-	wishes, refused := config.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
+	wishes, refused := catalog.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
 	for gpu, wish := range wishes {
 		want[gpu] = plan.Target{Request: wish}
 	}
@@ -307,18 +307,18 @@ func (tr trial) meant(gpus []nvml.GPU) bool {
 }
 
 // asked is the last rule that is about the GPU.
-func asked(rules config.MIGConfig, gpu nvml.GPU) (config.MIGRule, bool) {
+func asked(rules catalog.MIGConfig, gpu nvml.GPU) (catalog.MIGRule, bool) {
 	for _, rule := range slices.Backward(rules) {
 		named := rule.All || slices.Contains(rule.Indices, gpu.Index)
 		passes := len(rule.DeviceFilter) == 0 || slices.ContainsFunc(rule.DeviceFilter, func(filter string) bool {
-			parsed, err := config.ParseDeviceFilter(filter)
+			parsed, err := catalog.ParseDeviceFilter(filter)
 			return err == nil && parsed.DeviceID == gpu.DeviceID && (!parsed.Subsystem || parsed.SubsystemID == gpu.SubsystemID)
 		})
 		if named && passes {
 			return rule, true
 		}
 	}
-	return config.MIGRule{}, false
+	return catalog.MIGRule{}, false
 }
 
 // trials are all configs of all files on all models that can do MIG, split by whether they are meant for the model: from

@@ -9,7 +9,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -19,7 +19,7 @@ import (
 // `nvidia-mig-parted generate-config` prints on the same GPUs: the same names, "." for "+" included, and under each the
 // same instances on each GPU. How rules are written, and which filters they need, is each program's own affair.
 //
-// They differ on nodes where some GPUs cannot do MIG, as config.Generate says: NVIDIA's rules are not about those GPUs, or
+// They differ on nodes where some GPUs cannot do MIG, as catalog.Generate says: NVIDIA's rules are not about those GPUs, or
 // ask for MIG that they cannot do; ours ask for MIG off. Those GPUs stay as they are either way.
 func TestGeneratedConfigsAskTheSameAsTheIncumbents(t *testing.T) {
 	nodes := map[string]string{
@@ -56,7 +56,7 @@ func TestGeneratedConfigsAskTheSameAsTheIncumbents(t *testing.T) {
 			if err != nil {
 				t.Fatalf("reading what it prints: %v\n%s", err, printed)
 			}
-			ours := config.Generate(seen)
+			ours := catalog.Generate(seen)
 			capable := slices.DeleteFunc(slices.Clone(seen), func(g nvml.GPU) bool { return !g.Capable })
 			if diff := gocmp.Diff(meaningOf(theirs, capable), meaningOf(ours, capable)); diff != "" {
 				t.Errorf("asked of each GPU (-incumbent +gpuslice):\n%s", diff)
@@ -75,7 +75,7 @@ func TestGeneratedConfigsAskTheSameAsTheIncumbents(t *testing.T) {
 
 // meaningOf is what configs ask of each GPU of a node, by name of the config and index: "off", "on", "on 2x3g.40gb". The
 // last rule that is about a GPU counts. What it reads of rules is the fields that mig-parted has too.
-func meaningOf(configs map[string]config.MIGConfig, gpus []nvml.GPU) map[string]map[int]string {
+func meaningOf(configs map[string]catalog.MIGConfig, gpus []nvml.GPU) map[string]map[int]string {
 	meaning := map[string]map[int]string{}
 	for name, rules := range configs {
 		meaning[name] = map[int]string{}
@@ -90,14 +90,14 @@ func meaningOf(configs map[string]config.MIGConfig, gpus []nvml.GPU) map[string]
 	return meaning
 }
 
-func isAbout(rule config.MIGRule, gpu nvml.GPU) bool {
+func isAbout(rule catalog.MIGRule, gpu nvml.GPU) bool {
 	named := rule.All || slices.Contains(rule.Indices, gpu.Index)
 	return named && (len(rule.DeviceFilter) == 0 || slices.ContainsFunc(rule.DeviceFilter, func(filter string) bool {
 		return strings.EqualFold(filter, fmt.Sprintf("0x%X", gpu.DeviceID))
 	}))
 }
 
-func asks(rule config.MIGRule) string {
+func asks(rule catalog.MIGRule) string {
 	if !rule.MIG {
 		return "off"
 	}

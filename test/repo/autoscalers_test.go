@@ -14,6 +14,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // pool is what the examples for autoscalers say of the nodes that they add.
@@ -84,7 +85,7 @@ func poolOf(t *testing.T, file string) (p pool) {
 }
 
 // saysLabelsOf checks that a new node has the profile's labels for the autoscaler, by which pods select nodes, and that nothing else sets them at the node.
-func (p pool) saysLabelsOf(t *testing.T, file string, profile config.Profile) {
+func (p pool) saysLabelsOf(t *testing.T, file string, profile catalog.Profile) {
 	t.Helper()
 	for key, value := range profile.Labels {
 		switch said, is := p.told[key]; {

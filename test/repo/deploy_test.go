@@ -29,6 +29,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 )
 
@@ -265,7 +266,7 @@ func TestTheConfigMapThatTheClusterPolicyNamesHasAKeyThatSharesNothing(t *testin
 	if said == nil {
 		t.Fatalf("examples/clusterpolicy-configs.yaml does not say how to make the ConfigMap, by %s", command)
 	}
-	if c, err := deviceplugin.Parse([]byte(said[2])); err != nil || c.Sharing.Strategy != config.SharingNone {
+	if c, err := deviceplugin.Parse([]byte(said[2])); err != nil || c.Sharing.Strategy != catalog.SharingNone {
 		t.Errorf("key %s: %+v, %v", said[1], c, err)
 	}
 }

@@ -17,7 +17,9 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
@@ -38,13 +40,13 @@ func configMap(t *testing.T, path ...string) corev1.ConfigMap {
 }
 
 // exampleProfiles reads a ConfigMap of profiles that is there to be copied.
-func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
+func exampleProfiles(t *testing.T, file string) map[string]catalog.Profile {
 	t.Helper()
 	m := configMap(t, "deploy", "examples", file)
 	if m.Namespace != namespace || m.Name != config.DefaultProfiles {
 		t.Errorf("%s is ConfigMap %s/%s, which the settings of deploy/base do not name", file, m.Namespace, m.Name)
 	}
-	profiles, err := config.ParseProfiles([]byte(m.Data[config.DefaultProfilesKey]))
+	profiles, err := catalog.ParseProfiles([]byte(m.Data[config.DefaultProfilesKey]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,14 +54,14 @@ func exampleProfiles(t *testing.T, file string) map[string]config.Profile {
 }
 
 // apply cuts simulated GPUs as the label gpuslice.io/profile would ask by that name, and gives them as they are then.
-func apply(t *testing.T, name string, profiles map[string]config.Profile, node string) []nvml.GPU {
+func apply(t *testing.T, name string, profiles map[string]catalog.Profile, node string) []nvml.GPU {
 	t.Helper()
 	driver := gpusimtest.NodeIn(t, t.TempDir(), node).Driver()
 	gpus, err := driver.Snapshot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	wishes, err := config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests(name, gpus)
+	wishes, err := catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests(name, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,7 @@ func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, wish nvml.Request) {
 }
 
 // capacity is what the device plugin makes of the GPUs under the strategy, by the name of the resource.
-func capacity(t *testing.T, gpus []nvml.GPU, strategy config.MIGStrategy, sharing config.Sharing) map[string]int {
+func capacity(t *testing.T, gpus []nvml.GPU, strategy config.MIGStrategy, sharing catalog.Sharing) map[string]int {
 	t.Helper()
 	devices := map[string]int{}
 	for _, gpu := range gpus {
@@ -115,7 +117,7 @@ func capacity(t *testing.T, gpus []nvml.GPU, strategy config.MIGStrategy, sharin
 			}
 		}
 	}
-	if err := config.CheckSharing(gpus, strategy, sharing, slices.Collect(maps.Keys(devices))); err != nil {
+	if err := catalog.CheckSharing(gpus, strategy, sharing, slices.Collect(maps.Keys(devices))); err != nil {
 		t.Fatal(err)
 	}
 	offered := map[string]int{}
@@ -153,7 +155,7 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 			for _, has := range []config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed} {
 				strategy := profile.MIGStrategy
 				if strategy == "" {
-					strategy = config.FittingStrategy(gpus, has, false)
+					strategy = catalog.FittingStrategy(gpus, has, false)
 				}
 				if diff := cmp.Diff(guide.want, capacity(t, gpus, strategy, *profile.Sharing)); diff != "" {
 					t.Errorf("where the device plugin has had the strategy %s (-guide +example):\n%s", has, diff)
@@ -164,7 +166,7 @@ func TestThePoolsHaveWhatTheirGuideCounts(t *testing.T) {
 }
 
 func TestTheConfigMapsOfGuidesGiveTheCapacityTheyPromise(t *testing.T) {
-	none := config.Sharing{Strategy: config.SharingNone}
+	none := catalog.Sharing{Strategy: catalog.SharingNone}
 	for name, guide := range map[string]struct {
 		file, key string // of the device plugin's config; without a file nothing is shared
 		node, mig string
@@ -244,9 +246,9 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 func readByName(name string, text []byte) (err error) {
 	switch name {
 	case config.DefaultProfilesKey:
-		_, err = config.ParseProfiles(text)
+		_, err = catalog.ParseProfiles(text)
 	case config.DefaultMaintenanceKey:
-		_, err = config.ParseMaintenance(text)
+		_, err = maintenance.Parse(text)
 	case config.DefaultMIGConfigMapKey:
 		_, err = migparted.Parse(text)
 	case "settings.yaml":

@@ -66,9 +66,9 @@ var readers = map[string][]string{
 	"hardware.Specs":    {"Stale"},
 	"units.Systemd":     {"States"},
 	"reboot.Host":       {"CanReboot"},
-	"config.checked":    {"Check"},
-	"config.readable":   {"ReadText"},
-	"config.words":      {"Values"},
+	"check.checked":     {"Check"},
+	"check.readable":    {"ReadText"},
+	"check.words":       {"Values"},
 
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {

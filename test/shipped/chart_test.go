@@ -27,7 +27,9 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/kustomize"
@@ -571,10 +573,10 @@ func readByTheAgent(t *testing.T, all map[string]map[string]any) {
 	if n := settings.DevicePlugin.Namespaces; !slices.Contains(n, "gpus") || slices.Contains(n, "gpuslice") {
 		t.Errorf("settings: the device plugin is looked for in %v", n)
 	}
-	if _, err := config.ParseProfiles(read("gpuslice-profiles", "profiles.yaml")); err != nil {
+	if _, err := catalog.ParseProfiles(read("gpuslice-profiles", "profiles.yaml")); err != nil {
 		t.Error(err)
 	}
-	if _, err := config.ParseMaintenance(read("gpuslice-maintenance", "maintenance.yaml")); err != nil {
+	if _, err := maintenance.Parse(read("gpuslice-maintenance", "maintenance.yaml")); err != nil {
 		t.Error(err)
 	}
 }

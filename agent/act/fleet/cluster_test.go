@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
@@ -85,7 +86,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // newWorld makes a pool with the limit, and no nodes yet.
-func newWorld(t testing.TB, limit *config.Limit) *world {
+func newWorld(t testing.TB, limit *maintenance.Limit) *world {
 	t.Helper()
 	w := &world{TB: t, namespace: clustertest.Namespace(t), wire: &wire{}}
 	c := rest.CopyConfig(clustertest.Start(t).Config())
@@ -103,7 +104,7 @@ func newWorld(t testing.TB, limit *config.Limit) *world {
 	return w
 }
 
-func atMost(nodes int) *config.Limit { return &config.Limit{Nodes: nodes} }
+func atMost(nodes int) *maintenance.Limit { return &maintenance.Limit{Nodes: nodes} }
 
 // agent is the agent of one node.
 type agent struct {

@@ -29,7 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -136,7 +136,7 @@ func (c *crowd) rollOut(nodes int, change time.Duration) {
 	for i := range nodes {
 		c.nodes = append(c.nodes, *nodeOf(fmt.Sprintf("n%04d", i)))
 	}
-	pool := fleet.Pool{Name: "research", Limit: &config.Limit{Nodes: c.limit}}
+	pool := fleet.Pool{Name: "research", Limit: &maintenance.Limit{Nodes: c.limit}}
 	asked := time.Now()
 	var agents sync.WaitGroup
 	for i := range c.nodes {

@@ -29,6 +29,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -76,12 +77,12 @@ type Pool struct {
 	Name       string                  // the Lease is config.LeasePrefix and this; never empty
 	Selector   labels.Selector         // narrows down which nodes are read; nil for all
 	Selects    func(*corev1.Node) bool // whether a node that fits the selector is of this pool; nil if all are
-	Limit      *config.Limit           // nil for no limit; agents take slots all the same, and heed the pause
+	Limit      *maintenance.Limit      // nil for no limit; agents take slots all the same, and heed the pause
 	PauseAfter int                     // failures in a row after which the pool is paused; 0 for never
 }
 
 // PoolOf makes the Pool of one in the maintenance file. A node that several pools select belongs to the first of them.
-func PoolOf(m config.Maintenance, p config.Pool) Pool {
+func PoolOf(m maintenance.Maintenance, p maintenance.Pool) Pool {
 	return Pool{
 		Name: p.Name, Selector: p.Selector, Limit: p.MaxUnavailable, PauseAfter: p.PauseAfter,
 		Selects: func(node *corev1.Node) bool { return m.For(node).Name == p.Name },

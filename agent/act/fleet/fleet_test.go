@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 // history holds all versions of the Lease and of the nodes of a pool, in the order in which etcd has them.
@@ -284,7 +285,7 @@ func TestNodesOfOtherPoolsDoNotCount(t *testing.T) {
 		}
 		return s
 	}
-	file := config.Maintenance{Pools: []config.Pool{
+	file := maintenance.Maintenance{Pools: []maintenance.Pool{
 		{Name: "first", Selector: selector("first=yes"), MaxUnavailable: atMost(1)},
 		{Name: "research", Selector: selector(poolLabel + "=" + w.namespace), MaxUnavailable: atMost(1), PauseAfter: 2},
 	}}
@@ -296,7 +297,7 @@ func TestNodesOfOtherPoolsDoNotCount(t *testing.T) {
 }
 
 func TestLimitsInPercent(t *testing.T) {
-	w := newWorld(t, &config.Limit{Percent: 20})
+	w := newWorld(t, &maintenance.Limit{Percent: 20})
 	var agents []*agent
 	for i := range 4 {
 		agents = append(agents, w.node(fmt.Sprint("n", i), 0))

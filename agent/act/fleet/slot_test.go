@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
@@ -29,7 +30,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	client := fake.NewClientset()
 	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
-	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
+	file, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
 		"pools: [{name: a, selector: pool=a, maxUnavailable: 1}, {name: b, selector: pool=b, maxUnavailable: 1}]\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +87,7 @@ func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
 	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
 	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
 	seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
-	seen.Pool.File = config.WithoutMaintenance()
+	seen.Pool.File = maintenance.Without()
 	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }
 	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
 	var wait *outcome.Waiting

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
@@ -37,7 +38,7 @@ type member struct {
 
 func newMember(t *testing.T, client *fake.Clientset, clock *monotonic.Clock, name, limit string) member {
 	t.Helper()
-	file, err := config.ParseMaintenance([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\npools: [{name: a, selector: pool=a" + limit + "}]\n"))
+	file, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\npools: [{name: a, selector: pool=a" + limit + "}]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

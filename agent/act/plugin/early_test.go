@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -21,8 +22,8 @@ import (
 func newManaged(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t)
-	h.plugin.Configs = deviceplugin.Configs{Parse: func([]byte) (config.PluginConfig, error) {
-		return config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingMPS, Replicas: map[string]int{nvml.ResourceGPU: 4}}}, nil
+	h.plugin.Configs = deviceplugin.Configs{Parse: func([]byte) (catalog.PluginConfig, error) {
+		return catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingMPS, Replicas: map[string]int{nvml.ResourceGPU: 4}}}, nil
 	}}
 	h.plugin.Settings.DevicePlugin.Handover = config.HandoverFile
 	if err := h.plugin.File.Write(t.Context(), "mps", h.clock.Now()); err != nil {

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -61,14 +62,14 @@ const maxFormer = 32 << 10
 // and an undo writes it: a plugin that is started with a file does not run without.
 func (h *Handover) FormerConfig(seen *state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
 	p := seen.Plugin
-	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == config.SharingMPS}
+	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == catalog.SharingMPS}
 	if m := p.Manager; m != nil {
 		f.Label, f.Namespace, f.ConfigMap, f.Dir, f.Fallback = m.Label, m.Namespace, m.ConfigMap, m.Dir, m.Fallback
 		if m.Owns(p.Text) && m.Believes(p.Text) {
 			f.Body = m.Files[p.Text]
 		}
 	} else if !p.Exists {
-		text, err := h.Configs.Render(nil, config.Sharing{Strategy: config.SharingNone}, "")
+		text, err := h.Configs.Render(nil, catalog.Sharing{Strategy: catalog.SharingNone}, "")
 		if err != nil {
 			return nil, err
 		}

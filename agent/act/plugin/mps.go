@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -20,7 +21,7 @@ import (
 // ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
 func (h *Handover) notifyFirst(ctx context.Context, in act.Input, untold []types.UID) ([]types.UID, error) {
 	plugins, others := h.readersByRole(in.Seen)
-	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != config.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
+	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != catalog.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
 		return untold, nil
 	}
 	began := h.Retries.Began(in.Step())

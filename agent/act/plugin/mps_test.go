@@ -26,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -115,11 +116,11 @@ func (h *host) readies() {
 }
 
 // after lets time pass and reloads; it returns who got a signal, and whether the agent waits.
-func (h *host) after(d time.Duration, sharing config.SharingStrategy) (signals []int, waits bool) {
+func (h *host) after(d time.Duration, sharing catalog.SharingStrategy) (signals []int, waits bool) {
 	h.t.Helper()
 	h.clock.Step(d)
 	h.signals = nil
-	want := state.Desired{Plugin: &state.DesiredPlugin{Known: true, Sharing: config.Sharing{Strategy: sharing}}}
+	want := state.Desired{Plugin: &state.DesiredPlugin{Known: true, Sharing: catalog.Sharing{Strategy: sharing}}}
 	err := h.plugin.Reload(h.t.Context(), act.Input{Seen: h.seen, Want: want, Steps: []plan.Step{{Kind: plan.ReloadPlugin}}})
 	var wait *outcome.Waiting
 	if err != nil && !errors.As(err, &wait) {
@@ -128,7 +129,7 @@ func (h *host) after(d time.Duration, sharing config.SharingStrategy) (signals [
 	return h.signals, wait != nil
 }
 
-func (h *host) expect(what string, d time.Duration, sharing config.SharingStrategy, want []int, waiting bool) {
+func (h *host) expect(what string, d time.Duration, sharing catalog.SharingStrategy, want []int, waiting bool) {
 	h.t.Helper()
 	signals, waits := h.after(d, sharing)
 	slices.Sort(signals)
@@ -140,12 +141,12 @@ func (h *host) expect(what string, d time.Duration, sharing config.SharingStrate
 // A plugin that reads of MPS before the control daemon is ready tries again only after half a minute.
 func TestThePluginReadsOfMPSWhenTheControlDaemonIsReady(t *testing.T) {
 	h := newHost(t)
-	h.expect("at first", 0, config.SharingMPS, []int{discoveryPID}, true)
-	h.expect("without a daemon", 2*time.Second, config.SharingMPS, nil, true)
+	h.expect("at first", 0, catalog.SharingMPS, []int{discoveryPID}, true)
+	h.expect("without a daemon", 2*time.Second, catalog.SharingMPS, nil, true)
 	h.startDaemon()
-	h.expect("with a daemon that is not ready", 2*time.Second, config.SharingMPS, nil, true)
+	h.expect("with a daemon that is not ready", 2*time.Second, catalog.SharingMPS, nil, true)
 	h.readies()
-	h.expect("with a daemon that is", 100*time.Millisecond, config.SharingMPS, []int{pluginPID}, false)
+	h.expect("with a daemon that is", 100*time.Millisecond, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
 func TestADaemonThatReadsItsConfigAnewIsNotReady(t *testing.T) {
@@ -153,9 +154,9 @@ func TestADaemonThatReadsItsConfigAnewIsNotReady(t *testing.T) {
 	h.startDaemon()
 	h.readies()
 	h.seen.Plugin.Written = h.clock.Now().Add(2 * time.Second) // it shared by MPS before, in another way
-	h.expect("at first", 3*time.Second, config.SharingMPS, []int{discoveryPID, daemonPID}, true)
-	h.expect("at once", 10*time.Millisecond, config.SharingMPS, nil, true)
-	h.expect("after a second", time.Second, config.SharingMPS, []int{pluginPID}, false)
+	h.expect("at first", 3*time.Second, catalog.SharingMPS, []int{discoveryPID, daemonPID}, true)
+	h.expect("at once", 10*time.Millisecond, catalog.SharingMPS, nil, true)
+	h.expect("after a second", time.Second, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
 func TestADaemonThatCannotBeSeenIsTakenForReadyInTime(t *testing.T) {
@@ -164,22 +165,22 @@ func TestADaemonThatCannotBeSeenIsTakenForReadyInTime(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(h.table, strconv.Itoa(daemonPID))); err != nil { // no process of it is seen
 		t.Fatal(err)
 	}
-	h.expect("at first", 0, config.SharingMPS, []int{discoveryPID}, true)
-	h.expect("after four seconds", 4*time.Second, config.SharingMPS, nil, true)
-	h.expect("after seven", 3*time.Second, config.SharingMPS, []int{pluginPID}, false)
+	h.expect("at first", 0, catalog.SharingMPS, []int{discoveryPID}, true)
+	h.expect("after four seconds", 4*time.Second, catalog.SharingMPS, nil, true)
+	h.expect("after seven", 3*time.Second, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
 func TestADaemonThatDoesNotComeKeepsThePluginFromItsConfigForAMinute(t *testing.T) {
 	h := newHost(t)
-	h.expect("at first", 0, config.SharingMPS, []int{discoveryPID}, true)
-	h.expect("after 59 seconds", 59*time.Second, config.SharingMPS, nil, true)
-	h.expect("after a minute", time.Second, config.SharingMPS, []int{pluginPID}, false)
+	h.expect("at first", 0, catalog.SharingMPS, []int{discoveryPID}, true)
+	h.expect("after 59 seconds", 59*time.Second, catalog.SharingMPS, nil, true)
+	h.expect("after a minute", time.Second, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
 func TestNobodyWaitsForADaemonThatIsNotNeeded(t *testing.T) {
 	h := newHost(t)
-	h.expect("time-slicing", 0, config.SharingTimeSlicing, []int{pluginPID, discoveryPID}, false)
+	h.expect("time-slicing", 0, catalog.SharingTimeSlicing, []int{pluginPID, discoveryPID}, false)
 	alone := newHost(t)
 	alone.seen.Plugin.Readers = alone.seen.DevicePlugin.Pods
-	alone.expect("nothing that could bring a daemon", 0, config.SharingMPS, []int{pluginPID}, false)
+	alone.expect("nothing that could bring a daemon", 0, catalog.SharingMPS, []int{pluginPID}, false)
 }

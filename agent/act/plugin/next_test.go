@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // restarts replaces the agent, and has the next one observe the plugin.
@@ -28,8 +28,8 @@ func (h *host) restarts() {
 // Promise 12. Each signal makes the device plugin register anew, and kubelet offers no GPU until it has.
 func TestTheNextAgentSignalsOnlyReadersThatHaveNotReadTheFile(t *testing.T) {
 	h := newManaged(t)
-	h.plugin.Configs.Parse = func([]byte) (config.PluginConfig, error) {
-		return config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingTimeSlicing}}, nil
+	h.plugin.Configs.Parse = func([]byte) (catalog.PluginConfig, error) {
+		return catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing}}, nil
 	}
 	for _, step := range []struct {
 		what   string
@@ -53,6 +53,6 @@ func TestTheNextAgentSignalsOnlyReadersThatHaveNotReadTheFile(t *testing.T) {
 			h.seen.Plugin.Readers[1] = h.pod(discoveryPID, step.begins, h.clock.Now().Add(time.Second))
 		}
 		h.restarts()
-		h.expect(step.what, time.Second, config.SharingTimeSlicing, step.want, false)
+		h.expect(step.what, time.Second, catalog.SharingTimeSlicing, step.want, false)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // Verifier proves the capacity of one node.
@@ -92,7 +92,7 @@ func (p *Verifier) compare(seen *state.Observed, want *state.DesiredPlugin, with
 	case want != nil && want.Known:
 		stands = capacity.Shared(capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered), want.Sharing)
 		seen.Capacity.Missing = capacity.Mismatches(stands, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
-		if want.Sharing.Strategy == config.SharingMPS {
+		if want.Sharing.Strategy == catalog.SharingMPS {
 			seen.Capacity.Missing = append(seen.Capacity.Missing, seen.MissingMPS()...)
 		}
 	default:

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -41,7 +42,7 @@ func newChange(t *testing.T) *change {
 	settings.MIGStrategy = config.MIGStrategyNone
 	return &change{
 		t: t, clock: clock,
-		want: &state.DesiredPlugin{Known: true, Sharing: config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
+		want: &state.DesiredPlugin{Known: true, Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
 		prover: &verify.Verifier{
 			Env: act.Env{Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings},
 		},

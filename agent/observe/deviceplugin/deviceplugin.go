@@ -25,6 +25,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml/aside"
@@ -65,10 +67,10 @@ func (dp *Plugin) Forget(time.Time) {
 
 // Configs reads and writes config files of NVIDIA's device plugin.
 type Configs struct {
-	Parse func(text []byte) (config.PluginConfig, error)
+	Parse func(text []byte) (catalog.PluginConfig, error)
 	// Render writes a file with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
 	// that as it is too.
-	Render func(base []byte, s config.Sharing, strategy config.MIGStrategy) ([]byte, error)
+	Render func(base []byte, s catalog.Sharing, strategy config.MIGStrategy) ([]byte, error)
 }
 
 // Observe reads the config that the device plugin runs by. It changes nothing. If it cannot read that, it returns no error: the labels may
@@ -210,7 +212,7 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 		p.ParseErr = fmt.Errorf("the device plugin's config: %w", err)
 		return
 	case !found.Exists:
-		p.Current = &config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}}
+		p.Current = &catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}}
 		return
 	}
 	p.Text, p.Exists, p.Written = found.Text, true, found.Written
@@ -223,7 +225,7 @@ func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
 	switch {
 	case err == nil:
 		p.Current = &parsed
-	case config.PassedOver(err):
+	case check.PassedOver(err):
 		p.Current, p.PassedOver = &parsed, fmt.Sprintf("%s: %s", where, sanitize.Message(err.Error(), longestPassed))
 	default:
 		p.ParseErr = fmt.Errorf("reading the device plugin's config %s: %w", where, err)

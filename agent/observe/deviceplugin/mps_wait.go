@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 const (
@@ -40,7 +40,7 @@ type early struct {
 func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	p, e, now := &seen.Plugin, &dp.early, dp.Clock.Now()
 	p.Early, p.AwaitsMPS = false, false
-	if p.Current == nil || p.Current.Sharing.Strategy != config.SharingMPS || seen.Kubelet.Err != nil || len(seen.DevicePlugin.Pods) == 0 ||
+	if p.Current == nil || p.Current.Sharing.Strategy != catalog.SharingMPS || seen.Kubelet.Err != nil || len(seen.DevicePlugin.Pods) == 0 ||
 		offersShared(p.Current.Sharing, seen.Kubelet.Offered) {
 		*e = early{}
 		return
@@ -62,7 +62,7 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 }
 
 // offersShared reports whether kubelet has any device that the plugin offers by this sharing.
-func offersShared(s config.Sharing, offered capacity.Resources) bool {
+func offersShared(s catalog.Sharing, offered capacity.Resources) bool {
 	return slices.ContainsFunc(s.Resources(), func(resource string) bool {
 		name, _ := s.Offered(resource)
 		return len(offered[name]) > 0

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -40,14 +41,14 @@ func (dp *Plugin) Strategy(seen *state.Observed, want *state.DesiredPlugin) conf
 	if want != nil && want.Strategy != "" {
 		return want.Strategy
 	}
-	if want != nil && want.Sharing.Strategy == config.SharingMPS {
+	if want != nil && want.Sharing.Strategy == catalog.SharingMPS {
 		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
 	}
 	return dp.Settings.MIGStrategy.On(seen.Node.Labels[config.LabelMIGStrategy])
 }
 
 // SharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
-func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile catalog.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	if p.Method == "" {
 		return nil, dp.noHandover(seen)
@@ -94,7 +95,7 @@ func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile c
 
 // strategyOf returns the MIG strategy for the plugin's config: that of the profile, or else the present one if it fits the GPUs, or else one
 // that fits. If the plugin's environment, arguments or the settings give the strategy, the config keeps what it has.
-func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s config.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s catalog.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
 	now, set := config.MIGStrategy(""), dp.Settings.MIGStrategy
 	if seen.Plugin.Current != nil {
 		now = seen.Plugin.Current.MIGStrategy
@@ -108,7 +109,7 @@ func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s c
 	case set != config.MIGStrategyAuto || seen.ExplicitStrategy() != "":
 		return now, nil
 	}
-	if fits := config.FittingStrategy(after, state.OrNone(now), s.Strategy == config.SharingMPS); fits != state.OrNone(now) {
+	if fits := catalog.FittingStrategy(after, state.OrNone(now), s.Strategy == catalog.SharingMPS); fits != state.OrNone(now) {
 		return fits, nil
 	}
 	return now, nil
@@ -224,7 +225,7 @@ func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) 
 	if err == nil && !ok {
 		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
 	}
-	var parsed config.PluginConfig
+	var parsed catalog.PluginConfig
 	if err == nil {
 		parsed, err = dp.Configs.Parse([]byte(text))
 	}
@@ -339,21 +340,21 @@ func (dp *Plugin) Fits(ctx context.Context, seen *state.Observed, want state.Des
 	switch cut := slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }); {
 	case err != nil:
 	case dp.knowsStrategy(seen, want):
-		err = config.CheckStrategy(after, strategy)
+		err = catalog.CheckStrategy(after, strategy)
 	case cut:
 		if want.Plugin == nil {
 			dp.Observe(ctx, seen)
 		}
 		if seen.RunsWithoutStrategy(want.Plugin) {
-			err = &config.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
+			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
 				"environment nor label " + config.LabelMIGStrategy + " says another: " + HowToSet(config.MIGStrategyMixed)}
 		}
 	}
 	if err == nil && want.Plugin != nil {
-		err = config.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
+		err = catalog.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
 	}
 	if err != nil {
-		return &outcome.Stalled{Reason: config.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
+		return &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
 	}
 	return nil
 }
@@ -365,7 +366,7 @@ func (dp *Plugin) strategyFor(seen *state.Observed, want state.Desired) (config.
 		asked = want.Plugin.Strategy
 	}
 	if seen.DevicePlugin.Rivals != "" {
-		return dp.Strategy(seen, want.Plugin), &config.StrategyError{Strategy: dp.Strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
+		return dp.Strategy(seen, want.Plugin), &catalog.StrategyError{Strategy: dp.Strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
 		told := state.StrategyOf(pod)
@@ -373,11 +374,11 @@ func (dp *Plugin) strategyFor(seen *state.Observed, want state.Desired) (config.
 		switch {
 		case told == "":
 		case asked != "" && asked != told:
-			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+			return told, &catalog.StrategyError{Strategy: told, Problem: fmt.Sprintf(
 				"the config's flags.migStrategy, %s, has no effect: pod %s/%s is told otherwise by its environment or arguments; take it out of either",
 				asked, pod.Namespace, pod.Name)}
 		case set != config.MIGStrategyAuto && set != told:
-			return told, &config.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+			return told, &catalog.StrategyError{Strategy: told, Problem: fmt.Sprintf(
 				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}

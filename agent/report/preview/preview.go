@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -76,19 +77,19 @@ func Parts(label, name string) (geometry, pluginKey string) {
 // Offline is what is known without a cluster: the GPUs, and files.
 type Offline struct {
 	GPUs    []nvml.GPU
-	Catalog config.Catalog
-	Plugin  map[string]config.PluginConfig // configs of the device plugin, by the key that a label would name
+	Catalog catalog.Catalog
+	Plugin  map[string]catalog.PluginConfig // configs of the device plugin, by the key that a label would name
 }
 
 // Plan plans what the label would ask for, without a cluster. Label and name are those of an Ask.
 func (o Offline) Plan(label, name string) (Result, error) {
 	// Without a node Plan knows neither how its GPUs are shared, nor the device plugin's environment and arguments. It assumes that nothing
 	// is shared, and that the config has the strategy with which overlays/device-plugin begins.
-	has := config.PluginConfig{Sharing: config.Sharing{Strategy: config.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
+	has := catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
 	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
 	geometry, pluginKey := Parts(label, name)
 	want := state.Desired{}
-	var profile config.Profile
+	var profile catalog.Profile
 	var wishes map[nvml.UUID]nvml.Request
 	var err error
 	if geometry != "" {
@@ -106,7 +107,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		return Result{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
 			cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Plugin)), ", "), "none"))
 	case pluginKey != "":
-		want.Plugin, err = requestedOffline(has, config.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
+		want.Plugin, err = requestedOffline(has, catalog.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
 	case profile.Sharing != nil || profile.MIGStrategy != "":
 		want.Plugin, err = requestedOffline(has, profile, after)
 	}
@@ -129,18 +130,18 @@ func (o Offline) Plan(label, name string) (Result, error) {
 }
 
 // requestedOffline returns the config that a profile asks for, if the device plugin has this config and no MIG strategy from elsewhere.
-func requestedOffline(has config.PluginConfig, profile config.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+func requestedOffline(has catalog.PluginConfig, profile catalog.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	want := &state.DesiredPlugin{Sharing: has.Sharing, Known: true, Strategy: profile.MIGStrategy}
 	if profile.Sharing != nil {
 		want.Sharing = *profile.Sharing
 	}
 	if want.Strategy == "" {
-		want.Strategy = config.FittingStrategy(after, has.MIGStrategy, want.Sharing.Strategy == config.SharingMPS)
+		want.Strategy = catalog.FittingStrategy(after, has.MIGStrategy, want.Sharing.Strategy == catalog.SharingMPS)
 	}
-	if err := config.CheckStrategy(after, want.Strategy); err != nil {
+	if err := catalog.CheckStrategy(after, want.Strategy); err != nil {
 		return nil, err
 	}
-	return want, config.CheckSharing(after, want.Strategy, want.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.Strategy))))
+	return want, catalog.CheckSharing(after, want.Strategy, want.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.Strategy))))
 }
 
 // Of returns what the plan to the desired state would do.

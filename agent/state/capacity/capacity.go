@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -48,7 +49,7 @@ func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
 
 // Shared returns the resources as the device plugin offers them with the sharing: each device as often as it is shared, under the name of the
 // shared resource.
-func Shared(of Resources, s config.Sharing) Resources {
+func Shared(of Resources, s catalog.Sharing) Resources {
 	out := Resources{}
 	for resource, ids := range of {
 		name, n := s.Offered(resource)
@@ -97,8 +98,8 @@ func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []stri
 
 // Summary writes the capacity for users to check: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is that of the device plugin, or nil if it
 // is not known.
-func (r Resources) Summary(sharing *config.Sharing) string {
-	if sharing == nil || sharing.Strategy == config.SharingNone {
+func (r Resources) Summary(sharing *catalog.Sharing) string {
+	if sharing == nil || sharing.Strategy == catalog.SharingNone {
 		return r.String()
 	}
 	replicas := map[string]int{}
@@ -152,11 +153,11 @@ func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) con
 
 // StaleFeatures returns the labels by which GPU feature discovery shows another sharing of the resources than this. It returns none if GPU
 // feature discovery does not run.
-func StaleFeatures(of Resources, sharing config.Sharing, labels map[string]string) []string {
+func StaleFeatures(of Resources, sharing catalog.Sharing, labels map[string]string) []string {
 	var out []string
 	for _, resource := range slices.Sorted(maps.Keys(of)) {
 		_, n := sharing.Offered(resource)
-		strategy := config.SharingNone
+		strategy := catalog.SharingNone
 		if n > 1 {
 			strategy = sharing.Strategy
 		}

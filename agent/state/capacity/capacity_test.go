@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -130,7 +131,7 @@ func TestCapacityIsProvenByDevicesAndNotByCounts(t *testing.T) {
 
 func TestWhatGPUFeatureDiscoveryStillSaysOfAFormerSharingIsNamed(t *testing.T) {
 	t.Parallel()
-	shared := config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}
+	shared := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}
 	gpus := resources("gpu: GPU-a; mig-1g.10gb: MIG-1")
 	for name, row := range map[string]struct {
 		labels map[string]string
@@ -150,7 +151,7 @@ func TestWhatGPUFeatureDiscoveryStillSaysOfAFormerSharingIsNamed(t *testing.T) {
 		}
 	}
 	former := map[string]string{"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig-1g.10gb.replicas": "1"}
-	if got := capacity.StaleFeatures(gpus, config.Sharing{Strategy: config.SharingNone}, former); len(got) != 2 {
+	if got := capacity.StaleFeatures(gpus, catalog.Sharing{Strategy: catalog.SharingNone}, former); len(got) != 2 {
 		t.Errorf("where nothing is shared any more, stale are %v, want both labels of nvidia.com/gpu", got)
 	}
 }

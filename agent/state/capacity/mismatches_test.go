@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -21,7 +22,7 @@ import (
 func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 	t.Parallel()
 	const gpu, slice = nvml.ResourceGPU, nvml.ResourceMIGPrefix + "3g.40gb"
-	twice := config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{gpu: 2}}
+	twice := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{gpu: 2}}
 	gpus := []nvml.GPU{{UUID: "GPU-a"}}
 	for name, row := range map[string]struct {
 		kubelet capacity.Resources

@@ -7,12 +7,13 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 var (
-	twoShared = config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 2}}
-	renamed   = config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 2}, Rename: true}
+	twoShared = catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 2}}
+	renamed   = catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 2}, Rename: true}
 )
 
 func TestMismatches(t *testing.T) {
@@ -49,9 +50,9 @@ func TestDisagreementsOfWhatTheGPUsDoNotHave(t *testing.T) {
 }
 
 func TestSharedResourcesAndTheirSummary(t *testing.T) {
-	none := config.Sharing{Strategy: config.SharingNone}
+	none := catalog.Sharing{Strategy: catalog.SharingNone}
 	for _, row := range []struct {
-		sharing *config.Sharing
+		sharing *catalog.Sharing
 		offered string
 		summary string
 	}{

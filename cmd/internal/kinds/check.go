@@ -14,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	strict "sigs.k8s.io/json"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -129,7 +130,7 @@ func Spec(top map[string]any) string {
 }
 
 // Check says everything that is wrong with a manifest of a known kind, whose text is one document. The error joins one
-// *config.InvalidError for each mistake, at most a hundred.
+// *check.InvalidError for each mistake, at most a hundred.
 func Check(top map[string]any, text []byte) error {
 	k, version := kindOf(top)
 	doc, err := document.JSON(text)
@@ -138,7 +139,7 @@ func Check(top map[string]any, text []byte) error {
 	}
 	var wrong []error
 	if why := k.replaced[version]; why != "" {
-		wrong = append(wrong, &config.InvalidError{Field: "apiVersion", Value: version, Want: why})
+		wrong = append(wrong, &check.InvalidError{Field: "apiVersion", Value: version, Want: why})
 	}
 	object := k.into()
 	unknown, err := strict.UnmarshalStrict(doc, object)
@@ -146,17 +147,17 @@ func Check(top map[string]any, text []byte) error {
 		return errors.Join(append(wrong, fmt.Errorf("reading a %s: %w", top["kind"], err))...)
 	}
 	for _, u := range unknown {
-		wrong = config.AddMistake(wrong, k.unknownField(u))
+		wrong = check.AddMistake(wrong, k.unknownField(u))
 	}
 	name, namespace, _ := metaOf(top)
 	if name == "" {
-		wrong = config.AddMistake(wrong, &config.InvalidError{Field: "metadata", Want: "has no name"})
+		wrong = check.AddMistake(wrong, &check.InvalidError{Field: "metadata", Want: "has no name"})
 	}
 	for _, err := range append(checkName("metadata.name", name), checkNamespace(namespace)...) {
-		wrong = config.AddMistake(wrong, err)
+		wrong = check.AddMistake(wrong, err)
 	}
 	for _, err := range k.check(object) {
-		wrong = config.AddMistake(wrong, err)
+		wrong = check.AddMistake(wrong, err)
 	}
 	return errors.Join(wrong...)
 }
@@ -183,7 +184,7 @@ func (k kind) unknownField(err error) error {
 	if !ok {
 		return err
 	}
-	wrong := &config.InvalidError{Field: field.FieldPath(), Want: "is a field that " + k.version + " does not have"}
+	wrong := &check.InvalidError{Field: field.FieldPath(), Want: "is a field that " + k.version + " does not have"}
 	if to := k.moved[wrong.Field]; to != "" {
 		wrong.Want = to
 		return wrong
@@ -246,7 +247,7 @@ func checkOf[T any](object any, check func(*T) []error) []error {
 }
 
 func invalid(field, value, want string, args ...any) error {
-	return &config.InvalidError{Field: field, Value: value, Want: fmt.Sprintf(want, args...)}
+	return &check.InvalidError{Field: field, Value: value, Want: fmt.Sprintf(want, args...)}
 }
 
 // checkName refuses what the API server refuses as the name of an object. That it is missing is for others to say.
@@ -403,7 +404,7 @@ func checkResource(field, name string) []error {
 	if !IsGPU(plain) {
 		return nil
 	}
-	if _, err := config.ResourceName(plain); err != nil {
+	if _, err := catalog.ResourceName(plain); err != nil {
 		return []error{invalid(field, name, "%v", err)}
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -15,15 +15,15 @@ import (
 
 // Configs are those of files, by the names by which labels ask for them.
 type Configs struct {
-	MIG      map[string]config.MIGConfig
-	Profiles map[string]config.Profile
-	Plugin   map[string]config.PluginConfig // by the key of their ConfigMap, or by the file's name
+	MIG      map[string]catalog.MIGConfig
+	Profiles map[string]catalog.Profile
+	Plugin   map[string]catalog.PluginConfig // by the key of their ConfigMap, or by the file's name
 }
 
 // ReadConfigs reads the MIG configs, profiles and configs of the device plugin in the files, as Reader finds them there, and ignores
 // other texts. It refuses a name that is there twice, since on a node only one of the two would count.
 func ReadConfigs(files []string, stdin io.Reader) (Configs, error) {
-	out := Configs{MIG: map[string]config.MIGConfig{}, Profiles: map[string]config.Profile{}, Plugin: map[string]config.PluginConfig{}}
+	out := Configs{MIG: map[string]catalog.MIGConfig{}, Profiles: map[string]catalog.Profile{}, Plugin: map[string]catalog.PluginConfig{}}
 	for _, file := range files {
 		text, err := ReadFile(file, stdin)
 		if err != nil {
@@ -62,11 +62,11 @@ func (c *Configs) add(p Piece) (used int, err error) {
 		parsed, err := migparted.Parse(p.Text)
 		return 1, cmp.Or(AddPlaces(p, err), merge(c.MIG, parsed))
 	case Profiles:
-		parsed, err := config.ParseProfiles(p.Text)
+		parsed, err := catalog.ParseProfiles(p.Text)
 		return 1, cmp.Or(AddPlaces(p, err), merge(c.Profiles, parsed))
 	case PluginConfig:
 		parsed, err := deviceplugin.Parse(p.Text)
-		return 1, cmp.Or(AddPlaces(p, err), merge(c.Plugin, map[string]config.PluginConfig{p.Key: parsed}))
+		return 1, cmp.Or(AddPlaces(p, err), merge(c.Plugin, map[string]catalog.PluginConfig{p.Key: parsed}))
 	case Maintenance, Settings, Object:
 	}
 	return 0, nil

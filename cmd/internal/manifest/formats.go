@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 // Format is the kind of text that the agent, the device plugin or the cluster reads. A text of another kind has none.
@@ -29,14 +31,14 @@ var formats = []struct {
 	only   func(top map[string]any) bool // reports of a text that may be of the format whether it is, where texts of other programs are among them
 }{
 	{Profiles, func(top map[string]any) bool {
-		return top["kind"] == config.ProfilesKind || top["kind"] != config.SettingsKind && Has(top, "profiles")
+		return top["kind"] == catalog.ProfilesKind || top["kind"] != config.SettingsKind && Has(top, "profiles")
 	}, func(top map[string]any) bool {
-		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.ProfilesKind && isMapping(top, "profiles")
+		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == catalog.ProfilesKind && isMapping(top, "profiles")
 	}},
 	{Maintenance, func(top map[string]any) bool {
-		return top["kind"] == config.MaintenanceKind || top["kind"] != config.SettingsKind && Has(top, "windows", "freezes", "pools")
+		return top["kind"] == maintenance.Kind || top["kind"] != config.SettingsKind && Has(top, "windows", "freezes", "pools")
 	}, func(top map[string]any) bool {
-		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == config.MaintenanceKind && Has(top, "windows", "freezes", "pools")
+		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == maintenance.Kind && Has(top, "windows", "freezes", "pools")
 	}},
 	{Settings, func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, isOurs},
 	{MIGConfigs, func(top map[string]any) bool { return Has(top, "mig-configs", "mig_configs", "migConfigs") }, func(map[string]any) bool { return true }},

@@ -23,7 +23,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -159,7 +161,7 @@ func joined(d section) error {
 // isRead reports whether some command here reads manifests of the kind.
 func isRead(kind string) bool {
 	return kinds.Named(kind) || slices.Contains([]string{
-		"List", "ConfigMapList", "ConfigMap", "ClusterPolicy", "Node", config.ProfilesKind, config.SettingsKind, config.MaintenanceKind,
+		"List", "ConfigMapList", "ConfigMap", "ClusterPolicy", "Node", catalog.ProfilesKind, config.SettingsKind, maintenance.Kind,
 	}, kind)
 }
 

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
@@ -30,7 +30,7 @@ func placesOf(text func() *document.Text, p Piece, err error) error {
 		slices.SortStableFunc(all, byPlace)
 		return errors.Join(all...)
 	}
-	invalid, ok := errors.AsType[*config.InvalidError](err)
+	invalid, ok := errors.AsType[*check.InvalidError](err)
 	if !ok {
 		return err
 	}

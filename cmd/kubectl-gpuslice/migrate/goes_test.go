@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // Where a label and the GPUs disagree, the agent's first pass does what the label says: whoever installs it has to know before.
@@ -22,7 +23,7 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			}}}},
 		}
 	}
-	custom := map[string]config.MIGConfig{"custom": {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}}}
+	custom := map[string]catalog.MIGConfig{"custom": {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}}}
 	for name, row := range map[string]struct {
 		labels map[string]string
 		offers map[string]string
@@ -114,7 +115,7 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 // A node that has all the labels is not asked for them again.
 func TestAModelThatIsNotKnownIsNotAskedForLabelsThatAreThere(t *testing.T) {
 	b300 := map[string]string{"nvidia.com/gpu.product": "NVIDIA-B300-SXM6-AC", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "275040"}
-	rules := config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.34gb": 7}}}
+	rules := catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.34gb": 7}}}
 	if _, text := compared("all-1g.34gb", rules, b300); !strings.HasPrefix(text, "compare all-1g.34gb with the agent's own of that name by gpuslice-agent plan --offline") || strings.Contains(text, "needed") {
 		t.Errorf("it says %q", text)
 	}

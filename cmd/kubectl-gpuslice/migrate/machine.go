@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -36,20 +36,20 @@ func machineOf(labels map[string]string, devices []string) machine {
 }
 
 // made is the config of that name that the agent makes for the machine.
-func (m machine) made(name string) (config.MIGConfig, bool) {
-	rules, ok := config.Generate(m.gpus)[name]
+func (m machine) made(name string) (catalog.MIGConfig, bool) {
+	rules, ok := catalog.Generate(m.gpus)[name]
 	return rules, ok
 }
 
 // rules are those of a config that may be about the machine. It leaves out those with a device filter that name a MIG device which the
 // machine's model does not have: the filter is about other models. What a filter is about goes by PCI device ids, which no label has.
-func (m machine) rules(of config.MIGConfig) config.MIGConfig {
-	return slices.DeleteFunc(slices.Clone(of), func(r config.MIGRule) bool {
+func (m machine) rules(of catalog.MIGConfig) catalog.MIGConfig {
+	return slices.DeleteFunc(slices.Clone(of), func(r catalog.MIGRule) bool {
 		return len(r.DeviceFilter) > 0 && m.shape.compute > 0 && !m.has(r.Devices)
 	})
 }
 
-func withoutFilters(rules config.MIGConfig) config.MIGConfig {
+func withoutFilters(rules catalog.MIGConfig) catalog.MIGConfig {
 	rules = slices.Clone(rules)
 	for i := range rules {
 		rules[i].DeviceFilter = nil
@@ -71,7 +71,7 @@ func (m machine) lacks(devices map[string]int) []string {
 }
 
 // lacksOf are the devices that rules ask for and the machine's model does not have.
-func (m machine) lacksOf(rules config.MIGConfig) []string {
+func (m machine) lacksOf(rules catalog.MIGConfig) []string {
 	var out []string
 	for _, r := range rules {
 		out = append(out, m.lacks(r.Devices)...)
@@ -81,13 +81,13 @@ func (m machine) lacksOf(rules config.MIGConfig) []string {
 }
 
 // asks is what rules ask of each GPU. The error is the one with which the agent refuses them.
-func (m machine) asks(name string, rules config.MIGConfig) (map[nvml.UUID]nvml.Request, error) {
-	return config.Merge(nil, map[string]config.MIGConfig{name: rules}).Requests(name, m.gpus)
+func (m machine) asks(name string, rules catalog.MIGConfig) (map[nvml.UUID]nvml.Request, error) {
+	return catalog.Merge(nil, map[string]catalog.MIGConfig{name: rules}).Requests(name, m.gpus)
 }
 
 // namesNone reports whether all rules name GPUs, and none that the machine has.
-func (m machine) namesNone(rules config.MIGConfig) bool {
-	return !slices.ContainsFunc(rules, func(r config.MIGRule) bool {
+func (m machine) namesNone(rules catalog.MIGConfig) bool {
+	return !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {
 		return r.All || slices.ContainsFunc(r.Indices, func(i int) bool { return i < len(m.gpus) })
 	})
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -26,7 +26,7 @@ func TestLabelsMakeWhatTheHardwareMakes(t *testing.T) {
 			"nvidia.com/gpu.product": strings.ReplaceAll(gpus[0].Model, " ", "-"), "nvidia.com/gpu.memory": strconv.Itoa(gpus[0].MemoryMiB),
 			"nvidia.com/gpu.count": "2", "nvidia.com/mig.capable": strconv.FormatBool(gpus[0].Capable),
 		}
-		for name, want := range config.Generate(gpus) {
+		for name, want := range catalog.Generate(gpus) {
 			m := machineOf(labels, append(devicesOf(want), deviceOf(name)))
 			got, ok := m.made(name)
 			if diff := cmp.Diff(want, got); !ok || diff != "" {
@@ -45,8 +45,8 @@ func TestLabelsMakeWhatTheHardwareMakes(t *testing.T) {
 func TestComparedSaysWhatWins(t *testing.T) {
 	a100 := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.count": "2"}
 	cut := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.memory": "9728", "nvidia.com/gpu.count": "14"}
-	fill := func(filter string, n int, indices ...int) config.MIGRule {
-		r := config.MIGRule{All: indices == nil, Indices: indices, MIG: true, Devices: map[string]int{"1g.10gb": n}}
+	fill := func(filter string, n int, indices ...int) catalog.MIGRule {
+		r := catalog.MIGRule{All: indices == nil, Indices: indices, MIG: true, Devices: map[string]int{"1g.10gb": n}}
 		if filter != "" {
 			r.DeviceFilter = []string{filter}
 		}
@@ -54,25 +54,25 @@ func TestComparedSaysWhatWins(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		config  string
-		rules   config.MIGConfig
+		rules   catalog.MIGConfig
 		labels  map[string]string
 		verdict Verdict
 		want    string
 	}{
-		"the same":                   {"all-1g.10gb", config.MIGConfig{fill("", 7)}, a100, Taken, "gives 7x 1g.10gb on each GPU, as the agent's own"},
-		"the same, by position":      {"all-1g.10gb", config.MIGConfig{fill("", 7, 0, 1, 2, 3)}, a100, Taken, "gives 7x 1g.10gb on each GPU"},
-		"the same, all cut":          {"all-1g.10gb", config.MIGConfig{fill("", 7)}, cut, Taken, "gives 7x 1g.10gb on each GPU"},
-		"one rule of several models": {"all-1g.10gb", config.MIGConfig{fill("0x20B210DE", 7), fill("0x20B010DE", 4)}, a100, Taken, "gives 7x 1g.10gb on each GPU, as the agent's own of that name does, where the device-filter"},
-		"fewer":                      {"all-1g.10gb", config.MIGConfig{fill("", 5)}, a100, Change, "gives 5x 1g.10gb on each GPU, and the agent's own of that name 7x 1g.10gb on each GPU: copy it, and it wins"},
-		"on some":                    {"all-1g.10gb", config.MIGConfig{fill("", 7, 1)}, a100, Change, "gives GPU 0 left as they are, 7x 1g.10gb on GPU 1, and the agent's own"},
-		"MIG in all-disabled":        {"all-disabled", config.MIGConfig{fill("", 7)}, nil, Change, "gives 7x 1g.10gb on each GPU, and the agent's own of that name MIG off on each GPU"},
-		"all-disabled":               {"all-disabled", config.MIGConfig{{All: true}}, nil, Taken, "gives MIG off on each GPU"},
-		"a name of other GPUs":       {"all-mine", config.MIGConfig{fill("", 7)}, a100, Change, "the agent makes none of that name of these GPUs: copy it"},
-		"devices of other GPUs":      {"all-1g.5gb", config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.5gb": 7}}}, a100, Change, "names 1g.5gb, which by its labels this model does not have: the agent refuses that"},
-		"no labels":                  {"all-1g.10gb", config.MIGConfig{fill("", 7)}, nil, Change, "to compare them the labels"},
-		"positions of all cut":       {"all-1g.10gb", config.MIGConfig{fill("", 7, 0, 1)}, cut, Change, "to compare them the labels"},
-		"a rule of other models":     {"all-1g.12gb", config.MIGConfig{{DeviceFilter: []string{"0x232110DE"}, All: true, MIG: true, Devices: map[string]int{"1g.12gb": 7}}}, a100, Change, "has no rule for GPUs of this model"},
-		"positions that are not":     {"all-1g.10gb", config.MIGConfig{fill("", 7, 4)}, a100, Change, "the agent would refuse it, even copied"},
+		"the same":                   {"all-1g.10gb", catalog.MIGConfig{fill("", 7)}, a100, Taken, "gives 7x 1g.10gb on each GPU, as the agent's own"},
+		"the same, by position":      {"all-1g.10gb", catalog.MIGConfig{fill("", 7, 0, 1, 2, 3)}, a100, Taken, "gives 7x 1g.10gb on each GPU"},
+		"the same, all cut":          {"all-1g.10gb", catalog.MIGConfig{fill("", 7)}, cut, Taken, "gives 7x 1g.10gb on each GPU"},
+		"one rule of several models": {"all-1g.10gb", catalog.MIGConfig{fill("0x20B210DE", 7), fill("0x20B010DE", 4)}, a100, Taken, "gives 7x 1g.10gb on each GPU, as the agent's own of that name does, where the device-filter"},
+		"fewer":                      {"all-1g.10gb", catalog.MIGConfig{fill("", 5)}, a100, Change, "gives 5x 1g.10gb on each GPU, and the agent's own of that name 7x 1g.10gb on each GPU: copy it, and it wins"},
+		"on some":                    {"all-1g.10gb", catalog.MIGConfig{fill("", 7, 1)}, a100, Change, "gives GPU 0 left as they are, 7x 1g.10gb on GPU 1, and the agent's own"},
+		"MIG in all-disabled":        {"all-disabled", catalog.MIGConfig{fill("", 7)}, nil, Change, "gives 7x 1g.10gb on each GPU, and the agent's own of that name MIG off on each GPU"},
+		"all-disabled":               {"all-disabled", catalog.MIGConfig{{All: true}}, nil, Taken, "gives MIG off on each GPU"},
+		"a name of other GPUs":       {"all-mine", catalog.MIGConfig{fill("", 7)}, a100, Change, "the agent makes none of that name of these GPUs: copy it"},
+		"devices of other GPUs":      {"all-1g.5gb", catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.5gb": 7}}}, a100, Change, "names 1g.5gb, which by its labels this model does not have: the agent refuses that"},
+		"no labels":                  {"all-1g.10gb", catalog.MIGConfig{fill("", 7)}, nil, Change, "to compare them the labels"},
+		"positions of all cut":       {"all-1g.10gb", catalog.MIGConfig{fill("", 7, 0, 1)}, cut, Change, "to compare them the labels"},
+		"a rule of other models":     {"all-1g.12gb", catalog.MIGConfig{{DeviceFilter: []string{"0x232110DE"}, All: true, MIG: true, Devices: map[string]int{"1g.12gb": 7}}}, a100, Change, "has no rule for GPUs of this model"},
+		"positions that are not":     {"all-1g.10gb", catalog.MIGConfig{fill("", 7, 4)}, a100, Change, "the agent would refuse it, even copied"},
 	} {
 		if v, text := compared(test.config, test.rules, test.labels); v != test.verdict || !strings.Contains(text, test.want) {
 			t.Errorf("%s: %s: %s; want %s: %s", name, v, text, test.verdict, test.want)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -29,8 +30,8 @@ type Sources struct {
 	Catalogs []Catalog
 	Clients  []Clients
 	Nodes    []corev1.Node
-	Pods     []corev1.Pod              // as far as they were given
-	Profiles map[string]config.Profile // gpuslice's own, as far as there are any yet
+	Pods     []corev1.Pod               // as far as they were given
+	Profiles map[string]catalog.Profile // gpuslice's own, as far as there are any yet
 
 	ConfigMaps map[string][]string // keys of those that were found, by name
 	Namespaces []string            // in which ConfigMaps were found
@@ -80,7 +81,7 @@ func ReadPolicy(text []byte) (p Policy, err error) {
 type Catalog struct {
 	Where     string
 	ConfigMap string // name of the ConfigMap that has it; empty for a bare file
-	Configs   map[string]config.MIGConfig
+	Configs   map[string]catalog.MIGConfig
 	Err       error // by which the agent would refuse the file
 }
 
@@ -130,7 +131,7 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]config.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
+	j := judge{settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
 	for _, n := range s.Nodes {
 		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
 			j.asking[name] = append(j.asking[name], n)
@@ -178,8 +179,8 @@ func (j *judge) toggles() {
 
 type judge struct {
 	settings config.Settings
-	configs  map[string]config.MIGConfig // that mig-manager has
-	asking   map[string][]corev1.Node    // nodes for which a config counts, by its name
+	configs  map[string]catalog.MIGConfig // that mig-manager has
+	asking   map[string][]corev1.Node     // nodes for which a config counts, by its name
 	found    []Finding
 
 	nodesRead   bool
@@ -288,7 +289,7 @@ func (j *judge) catalog(c Catalog) {
 	var made, own []string
 	for _, name := range slices.Sorted(maps.Keys(c.Configs)) {
 		j.configs[name] = c.Configs[name]
-		if strings.HasPrefix(name, config.GeneratedPrefix) {
+		if strings.HasPrefix(name, catalog.GeneratedPrefix) {
 			made = append(made, name)
 		} else {
 			own = append(own, name)
@@ -359,7 +360,7 @@ func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...an
 		note(Ignored, "no label %s: gpuslice leaves the GPUs as they are", config.LabelMIGConfig)
 	case there:
 		j.positions(n, name, rules, note)
-	case strings.HasPrefix(name, config.GeneratedPrefix):
+	case strings.HasPrefix(name, catalog.GeneratedPrefix):
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case len(j.unread) > 0:
 		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again", config.LabelMIGConfig, name, sanitize.Listed(j.unread))
@@ -371,12 +372,12 @@ func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...an
 }
 
 // positions judges a config that is there by the GPUs that it names: mig-parted passes over those that a node does not have, and so does the agent.
-func (j *judge) positions(n corev1.Node, name string, rules config.MIGConfig, note func(Verdict, string, ...any)) {
+func (j *judge) positions(n corev1.Node, name string, rules catalog.MIGConfig, note func(Verdict, string, ...any)) {
 	m := machineOf(n.Labels, nil)
 	here := m.rules(rules)
 	rules = withoutFilters(here)
-	generated := strings.HasPrefix(name, config.GeneratedPrefix) // what else there is to say of it, sameNames says
-	missing := config.Merge(nil, map[string]config.MIGConfig{name: rules}).MissingPositions(name, m.gpus)
+	generated := strings.HasPrefix(name, catalog.GeneratedPrefix) // what else there is to say of it, sameNames says
+	missing := catalog.Merge(nil, map[string]catalog.MIGConfig{name: rules}).MissingPositions(name, m.gpus)
 	lacks := m.lacksOf(here)
 	switch {
 	case generated && (!hasPositions(rules) || m.counted && (len(missing) == 0 || m.namesNone(rules))):

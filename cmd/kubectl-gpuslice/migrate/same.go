@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -48,7 +48,7 @@ func (j *judge) sameNames(c Catalog, names []string) {
 }
 
 // compared says what a config gives a node, and what the agent's own of that name gives it.
-func compared(name string, yours config.MIGConfig, labels map[string]string) (Verdict, string) {
+func compared(name string, yours catalog.MIGConfig, labels map[string]string) (Verdict, string) {
 	const copyIt = "copy it, and it wins, as now"
 	m := machineOf(labels, append(devicesOf(yours), deviceOf(name)))
 	here := m.rules(yours)
@@ -102,17 +102,17 @@ func labelled(labels map[string]string) bool {
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
 
 // oneOfFilteredGives reports whether rules differ by their device filters, which labels do not tell, and one of them gives what is asked for.
-func (m machine) oneOfFilteredGives(name string, rules config.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
-	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r config.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
-		slices.ContainsFunc(rules, func(r config.MIGRule) bool {
-			asked, err := m.asks(name, withoutFilters(config.MIGConfig{r}))
+func (m machine) oneOfFilteredGives(name string, rules catalog.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
+	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
+		slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {
+			asked, err := m.asks(name, withoutFilters(catalog.MIGConfig{r}))
 			return err == nil && reflect.DeepEqual(asked, want)
 		})
 }
 
 // isOfForm reports whether a config is as agents make it under that name, but for counts, which depend on the GPUs.
-func isOfForm(name string, rules config.MIGConfig) bool {
-	return len(rules) > 0 && !slices.ContainsFunc(rules, func(r config.MIGRule) bool {
+func isOfForm(name string, rules catalog.MIGConfig) bool {
+	return len(rules) > 0 && !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {
 		switch {
 		case !r.All:
 			return true
@@ -133,10 +133,10 @@ var attribute = regexp.MustCompile(`^([1-9]g\.[0-9]+gb)\.(.+)$`)
 
 // deviceOf is the MIG device that a config made for one has in its name.
 func deviceOf(name string) string {
-	return attribute.ReplaceAllString(strings.TrimPrefix(name, config.GeneratedPrefix), "$1+$2")
+	return attribute.ReplaceAllString(strings.TrimPrefix(name, catalog.GeneratedPrefix), "$1+$2")
 }
 
-func devicesOf(rules config.MIGConfig) []string {
+func devicesOf(rules catalog.MIGConfig) []string {
 	all := map[string]bool{}
 	for _, r := range rules {
 		for device := range r.Devices {
@@ -146,8 +146,8 @@ func devicesOf(rules config.MIGConfig) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-func hasPositions(rules config.MIGConfig) bool {
-	return slices.ContainsFunc(rules, func(r config.MIGRule) bool { return len(r.Indices) > 0 })
+func hasPositions(rules catalog.MIGConfig) bool {
+	return slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.Indices) > 0 })
 }
 
 // describe says what is asked of the machine's GPUs.

@@ -19,6 +19,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -62,8 +64,8 @@ const longestName = 100
 
 // Sources are where profiles come from.
 type Sources struct {
-	MIG      map[string]config.MIGConfig
-	Profiles map[string]config.Profile
+	MIG      map[string]catalog.MIGConfig
+	Profiles map[string]catalog.Profile
 	Strategy config.MIGStrategy // of the device plugin, for profiles that name none; empty for one that fits
 }
 
@@ -127,11 +129,11 @@ func (from Sources) given(name string) (Given, error) {
 	profile, isProfile := from.Profiles[name]
 	_, isConfig := from.MIG[name]
 	switch {
-	case !isProfile && !isConfig && strings.HasPrefix(name, config.GeneratedPrefix):
+	case !isProfile && !isConfig && strings.HasPrefix(name, catalog.GeneratedPrefix):
 		return g, fmt.Errorf("%s is not in the files: the agent makes such configs from the GPUs that it sees, and here are none; write it into a file of MIG configs", name)
 	case !isProfile && !isConfig:
 		known := slices.Sorted(maps.Keys(from.Profiles))
-		return g, &config.UnknownConfigError{Profile: true, Name: name, Close: config.Closest(name, known), Known: slices.AppendSeq(known, maps.Keys(from.MIG))}
+		return g, &catalog.UnknownConfigError{Profile: true, Name: name, Close: check.Closest(name, known), Known: slices.AppendSeq(known, maps.Keys(from.MIG))}
 	case isProfile:
 		g.Description, g.Taints = profile.Description, profile.Taints
 		g.Labels = map[string]string{config.LabelProfile: name}
@@ -165,12 +167,12 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	}
 	profile := from.Profiles[p.Name]
 	profile.MIG = withDashes(profile.MIG)
-	catalog := config.Merge(from.MIG, nil).WithProfiles(map[string]config.Profile{p.Name: profile})
+	configs := catalog.Merge(from.MIG, nil).WithProfiles(map[string]catalog.Profile{p.Name: profile})
 	if _, isProfile := from.Profiles[p.Name]; !isProfile {
-		catalog = config.Merge(from.MIG, nil)
+		configs = catalog.Merge(from.MIG, nil)
 	}
-	wishes, err := catalog.ProfileRequests(p.Name, gpus)
-	if none, ok := errors.AsType[*config.NoSelectedGPUError](err); ok && p.Model == "" {
+	wishes, err := configs.ProfileRequests(p.Name, gpus)
+	if none, ok := errors.AsType[*catalog.NoSelectedGPUError](err); ok && p.Model == "" {
 		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
 			sanitize.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
 	}
@@ -191,19 +193,19 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 			after[i] = gpu.With(w)
 		}
 	}
-	sharing := config.Sharing{Strategy: config.SharingNone}
+	sharing := catalog.Sharing{Strategy: catalog.SharingNone}
 	if profile.Sharing != nil {
 		sharing = *profile.Sharing
 	}
 	strategy := cmp.Or(profile.MIGStrategy, from.Strategy)
 	if strategy == "" {
-		strategy = config.FittingStrategy(after, config.MIGStrategyMixed, sharing.Strategy == config.SharingMPS)
+		strategy = catalog.FittingStrategy(after, config.MIGStrategyMixed, sharing.Strategy == catalog.SharingMPS)
 	}
-	if err := config.CheckStrategy(after, strategy); err != nil {
+	if err := catalog.CheckStrategy(after, strategy); err != nil {
 		return nil, err
 	}
 	expected := capacity.Expected(after, strategy)
-	if err := config.CheckSharing(after, strategy, sharing, slices.Collect(maps.Keys(expected))); err != nil {
+	if err := catalog.CheckSharing(after, strategy, sharing, slices.Collect(maps.Keys(expected))); err != nil {
 		return nil, err
 	}
 	return offered(p, after, expected, sharing), nil
@@ -212,7 +214,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 // newest is a compute capability that refuses nothing that some GPU can.
 var newest = nvml.ComputeCapability{Major: 9}
 
-func offered(p Pool, after []nvml.GPU, expected capacity.Resources, sharing config.Sharing) []Offer {
+func offered(p Pool, after []nvml.GPU, expected capacity.Resources, sharing catalog.Sharing) []Offer {
 	slice := "" // under single, a MIG device is a GPU by name
 	for _, gpu := range after {
 		for _, i := range gpu.Instances {
@@ -252,7 +254,7 @@ func added(have, more []Offer) []Offer {
 func dashed(model string) string { return strings.ReplaceAll(model, " ", "-") }
 
 // withDashes has rules select models by their names in labels.
-func withDashes(rules config.MIGConfig) config.MIGConfig {
+func withDashes(rules catalog.MIGConfig) catalog.MIGConfig {
 	rules = slices.Clone(rules)
 	for i, rule := range rules {
 		rules[i].Models = nil

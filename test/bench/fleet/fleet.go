@@ -103,7 +103,7 @@ func (f *fleet) apply(ctx context.Context) error {
 		return err
 	}
 	for name, data := range map[string]map[string]string{
-		maintenance: {maintenanceKey: f.maintenance(f.limit)}, unrelated: {"key": "value"},
+		maintenanceMap: {maintenanceKey: f.maintenance(f.limit)}, unrelated: {"key": "value"},
 	} {
 		_, err := f.client.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
 		if err != nil {
@@ -115,7 +115,7 @@ func (f *fleet) apply(ctx context.Context) error {
 
 // The ConfigMaps that are edited.
 const (
-	maintenance    = "gpuslice-maintenance"
+	maintenanceMap = "gpuslice-maintenance"
 	maintenanceKey = "maintenance.yaml"
 	configs        = "gpuslice-mig-configs" // of deploy/base
 	unrelated      = "unrelated"

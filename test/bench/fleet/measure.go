@@ -50,7 +50,7 @@ func (f *fleet) measure(ctx context.Context) (result, error) {
 		{name: fmt.Sprintf("%d updates of a pod on each node", f.updates), do: f.updatePods},
 		{name: "edit of a ConfigMap that no agent watches", do: f.edit(unrelated, "key", "another")},
 		{name: "edit of a config that no node asks for", do: f.editUnused},
-		{name: "edit of the pool's limit", do: f.edit(maintenance, maintenanceKey, f.maintenance("11%"))},
+		{name: "edit of the pool's limit", do: f.edit(maintenanceMap, maintenanceKey, f.maintenance("11%"))},
 	} {
 		before := f.tally.now()
 		server, err := askServed(ctx, f.client)

@@ -1,9 +1,10 @@
-package config_test
+package catalog_test
 
 import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -31,7 +32,7 @@ func TestTheStrategyThatFitsIsTheOneThatIsThereWhereThatWillDo(t *testing.T) {
 		},
 	} {
 		for has, want := range test.want {
-			if got := config.FittingStrategy(test.gpus, has, test.mps); got != want {
+			if got := catalog.FittingStrategy(test.gpus, has, test.mps); got != want {
 				t.Errorf("%s under %s: %s, want %s", name, has, got, want)
 			}
 		}

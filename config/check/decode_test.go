@@ -1,4 +1,4 @@
-package config
+package check
 
 import (
 	"encoding/json"
@@ -29,9 +29,9 @@ type inner struct {
 	Other int `json:"other" within:"0,9"`
 }
 
-func (i *inner) Check(c *checks, at string, in written) {
-	if i.Other > 0 && i.Other < i.Few && in.has("other") {
-		c.refuse(at+".other", in.text("other"), "is less than few")
+func (i *inner) Check(c *Mistakes, at string, in Written) {
+	if i.Other > 0 && i.Other < i.Few && in.Has("other") {
+		c.Refuse(at+".other", in.Text("other"), "is less than few")
 	}
 }
 
@@ -96,9 +96,9 @@ func TestAMappingIsLaidOverWhatIsThere(t *testing.T) {
 		"no mapping":                {`[]`, nil, "file: must be a mapping, not a list"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var c checks
+			var c Mistakes
 			got := before()
-			c.mapping("file", json.RawMessage(test.text), &got)
+			c.Read("file", json.RawMessage(test.text), &got)
 			text := ""
 			if err := errors.Join(c...); err != nil {
 				text = err.Error()

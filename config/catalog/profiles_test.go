@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"errors"
@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -27,11 +28,11 @@ func TestProfilesInEveryForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := config.ParseProfiles(text)
-	want := map[string]config.Profile{
+	got, err := catalog.ParseProfiles(text)
+	want := map[string]catalog.Profile{
 		"production-inference": {
 			Description: "Two sizes of instance on the GPUs that serve.",
-			MIG: config.MIGConfig{
+			MIG: catalog.MIGConfig{
 				{
 					UUIDs: []nvml.UUID{"GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76", "GPU-00000000-1111-2222-3333-444444444444"},
 					MIG:   true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2},
@@ -39,7 +40,7 @@ func TestProfilesInEveryForm(t *testing.T) {
 				{PCI: []string{"0000:af:00.0", "0000:17:00.0", "10000:01:1f.7"}},
 			},
 		},
-		"by-position": {MIG: config.MIGConfig{
+		"by-position": {MIG: catalog.MIGConfig{
 			{
 				Indices: []int{0}, MIG: true,
 				Devices: map[string]int{"1g.10gb": 4, "1g.10gb+me": 1, "1g.24gb-me": 1, "4g.96gb+gfx": 1},
@@ -49,14 +50,14 @@ func TestProfilesInEveryForm(t *testing.T) {
 				MIG: true, Devices: map[string]int{"1c.3g.40gb": 3, "3g.40gb": 2},
 			},
 		}},
-		"by-model": {MIG: config.MIGConfig{
+		"by-model": {MIG: catalog.MIGConfig{
 			{All: true, Models: []string{"NVIDIA A100*", "NVIDIA H?00 80GB HBM3"}, MIG: true, Devices: map[string]int{}},
 			{All: true, DeviceFilter: []string{"0x1EB810DE"}},
 		}},
-		"whole": {MIG: config.MIGConfig{{All: true}}},
+		"whole": {MIG: catalog.MIGConfig{{All: true}}},
 		"shared": {
-			Sharing: &config.Sharing{
-				Strategy: config.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
+			Sharing: &catalog.Sharing{
+				Strategy: catalog.SharingTimeSlicing, Rename: true, Replicas: map[string]int{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
 			},
 			Labels: map[string]string{"workload-type": "research", "example.com/empty": ""},
 			Taints: []corev1.Taint{{Key: "gpu", Value: "true", Effect: "NoSchedule"}, {Key: "example.com/gpu", Effect: "PreferNoSchedule"}},
@@ -70,11 +71,11 @@ func TestProfilesInEveryForm(t *testing.T) {
 			}},
 		},
 		"by-mps": {
-			Sharing: &config.Sharing{Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}},
+			Sharing: &catalog.Sharing{Strategy: catalog.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}},
 			Drain:   &config.DrainOverrides{},
 		},
 		"not-shared": {
-			Sharing: &config.Sharing{Strategy: config.SharingNone},
+			Sharing: &catalog.Sharing{Strategy: catalog.SharingNone},
 			Windows: []window.Window{
 				{Days: []time.Weekday{time.Friday, time.Saturday}, Start: 22*time.Hour + 30*time.Minute, Duration: 6 * time.Hour, Zone: located(t, "Europe/Berlin")},
 				{Zone: time.UTC, NotBefore: at(t, "2026-12-01T20:00:00Z"), NotAfter: at(t, "2026-12-02T04:00:00Z")},
@@ -89,8 +90,8 @@ func TestProfilesInEveryForm(t *testing.T) {
 // The examples of the pages, which users copy, must work.
 func TestProfilesThatWeShowAreRead(t *testing.T) {
 	for _, show := range []struct{ file, from, to string }{
-		{"README.md", "metadata: {name: gpuslice-profiles,", "```"},
-		{filepath.Join("..", "deploy", "examples", "configmap-profiles.yaml"), "metadata:", ""},
+		{filepath.Join("..", "README.md"), "metadata: {name: gpuslice-profiles,", "```"},
+		{filepath.Join("..", "..", "deploy", "examples", "configmap-profiles.yaml"), "metadata:", ""},
 	} {
 		text, err := os.ReadFile(show.file)
 		if err != nil {
@@ -104,11 +105,11 @@ func TestProfilesThatWeShowAreRead(t *testing.T) {
 		if err := yaml.Unmarshal([]byte(show.from+manifest), &m); err != nil || !found {
 			t.Fatalf("%s has no ConfigMap of profiles: %v", show.file, err)
 		}
-		profiles, err := config.ParseProfiles([]byte(m.Data["profiles.yaml"]))
+		profiles, err := catalog.ParseProfiles([]byte(m.Data["profiles.yaml"]))
 		if err != nil {
 			t.Fatalf("%s: %v", show.file, err)
 		}
-		merged := config.Merge(nil, nil).WithProfiles(profiles)
+		merged := catalog.Merge(nil, nil).WithProfiles(profiles)
 		wishes, err := merged.ProfileRequests("production-inference", node(h100(), a100()))
 		want := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
 		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
@@ -119,7 +120,7 @@ func TestProfilesThatWeShowAreRead(t *testing.T) {
 
 func TestProfilesMayBeNone(t *testing.T) {
 	for _, text := range []string{profilesHead, profilesHead + "profiles: {}", profilesHead + "profiles:"} {
-		got, err := config.ParseProfiles([]byte(text))
+		got, err := catalog.ParseProfiles([]byte(text))
 		if err != nil || len(got) > 0 {
 			t.Errorf("%s: profiles %v, error %v", text, got, err)
 		}
@@ -284,7 +285,7 @@ func TestProfilesAreRefused(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			profiles, err := config.ParseProfiles([]byte(test.file))
+			profiles, err := catalog.ParseProfiles([]byte(test.file))
 			if err == nil {
 				t.Fatalf("profiles %v, want an error", profiles)
 			}
@@ -298,14 +299,14 @@ func TestProfilesAreRefused(t *testing.T) {
 	}
 
 	t.Run("when a field is there twice", func(t *testing.T) {
-		_, err := config.ParseProfiles([]byte(entry("{gpus: {all: true}, enabled: true, instances: {1g.10gb: 1, 1g.10gb: 2}}")))
+		_, err := catalog.ParseProfiles([]byte(entry("{gpus: {all: true}, enabled: true, instances: {1g.10gb: 1, 1g.10gb: 2}}")))
 		if err == nil || !strings.Contains(err.Error(), `key "1g.10gb" already set in map`) {
 			t.Errorf("error %v does not name the field", err)
 		}
 	})
 }
 
-func renderSharing(s *config.Sharing) map[string]any {
+func renderSharing(s *catalog.Sharing) map[string]any {
 	type object = map[string]any
 	if s == nil {
 		return nil
@@ -314,7 +315,7 @@ func renderSharing(s *config.Sharing) map[string]any {
 	for _, name := range s.Resources() {
 		resources = append(resources, object{"name": name, "replicas": s.Replicas[name]})
 	}
-	strategy, ok := map[config.SharingStrategy]string{config.SharingTimeSlicing: "timeSlicing", config.SharingMPS: "mps"}[s.Strategy]
+	strategy, ok := map[catalog.SharingStrategy]string{catalog.SharingTimeSlicing: "timeSlicing", catalog.SharingMPS: "mps"}[s.Strategy]
 	if !ok { // in the longer of the two ways to say it
 		strategy, resources = "timeSlicing", []object{{"name": "nvidia.com/gpu", "replicas": 1}}
 	}
@@ -348,7 +349,7 @@ func renderDrain(d *config.DrainOverrides) map[string]any {
 }
 
 // renderProfiles writes profiles as a file.
-func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
+func renderProfiles(t *testing.T, profiles map[string]catalog.Profile) []byte {
 	t.Helper()
 	type object = map[string]any
 	written := object{}
@@ -374,7 +375,7 @@ func renderProfiles(t *testing.T, profiles map[string]config.Profile) []byte {
 		}
 		written[name] = profile
 	}
-	text, err := yaml.Marshal(object{"apiVersion": config.ProfilesAPIVersion, "kind": config.ProfilesKind, "profiles": written})
+	text, err := yaml.Marshal(object{"apiVersion": catalog.ProfilesAPIVersion, "kind": catalog.ProfilesKind, "profiles": written})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +417,7 @@ func FuzzParseProfiles(f *testing.F) {
 		f.Add([]byte(profilesHead + "profiles:\n  a:\n    mig: [" + entry + "]\n"))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		profiles, err := config.ParseProfiles(text)
+		profiles, err := catalog.ParseProfiles(text)
 		if err != nil {
 			if profiles != nil {
 				t.Fatalf("profiles %v beside the error %v", profiles, err)
@@ -424,7 +425,7 @@ func FuzzParseProfiles(f *testing.F) {
 			return
 		}
 		rendered := renderProfiles(t, profiles)
-		again, err := config.ParseProfiles(rendered)
+		again, err := catalog.ParseProfiles(rendered)
 		if err != nil {
 			t.Fatalf("reading what was rendered: %v\n%s", err, rendered)
 		}
@@ -454,12 +455,12 @@ func addressed(gpus ...nvml.GPU) []nvml.GPU {
 // profileWishes asks for a profile that has these entries.
 func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	t.Helper()
-	profiles, err := config.ParseProfiles([]byte(profilesHead + "profiles:\n  mine:\n    mig:\n" +
+	profiles, err := catalog.ParseProfiles([]byte(profilesHead + "profiles:\n  mine:\n    mig:\n" +
 		strings.ReplaceAll(entries, "- {gpus", "    - {gpus")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config.Merge(config.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests("mine", gpus)
+	return catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests("mine", gpus)
 }
 
 func TestProfileWishes(t *testing.T) {
@@ -600,7 +601,7 @@ func TestProfileWishesAreRefused(t *testing.T) {
 			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
-			if reason := config.ReasonOf(err); reason != test.reason {
+			if reason := catalog.ReasonOf(err); reason != test.reason {
 				t.Errorf("the reason of %v is %s, want %s", err, reason, test.reason)
 			}
 		})
@@ -609,16 +610,16 @@ func TestProfileWishesAreRefused(t *testing.T) {
 
 func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 	gpus := node(h100())
-	custom := map[string]config.MIGConfig{
+	custom := map[string]catalog.MIGConfig{
 		"night":   {all(map[string]int{"7g.80gb": 1})},
 		"serving": {all(map[string]int{"2g.20gb": 3})},
 	}
-	profiles := map[string]config.Profile{
-		"night":                {MIG: config.MIGConfig{all(nil)}},
-		"all-balanced":         {MIG: config.MIGConfig{all(nil)}},
-		"production-inference": {MIG: config.MIGConfig{all(map[string]int{"3g.40gb": 2})}},
+	profiles := map[string]catalog.Profile{
+		"night":                {MIG: catalog.MIGConfig{all(nil)}},
+		"all-balanced":         {MIG: catalog.MIGConfig{all(nil)}},
+		"production-inference": {MIG: catalog.MIGConfig{all(map[string]int{"3g.40gb": 2})}},
 	}
-	before := config.Merge(config.Generate(gpus), custom)
+	before := catalog.Merge(catalog.Generate(gpus), custom)
 	catalog := before.WithProfiles(profiles)
 
 	for _, name := range before.Names() {
@@ -650,8 +651,8 @@ func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
 
 func TestAnUnknownProfile(t *testing.T) {
 	gpus := node(h200())
-	catalog := config.Merge(config.Generate(gpus), nil).WithProfiles(map[string]config.Profile{
-		"production-inference": {MIG: config.MIGConfig{all(nil)}}, "all-balance": {MIG: config.MIGConfig{all(nil)}},
+	configs := catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(map[string]catalog.Profile{
+		"production-inference": {MIG: catalog.MIGConfig{all(nil)}}, "all-balance": {MIG: catalog.MIGConfig{all(nil)}},
 	})
 	const generated = `all-1g.18gb, all-1g.18gb.me, all-1g.35gb, all-2g.35gb, all-3g.71gb, all-4g.71gb, all-7g.141gb, all-balanced, all-disabled, all-enabled`
 	tests := map[string]struct {
@@ -660,22 +661,22 @@ func TestAnUnknownProfile(t *testing.T) {
 		want string
 	}{
 		"is answered with the nearest of profiles and MIG configs": {
-			ask: catalog.ProfileRequests, name: "all-balancd",
+			ask: configs.ProfileRequests, name: "all-balancd",
 			want: `no profile or MIG config is named "all-balancd": did you mean all-balance or all-balanced?` +
 				` This node has all-balance, production-inference, ` + generated,
 		},
 		"where the other label asks for one is answered with the label that may": {
-			ask: catalog.Requests, name: "production-inference",
+			ask: configs.Requests, name: "production-inference",
 			want: `no MIG config is named "production-inference": did you mean the profile production-inference,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
 		"where the other label asks for one is answered with that alone, however near others are": {
-			ask: catalog.Requests, name: "all-balance",
+			ask: configs.Requests, name: "all-balance",
 			want: `no MIG config is named "all-balance": did you mean the profile all-balance,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
 		"where the other label asks for nearly one is answered with that": {
-			ask: catalog.Requests, name: "production-inferense",
+			ask: configs.Requests, name: "production-inferense",
 			want: `no MIG config is named "production-inferense": did you mean the profile production-inference,` +
 				` which the label gpuslice.io/profile asks for? This node has ` + generated,
 		},
@@ -683,7 +684,7 @@ func TestAnUnknownProfile(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := test.ask(test.name, gpus)
-			unknown, ok := errors.AsType[*config.UnknownConfigError](err)
+			unknown, ok := errors.AsType[*catalog.UnknownConfigError](err)
 			if !ok {
 				t.Fatalf("error %v is not about an unknown config", err)
 			}

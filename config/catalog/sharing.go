@@ -1,4 +1,4 @@
-package config
+package catalog
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -59,8 +61,8 @@ func (s Sharing) Resources() []string { return slices.Sorted(maps.Keys(s.Replica
 // PluginConfig has the fields of one config file of NVIDIA's device plugin that the agent uses.
 type PluginConfig struct {
 	Sharing     Sharing
-	MIGStrategy MIGStrategy // flags.migStrategy; empty if the file does not say
-	MPSRoot     string      // flags.mpsRoot; empty if the file does not say
+	MIGStrategy config.MIGStrategy // flags.migStrategy; empty if the file does not say
+	MPSRoot     string             // flags.mpsRoot; empty if the file does not say
 }
 
 // maxReplicas is how many replicas of a resource kubelet can take from the plugin: the plugin sends it the ids of all of them in one message, of
@@ -74,10 +76,10 @@ const (
 // *InvalidError for each value that is not allowed. The plugin itself ignores some of these: if it ignores all of them, see PassedOver, the
 // readSharing is that by which it runs.
 func ParseSharing(text []byte) (Sharing, error) {
-	var c checks
+	var c check.Mistakes
 	s := readSharing(&c, text, true)
 	err := errors.Join(c...)
-	if err != nil && !PassedOver(err) {
+	if err != nil && !check.PassedOver(err) {
 		return Sharing{}, err
 	}
 	return s, err
@@ -85,21 +87,21 @@ func ParseSharing(text []byte) (Sharing, error) {
 
 // readProfileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
 // is allowed and means none.
-func readProfileSharing(c *checks, raw json.RawMessage) *Sharing {
+func readProfileSharing(c *check.Mistakes, raw json.RawMessage) *Sharing {
 	const field = "sharing"
 	var in sharingInputs
 	switch {
-	case absent(raw):
+	case check.Absent(raw):
 		return nil
 	case string(raw) == `"`+string(SharingNone)+`"`:
 		return &Sharing{Strategy: SharingNone}
 	case json.Unmarshal(raw, &in) != nil:
-		c.add(&InvalidError{Field: field, Value: string(raw), Want: `must be none, or a mapping with "timeSlicing" or "mps"`})
+		c.Add(&check.InvalidError{Field: field, Value: string(raw), Want: `must be none, or a mapping with "timeSlicing" or "mps"`})
 		return nil
 	}
 	s := readSharing(c, raw, false)
 	if in.TimeSlicing == nil && in.MPS == nil {
-		c.add(&InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
+		c.Add(&check.InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
 	}
 	return &s
 }
@@ -123,16 +125,16 @@ type sharedInputs struct {
 }
 
 // readSharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
-func readSharing(c *checks, raw json.RawMessage, ofPlugin bool) Sharing {
+func readSharing(c *check.Mistakes, raw json.RawMessage, ofPlugin bool) Sharing {
 	const field = "sharing"
 	none := Sharing{Strategy: SharingNone}
 	var in sharingInputs
-	if !c.mapping(field, raw, &in) {
+	if !c.Read(field, raw, &in) {
 		return none
 	}
 	switch {
 	case in.TimeSlicing != nil && in.MPS != nil:
-		c.add(&InvalidError{
+		c.Add(&check.InvalidError{
 			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word", PassedOver: true,
 		})
 		readReplicated(c, field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
@@ -145,9 +147,9 @@ func readSharing(c *checks, raw json.RawMessage, ofPlugin bool) Sharing {
 	return none
 }
 
-func readReplicated(c *checks, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
+func readReplicated(c *check.Mistakes, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
 	var in replicatedInputs
-	if !c.mapping(field, raw, &in) {
+	if !c.Read(field, raw, &in) {
 		return Sharing{}
 	}
 	s := Sharing{
@@ -157,8 +159,8 @@ func readReplicated(c *checks, field string, raw json.RawMessage, strategy Shari
 		FailMultiple: readFlag(c, field+".failRequestsGreaterThanOne", in.FailRequestsGreaterThanOne, strategy == SharingMPS),
 	}
 	var entries []json.RawMessage
-	if absent(in.Resources) || json.Unmarshal(in.Resources, &entries) != nil || len(entries) == 0 {
-		c.add(&InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
+	if check.Absent(in.Resources) || json.Unmarshal(in.Resources, &entries) != nil || len(entries) == 0 {
+		c.Add(&check.InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
 	}
 	for i, entry := range entries {
 		readShared(c, fmt.Sprintf("%s.resources[%d]", field, i), entry, &s, ofPlugin)
@@ -171,35 +173,35 @@ func readReplicated(c *checks, field string, raw json.RawMessage, strategy Shari
 }
 
 // readShared checks one resource and adds it.
-func readShared(c *checks, at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
+func readShared(c *check.Mistakes, at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
 	var in sharedInputs
-	if !c.mapping(at, raw, &in) {
+	if !c.Read(at, raw, &in) {
 		return
 	}
 	name := readResourceName(c, at+".name", in.Name)
 	replicas := readReplicas(c, at+".replicas", in.Replicas, s.Strategy, ofPlugin)
 	if in.Rename != nil && !(ofPlugin && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
-		refusePassedOver(c, at+".rename", asWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices != nil && !(ofPlugin && string(in.Devices) == `"all"`) {
-		refusePassedOver(c, at+".devices", asWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
 	}
 	if _, twice := s.Replicas[name]; twice {
-		c.refuse(at+".name", name, "is there twice")
+		c.Refuse(at+".name", name, "is there twice")
 	}
 	if s.Strategy == SharingMPS && strings.HasPrefix(name, nvml.ResourceMIGPrefix) {
-		c.refuse(at+".name", name, "is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing")
+		c.Refuse(at+".name", name, "is a MIG device, and NVIDIA's device plugin has no MPS on MIG: share it by timeSlicing")
 	}
 	s.Replicas[name] = replicas
 }
 
-func readResourceName(c *checks, field string, raw json.RawMessage) string {
+func readResourceName(c *check.Mistakes, field string, raw json.RawMessage) string {
 	var written string
-	if absent(raw) || json.Unmarshal(raw, &written) != nil {
-		c.refuse(field, asWritten(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
+	if check.Absent(raw) || json.Unmarshal(raw, &written) != nil {
+		c.Refuse(field, check.AsWritten(raw), "must be the name of a resource, like "+nvml.ResourceGPU)
 		return ""
 	}
 	name, err := ResourceName(written)
@@ -207,45 +209,45 @@ func readResourceName(c *checks, field string, raw json.RawMessage) string {
 	case errors.Is(err, errNotResource):
 		refusePassedOver(c, field, written, err.Error())
 	case err != nil:
-		c.refuse(field, written, err.Error())
+		c.Refuse(field, written, err.Error())
 	}
 	return name
 }
 
 // refusePassedOver is like refuse, for what NVIDIA's device plugin passes over.
-func refusePassedOver(c *checks, field, value, want string) {
-	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want, PassedOver: true})
+func refusePassedOver(c *check.Mistakes, field, value, want string) {
+	c.Add(&check.InvalidError{Field: field, Value: strconv.Quote(value), Want: want, PassedOver: true})
 }
 
-func readReplicas(c *checks, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
+func readReplicas(c *check.Mistakes, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) int {
 	least := 1
 	if ofPlugin {
 		least = 2
 	}
-	n, err := strconv.Atoi(asWritten(raw))
+	n, err := strconv.Atoi(check.AsWritten(raw))
 	possible := err == nil && n >= least && n <= maxReplicas
 	switch {
 	case possible && raw[0] == '"':
-		c.refuse(field, asWritten(raw), "is text: write "+asWritten(raw)+" without quotes")
+		c.Refuse(field, check.AsWritten(raw), "is text: write "+check.AsWritten(raw)+" without quotes")
 	case err == nil && n == 1 && ofPlugin:
-		c.refuse(field, asWritten(raw), "shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
+		c.Refuse(field, check.AsWritten(raw), "shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
 	case err == nil && n > maxMPSClients && strategy == SharingMPS:
-		c.refuse(field, asWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
+		c.Refuse(field, check.AsWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
 	case err == nil && n > maxReplicas:
-		c.refuse(field, asWritten(raw), fmt.Sprintf("must be a whole number from %d to %d: %s", least, maxReplicas, tooManyIDs))
+		c.Refuse(field, check.AsWritten(raw), fmt.Sprintf("must be a whole number from %d to %d: %s", least, maxReplicas, tooManyIDs))
 	case !possible:
-		c.refuse(field, asWritten(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
+		c.Refuse(field, check.AsWritten(raw), fmt.Sprintf("must be a whole number from %d to %d", least, maxReplicas))
 	}
 	return n
 }
 
 // readFlag checks a value that the plugin takes as true or false only without quotes.
-func readFlag(c *checks, field string, raw json.RawMessage, otherwise bool) bool {
+func readFlag(c *check.Mistakes, field string, raw json.RawMessage, otherwise bool) bool {
 	switch {
-	case absent(raw):
+	case check.Absent(raw):
 		return otherwise
 	case string(raw) != "true" && string(raw) != "false":
-		c.refuse(field, asWritten(raw), "must be true or false, without quotes")
+		c.Refuse(field, check.AsWritten(raw), "must be true or false, without quotes")
 	}
 	return string(raw) == "true"
 }

@@ -1,16 +1,17 @@
-package config
+package catalog
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // StrategyError says why the device plugin would not offer GPUs that are cut so, under its MIG strategy.
 type StrategyError struct {
-	Strategy MIGStrategy
+	Strategy config.MIGStrategy
 	Problem  string // the end of the message, with a remedy
 }
 
@@ -20,12 +21,12 @@ func (e *StrategyError) Error() string {
 }
 
 // Reason is ReasonWrongMIGStrategy.
-func (e *StrategyError) Reason() Reason { return ReasonWrongMIGStrategy }
+func (e *StrategyError) Reason() config.Reason { return config.ReasonWrongMIGStrategy }
 
 // CheckStrategy checks whether NVIDIA's device plugin offers GPUs that are cut so. Under the strategy none the plugin offers GPUs in MIG
 // mode as whole ones, on which no program runs; under the other two it exits on most cuts that they do not allow. The error is a
 // *StrategyError.
-func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
+func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return g.Lost })
 	cut := slices.IndexFunc(gpus, func(g nvml.GPU) bool { return g.Enabled })
 	if cut < 0 {
@@ -35,11 +36,11 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 		return &StrategyError{Strategy: strategy, Problem: fmt.Sprintf(format, args...)}
 	}
 	switch strategy {
-	case MIGStrategyNone:
+	case config.MIGStrategyNone:
 		return refuse("%s would be offered as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
-	case MIGStrategySingle:
+	case config.MIGStrategySingle:
 		return checkSingle(gpus, cut, refuse)
-	case MIGStrategyMixed, MIGStrategyAuto: // auto counts as mixed
+	case config.MIGStrategyMixed, config.MIGStrategyAuto: // auto counts as mixed
 	}
 	for _, g := range gpus {
 		for _, d := range devices(g) {
@@ -53,14 +54,14 @@ func CheckStrategy(gpus []nvml.GPU, strategy MIGStrategy) error {
 
 // FittingStrategy gives a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: its present one, if that
 // fits. With MPS the only other one is none.
-func FittingStrategy(gpus []nvml.GPU, has MIGStrategy, mps bool) MIGStrategy {
+func FittingStrategy(gpus []nvml.GPU, has config.MIGStrategy, mps bool) config.MIGStrategy {
 	switch {
-	case CheckStrategy(gpus, has) == nil && !(mps && has == MIGStrategyMixed):
+	case CheckStrategy(gpus, has) == nil && !(mps && has == config.MIGStrategyMixed):
 		return has
 	case mps:
-		return MIGStrategyNone
+		return config.MIGStrategyNone
 	default:
-		return MIGStrategyMixed
+		return config.MIGStrategyMixed
 	}
 }
 

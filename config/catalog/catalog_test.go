@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -113,8 +114,8 @@ func node(gpus ...nvml.GPU) []nvml.GPU {
 	return gpus
 }
 
-func all(devices map[string]int, filter ...string) config.MIGRule {
-	return config.MIGRule{All: true, MIG: devices != nil, Devices: devices, DeviceFilter: filter}
+func all(devices map[string]int, filter ...string) catalog.MIGRule {
+	return catalog.MIGRule{All: true, MIG: devices != nil, Devices: devices, DeviceFilter: filter}
 }
 
 func TestWishes(t *testing.T) {
@@ -124,32 +125,32 @@ func TestWishes(t *testing.T) {
 	off := nvml.Request{}
 
 	tests := map[string]struct {
-		config config.MIGConfig
+		config catalog.MIGConfig
 		gpus   []nvml.GPU
 		want   wishes
 	}{
 		"for all GPUs are for each": {
-			config: config.MIGConfig{all(map[string]int{"1g.10gb": 7})},
+			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(h100(), h100()),
 			want:   wishes{"GPU-0": sevenOf10, "GPU-1": sevenOf10},
 		},
 		"by position leave the other GPUs alone": {
-			config: config.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			config: catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(h100(), h100(), h100()),
 			want:   wishes{"GPU-1": sevenOf10},
 		},
 		"for all GPUs pass over vGPUs beside others": {
-			config: config.MIGConfig{all(map[string]int{"1g.10gb": 7})},
+			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(vGPU(), h100()),
 			want:   wishes{"GPU-1": sevenOf10},
 		},
 		"for MIG off are for a vGPU that is whole": {
-			config: config.MIGConfig{all(nil)},
+			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(vGPU()),
 			want:   wishes{"GPU-0": off},
 		},
 		"of the last rule win": {
-			config: config.MIGConfig{
+			config: catalog.MIGConfig{
 				all(map[string]int{"1g.10gb": 7}),
 				{Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}},
 				{Indices: []int{2}},
@@ -158,7 +159,7 @@ func TestWishes(t *testing.T) {
 			want: wishes{"GPU-0": sevenOf10, "GPU-1": twoOf40, "GPU-2": off},
 		},
 		"by filter are for GPUs of that kind, however the filter is written": {
-			config: config.MIGConfig{
+			config: catalog.MIGConfig{
 				all(map[string]int{"1g.10gb": 7}, "0x20b210de", "0x233010DE"),
 				all(map[string]int{"1g.6gb": 4}, "548868318"),
 			},
@@ -166,12 +167,12 @@ func TestWishes(t *testing.T) {
 			want: wishes{"GPU-0": sevenOf10, "GPU-1": {MIG: true, Devices: map[string]int{"1g.6gb": 4}}},
 		},
 		"by filter and position are for GPUs that both name": {
-			config: config.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{0, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			config: catalog.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{0, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(h100(), t4(), h100()),
 			want:   wishes{"GPU-0": sevenOf10},
 		},
 		"for kinds of GPU that are on other nodes are passed over, positions and all": {
-			config: config.MIGConfig{
+			config: catalog.MIGConfig{
 				{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{7}, MIG: true, Devices: map[string]int{"3g.40gb": 2}},
 				all(map[string]int{"1g.10gb": 7}, "0x233010DE"),
 			},
@@ -179,7 +180,7 @@ func TestWishes(t *testing.T) {
 			want: wishes{"GPU-0": sevenOf10},
 		},
 		"by a filter of several kinds are for GPUs of each, and leave other kinds alone": {
-			config: config.MIGConfig{
+			config: catalog.MIGConfig{
 				{DeviceFilter: []string{"0x20B010DE", "0x233010DE"}, All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4}},
 				all(map[string]int{"1g.10gb": 7}, "0x233010DE"),
 			},
@@ -190,40 +191,40 @@ func TestWishes(t *testing.T) {
 			},
 		},
 		"by a position that is there twice are for that GPU once": {
-			config: config.MIGConfig{{Indices: []int{1, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+			config: catalog.MIGConfig{{Indices: []int{1, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(t4(), h100()),
 			want:   wishes{"GPU-1": sevenOf10},
 		},
 		"for MIG off by position are met by a GPU that cannot do MIG, beside others": {
-			config: config.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
+			config: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
 			gpus:   node(a100(), t4(), h100()),
 			want:   wishes{"GPU-0": sevenOf10, "GPU-1": off},
 		},
 		"by no position at all are for no GPU": {
-			config: config.MIGConfig{{MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0}}},
+			config: catalog.MIGConfig{{MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0}}},
 			gpus:   node(h100(), h100()),
 			want:   wishes{"GPU-0": off},
 		},
 		"for all GPUs pass over those that cannot do MIG": {
-			config: config.MIGConfig{all(map[string]int{"1g.10gb": 7})},
+			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(t4(), h100()),
 			want:   wishes{"GPU-1": sevenOf10},
 		},
 		"for MIG off are met by GPUs that cannot do MIG": {
-			config: config.MIGConfig{all(nil)},
+			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(t4(), h100()),
 			want:   wishes{"GPU-0": off, "GPU-1": off},
 		},
 		"for MIG on without instances are wishes too": {
-			config: config.MIGConfig{all(map[string]int{})},
+			config: catalog.MIGConfig{all(map[string]int{})},
 			gpus:   node(h100()),
 			want:   wishes{"GPU-0": {MIG: true, Devices: map[string]int{}}},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": test.config})
-			got, err := catalog.Requests("mine", test.gpus)
+			configs := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": test.config})
+			got, err := configs.Requests("mine", test.gpus)
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
 				t.Errorf("error %v, wishes (-want +got):\n%s", err, diff)
 			}
@@ -233,13 +234,13 @@ func TestWishes(t *testing.T) {
 
 // One file serves nodes of four GPUs and of eight: NVIDIA's mig-parted passes over what is not there.
 func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
-	catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": {
+	configs := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": {
 		{Indices: []int{7, 1, 3}, MIG: true, Devices: map[string]int{"1g.10gb": 7}},
 		{Indices: []int{0, 3}},
 		{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{5}},
 	}})
 	gpus := node(h100(), h100())
-	wishes, err := catalog.Requests("mine", gpus)
+	wishes, err := configs.Requests("mine", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +248,7 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 	if diff := cmp.Diff(want, wishes); diff != "" {
 		t.Errorf("wishes (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]int{3, 7}, catalog.MissingPositions("mine", gpus)); diff != "" {
+	if diff := cmp.Diff([]int{3, 7}, configs.MissingPositions("mine", gpus)); diff != "" {
 		t.Errorf("positions beyond (-want +got):\n%s", diff)
 	}
 }
@@ -255,59 +256,59 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 func TestWishesAreRefused(t *testing.T) {
 	sevenOf10 := map[string]int{"1g.10gb": 7}
 	tests := map[string]struct {
-		config config.MIGConfig
+		config catalog.MIGConfig
 		gpus   []nvml.GPU
 		want   string
 		reason config.Reason
 	}{
 		"for positions that are none of the node's": {
-			config: config.MIGConfig{{Indices: []int{8, 9}, MIG: true, Devices: sevenOf10}},
+			config: catalog.MIGConfig{{Indices: []int{8, 9}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), h100()),
 			want:   `config "mine", devices: 8, 9 is the position of no GPU of this node, which has 0 to 1`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when every filter is for other nodes": {
-			config: config.MIGConfig{all(sevenOf10, "0x20B210DE"), all(nil, "0x20B710DE")},
+			config: catalog.MIGConfig{all(sevenOf10, "0x20B210DE"), all(nil, "0x20B710DE")},
 			gpus:   node(h100(), t4()),
 			want: `config "mine", device-filter: 0x20B210DE, 0x20B710DE is about no GPU of this node,` +
 				` which has 0x1EB810DE (Tesla T4), 0x233010DE (NVIDIA H100 80GB HBM3)`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when filter and positions exclude each other": {
-			config: config.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{1}, MIG: true, Devices: sevenOf10}},
+			config: catalog.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), t4()),
 			want: `config "mine", devices: 1 passes the filter of no rule on this node,` +
 				` which has 0x1EB810DE (Tesla T4), 0x233010DE (NVIDIA H100 80GB HBM3)`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"for a filter that is none": {
-			config: config.MIGConfig{all(nil, "H100")},
+			config: catalog.MIGConfig{all(nil, "H100")},
 			gpus:   node(h100()),
 			want:   `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"for MIG on a GPU that is named and cannot do it": {
-			config: config.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
+			config: catalog.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), t4()),
 			want:   `config "mine", rule 1, devices: 1 is a Tesla T4, which cannot do MIG: leave it out, or set mig-enabled to false for it`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"for MIG on all GPUs when none can do it": {
-			config: config.MIGConfig{all(sevenOf10)},
+			config: catalog.MIGConfig{all(sevenOf10)},
 			gpus:   node(t4(), t4()),
 			want: `config "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
 				` choose a config with mig-enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
 		"for MIG on all GPUs of a kind that cannot, beside a rule for MIG off": {
-			config: config.MIGConfig{all(sevenOf10, "0x1EB810DE"), all(nil, "0x233010DE")},
+			config: catalog.MIGConfig{all(sevenOf10, "0x1EB810DE"), all(nil, "0x233010DE")},
 			gpus:   node(t4(), h100()),
 			want: `config "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
 				` choose a config with mig-enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
 		"for MIG on vGPUs": {
-			config: config.MIGConfig{all(sevenOf10)},
+			config: catalog.MIGConfig{all(sevenOf10)},
 			gpus:   node(vGPU(), t4(), vGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
 				`GPU 0, NVIDIA A100-40C; GPU 2, NVIDIA A100-40C; ` +
@@ -315,44 +316,44 @@ func TestWishesAreRefused(t *testing.T) {
 			reason: config.ReasonVirtualGPU,
 		},
 		"for MIG on a vGPU that is named, beside a GPU that can do it": {
-			config: config.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
+			config: catalog.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), vGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
 				`GPU 1, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"for MIG off on a vGPU that its host has cut": {
-			config: config.MIGConfig{all(nil)},
+			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(cutVGPU()),
 			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
 				`GPU 0, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"on a node without GPUs": {
-			config: config.MIGConfig{all(nil)},
+			config: catalog.MIGConfig{all(nil)},
 			want:   `config "mine" names no GPU, since this node has none`,
 			reason: config.ReasonNoCapableGPU,
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			catalog := config.Merge(nil, map[string]config.MIGConfig{"mine": test.config})
-			wishes, err := catalog.Requests("mine", test.gpus)
+			configs := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": test.config})
+			wishes, err := configs.Requests("mine", test.gpus)
 			if err == nil {
 				t.Fatalf("wishes %v, want an error", wishes)
 			}
 			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
-			if reason := config.ReasonOf(err); reason != test.reason {
+			if reason := catalog.ReasonOf(err); reason != test.reason {
 				t.Errorf("the reason of %v is %s, want %s", err, reason, test.reason)
 			}
 		})
 	}
 
 	t.Run("for every mistake at once", func(t *testing.T) {
-		mine := config.MIGConfig{all(nil, "H100"), {DeviceFilter: []string{":0x16C110DE"}, Indices: []int{5}}}
-		_, err := config.Merge(nil, map[string]config.MIGConfig{"mine": mine}).Requests("mine", node(h100()))
+		mine := catalog.MIGConfig{all(nil, "H100"), {DeviceFilter: []string{":0x16C110DE"}, Indices: []int{5}}}
+		_, err := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": mine}).Requests("mine", node(h100()))
 		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
 			`config "mine", rule 2, device-filter: ":0x16C110DE" begins with a colon, which mig-parted lets match no GPU at all: write the device id before it, "0x233010DE:0x16C110DE"`
 		if err == nil || err.Error() != want {
@@ -364,12 +365,12 @@ func TestWishesAreRefused(t *testing.T) {
 // Generate makes no config that would cut a vGPU. An error that such a name is unknown would send users on a search.
 func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) {
 	gpus := node(vGPU())
-	_, err := config.Merge(config.Generate(gpus), nil).Requests("all-1g.5gb", gpus)
-	if _, ok := errors.AsType[*config.VirtualGPUError](err); !ok {
+	_, err := catalog.Merge(catalog.Generate(gpus), nil).Requests("all-1g.5gb", gpus)
+	if _, ok := errors.AsType[*catalog.VirtualGPUError](err); !ok {
 		t.Errorf("got %v", err)
 	}
-	_, err = config.Merge(config.Generate(gpus), nil).Requests("gold", gpus)
-	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
+	_, err = catalog.Merge(catalog.Generate(gpus), nil).Requests("gold", gpus)
+	if _, ok := errors.AsType[*catalog.UnknownConfigError](err); !ok {
 		t.Errorf("got %v", err)
 	}
 }
@@ -377,14 +378,14 @@ func TestAConfigThatOtherNodesGenerateIsRefusedOnAVGPUForWhatItIs(t *testing.T) 
 // Nor is a list of names an answer where none of them could be had.
 func TestAConfigThatOtherNodesGenerateIsRefusedWhereNoGPUCanDoMIG(t *testing.T) {
 	gpus := node(t4())
-	catalog := config.Merge(config.Generate(gpus), nil)
-	_, err := catalog.Requests("all-1g.5gb", gpus)
-	incapable, ok := errors.AsType[*config.NoCapableGPUError](err)
-	if want := (&config.NoCapableGPUError{Config: "all-1g.5gb", Models: []string{"Tesla T4"}}); !ok || incapable.Error() != want.Error() {
+	configs := catalog.Merge(catalog.Generate(gpus), nil)
+	_, err := configs.Requests("all-1g.5gb", gpus)
+	incapable, ok := errors.AsType[*catalog.NoCapableGPUError](err)
+	if want := (&catalog.NoCapableGPUError{Config: "all-1g.5gb", Models: []string{"Tesla T4"}}); !ok || incapable.Error() != want.Error() {
 		t.Errorf("got %v, want %v", err, want)
 	}
-	_, err = catalog.Requests("gold", gpus)
-	if _, ok := errors.AsType[*config.UnknownConfigError](err); !ok {
+	_, err = configs.Requests("gold", gpus)
+	if _, ok := errors.AsType[*catalog.UnknownConfigError](err); !ok {
 		t.Errorf("got %v", err)
 	}
 }
@@ -413,16 +414,16 @@ func TestAnUnknownConfig(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			catalog := config.Merge(config.Generate(test.gpus), nil)
-			_, err := catalog.Requests(test.name, test.gpus)
-			unknown, ok := errors.AsType[*config.UnknownConfigError](err)
+			configs := catalog.Merge(catalog.Generate(test.gpus), nil)
+			_, err := configs.Requests(test.name, test.gpus)
+			unknown, ok := errors.AsType[*catalog.UnknownConfigError](err)
 			if !ok {
 				t.Fatalf("error %v is not about an unknown config", err)
 			}
 			if diff := cmp.Diff(test.want, unknown.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
-			if !slices.Equal(unknown.Known, catalog.Names()) || unknown.Reason() != config.ReasonUnknownConfig {
+			if !slices.Equal(unknown.Known, configs.Names()) || unknown.Reason() != config.ReasonUnknownConfig {
 				t.Errorf("known names %v, reason %s", unknown.Known, unknown.Reason())
 			}
 		})
@@ -430,23 +431,23 @@ func TestAnUnknownConfig(t *testing.T) {
 }
 
 func TestMerge(t *testing.T) {
-	generated := config.Generate(node(h100()))
-	custom := map[string]config.MIGConfig{
+	generated := catalog.Generate(node(h100()))
+	custom := map[string]catalog.MIGConfig{
 		"all-balanced": {all(map[string]int{"3g.40gb": 1, "2g.20gb": 2})},
 		"night":        {all(map[string]int{"7g.80gb": 1})},
 	}
 	before := maps.Clone(generated)
-	catalog := config.Merge(generated, custom)
-	for name, want := range map[string]config.MIGConfig{
+	configs := catalog.Merge(generated, custom)
+	for name, want := range map[string]catalog.MIGConfig{
 		"all-balanced": custom["all-balanced"], "night": custom["night"], "all-1g.10gb": generated["all-1g.10gb"],
 	} {
-		got, ok := catalog.Config(name)
+		got, ok := configs.Config(name)
 		if diff := cmp.Diff(want, got); !ok || diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if len(catalog.Names()) != len(generated)+1 || !slices.IsSorted(catalog.Names()) {
-		t.Errorf("names %v", catalog.Names())
+	if len(configs.Names()) != len(generated)+1 || !slices.IsSorted(configs.Names()) {
+		t.Errorf("names %v", configs.Names())
 	}
 	if diff := cmp.Diff(before, generated); diff != "" {
 		t.Errorf("merging changed the generated configs:\n%s", diff)

@@ -1,4 +1,4 @@
-package config
+package check
 
 import (
 	"encoding/json"
@@ -36,44 +36,44 @@ type (
 	words    interface{ Values() []string }
 	readable interface{ ReadText(text string) error }
 	checked  interface {
-		Check(c *checks, at string, in written)
+		Check(c *Mistakes, at string, in Written)
 	}
 )
 
-// checks collects the mistakes of a file.
-type checks []error
+// Mistakes collects the mistakes of a file.
+type Mistakes []error
 
-func (c *checks) add(err error) { *c = AddMistake(*c, err) }
+func (c *Mistakes) Add(err error) { *c = AddMistake(*c, err) }
 
-func (c *checks) refuse(field, value, want string) {
-	c.add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
+func (c *Mistakes) Refuse(field, value, want string) {
+	c.Add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
 }
 
-func (c *checks) refuseEach(field, value string, problems []string) {
+func (c *Mistakes) RefuseEach(field, value string, problems []string) {
 	for _, p := range problems {
-		c.refuse(field, value, p)
+		c.Refuse(field, value, p)
 	}
 }
 
-// refused reports whether the value of a field is refused already.
-func (c *checks) refused(field string) bool {
+// Refused reports whether the value of a field is refused already.
+func (c *Mistakes) Refused(field string) bool {
 	return slices.ContainsFunc(*c, func(err error) bool {
 		wrong, ok := errors.AsType[*InvalidError](err)
 		return ok && wrong.Field == field
 	})
 }
 
-// written is a mapping as it is written.
-type written map[string]json.RawMessage
+// Written is a mapping as it is written.
+type Written map[string]json.RawMessage
 
-// has reports whether a field has a value.
-func (w written) has(field string) bool { return !absent(w[field]) }
+// Has reports whether a field has a value.
+func (w Written) Has(field string) bool { return !Absent(w[field]) }
 
-// text is a value as it is written, without quotes.
-func (w written) text(field string) string { return asWritten(w[field]) }
+// Text is a value as it is written, without quotes.
+func (w Written) Text(field string) string { return AsWritten(w[field]) }
 
-// wordsOf lists words.
-func wordsOf[T ~string](all ...T) []string {
+// Words lists words.
+func Words[T ~string](all ...T) []string {
 	out := make([]string, 0, len(all))
 	for _, w := range all {
 		out = append(out, string(w))
@@ -81,33 +81,33 @@ func wordsOf[T ~string](all ...T) []string {
 	return out
 }
 
-// scalar is one value as it is written: text without its quotes, anything else as JSON.
-type scalar string
+// Scalar is one value as it is written: text without its quotes, anything else as JSON.
+type Scalar string
 
 // UnmarshalJSON accepts every value: the checks refuse those that are not allowed. A field without a value is as if it were not there.
-func (s *scalar) UnmarshalJSON(raw []byte) error {
+func (s *Scalar) UnmarshalJSON(raw []byte) error {
 	var text string
 	switch {
 	case string(raw) == "null":
 	case json.Unmarshal(raw, &text) == nil:
-		*s = scalar(text)
+		*s = Scalar(text)
 	default:
-		*s = scalar(raw)
+		*s = Scalar(raw)
 	}
 	return nil
 }
 
-// oneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
-type oneOrMore []scalar
+// OneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
+type OneOrMore []Scalar
 
 // UnmarshalJSON accepts every value, as that of scalar does.
-func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
-	if absent(raw) {
+func (o *OneOrMore) UnmarshalJSON(raw []byte) error {
+	if Absent(raw) {
 		return nil
 	}
-	list := []scalar{}
+	list := []Scalar{}
 	if json.Unmarshal(raw, &list) != nil {
-		list = make([]scalar, 1)
+		list = make([]Scalar, 1)
 		if err := list[0].UnmarshalJSON(raw); err != nil {
 			return err
 		}
@@ -116,38 +116,38 @@ func (o *oneOrMore) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// absent reports whether a field has no value, which is as if it were not there.
-func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
+// Absent reports whether a field has no value, which is as if it were not there.
+func Absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// orEmpty gives a mapping without fields for one without a value, so that the checks name the missing fields.
-func orEmpty(raw json.RawMessage) json.RawMessage {
-	if absent(raw) {
+// OrEmpty gives a mapping without fields for one without a value, so that the checks name the missing fields.
+func OrEmpty(raw json.RawMessage) json.RawMessage {
+	if Absent(raw) {
 		return json.RawMessage("{}")
 	}
 	return raw
 }
 
-// empty reports whether a mapping or list has nothing in it.
-func empty(raw json.RawMessage) bool {
-	return absent(raw) || string(raw) == "{}" || string(raw) == "[]"
+// Empty reports whether a mapping or list has nothing in it.
+func Empty(raw json.RawMessage) bool {
+	return Absent(raw) || string(raw) == "{}" || string(raw) == "[]"
 }
 
-// asWritten gives a value as it is written, without quotes.
-func asWritten(raw json.RawMessage) string {
-	var s scalar
+// AsWritten gives a value as it is written, without quotes.
+func AsWritten(raw json.RawMessage) string {
+	var s Scalar
 	if len(raw) == 0 || s.UnmarshalJSON(raw) != nil {
 		return ""
 	}
 	return string(s)
 }
 
-// mapping lays a mapping over a struct or map: a field that is not written, or has no value, leaves what is there. It refuses fields and values
+// Read lays a mapping over a struct or map: a field that is not written, or has no value, leaves what is there. It refuses fields and values
 // that into does not take. It refuses a value that is no mapping, and is then false.
-func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
-	if absent(raw) {
+func (c *Mistakes) Read(field string, raw json.RawMessage, into any) bool {
+	if Absent(raw) {
 		return true
 	}
-	var in written
+	var in Written
 	if json.Unmarshal(raw, &in) != nil {
 		c.refuseForm(field, raw, "must be a mapping")
 		return false
@@ -159,7 +159,7 @@ func (c *checks) mapping(field string, raw json.RawMessage, into any) bool {
 	fields := fieldsOf(v.Type())
 	c.refuseUnknown(field, in, fields)
 	for _, f := range fields {
-		c.field(within(field, f.Tag.Get("json")), in[f.Tag.Get("json")], v.FieldByIndex(f.Index), f.Tag)
+		c.field(Within(field, f.Tag.Get("json")), in[f.Tag.Get("json")], v.FieldByIndex(f.Index), f.Tag)
 	}
 	if whole, ok := into.(checked); ok {
 		whole.Check(c, field, in)
@@ -173,7 +173,7 @@ func fieldsOf(t reflect.Type) []reflect.StructField {
 }
 
 // refuseUnknown refuses fields that a mapping does not have.
-func (c *checks) refuseUnknown(field string, in written, fields []reflect.StructField) {
+func (c *Mistakes) refuseUnknown(field string, in Written, fields []reflect.StructField) {
 	all, known := map[string]bool{}, []string{}
 	for _, f := range fields {
 		name := f.Tag.Get("json")
@@ -184,16 +184,16 @@ func (c *checks) refuseUnknown(field string, in written, fields []reflect.Struct
 	}
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		if !all[name] {
-			c.add(&InvalidError{
-				Field: within(field, name), Want: "is no field here: they are " + strings.Join(known, ", "),
+			c.Add(&InvalidError{
+				Field: Within(field, name), Want: "is no field here: they are " + strings.Join(known, ", "),
 				PassedOver: !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, name) }), // the plugin reads names in any case
 			})
 		}
 	}
 }
 
-// within joins the place of a mapping and that of a field in it.
-func within(outer, field string) string {
+// Within joins the place of a mapping and that of a field in it.
+func Within(outer, field string) string {
 	switch {
 	case field == "":
 		return outer
@@ -205,7 +205,7 @@ func within(outer, field string) string {
 }
 
 // refuseForm refuses a value of another form.
-func (c *checks) refuseForm(field string, raw json.RawMessage, want string) {
+func (c *Mistakes) refuseForm(field string, raw json.RawMessage, want string) {
 	form := "a number"
 	switch raw[0] {
 	case '{':
@@ -217,27 +217,27 @@ func (c *checks) refuseForm(field string, raw json.RawMessage, want string) {
 	case 't', 'f':
 		form = "true or false"
 	}
-	c.add(&InvalidError{Field: field, Want: want + ", not " + form})
+	c.Add(&InvalidError{Field: field, Want: want + ", not " + form})
 }
 
 // field reads the value of one field. An empty text is as if it were not written, unless it would take the place of a default.
-func (c *checks) field(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
+func (c *Mistakes) field(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
 	needed := tag.Get("missing") != "" || slices.Contains(strings.Split(tag.Get("jsonschema"), ","), "required")
 	switch {
 	case isRaw(v):
 		if len(raw) > 0 {
 			_ = json.Unmarshal(raw, v.Addr().Interface()) // it takes any
 		}
-	case absent(raw) && !needed:
+	case Absent(raw) && !needed:
 	case isScalar(v):
-		if text := asWritten(raw); text != "" || needed || !v.IsZero() {
+		if text := AsWritten(raw); text != "" || needed || !v.IsZero() {
 			c.scalar(at, text, v, tag)
 		}
 	case v.Kind() == reflect.Slice:
 		c.list(at, raw, v, tag)
 	case v.Kind() == reflect.Struct:
-		c.mapping(at, raw, v.Addr().Interface())
-	case asWritten(raw) != "":
+		c.Read(at, raw, v.Addr().Interface())
+	case AsWritten(raw) != "":
 		v.Set(reflect.New(v.Type().Elem()))
 		c.field(at, raw, v.Elem(), tag)
 	}
@@ -246,7 +246,7 @@ func (c *checks) field(at string, raw json.RawMessage, v reflect.Value, tag refl
 // isRaw reports whether a value is held as it is written, to be checked later.
 func isRaw(v reflect.Value) bool {
 	switch v.Addr().Interface().(type) {
-	case *json.RawMessage, *scalar, *oneOrMore:
+	case *json.RawMessage, *Scalar, *OneOrMore:
 		return true
 	}
 	return false
@@ -262,7 +262,7 @@ func isScalar(v reflect.Value) bool {
 }
 
 // list reads a list in place of what is there, or one value that may stand for a list of it. It refuses a value that is there twice.
-func (c *checks) list(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
+func (c *Mistakes) list(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
 	v.SetZero()
 	var elements []json.RawMessage
 	err := json.Unmarshal(raw, &elements)
@@ -270,13 +270,13 @@ func (c *checks) list(at string, raw json.RawMessage, v reflect.Value, tag refle
 	case err != nil && tag.Get("alone") != "":
 		elements = []json.RawMessage{raw}
 	case err != nil && tag.Get("list") != "":
-		c.add(&InvalidError{Field: at, Want: tag.Get("list")})
+		c.Add(&InvalidError{Field: at, Want: tag.Get("list")})
 	case err != nil:
 		c.refuseForm(at, raw, "must be a list")
 	case len(elements) == 0 && tag.Get("empty") != "":
-		c.add(&InvalidError{Field: at, Value: "[]", Want: tag.Get("empty")})
+		c.Add(&InvalidError{Field: at, Value: "[]", Want: tag.Get("empty")})
 	case len(elements) == 0 && len(keywords(tag, "minItems")) > 0:
-		c.add(&InvalidError{Field: at, Want: tag.Get("list")})
+		c.Add(&InvalidError{Field: at, Want: tag.Get("list")})
 	}
 	there := map[string]bool{}
 	for i, element := range elements {
@@ -284,30 +284,30 @@ func (c *checks) list(at string, raw json.RawMessage, v reflect.Value, tag refle
 		v.Set(reflect.Append(v, reflect.Zero(v.Type().Elem())))
 		last := v.Index(i)
 		if !isScalar(last) {
-			c.mapping(at, orEmpty(element), last.Addr().Interface())
+			c.Read(at, OrEmpty(element), last.Addr().Interface())
 			continue
 		}
-		if !c.scalar(at, asWritten(element), last, tag) {
+		if !c.scalar(at, AsWritten(element), last, tag) {
 			continue
 		}
 		meaning := fmt.Sprint(last.Interface())
 		if there[meaning] {
-			c.refuse(at, asWritten(element), "is there twice")
+			c.Refuse(at, AsWritten(element), "is there twice")
 		}
 		there[meaning] = true
 	}
 }
 
 // scalar reads one value. It is false, and leaves a zero, if it refuses the value.
-func (c *checks) scalar(at, text string, v reflect.Value, tag reflect.StructTag) bool {
+func (c *Mistakes) scalar(at, text string, v reflect.Value, tag reflect.StructTag) bool {
 	if missing := tag.Get("missing"); missing != "" && text == "" {
-		c.add(&InvalidError{Field: at, Want: missing})
+		c.Add(&InvalidError{Field: at, Want: missing})
 		return false
 	}
 	problems := read(text, v, tag)
 	if len(problems) > 0 {
 		v.SetZero()
-		c.refuseEach(at, text, problems)
+		c.RefuseEach(at, text, problems)
 	}
 	return len(problems) == 0
 }

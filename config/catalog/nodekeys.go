@@ -1,4 +1,4 @@
-package config
+package catalog
 
 import (
 	"encoding/json"
@@ -8,6 +8,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 // maxNodeKeys bounds the labels, and the taints, of a profile: the host's record, the node and each write have those of two profiles, the
@@ -15,23 +18,23 @@ import (
 const maxNodeKeys = 100
 
 // boundKeys refuses more keys than that.
-func boundKeys(c *checks, field string, n int) bool {
+func boundKeys(c *check.Mistakes, field string, n int) bool {
 	if n > maxNodeKeys {
-		c.add(&InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, maxNodeKeys)})
+		c.Add(&check.InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, maxNodeKeys)})
 	}
 	return n <= maxNodeKeys
 }
 
 // readNodeLabels checks the labels that a profile puts on its nodes.
-func readNodeLabels(c *checks, raw json.RawMessage) map[string]string {
+func readNodeLabels(c *check.Mistakes, raw json.RawMessage) map[string]string {
 	const field = "labels"
 	var in map[string]json.RawMessage
-	if absent(raw) || !c.mapping(field, raw, &in) || len(in) == 0 || !boundKeys(c, field, len(in)) {
+	if check.Absent(raw) || !c.Read(field, raw, &in) || len(in) == 0 || !boundKeys(c, field, len(in)) {
 		return nil
 	}
 	labels := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(in)) {
-		c.refuseEach(field, key, nodeKeyProblems(key))
+		c.RefuseEach(field, key, nodeKeyProblems(key))
 		labels[key] = readNodeValue(c, field+"."+key, in[key])
 	}
 	return labels
@@ -43,7 +46,9 @@ type taintInputs struct {
 	Effect string          `json:"effect" jsonschema:"required" form:"taintEffect"`
 }
 
-func init() { forms["nodeKey"], forms["taintEffect"] = nodeKeyProblems, taintEffectProblems }
+func init() {
+	check.Forms["nodeKey"], check.Forms["taintEffect"] = nodeKeyProblems, taintEffectProblems
+}
 
 func taintEffectProblems(effect string) []string {
 	switch corev1.TaintEffect(effect) {
@@ -56,11 +61,11 @@ func taintEffectProblems(effect string) []string {
 }
 
 // readNodeTaints checks the taints that a profile puts on its nodes.
-func readNodeTaints(c *checks, raw json.RawMessage) []corev1.Taint {
+func readNodeTaints(c *check.Mistakes, raw json.RawMessage) []corev1.Taint {
 	const field = "taints"
 	var entries []json.RawMessage
-	if !absent(raw) && json.Unmarshal(raw, &entries) != nil {
-		c.add(&InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
+	if !check.Absent(raw) && json.Unmarshal(raw, &entries) != nil {
+		c.Add(&check.InvalidError{Field: field, Want: `must be a list of entries with "key", "value" and "effect"`})
 	}
 	if !boundKeys(c, field, len(entries)) {
 		return nil
@@ -69,12 +74,12 @@ func readNodeTaints(c *checks, raw json.RawMessage) []corev1.Taint {
 	for i, entry := range entries {
 		var in taintInputs
 		at := fmt.Sprintf("%s[%d]", field, i)
-		if !c.mapping(at, orEmpty(entry), &in) {
+		if !c.Read(at, check.OrEmpty(entry), &in) {
 			continue
 		}
 		taint := corev1.Taint{Key: in.Key, Value: readNodeValue(c, at+".value", in.Value), Effect: corev1.TaintEffect(in.Effect)}
 		if taint.Key != "" && slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
-			c.refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
+			c.Refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
 		}
 		taints = append(taints, taint)
 	}
@@ -83,19 +88,19 @@ func readNodeTaints(c *checks, raw json.RawMessage) []corev1.Taint {
 
 func nodeKeyProblems(key string) []string {
 	problems := validation.IsQualifiedName(key)
-	if foreign := foreignDomain(key); len(problems) == 0 && foreign != "" {
+	if foreign := config.ForeignDomain(key); len(problems) == 0 && foreign != "" {
 		return []string{fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign)}
 	}
 	return problems
 }
 
 // readNodeValue checks the value of a label or taint, which may be empty.
-func readNodeValue(c *checks, field string, raw json.RawMessage) string {
+func readNodeValue(c *check.Mistakes, field string, raw json.RawMessage) string {
 	var value string
-	if !absent(raw) && json.Unmarshal(raw, &value) != nil {
-		c.refuse(field, string(raw), "must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text")
+	if !check.Absent(raw) && json.Unmarshal(raw, &value) != nil {
+		c.Refuse(field, string(raw), "must be text: put it in quotes, as YAML reads y, yes, on and 1 as other than text")
 		return ""
 	}
-	c.refuseEach(field, value, validation.IsValidLabelValue(value))
+	c.RefuseEach(field, value, validation.IsValidLabelValue(value))
 	return value
 }

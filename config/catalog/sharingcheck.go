@@ -1,4 +1,4 @@
-package config
+package catalog
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -20,7 +22,7 @@ const (
 //
 // The GPUs are as they will be once they have been cut, and offered are the names of the resources that the plugin makes of
 // them under the strategy, unshared.
-func CheckSharing(gpus []nvml.GPU, strategy MIGStrategy, s Sharing, offered []string) error {
+func CheckSharing(gpus []nvml.GPU, strategy config.MIGStrategy, s Sharing, offered []string) error {
 	if s.Strategy == SharingNone || len(s.Replicas) == 0 {
 		return nil
 	}
@@ -38,12 +40,12 @@ func CheckSharing(gpus []nvml.GPU, strategy MIGStrategy, s Sharing, offered []st
 type sharingCheck struct {
 	Sharing
 	gpus     []nvml.GPU
-	strategy MIGStrategy
+	strategy config.MIGStrategy
 	errs     []error
 }
 
-func (c *sharingCheck) refuse(reason Reason, subject, format string, args ...any) {
-	c.errs = AddMistake(c.errs, &SharingError{Subject: subject, Problem: fmt.Sprintf(format, args...), reason: reason})
+func (c *sharingCheck) refuse(reason config.Reason, subject, format string, args ...any) {
+	c.errs = check.AddMistake(c.errs, &SharingError{Subject: subject, Problem: fmt.Sprintf(format, args...), reason: reason})
 }
 
 // refuseVirtualGPUs refuses to share vGPUs, and GPUs that the node lends to virtual machines.
@@ -51,9 +53,9 @@ func (c *sharingCheck) refuseVirtualGPUs() {
 	for _, g := range c.gpus {
 		switch g.Virtualization {
 		case nvml.VirtualGPU:
-			c.refuse(ReasonVirtualGPU, nameOf(g), "is a vGPU, which one workload has at a time: it cannot be shared by %s; ask for no sharing on this node", c.Strategy)
+			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is a vGPU, which one workload has at a time: it cannot be shared by %s; ask for no sharing on this node", c.Strategy)
 		case nvml.HostOfVirtualGPUs, nvml.HostOfSharedGPUs:
-			c.refuse(ReasonVirtualGPU, nameOf(g), "is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node")
+			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node")
 		case nvml.NotVirtualized, nvml.PassedThrough:
 		}
 	}
@@ -61,13 +63,13 @@ func (c *sharingCheck) refuseVirtualGPUs() {
 
 // refuseForMPS refuses the strategy mixed, GPUs in MIG mode, and more replicas than an MPS server has clients.
 func (c *sharingCheck) refuseForMPS() {
-	if c.strategy == MIGStrategyMixed {
-		c.refuse(ReasonImpossibleSharing, "MPS", "does not go with the MIG strategy mixed: the device plugin ends; "+
+	if c.strategy == config.MIGStrategyMixed {
+		c.refuse(config.ReasonImpossibleSharing, "MPS", "does not go with the MIG strategy mixed: the device plugin ends; "+
 			"set the strategy to none or single, or share by time-slicing")
 	}
 	for _, g := range c.gpus {
 		if g.Enabled {
-			c.refuse(ReasonImpossibleSharing, nameOf(g), "is in MIG mode, and MPS does not share MIG devices: share by time-slicing, or turn MIG mode off")
+			c.refuse(config.ReasonImpossibleSharing, nameOf(g), "is in MIG mode, and MPS does not share MIG devices: share by time-slicing, or turn MIG mode off")
 			continue
 		}
 		most := maxMPSClientsOld
@@ -75,19 +77,19 @@ func (c *sharingCheck) refuseForMPS() {
 			most = maxMPSClients
 		}
 		if n := c.Replicas[nvml.ResourceGPU]; n > most {
-			c.refuse(ReasonImpossibleSharing, nameOf(g), "cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
+			c.refuse(config.ReasonImpossibleSharing, nameOf(g), "cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
 		}
 	}
 }
 
 // refuseCutGPUsAsWhole refuses to share GPUs in MIG mode as whole ones: the plugin offers them, and no program runs on them.
 func (c *sharingCheck) refuseCutGPUsAsWhole() {
-	if c.strategy != MIGStrategyNone || c.Replicas[nvml.ResourceGPU] == 0 {
+	if c.strategy != config.MIGStrategyNone || c.Replicas[nvml.ResourceGPU] == 0 {
 		return
 	}
 	for _, g := range c.gpus {
 		if g.Enabled {
-			c.refuse(ReasonImpossibleSharing, nameOf(g), "is in MIG mode, and under the MIG strategy none it would be shared as a whole GPU that "+
+			c.refuse(config.ReasonImpossibleSharing, nameOf(g), "is in MIG mode, and under the MIG strategy none it would be shared as a whole GPU that "+
 				"nothing can run on: set the strategy to single or mixed, or turn MIG mode off")
 		}
 	}
@@ -103,7 +105,7 @@ func (c *sharingCheck) refuseMissingResources(offered []string) {
 		if len(offered) > 0 {
 			has = strings.Join(slices.Sorted(slices.Values(offered)), ", ")
 		}
-		c.refuse(ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s: "+
+		c.refuse(config.ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s: "+
 			"share that, or ask by label for a key without sharing, or by a profile for both", c.strategy, has)
 	}
 }
@@ -116,14 +118,14 @@ func (c *sharingCheck) refuseTooManyReplicas() {
 			devices += devicesOf(g, name, c.strategy)
 		}
 		if n := c.Replicas[name]; n*devices > maxReplicas {
-			c.refuse(ReasonImpossibleSharing, name, "cannot have %d replicas of each of %d devices: %s; use %d or fewer", n, devices, tooManyIDs, maxReplicas/devices)
+			c.refuse(config.ReasonImpossibleSharing, name, "cannot have %d replicas of each of %d devices: %s; use %d or fewer", n, devices, tooManyIDs, maxReplicas/devices)
 		}
 	}
 }
 
 // devicesOf counts the devices of the GPU that the plugin offers by the name.
-func devicesOf(g nvml.GPU, name string, strategy MIGStrategy) int {
-	if !g.Enabled || strategy == MIGStrategyNone {
+func devicesOf(g nvml.GPU, name string, strategy config.MIGStrategy) int {
+	if !g.Enabled || strategy == config.MIGStrategyNone {
 		if name == nvml.ResourceGPU {
 			return 1
 		}
@@ -132,7 +134,7 @@ func devicesOf(g nvml.GPU, name string, strategy MIGStrategy) int {
 	n := 0
 	for _, i := range g.Instances {
 		for _, d := range i.Devices {
-			if strategy == MIGStrategySingle && name == nvml.ResourceGPU || name == nvml.ResourceMIGPrefix+strings.ReplaceAll(d.Profile, "+", ".") {
+			if strategy == config.MIGStrategySingle && name == nvml.ResourceGPU || name == nvml.ResourceMIGPrefix+strings.ReplaceAll(d.Profile, "+", ".") {
 				n++
 			}
 		}
@@ -145,11 +147,11 @@ type SharingError struct {
 	Subject string // the GPU, the resource, or MPS
 	Problem string // the predicate of the message, with a remedy
 
-	reason Reason
+	reason config.Reason
 }
 
 // Error joins the subject and the problem.
 func (e *SharingError) Error() string { return e.Subject + " " + e.Problem }
 
 // Reason is ReasonVirtualGPU or ReasonImpossibleSharing.
-func (e *SharingError) Reason() Reason { return e.reason }
+func (e *SharingError) Reason() config.Reason { return e.reason }

@@ -1,4 +1,4 @@
-package config_test
+package maintenance_test
 
 import (
 	"os"
@@ -14,6 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
@@ -46,7 +48,7 @@ func located(t *testing.T, name string) *time.Location {
 }
 
 func TestMaintenanceInEveryForm(t *testing.T) {
-	got, err := config.ParseMaintenance([]byte(maintenanceHead + `
+	got, err := maintenance.Parse([]byte(maintenanceHead + `
 windows:
   - {days: [Fri, saturday, SUN], start: "22:00", duration: 6h, timeZone: Europe/Berlin}
   - {days: Mon, start: 08:30, duration: 1m, notBefore: 2026-12-01T20:00:00Z, notAfter: "2026-12-02T05:00:00+01:00"}
@@ -81,12 +83,12 @@ pools:
 		},
 		Freezes: []window.Freeze{freeze},
 	}
-	want := config.Maintenance{
-		Others: config.Pool{Schedule: all, Estimate: 20 * time.Minute, MaxUnavailable: &config.Limit{Percent: 10}},
-		Pools: []config.Pool{
+	want := maintenance.Maintenance{
+		Others: maintenance.Pool{Schedule: all, Estimate: 20 * time.Minute, MaxUnavailable: &maintenance.Limit{Percent: 10}},
+		Pools: []maintenance.Pool{
 			{
 				Name: "research", Selector: parsed(t, "pool=research"), Schedule: all, Estimate: 20 * time.Minute,
-				MaxUnavailable: &config.Limit{Nodes: 2}, PauseAfter: 3,
+				MaxUnavailable: &maintenance.Limit{Nodes: 2}, PauseAfter: 3,
 			},
 			{
 				Name: "production", Selector: parsed(t, "pool in (a,b)"), Estimate: time.Hour, Jitter: 30 * time.Minute,
@@ -94,10 +96,10 @@ pools:
 					Windows: []window.Window{{Days: []time.Weekday{time.Wednesday}, Duration: 7 * 24 * time.Hour, Zone: time.UTC}},
 					Freezes: []window.Freeze{freeze, {From: at(t, "2026-06-01T00:00:00Z"), To: at(t, "2026-06-02T00:00:00Z")}},
 				},
-				MaxUnavailable: &config.Limit{Percent: 10},
+				MaxUnavailable: &maintenance.Limit{Percent: 10},
 			},
 			{
-				Name: "none", Selector: parsed(t, "!pool"), Schedule: all, Estimate: 20 * time.Minute, MaxUnavailable: &config.Limit{}, PauseAfter: 1000,
+				Name: "none", Selector: parsed(t, "!pool"), Schedule: all, Estimate: 20 * time.Minute, MaxUnavailable: &maintenance.Limit{}, PauseAfter: 1000,
 			},
 		},
 	}
@@ -107,12 +109,12 @@ pools:
 }
 
 func TestMaintenanceThatSaysNothingIsAlways(t *testing.T) {
-	got, err := config.ParseMaintenance([]byte(maintenanceHead + "windows:\nfreezes: []\npools: [{name: a, selector: a=b}]\n"))
-	others := config.Pool{Estimate: 15 * time.Minute, Jitter: 5 * time.Minute}
+	got, err := maintenance.Parse([]byte(maintenanceHead + "windows:\nfreezes: []\npools: [{name: a, selector: a=b}]\n"))
+	others := maintenance.Pool{Estimate: 15 * time.Minute, Jitter: 5 * time.Minute}
 	pool := others
 	pool.Name, pool.Selector, pool.PauseAfter = "a", parsed(t, "a=b"), 3
-	others.MaxUnavailable = &config.Limit{Percent: 10}
-	if diff := cmp.Diff(config.Maintenance{Others: others, Pools: []config.Pool{pool}}, got, asText); err != nil || diff != "" {
+	others.MaxUnavailable = &maintenance.Limit{Percent: 10}
+	if diff := cmp.Diff(maintenance.Maintenance{Others: others, Pools: []maintenance.Pool{pool}}, got, asText); err != nil || diff != "" {
 		t.Errorf("error %v, maintenance (-want +got):\n%s", err, diff)
 	}
 	if !got.Others.Schedule.Always() || !got.Pools[0].Schedule.Always() {
@@ -121,7 +123,7 @@ func TestMaintenanceThatSaysNothingIsAlways(t *testing.T) {
 }
 
 func TestTheFirstPoolThatSelectsANodeCounts(t *testing.T) {
-	m, err := config.ParseMaintenance([]byte(maintenanceHead + "pools: [{name: a, selector: x=1}, {name: b, selector: y=1}, {name: c, selector: x=1}]"))
+	m, err := maintenance.Parse([]byte(maintenanceHead + "pools: [{name: a, selector: x=1}, {name: b, selector: y=1}, {name: c, selector: x=1}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,15 +136,15 @@ func TestTheFirstPoolThatSelectsANodeCounts(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	for _, test := range []struct {
-		limit       config.Limit
+		limit       maintenance.Limit
 		nodes, want int
 	}{
-		{config.Limit{Nodes: 2}, 1, 2},
-		{config.Limit{}, 100, 0},
-		{config.Limit{Percent: 10}, 400, 40},
-		{config.Limit{Percent: 10}, 19, 1},
-		{config.Limit{Percent: 1}, 3, 1},
-		{config.Limit{Percent: 100}, 3, 3},
+		{maintenance.Limit{Nodes: 2}, 1, 2},
+		{maintenance.Limit{}, 100, 0},
+		{maintenance.Limit{Percent: 10}, 400, 40},
+		{maintenance.Limit{Percent: 10}, 19, 1},
+		{maintenance.Limit{Percent: 1}, 3, 1},
+		{maintenance.Limit{Percent: 100}, 3, 3},
 	} {
 		if got := test.limit.Of(test.nodes); got != test.want {
 			t.Errorf("%+v of %d nodes is %d, want %d", test.limit, test.nodes, got, test.want)
@@ -227,7 +229,7 @@ pools:
 		"for half a node":          {pool(`maxUnavailable: 0.5`), []string{`pools[0].maxUnavailable: "0.5" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := config.ParseMaintenance([]byte(test.file))
+			_, err := maintenance.Parse([]byte(test.file))
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -239,12 +241,12 @@ pools:
 }
 
 func TestProfilesMayHaveWindowsOfTheirOwn(t *testing.T) {
-	got, err := config.ParseProfiles([]byte(profilesHead + `profiles: {a: {sharing: none, windows: [{days: [Sun], start: "02:00", duration: 4h, timeZone: America/New_York}]}}`))
+	got, err := catalog.ParseProfiles([]byte(profilesHead + `profiles: {a: {sharing: none, windows: [{days: [Sun], start: "02:00", duration: 4h, timeZone: America/New_York}]}}`))
 	want := []window.Window{{Days: []time.Weekday{time.Sunday}, Start: 2 * time.Hour, Duration: 4 * time.Hour, Zone: located(t, "America/New_York")}}
 	if diff := cmp.Diff(want, got["a"].Windows, asText); err != nil || diff != "" {
 		t.Errorf("error %v, windows (-want +got):\n%s", err, diff)
 	}
-	_, err = config.ParseProfiles([]byte(profilesHead + "profiles: {a: {windows: [{days: [Sun], start: '02:00'}]}, b: {sharing: none, windows: []}}"))
+	_, err = catalog.ParseProfiles([]byte(profilesHead + "profiles: {a: {windows: [{days: [Sun], start: '02:00'}]}, b: {sharing: none, windows: []}}"))
 	wrong := `profile "a", windows[0].duration: is missing beside days: write a duration with its unit, like "90s" or "1h30m"
 profile "a": asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints
 profile "b", windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`
@@ -255,7 +257,7 @@ profile "b", windows: must be a list of at least one window: leave it out where 
 
 // The examples of the pages, which users copy, must work.
 func TestTheMaintenanceThatWeShowIsRead(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "deploy", "examples", "configmap-maintenance.yaml"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "examples", "configmap-maintenance.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +265,7 @@ func TestTheMaintenanceThatWeShowIsRead(t *testing.T) {
 	if err := yaml.UnmarshalStrict(text, &m); err != nil {
 		t.Fatal(err)
 	}
-	got, err := config.ParseMaintenance([]byte(m.Data[config.DefaultMaintenanceKey]))
+	got, err := maintenance.Parse([]byte(m.Data[config.DefaultMaintenanceKey]))
 	if err != nil || m.Name != config.DefaultMaintenance || len(got.Pools) != 3 {
 		t.Errorf("ConfigMap %s has %d pools, error %v", m.Name, len(got.Pools), err)
 	}
@@ -298,10 +300,10 @@ func TestNodesThatAreAskedForTheSameAreOnePool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := config.WithoutMaintenance()
+			m := maintenance.Without()
 			if c.file != "" {
 				var err error
-				if m, err = config.ParseMaintenance([]byte(maintenanceHead + c.file)); err != nil {
+				if m, err = maintenance.Parse([]byte(maintenanceHead + c.file)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -330,7 +332,7 @@ func FuzzParseMaintenance(f *testing.F) {
 	f.Add(maintenanceHead + `windows: [{days: [Fri], start: "22:00", duration: 1h, timeZone: Europe/Berlin}]`)
 	f.Add(maintenanceHead + `pools: [{name: a, selector: b, maxUnavailable: 1%, freezes: [{from: 2026-12-20T00:00:00Z, to: 2027-12-20T00:00:00Z}]}]`)
 	f.Fuzz(func(t *testing.T, text string) {
-		m, err := config.ParseMaintenance([]byte(text))
+		m, err := maintenance.Parse([]byte(text))
 		if err != nil {
 			return
 		}

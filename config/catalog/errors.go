@@ -1,10 +1,12 @@
-package config
+package catalog
 
 import (
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // UnknownConfigError means that no MIG config and no profile has the name that a label gives.
@@ -51,7 +53,7 @@ func (e *UnknownConfigError) Error() string {
 func (e *UnknownConfigError) meant() []string {
 	meant := slices.Clone(e.Close)
 	for _, p := range e.Profiles {
-		profile := "the profile " + p + ", which the label " + LabelProfile + " asks for"
+		profile := "the profile " + p + ", which the label " + config.LabelProfile + " asks for"
 		if p == e.Name {
 			return []string{profile}
 		}
@@ -70,7 +72,7 @@ func joinFirst(names []string, separator string) string {
 }
 
 // Reason is ReasonUnknownConfig.
-func (*UnknownConfigError) Reason() Reason { return ReasonUnknownConfig }
+func (*UnknownConfigError) Reason() config.Reason { return config.ReasonUnknownConfig }
 
 // NoCapableGPUError means that a config or profile asks for MIG, and that none of the GPUs it selects can do MIG.
 type NoCapableGPUError struct {
@@ -93,7 +95,7 @@ func (e *NoCapableGPUError) Error() string {
 }
 
 // Reason is ReasonNoCapableGPU.
-func (*NoCapableGPUError) Reason() Reason { return ReasonNoCapableGPU }
+func (*NoCapableGPUError) Reason() config.Reason { return config.ReasonNoCapableGPU }
 
 // VirtualGPUError means that a config or profile wants vGPUs cut or uncut, which only their host can do.
 type VirtualGPUError struct {
@@ -113,7 +115,7 @@ func (e *VirtualGPUError) Error() string {
 }
 
 // Reason is ReasonVirtualGPU.
-func (*VirtualGPUError) Reason() Reason { return ReasonVirtualGPU }
+func (*VirtualGPUError) Reason() config.Reason { return config.ReasonVirtualGPU }
 
 // NoSelectedGPUError means that no entry of a profile selects a GPU of the node: the profile is for other nodes.
 type NoSelectedGPUError struct {
@@ -129,13 +131,13 @@ func (e *NoSelectedGPUError) Error() string {
 }
 
 // Reason is ReasonNoCapableGPU.
-func (*NoSelectedGPUError) Reason() Reason { return ReasonNoCapableGPU }
+func (*NoSelectedGPUError) Reason() config.Reason { return config.ReasonNoCapableGPU }
 
 // ReasonOf is the reason that an error of the catalog carries.
-func ReasonOf(err error) Reason {
-	var reasoned interface{ Reason() Reason }
+func ReasonOf(err error) config.Reason {
+	var reasoned interface{ Reason() config.Reason }
 	if errors.As(err, &reasoned) {
 		return reasoned.Reason()
 	}
-	return ReasonInvalidCatalog
+	return config.ReasonInvalidCatalog
 }

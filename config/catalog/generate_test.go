@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"fmt"
@@ -10,12 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // describe writes configs one to a line, rules joined by " | ", as a filter in brackets and the devices: for comparing.
-func describe(configs map[string]config.MIGConfig) string {
+func describe(configs map[string]catalog.MIGConfig) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
 		var rules []string
@@ -182,7 +182,7 @@ all-enabled: on
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, "\n"+describe(config.Generate(test.gpus))); diff != "" {
+			if diff := cmp.Diff(test.want, "\n"+describe(catalog.Generate(test.gpus))); diff != "" {
 				t.Errorf("configs (-want +got):\n%s", diff)
 			}
 		})
@@ -194,12 +194,12 @@ func TestEveryGeneratedConfigFitsItsHardwareAndCanBeAskedForByALabel(t *testing.
 		node(a100Small()), node(a100()), node(h100()), node(h200()), node(b200()), node(a30()), node(rtxPro6000()),
 		node(h200(), a30(), t4(), rtxPro6000()),
 	} {
-		catalog := config.Merge(config.Generate(gpus), nil)
-		for _, name := range catalog.Names() {
+		configs := catalog.Merge(catalog.Generate(gpus), nil)
+		for _, name := range configs.Names() {
 			if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 				t.Errorf("%s: %v", name, problems)
 			}
-			wishes, err := catalog.Requests(name, gpus)
+			wishes, err := configs.Requests(name, gpus)
 			if err != nil {
 				t.Errorf("%s on %s: %v", name, gpus[0].Model, err)
 			}
@@ -215,9 +215,9 @@ func TestEveryGeneratedConfigFitsItsHardwareAndCanBeAskedForByALabel(t *testing.
 func TestAllOfAProfileIsAllThatFit(t *testing.T) {
 	for _, g := range []nvml.GPU{a100Small(), a100(), h100(), h200(), b200(), a30(), rtxPro6000()} {
 		gpus := node(g)
-		catalog := config.Merge(config.Generate(gpus), nil)
+		configs := catalog.Merge(catalog.Generate(gpus), nil)
 		for _, p := range g.Profiles {
-			wishes, err := catalog.Requests("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
+			wishes, err := configs.Requests("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
 			if err != nil {
 				t.Error(err)
 				continue

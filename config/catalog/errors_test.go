@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"errors"
@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 )
 
 func TestOfManyMistakesTheFirstAreTold(t *testing.T) {
@@ -15,7 +16,7 @@ func TestOfManyMistakesTheFirstAreTold(t *testing.T) {
 	for i := range 3000 {
 		fmt.Fprintf(&text, "  p%04d: {sharing: some}\n", i)
 	}
-	_, err := config.ParseProfiles([]byte(text.String()))
+	_, err := catalog.ParseProfiles([]byte(text.String()))
 	if err == nil {
 		t.Fatal("taken")
 	}
@@ -26,8 +27,8 @@ func TestOfManyMistakesTheFirstAreTold(t *testing.T) {
 }
 
 func TestWhatIsLongIsCutInAMessage(t *testing.T) {
-	_, err := config.ParseProfiles([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {a: {sharing: " + strings.Repeat("é", 100_000) + "}}"))
-	wrong, ok := errors.AsType[*config.InvalidError](err)
+	_, err := catalog.ParseProfiles([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {a: {sharing: " + strings.Repeat("é", 100_000) + "}}"))
+	wrong, ok := errors.AsType[*check.InvalidError](err)
 	if !ok || len(wrong.Error()) > 500 || !strings.HasSuffix(wrong.Error(), `must be none, or a mapping with "timeSlicing" or "mps"`) {
 		t.Errorf("got %.600v", err)
 	}

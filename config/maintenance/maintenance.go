@@ -1,4 +1,4 @@
-package config
+package maintenance
 
 import (
 	"cmp"
@@ -15,14 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
 // The kind of a maintenance file.
 const (
-	MaintenanceAPIVersion = "gpuslice.io/v1alpha1"
-	MaintenanceKind       = "Maintenance"
+	APIVersion = "gpuslice.io/v1alpha1"
+	Kind       = "Maintenance"
 )
 
 // The defaults of a maintenance file.
@@ -37,8 +39,8 @@ const (
 	DefaultMaxUnavailable = 10
 )
 
-// WithoutMaintenance is what holds without a maintenance file.
-func WithoutMaintenance() Maintenance {
+// Without is what holds without a maintenance file.
+func Without() Maintenance {
 	return Maintenance{Others: Pool{MaxUnavailable: &Limit{Percent: DefaultMaxUnavailable}}}
 }
 
@@ -114,7 +116,7 @@ func (m Maintenance) alike(node *corev1.Node) Pool {
 	_, kind, _ := strings.Cut(label, "/")
 	kind = strings.TrimSuffix(kind, ".config")
 	p.Name, p.ForEvictions = kind+"."+name, true
-	if len(validation.IsDNS1123Subdomain(LeasePrefix+p.Name)) > 0 { // a label's value may have other characters, too
+	if len(validation.IsDNS1123Subdomain(config.LeasePrefix+p.Name)) > 0 { // a label's value may have other characters, too
 		hash := sha256.Sum256([]byte(name))
 		p.Name = kind + "." + hex.EncodeToString(hash[:6])
 	}
@@ -124,22 +126,22 @@ func (m Maintenance) alike(node *corev1.Node) Pool {
 	return p
 }
 
-// ParseMaintenance reads a maintenance file. Fields that do not exist are refused.
+// Parse reads a maintenance file. Fields that do not exist are refused.
 //
 // The error joins one *InvalidError for each value that is not allowed. A file with a mistake gives no windows at all: without the mistaken
 // part the rest could allow changes at a time that its author forbids.
-func ParseMaintenance(text []byte) (Maintenance, error) {
+func Parse(text []byte) (Maintenance, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
 		return Maintenance{}, fmt.Errorf("reading maintenance as YAML: %w", err)
 	}
 	if string(doc) == "null" {
 		return Maintenance{}, fmt.Errorf("reading maintenance: the file is empty, and needs at least %q and %q",
-			"apiVersion: "+MaintenanceAPIVersion, "kind: "+MaintenanceKind)
+			"apiVersion: "+APIVersion, "kind: "+Kind)
 	}
-	var c checks
+	var c check.Mistakes
 	file := MaintenanceFields{Estimate: DefaultEstimate, Jitter: DefaultJitter}
-	c.mapping("file", doc, &file)
+	c.Read("file", doc, &file)
 	if len(c) > 0 {
 		return Maintenance{}, errors.Join(c...)
 	}
@@ -165,19 +167,19 @@ type MaintenanceFields struct {
 }
 
 // Check refuses two pools of one name.
-func (f *MaintenanceFields) Check(c *checks, _ string, _ written) {
+func (f *MaintenanceFields) Check(c *check.Mistakes, _ string, _ check.Written) {
 	there := map[string]bool{}
 	for i, p := range f.Pools {
 		if p.Name != "" && there[p.Name] {
-			c.refuse(fmt.Sprintf("pools[%d].name", i), p.Name, "is there twice")
+			c.Refuse(fmt.Sprintf("pools[%d].name", i), p.Name, "is there twice")
 		}
 		there[p.Name] = true
 	}
 }
 
 func (f *MaintenanceFields) maintenance() Maintenance {
-	m := Maintenance{Others: WithoutMaintenance().Others}
-	m.Others.Schedule = window.Schedule{Windows: windowsOf(f.Windows), Freezes: freezesOf(f.Freezes)}
+	m := Maintenance{Others: Without().Others}
+	m.Others.Schedule = window.Schedule{Windows: WindowsOf(f.Windows), Freezes: freezesOf(f.Freezes)}
 	m.Others.Estimate, m.Others.Jitter = f.Estimate, f.Jitter
 	if f.MaxUnavailable != nil {
 		m.Others.MaxUnavailable = f.MaxUnavailable.limit
@@ -213,7 +215,7 @@ func (f *PoolFields) pool(others Pool) Pool {
 	p := others
 	p.Name, p.Selector, p.PauseAfter, p.MaxUnavailable = f.Name, f.Selector, DefaultPauseAfter, nil
 	if f.Windows != nil {
-		p.Schedule.Windows = windowsOf(f.Windows)
+		p.Schedule.Windows = WindowsOf(f.Windows)
 	}
 	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, freezesOf(f.Freezes))
 	p.Estimate = cmp.Or(f.Estimate, p.Estimate)

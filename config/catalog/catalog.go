@@ -1,4 +1,4 @@
-package config
+package catalog
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -140,8 +141,8 @@ func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Requ
 	if !ok {
 		known := c.ownFirst(c.Names())
 		return nil, &UnknownConfigError{
-			Name: name, Close: Closest(name, known), Known: known,
-			Profiles: Closest(name, slices.Sorted(maps.Keys(c.profiles))),
+			Name: name, Close: check.Closest(name, known), Known: known,
+			Profiles: check.Closest(name, slices.Sorted(maps.Keys(c.profiles))),
 		}
 	}
 	return (&requestBuilder{config: name, gpus: gpus}).build(cfg)
@@ -163,7 +164,7 @@ func (c Catalog) ProfileRequests(name string, gpus []nvml.GPU) (map[nvml.UUID]nv
 		return c.Requests(name, gpus)
 	}
 	known := c.ownFirst(c.ProfileNames())
-	return nil, &UnknownConfigError{Profile: true, Name: name, Close: Closest(name, known), Known: known}
+	return nil, &UnknownConfigError{Profile: true, Name: name, Close: check.Closest(name, known), Known: known}
 }
 
 // ownFirst puts the administrator's names before those that the agent generates for the hardware, since a message has room for some of them.
@@ -226,17 +227,17 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 		case incapable && rule.All:
 			b.incapable = append(b.incapable, g)
 		case incapable && b.profile != "":
-			b.refuse(number, &InvalidError{
+			b.refuse(number, &check.InvalidError{
 				Field: "gpus", Value: nameOf(g),
 				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set enabled to false for it", g.Model),
 			})
 		case incapable:
-			b.refuse(number, &InvalidError{
+			b.refuse(number, &check.InvalidError{
 				Field: fieldDevices, Value: strconv.Itoa(g.Index),
 				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set mig-enabled to false for it", g.Model),
 			})
 		case taken && !g.Lost && b.profile != "":
-			b.refuse(number, &InvalidError{
+			b.refuse(number, &check.InvalidError{
 				Field: "gpus", Value: nameOf(g),
 				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
 			})
@@ -248,9 +249,9 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 }
 
 // selected lists the GPUs that the rule selects. A profile may not name a position that the node does not have.
-func (b *requestBuilder) selected(rule MIGRule) ([]nvml.GPU, *InvalidError) {
+func (b *requestBuilder) selected(rule MIGRule) ([]nvml.GPU, *check.InvalidError) {
 	if missing := rule.missingPositions(b.gpus); b.profile != "" && len(missing) > 0 {
-		return nil, &InvalidError{Field: fieldDevices, Value: strconv.Itoa(missing[0]), Want: "is not a GPU of this node, which has " + indices(b.gpus)}
+		return nil, &check.InvalidError{Field: fieldDevices, Value: strconv.Itoa(missing[0]), Want: "is not a GPU of this node, which has " + indices(b.gpus)}
 	}
 	return rule.selected(b.gpus)
 }
@@ -264,7 +265,7 @@ func (b *requestBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
 	if rule.All {
 		b.virtual = append(b.virtual, g)
 	} else {
-		b.errs = AddMistake(b.errs, b.virtualGPU([]nvml.GPU{g}))
+		b.errs = check.AddMistake(b.errs, b.virtualGPU([]nvml.GPU{g}))
 	}
 	return true
 }
@@ -277,12 +278,12 @@ func (b *requestBuilder) virtualGPU(gpus []nvml.GPU) error {
 	return e
 }
 
-func (b *requestBuilder) refuse(number int, wrong *InvalidError) {
+func (b *requestBuilder) refuse(number int, wrong *check.InvalidError) {
 	wrong.Config, wrong.Profile, wrong.Rule = b.config, b.profile, number
 	if field, ok := profileFields[wrong.Field]; ok && b.profile != "" {
 		wrong.Field = field
 	}
-	b.errs = AddMistake(b.errs, wrong)
+	b.errs = check.AddMistake(b.errs, wrong)
 }
 
 // The fields of a rule, in mig-parted's format, that a node may turn out not to fit.
@@ -296,7 +297,7 @@ var profileFields = map[string]string{fieldDevices: "gpus.index", fieldFilter: "
 
 // selected lists the GPUs that the rule selects. People write configs for fleets, so it is normal that no GPU of this node passes a filter
 // or has a UUID, an address or a position of the rule.
-func (r MIGRule) selected(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
+func (r MIGRule) selected(gpus []nvml.GPU) ([]nvml.GPU, *check.InvalidError) {
 	named, wrong := r.passingFilters(gpus)
 	if wrong != nil || r.All {
 		return named, wrong
@@ -342,12 +343,12 @@ func emptyOrContains[T comparable](list []T, value T) bool {
 }
 
 // passingFilters lists the GPUs that pass the rule's filters.
-func (r MIGRule) passingFilters(gpus []nvml.GPU) ([]nvml.GPU, *InvalidError) {
+func (r MIGRule) passingFilters(gpus []nvml.GPU) ([]nvml.GPU, *check.InvalidError) {
 	var filters []DeviceFilter
 	for _, text := range r.DeviceFilter {
 		f, err := ParseDeviceFilter(text)
 		if err != nil {
-			return nil, &InvalidError{Field: fieldFilter, Value: strconv.Quote(text), Want: err.Error()}
+			return nil, &check.InvalidError{Field: fieldFilter, Value: strconv.Quote(text), Want: err.Error()}
 		}
 		filters = append(filters, f)
 	}
@@ -403,17 +404,17 @@ func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	anyHere := func(rule MIGRule) bool { passing, _ := rule.passingFilters(b.gpus); return len(passing) > 0 }
 	switch {
 	case len(filters) == 0:
-		return &InvalidError{
+		return &check.InvalidError{
 			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
 			Want: "is the position of no GPU of this node, which has " + indices(b.gpus),
 		}
 	case slices.ContainsFunc(cfg, anyHere):
-		return &InvalidError{
+		return &check.InvalidError{
 			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
 			Want: "passes the filter of no rule on " + here,
 		}
 	}
-	return &InvalidError{
+	return &check.InvalidError{
 		Config: b.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
 	}
 }

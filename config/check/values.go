@@ -1,4 +1,4 @@
-package config
+package check
 
 import (
 	"cmp"
@@ -39,7 +39,7 @@ func read(text string, v reflect.Value, tag reflect.StructTag) (problems []strin
 		*into, err = readSelector(text, tag)
 	case *int:
 		least, most := bounds(tag.Get("within"), strconv.Atoi)
-		*into, err = readNumber(text, cmp.Or(tag.Get("called"), "a whole number"), least, most)
+		*into, err = Number(text, cmp.Or(tag.Get("called"), "a whole number"), least, most)
 	default:
 		return readString(text, v, tag)
 	}
@@ -61,14 +61,14 @@ func readString(text string, v reflect.Value, tag reflect.StructTag) (problems [
 		return []string{"must be " + strings.Join(allowed, " or ")}
 	case form == "path" && (!filepath.IsAbs(text) || filepath.Clean(text) != text):
 		return []string{"must be the absolute path of a file, like " + strconv.Quote(former)}
-	case forms[form] != nil:
-		return forms[form](text)
+	case Forms[form] != nil:
+		return Forms[form](text)
 	}
 	return nil
 }
 
-// forms are what texts must be, by the names that the tag form gives them. A form that is not here is for the JSON schema alone.
-var forms = map[string]func(string) (problems []string){"dnsLabel": validation.IsDNS1123Label}
+// Forms are what texts must be, by the names that the tag form gives them. A form that is not here is for the JSON schema alone.
+var Forms = map[string]func(string) (problems []string){"dnsLabel": validation.IsDNS1123Label}
 
 // keywords are the values that the tag jsonschema gives a keyword.
 func keywords(tag reflect.StructTag, keyword string) (values []string) {
@@ -80,8 +80,8 @@ func keywords(tag reflect.StructTag, keyword string) (values []string) {
 	return values
 }
 
-// readNumber reads a whole number within bounds. Called is what messages call it.
-func readNumber(text, called string, least, most int) (int, error) {
+// Number reads a whole number within bounds. Called is what messages call it.
+func Number(text, called string, least, most int) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
 		return 0, fmt.Errorf("must be %s from %d to %d", called, least, most)
@@ -96,7 +96,7 @@ func readDuration(text, within string) (time.Duration, error) {
 	case err != nil:
 		return 0, errors.New(`must be a duration with its unit, like "90s" or "1h30m"`)
 	case d < least || d > most:
-		return 0, fmt.Errorf("must be from %s to %s", withoutZeroParts(least), withoutZeroParts(most))
+		return 0, fmt.Errorf("must be from %s to %s", WithoutZeroParts(least), WithoutZeroParts(most))
 	}
 	return d, nil
 }
@@ -112,11 +112,11 @@ func bounds[T any](tag string, read func(string) (T, error)) (least, most T) {
 	return least, most
 }
 
-// maxCount is more tries, devices or positions than anyone has.
-const maxCount = 1000
+// MaxCount is more tries, devices or positions than anyone has.
+const MaxCount = 1000
 
-// withoutZeroParts writes a duration as "10m", not "10m0s".
-func withoutZeroParts(d time.Duration) string {
+// WithoutZeroParts writes a duration as "10m", not "10m0s".
+func WithoutZeroParts(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")

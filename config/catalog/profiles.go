@@ -1,4 +1,4 @@
-package config
+package catalog
 
 import (
 	"encoding/json"
@@ -14,7 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -28,14 +31,14 @@ const (
 // Profile is one named request of the file of profiles, checked as far as that can be done without a node.
 // It has at least one of MIG, Sharing, MIGStrategy, Labels and Taints.
 type Profile struct {
-	Description string            // for users; may be empty
-	MIG         MIGConfig         // no two rules may select the same GPU of a node; none leaves all as they are
-	Sharing     *Sharing          // nil leaves it as it is; one with SharingNone wants none
-	MIGStrategy MIGStrategy       // of the device plugin's config; if empty, with Sharing one that fits, without it the strategy stays
-	Labels      map[string]string // of the node
-	Taints      []corev1.Taint    // of the node, none twice with the same effect; without NoExecute
-	Drain       *DrainOverrides   // nil for the settings'
-	Windows     []window.Window   // when a change to this profile may begin; if empty, those of the node's pool
+	Description string                 // for users; may be empty
+	MIG         MIGConfig              // no two rules may select the same GPU of a node; none leaves all as they are
+	Sharing     *Sharing               // nil leaves it as it is; one with SharingNone wants none
+	MIGStrategy config.MIGStrategy     // of the device plugin's config; if empty, with Sharing one that fits, without it the strategy stays
+	Labels      map[string]string      // of the node
+	Taints      []corev1.Taint         // of the node, none twice with the same effect; without NoExecute
+	Drain       *config.DrainOverrides // nil for the settings'
+	Windows     []window.Window        // when a change to this profile may begin; if empty, those of the node's pool
 }
 
 // ParseProfiles reads a file of profiles, by name. It refuses fields that do not exist.
@@ -51,11 +54,11 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 		return nil, fmt.Errorf("reading profiles: the file is empty, and needs at least %q, %q and %q",
 			"apiVersion: "+ProfilesAPIVersion, "kind: "+ProfilesKind, "profiles")
 	}
-	var c checks
+	var c check.Mistakes
 	var file catalogInputs
-	c.mapping("file", doc, &file)
+	c.Read("file", doc, &file)
 	var written map[string]json.RawMessage
-	c.mapping("profiles", file.Profiles, &written)
+	c.Read("profiles", file.Profiles, &written)
 
 	profiles := map[string]Profile{}
 	for _, name := range slices.Sorted(maps.Keys(written)) {
@@ -79,14 +82,14 @@ type catalogInputs struct {
 }
 
 type profileInputs struct {
-	Description json.RawMessage `json:"description"`
-	MIG         json.RawMessage `json:"mig"`
-	Sharing     json.RawMessage `json:"sharing"`
-	MIGStrategy MIGStrategy     `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
-	Labels      json.RawMessage `json:"labels"`
-	Taints      json.RawMessage `json:"taints"`
-	Drain       *DrainOverrides `json:"drain"`
-	Windows     []WindowFields  `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
+	Description json.RawMessage            `json:"description"`
+	MIG         json.RawMessage            `json:"mig"`
+	Sharing     json.RawMessage            `json:"sharing"`
+	MIGStrategy config.MIGStrategy         `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
+	Labels      json.RawMessage            `json:"labels"`
+	Taints      json.RawMessage            `json:"taints"`
+	Drain       *config.DrainOverrides     `json:"drain"`
+	Windows     []maintenance.WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
 }
 
 type migEntryInputs struct {
@@ -96,33 +99,33 @@ type migEntryInputs struct {
 }
 
 type selectorInputs struct {
-	All          scalar    `json:"all"`
-	UUID         oneOrMore `json:"uuid"`
-	PCI          oneOrMore `json:"pci"`
-	Index        oneOrMore `json:"index"`
-	Model        oneOrMore `json:"model"`
-	DeviceFilter oneOrMore `json:"deviceFilter"`
+	All          check.Scalar    `json:"all"`
+	UUID         check.OneOrMore `json:"uuid"`
+	PCI          check.OneOrMore `json:"pci"`
+	Index        check.OneOrMore `json:"index"`
+	Model        check.OneOrMore `json:"model"`
+	DeviceFilter check.OneOrMore `json:"deviceFilter"`
 }
 
 // profileOf checks one profile.
-func profileOf(raw json.RawMessage) (Profile, checks) {
-	var c checks
+func profileOf(raw json.RawMessage) (Profile, check.Mistakes) {
+	var c check.Mistakes
 	var in profileInputs
-	if !c.mapping("", orEmpty(raw), &in) {
+	if !c.Read("", check.OrEmpty(raw), &in) {
 		return Profile{}, c
 	}
 	var p Profile
-	if !absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
-		c.refuse("description", string(in.Description), "must be text")
+	if !check.Absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
+		c.Refuse("description", string(in.Description), "must be text")
 	}
-	if absent(in.MIG) && absent(in.Sharing) && in.MIGStrategy == "" && !c.refused("migStrategy") && empty(in.Labels) && empty(in.Taints) {
-		c.add(&InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
+	if check.Absent(in.MIG) && check.Absent(in.Sharing) && in.MIGStrategy == "" && !c.Refused("migStrategy") && check.Empty(in.Labels) && check.Empty(in.Taints) {
+		c.Add(&check.InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = readMIGRules(&c, in.MIG)
 	p.Sharing = readProfileSharing(&c, in.Sharing)
 	p.Labels = readNodeLabels(&c, in.Labels)
 	p.Taints = readNodeTaints(&c, in.Taints)
-	p.Drain, p.Windows, p.MIGStrategy = in.Drain, windowsOf(in.Windows), in.MIGStrategy
+	p.Drain, p.Windows, p.MIGStrategy = in.Drain, maintenance.WindowsOf(in.Windows), in.MIGStrategy
 	mps := p.Sharing != nil && p.Sharing.Strategy == SharingMPS
 	if mps {
 		refuseMIG(&c, p.MIG)
@@ -132,13 +135,13 @@ func profileOf(raw json.RawMessage) (Profile, checks) {
 }
 
 // readMIGRules checks the entries of a profile's MIG part, if it has one.
-func readMIGRules(c *checks, raw json.RawMessage) MIGConfig {
-	if absent(raw) {
+func readMIGRules(c *check.Mistakes, raw json.RawMessage) MIGConfig {
+	if check.Absent(raw) {
 		return nil
 	}
 	var entries []json.RawMessage
 	if json.Unmarshal(raw, &entries) != nil || len(entries) == 0 {
-		c.add(&InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
+		c.Add(&check.InvalidError{Field: "mig", Want: `must be a list of at least one entry with "gpus" and "enabled"`})
 	}
 	var rules MIGConfig
 	for i, entry := range entries {
@@ -150,10 +153,10 @@ func readMIGRules(c *checks, raw json.RawMessage) MIGConfig {
 }
 
 // refuseMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
-func refuseMIG(c *checks, rules MIGConfig) {
+func refuseMIG(c *check.Mistakes, rules MIGConfig) {
 	for i, rule := range rules {
 		if rule.MIG {
-			c.add(&InvalidError{
+			c.Add(&check.InvalidError{
 				Rule: i + 1, Field: "enabled", Value: `"true"`, Want: "does not go with mps: NVIDIA's device plugin has no MPS on MIG; share by timeSlicing",
 			})
 		}
@@ -161,42 +164,42 @@ func refuseMIG(c *checks, rules MIGConfig) {
 }
 
 // refuseStrategy refuses a MIG strategy under which the device plugin would not offer what the entries cut on any node.
-func refuseStrategy(c *checks, strategy MIGStrategy, rules MIGConfig, mps bool) {
+func refuseStrategy(c *check.Mistakes, strategy config.MIGStrategy, rules MIGConfig, mps bool) {
 	const field = "migStrategy"
-	if strategy == MIGStrategyMixed && mps {
-		c.refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out")
+	if strategy == config.MIGStrategyMixed && mps {
+		c.Refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out")
 	}
 	for i, rule := range rules {
 		at := fmt.Sprintf("does not go with mig entry %d: ", i+1)
 		switch {
-		case strategy == MIGStrategyNone && rule.MIG:
-			c.refuse(field, string(strategy), at+"GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out")
-		case strategy == MIGStrategySingle && len(rule.Devices) > 1:
-			c.refuse(field, string(strategy), at+"NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out")
+		case strategy == config.MIGStrategyNone && rule.MIG:
+			c.Refuse(field, string(strategy), at+"GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out")
+		case strategy == config.MIGStrategySingle && len(rule.Devices) > 1:
+			c.Refuse(field, string(strategy), at+"NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out")
 		}
 	}
 }
 
 // migRuleOf checks one entry of a profile's MIG part.
-func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
-	var c checks
+func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
+	var c check.Mistakes
 	var in migEntryInputs
-	if !c.mapping("", orEmpty(raw), &in) {
+	if !c.Read("", check.OrEmpty(raw), &in) {
 		return MIGRule{}, c
 	}
 	var gpus selectorInputs
 	var rule MIGRule
-	if absent(in.GPUs) {
-		c.add(&InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
-	} else if c.mapping("gpus", in.GPUs, &gpus) {
+	if check.Absent(in.GPUs) {
+		c.Add(&check.InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
+	} else if c.Read("gpus", in.GPUs, &gpus) {
 		readGPUSelectors(&c, gpus, &rule)
 	}
 	rule.MIG = in.Enabled == "true"
 	switch {
-	case in.Enabled == "false" && !absent(in.Instances):
-		c.add(&InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
-	case in.Enabled == "true" && absent(in.Instances):
-		c.add(&InvalidError{
+	case in.Enabled == "false" && !check.Absent(in.Instances):
+		c.Add(&check.InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
+	case in.Enabled == "true" && check.Absent(in.Instances):
+		c.Add(&check.InvalidError{
 			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
 		})
 	case in.Enabled == "true":
@@ -208,7 +211,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, checks) {
 const selectorForms = "write all: true, or at least one of uuid, pci, index, model and deviceFilter"
 
 // readGPUSelectors fills in what the rule selects GPUs by.
-func readGPUSelectors(c *checks, in selectorInputs, rule *MIGRule) {
+func readGPUSelectors(c *check.Mistakes, in selectorInputs, rule *MIGRule) {
 	rule.UUIDs = readEach(c, "gpus.uuid", in.UUID, gpuUUID)
 	rule.PCI = readEach(c, "gpus.pci", in.PCI, pciAddress)
 	rule.Indices = readEach(c, "gpus.index", in.Index, position)
@@ -219,30 +222,30 @@ func readGPUSelectors(c *checks, in selectorInputs, rule *MIGRule) {
 	selects := !rule.All || in.Model != nil || in.DeviceFilter != nil
 	switch {
 	case in.All == "" && !selects:
-		c.add(&InvalidError{Field: "gpus", Want: "selects no GPU: " + selectorForms})
+		c.Add(&check.InvalidError{Field: "gpus", Want: "selects no GPU: " + selectorForms})
 	case in.All != "" && in.All != "true":
-		c.refuse("gpus.all", string(in.All), "must be true, or left out")
+		c.Refuse("gpus.all", string(in.All), "must be true, or left out")
 	case in.All == "true" && selects:
-		c.refuse("gpus.all", string(in.All), "must stand alone: leave it out where others select")
+		c.Refuse("gpus.all", string(in.All), "must stand alone: leave it out where others select")
 	}
 }
 
 // readInstances checks counts by name of the MIG device. Two spellings of one device are added up.
-func readInstances(c *checks, raw json.RawMessage) map[string]int {
-	var in map[string]scalar
-	if !c.mapping("instances", raw, &in) {
+func readInstances(c *check.Mistakes, raw json.RawMessage) map[string]int {
+	var in map[string]check.Scalar
+	if !c.Read("instances", raw, &in) {
 		return nil
 	}
 	devices := map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		device, err := DeviceName(name)
 		if err != nil {
-			c.refuse("instances", name, err.Error())
+			c.Refuse("instances", name, err.Error())
 			continue
 		}
-		n, err := readNumber(string(in[name]), "a whole number", 1, maxCount)
+		n, err := check.Number(string(in[name]), "a whole number", 1, check.MaxCount)
 		if err != nil {
-			c.refuse("instances."+name, string(in[name]), err.Error())
+			c.Refuse("instances."+name, string(in[name]), err.Error())
 		}
 		devices[device] += n
 	}
@@ -250,9 +253,9 @@ func readInstances(c *checks, raw json.RawMessage) map[string]int {
 }
 
 // readEach reads the values of a selector, each in its one form, and refuses one that is there twice.
-func readEach[T comparable](c *checks, field string, in oneOrMore, read func(string) (T, error)) []T {
+func readEach[T comparable](c *check.Mistakes, field string, in check.OneOrMore, read func(string) (T, error)) []T {
 	if in != nil && len(in) == 0 {
-		c.add(&InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
+		c.Add(&check.InvalidError{Field: field, Value: "[]", Want: "selects no GPU: give at least one, or leave it out"})
 	}
 	var out []T
 	for i, text := range in {
@@ -263,9 +266,9 @@ func readEach[T comparable](c *checks, field string, in oneOrMore, read func(str
 		value, err := read(string(text))
 		switch {
 		case err != nil:
-			c.refuse(at, string(text), err.Error())
+			c.Refuse(at, string(text), err.Error())
 		case slices.Contains(out, value):
-			c.refuse(at, string(text), "is there twice")
+			c.Refuse(at, string(text), "is there twice")
 		default:
 			out = append(out, value)
 		}
@@ -280,7 +283,7 @@ var (
 	errNotUUID     = errors.New(`must be the whole UUID of a GPU, as nvidia-smi -L prints it: "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`)
 	errMIGUUID     = errors.New("is a MIG device, which comes and goes: write the UUID of its GPU")
 	errNotPCI      = errors.New(`must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`)
-	errNotPosition = fmt.Errorf("must be a position in PCI order, a whole number from 0 to %d", maxCount)
+	errNotPosition = fmt.Errorf("must be a position in PCI order, a whole number from 0 to %d", check.MaxCount)
 	errNotPattern  = errors.New(`must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`)
 )
 
@@ -312,7 +315,7 @@ func pciAddress(text string) (string, error) {
 
 func position(text string) (int, error) {
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > maxCount {
+	if err != nil || n < 0 || n > check.MaxCount {
 		return 0, errNotPosition
 	}
 	return n, nil
@@ -334,32 +337,32 @@ func deviceFilter(text string) (string, error) {
 }
 
 // refuseNoLabelValue refuses a name that no node could ask for.
-func refuseNoLabelValue(c *checks, field, name string) {
+func refuseNoLabelValue(c *check.Mistakes, field, name string) {
 	if read, ok := map[string]string{"true": "yes, on and true", "false": "no, off and false"}[name]; ok {
-		c.refuse(field, name, "is how YAML reads "+read+": choose another name")
+		c.Refuse(field, name, "is how YAML reads "+read+": choose another name")
 	}
 	if problems := validation.IsValidLabelValue(name); name == "" || len(problems) > 0 {
-		c.refuse(field, name, "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'"+
+		c.Refuse(field, name, "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'"+
 			" and '.', at most 63, beginning and ending with a letter or digit")
 	}
 }
 
 // addOfProfile adds the mistakes of a profile.
-func addOfProfile(c *checks, profile string, wrong checks) {
+func addOfProfile(c *check.Mistakes, profile string, wrong check.Mistakes) {
 	for _, err := range wrong {
-		if invalid, ok := errors.AsType[*InvalidError](err); ok {
+		if invalid, ok := errors.AsType[*check.InvalidError](err); ok {
 			invalid.Profile = profile
 		}
-		c.add(err)
+		c.Add(err)
 	}
 }
 
 // addOfEntry adds the mistakes of an entry of a profile.
-func addOfEntry(c *checks, number int, wrong checks) {
+func addOfEntry(c *check.Mistakes, number int, wrong check.Mistakes) {
 	for _, err := range wrong {
-		if invalid, ok := errors.AsType[*InvalidError](err); ok {
+		if invalid, ok := errors.AsType[*check.InvalidError](err); ok {
 			invalid.Rule = number
 		}
-		c.add(err)
+		c.Add(err)
 	}
 }

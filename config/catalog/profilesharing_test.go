@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"fmt"
@@ -11,59 +11,60 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
-func timeSlicing(resource string, replicas int) *config.Sharing {
-	return &config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{resource: replicas}}
+func timeSlicing(resource string, replicas int) *catalog.Sharing {
+	return &catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{resource: replicas}}
 }
 
 func TestProfilesOfPools(t *testing.T) {
-	none := &config.Sharing{Strategy: config.SharingNone}
-	off := config.MIGConfig{{All: true}}
+	none := &catalog.Sharing{Strategy: catalog.SharingNone}
+	off := catalog.MIGConfig{{All: true}}
 	for name, test := range map[string]struct {
 		profile string
-		want    config.Profile
+		want    catalog.Profile
 	}{
 		"may say how GPUs are shared and leave MIG as it is": {
-			"{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}", config.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)},
+			"{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}", catalog.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)},
 		},
-		"may want no sharing": {"{sharing: none}", config.Profile{Sharing: none}},
+		"may want no sharing": {"{sharing: none}", catalog.Profile{Sharing: none}},
 		"want none where each resource has one replica": {
-			"{sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 1}, {name: mig-1g.10gb, replicas: 1}]}}}", config.Profile{Sharing: none},
+			"{sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 1}, {name: mig-1g.10gb, replicas: 1}]}}}", catalog.Profile{Sharing: none},
 		},
 		"want one replica for none, also by MPS and beside MIG": {
 			"{mig: [{gpus: {all: true}, enabled: true, instances: {}}], sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}}",
-			config.Profile{MIG: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{}}}, Sharing: none},
+			catalog.Profile{MIG: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{}}}, Sharing: none},
 		},
 		"share what has more than one": {
 			"{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}, {name: mig-1g.10gb.me, replicas: 2}]}}}",
-			config.Profile{Sharing: timeSlicing("nvidia.com/mig-1g.10gb.me", 2)},
+			catalog.Profile{Sharing: timeSlicing("nvidia.com/mig-1g.10gb.me", 2)},
 		},
 		"share by MPS, with one replica for each container": {
 			"{mig: [{gpus: {all: true}, enabled: false}], sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 48}]}}}",
-			config.Profile{MIG: off, Sharing: &config.Sharing{Strategy: config.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}}},
+			catalog.Profile{MIG: off, Sharing: &catalog.Sharing{Strategy: catalog.SharingMPS, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 48}}},
 		},
 		"rename what they share": {
 			"{sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}}",
-			config.Profile{Sharing: &config.Sharing{
-				Strategy: config.SharingTimeSlicing, Rename: true, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 2},
+			catalog.Profile{Sharing: &catalog.Sharing{
+				Strategy: catalog.SharingTimeSlicing, Rename: true, FailMultiple: true, Replicas: map[string]int{"nvidia.com/gpu": 2},
 			}},
 		},
 		"may be labels and taints alone": {
 			`{labels: {workload-type: research, example.com/empty: ""}, taints: [{key: gpu, value: "true", effect: NoSchedule}, {key: gpu, effect: PreferNoSchedule}]}`,
-			config.Profile{
+			catalog.Profile{
 				Labels: map[string]string{"workload-type": "research", "example.com/empty": ""},
 				Taints: []corev1.Taint{{Key: "gpu", Value: "true", Effect: "NoSchedule"}, {Key: "gpu", Effect: "PreferNoSchedule"}},
 			},
 		},
 		"may be under domains that only look like those of others": {
 			"{labels: {my-nvidia.com/pool: a, kueue.x-k8s.io/flavor: b}}",
-			config.Profile{Labels: map[string]string{"my-nvidia.com/pool": "a", "kueue.x-k8s.io/flavor": "b"}},
+			catalog.Profile{Labels: map[string]string{"my-nvidia.com/pool": "a", "kueue.x-k8s.io/flavor": "b"}},
 		},
 		"are drained in ways of their own": {
 			"{sharing: none, drain: {deadline: 2h, afterDeadline: delete, deleteGrace: 5m, unmanagedPods: refuse, emptyDir: refuse, onUncordon: refence," +
 				" rules: [{namespaces: [training], action: wait, for: 8h}]}}",
-			config.Profile{Sharing: none, Drain: &config.DrainOverrides{Deadline: 2 * time.Hour, Eviction: config.Eviction{
+			catalog.Profile{Sharing: none, Drain: &config.DrainOverrides{Deadline: 2 * time.Hour, Eviction: config.Eviction{
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 5 * time.Minute,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,
 				Rules: []config.DrainRule{{Namespaces: []string{"training"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}},
@@ -71,18 +72,18 @@ func TestProfilesOfPools(t *testing.T) {
 		},
 		"have a MIG strategy": {
 			"{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: single}",
-			config.Profile{MIG: config.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}, MIGStrategy: config.MIGStrategySingle},
+			catalog.Profile{MIG: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}, MIGStrategy: config.MIGStrategySingle},
 		},
 		"ask for a MIG strategy alone": {
-			"{migStrategy: none}", config.Profile{MIGStrategy: config.MIGStrategyNone},
+			"{migStrategy: none}", catalog.Profile{MIGStrategy: config.MIGStrategyNone},
 		},
 		"with parts that have no value are as without them": {
-			"{sharing: none, labels: , taints: , drain: , mig: }", config.Profile{Sharing: none},
+			"{sharing: none, labels: , taints: , drain: , mig: }", catalog.Profile{Sharing: none},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := config.ParseProfiles([]byte(profilesHead + "profiles:\n  mine: " + test.profile + "\n"))
-			if diff := cmp.Diff(map[string]config.Profile{"mine": test.want}, got, selectorsAsText); err != nil || diff != "" {
+			got, err := catalog.ParseProfiles([]byte(profilesHead + "profiles:\n  mine: " + test.profile + "\n"))
+			if diff := cmp.Diff(map[string]catalog.Profile{"mine": test.want}, got, selectorsAsText); err != nil || diff != "" {
 				t.Errorf("error %v, profiles (-want +got):\n%s", err, diff)
 			}
 		})
@@ -220,7 +221,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := config.ParseProfiles([]byte(profilesHead + "profiles:\n  mine: " + test.profile + "\n"))
+			_, err := catalog.ParseProfiles([]byte(profilesHead + "profiles:\n  mine: " + test.profile + "\n"))
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -240,17 +241,17 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 }
 
 func TestAProfileWithoutMIGLeavesEveryGPUAsItIs(t *testing.T) {
-	shared := config.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)}
-	catalog := config.Merge(nil, nil).WithProfiles(map[string]config.Profile{"research": shared})
-	wishes, err := catalog.ProfileRequests("research", node(h100()))
+	shared := catalog.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)}
+	configs := catalog.Merge(nil, nil).WithProfiles(map[string]catalog.Profile{"research": shared})
+	wishes, err := configs.ProfileRequests("research", node(h100()))
 	if err != nil || len(wishes) > 0 {
 		t.Errorf("wishes %v, error %v; want neither", wishes, err)
 	}
-	got, ok := catalog.Profile("research")
+	got, ok := configs.Profile("research")
 	if diff := cmp.Diff(shared, got); !ok || diff != "" {
 		t.Errorf("found %t, profile (-want +got):\n%s", ok, diff)
 	}
-	if _, ok := catalog.Profile("all-disabled"); ok {
+	if _, ok := configs.Profile("all-disabled"); ok {
 		t.Error("a MIG config was found among the profiles")
 	}
 }
@@ -287,7 +288,7 @@ func TestDrainOverridesTakeThePlaceOfSettings(t *testing.T) {
 }
 
 func TestWhatIsOffered(t *testing.T) {
-	s := config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 3}}
+	s := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/gpu": 3}}
 	for _, test := range []struct {
 		rename   bool
 		resource string

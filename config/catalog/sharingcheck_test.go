@@ -1,4 +1,4 @@
-package config_test
+package catalog_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -22,16 +23,16 @@ func TestCheckSharing(t *testing.T) {
 	}
 	with := func(g nvml.GPU, change func(*nvml.GPU)) nvml.GPU { change(&g); return g }
 	mig := with(whole(9, 0), func(g *nvml.GPU) { g.Enabled = true })
-	slicing := func(replicas int, names ...string) config.Sharing {
-		s := config.Sharing{Strategy: config.SharingTimeSlicing, Replicas: map[string]int{}}
+	slicing := func(replicas int, names ...string) catalog.Sharing {
+		s := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{}}
 		for _, n := range names {
 			s.Replicas[n] = replicas
 		}
 		return s
 	}
-	mps := func(replicas int, names ...string) config.Sharing {
+	mps := func(replicas int, names ...string) catalog.Sharing {
 		s := slicing(replicas, names...)
-		s.Strategy = config.SharingMPS
+		s.Strategy = catalog.SharingMPS
 		return s
 	}
 	is := func(v nvml.Virtualization) nvml.GPU {
@@ -41,12 +42,12 @@ func TestCheckSharing(t *testing.T) {
 	for name, tt := range map[string]struct {
 		gpus     []nvml.GPU
 		strategy config.MIGStrategy
-		sharing  config.Sharing
+		sharing  catalog.Sharing
 		offered  []string
 		want     string
 		reason   config.Reason
 	}{
-		"none is always possible": {gpus: node(is(nvml.VirtualGPU)), sharing: config.Sharing{Strategy: config.SharingNone}},
+		"none is always possible": {gpus: node(is(nvml.VirtualGPU)), sharing: catalog.Sharing{Strategy: catalog.SharingNone}},
 		"time-slicing of GPUs": {
 			gpus: node(whole(9, 0), whole(6, 0)), strategy: config.MIGStrategyNone, sharing: slicing(100, gpu), offered: []string{gpu},
 		},
@@ -128,9 +129,9 @@ func TestCheckSharing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := config.CheckSharing(tt.gpus, tt.strategy, tt.sharing, tt.offered)
+			err := catalog.CheckSharing(tt.gpus, tt.strategy, tt.sharing, tt.offered)
 			got := ""
-			var wrong *config.SharingError
+			var wrong *catalog.SharingError
 			if errors.As(err, &wrong) {
 				got = err.Error()
 				if wrong.Reason() != tt.reason {
