@@ -188,7 +188,7 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	return failure
 }
 
-// LookFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
+// ObservationFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
 func (b *Retries) ObservationFailed(err error) outcome.Decision {
 	b.failedLooks++
 	pause := b.pauseAfter(b.failedLooks)
@@ -205,7 +205,7 @@ func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
 // Answered is for a pass for which the API server has answered all requests.
 func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 
-// ForgetLooks is for a look at the node that has succeeded.
+// ForgetObservations is for a look at the node that has succeeded.
 func (b *Retries) ForgetObservations() { b.failedLooks = 0 }
 
 // pauseAfter is the pause after so many failures in a row. It doubles each time.

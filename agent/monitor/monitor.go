@@ -36,14 +36,14 @@ type Monitor interface {
 // Monitors are the monitors of an agent.
 type Monitors []Monitor
 
-// Look calls Look of all monitors.
+// Observe calls Observe of all monitors.
 func (all Monitors) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	for _, m := range all {
 		m.Observe(ctx, node, gpus, pods, with)
 	}
 }
 
-// LookAgain calls LookAgain until one monitor has something to report, and returns whether one has.
+// Poll calls Poll until one monitor has something to report, and returns whether one has.
 func (all Monitors) Poll(ctx context.Context) bool {
 	return slices.ContainsFunc(all, func(m Monitor) bool { return m.Poll(ctx) })
 }

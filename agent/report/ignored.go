@@ -46,7 +46,7 @@ func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
 	return out
 }
 
-// TellIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
+// ReportIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
 func (t *Writer) ReportIgnored(seen *state.Observed, want state.Desired) string {
 	now, text := t.notes(seen, want), ""
 	for _, n := range now {

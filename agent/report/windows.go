@@ -30,7 +30,7 @@ func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 	return now.Sub(since)
 }
 
-// TellWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
+// ReportWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
 func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) string {
 	if !seen.Complete {
 		return ""

@@ -120,7 +120,7 @@ func (s *Observed) GivingBack() journal.Write {
 	}
 }
 
-// OwesNothing reports whether neither a journal nor the host's record has anything that the agent has to give back.
+// NothingToRestore reports whether neither a journal nor the host's record has anything that the agent has to give back.
 func (s *Observed) NothingToRestore() bool {
 	return s.Journal == nil && !s.Record.StrangeJournal && len(s.Record.Owed.Stopped)+len(s.Record.Owed.Persistent) == 0
 }

@@ -148,7 +148,7 @@ func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Requ
 	return (&requestBuilder{config: name, gpus: gpus}).build(cfg)
 }
 
-// ProfileWishes gives the requests of the profile of that name, or if there is none of the MIG config, with the rules and errors of Requests.
+// ProfileRequests gives the requests of the profile of that name, or if there is none of the MIG config, with the rules and errors of Requests.
 //
 // A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
 // entry may select none, as long as another does. Two entries for one GPU are an *InvalidError. A profile that has no

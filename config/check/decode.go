@@ -43,12 +43,15 @@ type (
 // Mistakes collects the mistakes of a file.
 type Mistakes []error
 
+// Add adds what is wrong in another place.
 func (c *Mistakes) Add(err error) { *c = AddMistake(*c, err) }
 
+// Refuse notes that the value of the field is wrong, and what is wanted.
 func (c *Mistakes) Refuse(field, value, want string) {
 	c.Add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
 }
 
+// RefuseEach notes each problem of the value of the field.
 func (c *Mistakes) RefuseEach(field, value string, problems []string) {
 	for _, p := range problems {
 		c.Refuse(field, value, p)

@@ -45,6 +45,7 @@ func refuseEndBeforeStart(c *check.Mistakes, field, text, start string, from, to
 	}
 }
 
+// WindowsOf returns the windows that the fields describe.
 func WindowsOf(fields []WindowFields) (out []window.Window) {
 	for _, f := range fields {
 		out = append(out, f.Window)

@@ -64,7 +64,7 @@ func (u *Units) states(ctx context.Context, stopped []string) (map[string]string
 // runs reports whether a unit in the state has processes, or may have.
 func runs(state string) bool { return state != "" && state != "inactive" && state != "failed" }
 
-// ObserveOwed finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
+// ObserveToRestore finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
 // object. The agent does not start units that are not in the settings any more, and reports them.
 func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
 	owed := u.Journal.Record.Now().Host
@@ -119,7 +119,7 @@ func notStarted(unit, why string) string {
 	return fmt.Sprintf("%s of this host was stopped for a change and is not started: %s", sanitize.Cut(unit, 256), why)
 }
 
-// TellDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
+// ReportDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
 // the settings name: Down names them until they run.
 func (u *Units) ReportDropped(seen *state.Observed) {
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
@@ -148,7 +148,7 @@ func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.
 	return state.Started{Asked: true, States: states, Err: err}
 }
 
-// TellNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
+// ReportNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
 func (u *Units) ReportNotRunning(seen *state.Observed) {
 	if !seen.Started.Asked {
 		return

@@ -38,7 +38,7 @@ func (p *Verifier) Follow(seen *state.Observed) {
 	p.withheld.follow(seen, p.Clock.Now())
 }
 
-// ProveAnew makes the agent prove the capacity again.
+// Restart makes the agent prove the capacity again.
 func (p *Verifier) Restart() { p.proof.Agreed = 0 }
 
 // Pause makes the wait for capacity begin again: time in which the agent cannot see the node does not count.
@@ -70,12 +70,12 @@ func (p *Verifier) awaitedFeatures(seen *state.Observed, want *state.DesiredPlug
 	return nil
 }
 
-// Prove compares the capacity with the hardware, and with the desired sharing, if that is known.
+// Compare compares the capacity with the hardware, and with the desired sharing, if that is known.
 func (p *Verifier) Compare(seen *state.Observed, want *state.DesiredPlugin) {
 	p.compare(seen, want, func(capacity.Resources) []state.Withdrawn { return nil })
 }
 
-// ProveDesired is Prove for what is asked for: it asks besides that no pod holds what kubelet gives out to others by now. Neither what was before a
+// CompareDesired is Compare for what is asked for: it asks besides that no pod holds what kubelet gives out to others by now. Neither what was before a
 // change, nor the way back to it, can promise that.
 func (p *Verifier) CompareDesired(seen *state.Observed, want state.Desired) {
 	p.compare(seen, want.Plugin, func(stands capacity.Resources) []state.Withdrawn { return seen.WithdrawnFrom(stands, want) })
@@ -116,7 +116,7 @@ func (p *Verifier) compare(seen *state.Observed, want *state.DesiredPlugin, with
 	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
 }
 
-// LastLookDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
+// LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
 // has to read the API server.
 func (p *Verifier) LastObservationDue() bool {
 	return !p.began.IsZero() && p.proof.Agreed == plan.Proof-1 && p.proof.StaleSince.IsZero() && p.proof.Left(p.Clock.Now()) <= 0

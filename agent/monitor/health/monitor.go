@@ -439,7 +439,7 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	return true
 }
 
-// Look takes over what a pass has seen.
+// Observe takes over what a pass has seen.
 func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -501,7 +501,7 @@ func (m *Monitor) readAcknowledgement() {
 	m.signal(m.readNow)
 }
 
-// LookAgain is for parts that nothing else wakes.
+// Poll is for parts that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
 // Conditions takes over the condition that the node shows, and gives it again on beat, or if somebody has changed it.

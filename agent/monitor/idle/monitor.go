@@ -236,7 +236,7 @@ func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	}
 }
 
-// Look takes over what a pass has seen.
+// Observe takes over what a pass has seen.
 func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	_, changing := node.Annotations[config.AnnotationJournal]
 	m.mu.Lock()
@@ -248,7 +248,7 @@ func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU,
 	}
 }
 
-// LookAgain is for parts that nothing else wakes.
+// Poll is for parts that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
 // Conditions tells of none. It takes over whether the driver is silent.

@@ -301,7 +301,7 @@ func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 	return old.LastHeartbeatTime.Unix() == m.writtenAt.Unix() && m.written == m.subject()
 }
 
-// Look takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
+// Observe takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
 func (m *Monitor) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
@@ -309,7 +309,7 @@ func (m *Monitor) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GP
 	m.take(all)
 }
 
-// LookAgain looks at the GPUs between two passes, and reports whether the condition is about to change.
+// Poll looks at the GPUs between two passes, and reports whether the condition is about to change.
 func (m *Monitor) Poll(ctx context.Context) bool {
 	if !m.watched() {
 		return false

@@ -59,7 +59,7 @@ func NewObjects(o Options) *Objects {
 	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, requests: make(chan struct{}, 1)}
 }
 
-// BeginLook begins an observation: by what the watches have shown, or, after ReadAnew or if this one has to, by reading from the API server.
+// Begin begins an observation: by what the watches have shown, or, after ReadAgain or if this one has to, by reading from the API server.
 func (o *Objects) Begin(fresh bool) {
 	o.anew, o.again = o.again || o.node == nil || fresh, false
 	o.ahead = nil
@@ -82,7 +82,7 @@ func (o *Objects) askForPods(ctx context.Context) {
 	}()
 }
 
-// ReadAnew makes the next observation read everything from the API server.
+// ReadAgain makes the next observation read everything from the API server.
 func (o *Objects) ReadAgain() { o.again = true }
 
 // AreFresh reports whether this observation reads from the API server.
@@ -96,7 +96,7 @@ func (o *Objects) FreshFor(step, next bool) bool {
 	return fresh
 }
 
-// WishedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
+// RequestedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
 // If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.
 func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) bool {
 	wishes := o.requests
@@ -113,7 +113,7 @@ func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) boo
 	return o.hurried
 }
 
-// TakeWish begins a pass, which sees what the labels ask for until now. If that is something else than before, there is most likely something
+// TakeRequest begins a pass, which sees what the labels ask for until now. If that is something else than before, there is most likely something
 // to do, for which the pass has to read the API server.
 func (o *Objects) TakeRequest() {
 	select {
@@ -123,7 +123,7 @@ func (o *Objects) TakeRequest() {
 	}
 }
 
-// NoteWish notes a request if the labels of both states of the node ask for different things. Objects that are no nodes ask for
+// NoteRequest notes a request if the labels of both states of the node ask for different things. Objects that are no nodes ask for
 // nothing.
 func (o *Objects) NoteRequest(before, after any) {
 	was, isNode := before.(*corev1.Node)

@@ -54,7 +54,7 @@ var (
 // lookDescs are the metrics of the last observation.
 var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
-// Looked notes what a pass has observed, and, if that is complete, the desired state.
+// Observed notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	fenced := seen.Marks.Fenced // known even if the driver does not answer
 	m.mu.Lock()

@@ -53,7 +53,7 @@ func GivenBy(gpus []nvml.GPU, kubelet Resources) Given {
 	return g
 }
 
-// Anew says how kubelet gives out to others, by another id, what a pod has by this one: the same device, MIG devices of it, or the GPU that it is a part
+// Again says how kubelet gives out to others, by another id, what a pod has by this one: the same device, MIG devices of it, or the GPU that it is a part
 // of: "nvidia.com/gpu", "nvidia.com/gpu x 4". It is empty if kubelet gives the id out as before, or nothing of the device: a plugin that starts, or that
 // takes the device for unhealthy, withdraws it from no pod.
 func (g Given) Again(resource, id string) string {

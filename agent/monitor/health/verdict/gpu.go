@@ -575,7 +575,7 @@ func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
 	return o.eventAt.IsZero() || now.Sub(o.eventAt) >= pause
 }
 
-// CountUntold notes one of which no Event tells.
+// CountUnreported notes one of which no Event tells.
 func (o *Occurrence) CountUnreported() { o.untold++ }
 
 // NoteEvent notes that an Event tells of the Xid, and returns how many no Event has told of, and since when.

@@ -51,7 +51,7 @@ func (n *Node) GPUs() []*GPU { return n.gpus }
 // DriverAnswers reports whether the driver has answered when it was last asked.
 func (n *Node) DriverAnswers() bool { return n.looked && n.silentSince.IsZero() }
 
-// Looked reports whether the driver has told at least once since the process began.
+// Observed reports whether the driver has told at least once since the process began.
 func (n *Node) Observed() bool { return n.looked }
 
 // HasEvents reports whether the driver hands out its events.
