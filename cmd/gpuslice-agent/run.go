@@ -61,6 +61,7 @@ func (o *options) run() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			o.settingsFile.keep(cmd.Context(), o.stateDir, log)
 			log.Info("starting", zap.String("version", version))
 			o.answerHealth(cmd.Context(), o.alive.State, log)
 			if err := o.lock(cmd.Context(), log); err != nil {
@@ -99,9 +100,6 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Metri
 	file, settings, err := readSettings(ctx, o.settings, o.stateDir, log)
 	if err != nil {
 		return nil, err
-	}
-	if set != nil { // run alone has metrics
-		file.keep(ctx, o.stateDir, log)
 	}
 	o.settingsFile, settings = file, o.complete(settings)
 	pods := impersonate.New(impersonate.Options{Node: o.node, Access: settings.PodAccess, Timeout: settings.Timeouts.APICall, Log: log.Named("pods")})

@@ -48,7 +48,7 @@ func TestCauseDrainBlockedByABudget(t *testing.T) {
 	given := r.cause()
 	r.label(config.LabelMIGConfig, "all-balanced")
 	r.awaitReason(config.ReasonEvictionBlocked)
-	given(r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+"/api-", "PDB "+namespace+"/api: it needs 1 healthy pod and has 1"))
+	given(r.awaitGivenUp(config.ReasonEvictionBlocked, namespace+"/api-", "change PDB "+namespace+"/api or add pods to it: it needs 1 healthy pod and has 1"))
 	if after := r.geometry(); after != before {
 		t.Errorf("the GPUs have changed from %s to %s", before, after)
 	}
