@@ -98,12 +98,14 @@ func (p *pauses) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 // fails reports whether the answer says nothing but that the API server cannot perform the request now. To an eviction, 429 says that a disruption budget
-// does not allow it.
+// does not allow it, and 500 that more than one selects the pod.
 func fails(request *http.Request, response *http.Response) bool {
-	if response.StatusCode == http.StatusTooManyRequests {
+	switch code := response.StatusCode; code {
+	case http.StatusTooManyRequests, http.StatusInternalServerError:
 		return !strings.HasSuffix(request.URL.Path, "/eviction")
+	default:
+		return code > http.StatusInternalServerError
 	}
-	return response.StatusCode >= http.StatusInternalServerError
 }
 
 func retryAfter(response *http.Response) time.Duration {

@@ -124,12 +124,13 @@ func TestRequestsPauseForThoseLikeThem(t *testing.T) {
 		if !sent(node("gpu-2")) {
 			t.Error("a request for something else is not sent")
 		}
-		server.status = 429
-		for range 20 {
-			if !sent(func() error {
-				return client.Pods("team").EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "pod", Namespace: "team"}})
-			}) {
-				t.Error("an eviction that a budget refuses is not asked for again")
+		for _, server.status = range []int{429, 500} { // of one budget, and of two for the same pod
+			for range 20 {
+				if !sent(func() error {
+					return client.Pods("team").EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "pod", Namespace: "team"}})
+				}) {
+					t.Fatalf("an eviction that is refused by %d is not asked for again", server.status)
+				}
 			}
 		}
 	})
