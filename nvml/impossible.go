@@ -22,12 +22,12 @@ func (e *Impossible) Error() string {
 }
 
 // explain proves that a request does not fit, and finds the nearest ones that do.
-func explain(g GPU, wish []wanted) *Impossible {
-	reason := excess(g, groupByProfile(wish))
+func explain(g GPU, request []wanted) *Impossible {
+	reason := excess(g, groupByProfile(request))
 	if reason == "" {
-		reason = noPlace(g, wish)
+		reason = noPlace(g, request)
 	}
-	return &Impossible{Reason: reason, Possible: nearest(g, wish)}
+	return &Impossible{Reason: reason, Possible: nearest(g, request)}
 }
 
 // excess names the resources of which the groups need more than the GPU has, at any places; empty if it has enough of all.
@@ -139,8 +139,8 @@ func tooManyEngines(g GPU, groups []group) string {
 
 // noPlace proves that a request has no arrangement although the GPU has enough of all resources for it. It names
 // only lines that the proof needs.
-func noPlace(g GPU, wish []wanted) string {
-	core := slices.Clone(wish)
+func noPlace(g GPU, request []wanted) string {
+	core := slices.Clone(request)
 	for i := range core {
 		for core[i].count > 0 {
 			core[i].count--
@@ -175,22 +175,22 @@ func starts(p Profile) string {
 
 // nearest lists requests that would fit instead: the largest parts of the request, those that drop the fewest instances first,
 // at most three. It gives the room of a dropped instance to the other lines, the largest first.
-func nearest(g GPU, wish []wanted) []string {
-	wish = slices.Clone(wish)
-	for i, w := range wish {
-		wish[i].count = min(w.count, 1+w.profile.Max*max(1, w.compute.Max)) // no GPU has room for more
+func nearest(g GPU, request []wanted) []string {
+	request = slices.Clone(request)
+	for i, w := range request {
+		request[i].count = min(w.count, 1+w.profile.Max*max(1, w.compute.Max)) // no GPU has room for more
 	}
 	var out []string
-	for _, counts := range largestParts(g, wish, 3) {
-		out = append(out, lines(present(fillUp(g, wish, counts))))
+	for _, counts := range largestParts(g, request, 3) {
+		out = append(out, lines(present(fillUp(g, request, counts))))
 	}
 	return out
 }
 
 // largestParts gives so many choices of counts, none above the request, that fit, and none of which is part of another. Those
 // that drop the fewest devices come first, and of these those that keep the most of the first lines.
-func largestParts(g GPU, wish []wanted, most int) [][]int {
-	p := parts{gpu: g, wish: wish, part: slices.Clone(wish), bounds: bounds(g, wish), most: most}
+func largestParts(g GPU, request []wanted, most int) [][]int {
+	p := parts{gpu: g, request: request, part: slices.Clone(request), bounds: bounds(g, request), most: most}
 	for i := range p.part {
 		p.part[i].count = 0
 	}
@@ -204,12 +204,12 @@ func largestParts(g GPU, wish []wanted, most int) [][]int {
 // parts is a search for the largest parts of a request. It goes from many devices to few, so that none that it finds is part of a
 // later one, and it ends after a few steps unless hardly anything fits.
 type parts struct {
-	gpu    GPU
-	wish   []wanted
-	part   []wanted // the request with the counts chosen so far
-	bounds [][]int
-	most   int
-	found  [][]int
+	gpu     GPU
+	request []wanted
+	part    []wanted // the request with the counts chosen so far
+	bounds  [][]int
+	most    int
+	found   [][]int
 }
 
 // choose decides on exactly n devices of the lines from i on. The memory slices are those that are left for the profile
@@ -218,11 +218,11 @@ func (p *parts) choose(i, n, memory int) {
 	if len(p.found) == p.most || p.partOfAnother(i) {
 		return
 	}
-	if i == len(p.wish) {
+	if i == len(p.request) {
 		p.found = append(p.found, counts(p.part))
 		return
 	}
-	for take := min(n, p.wish[i].count); take >= 0; take-- {
+	for take := min(n, p.request[i].count); take >= 0; take-- {
 		p.part[i].count = take
 		left := p.left(i, memory)
 		if left < 0 || take+p.bounds[i+1][left] < n {
@@ -254,21 +254,21 @@ func (p *parts) left(i, memory int) int {
 
 // partOfAnother reports whether each choice for the lines from i on would give a part of one that the search has found.
 func (p *parts) partOfAnother(i int) bool {
-	all := append(counts(p.part[:i]), counts(p.wish[i:])...)
+	all := append(counts(p.part[:i]), counts(p.request[i:])...)
 	return slices.ContainsFunc(p.found, func(l []int) bool { return within(all, l) })
 }
 
 // bounds gives for each line and each number of memory slices how many devices of the lines from there on fit at most,
 // wherever they may stand.
-func bounds(g GPU, wish []wanted) [][]int {
+func bounds(g GPU, request []wanted) [][]int {
 	total := g.MemorySlices()
-	out := make([][]int, len(wish)+1)
-	out[len(wish)] = make([]int, total+1)
-	for i, w := range slices.Backward(wish) {
+	out := make([][]int, len(request)+1)
+	out[len(request)] = make([]int, total+1)
+	for i, w := range slices.Backward(request) {
 		out[i] = make([]int, total+1)
-		together, next := wish[i:i+1], i+1
+		together, next := request[i:i+1], i+1
 		if !w.whole() {
-			together = linesOf(wish[i:], w.profile)
+			together = linesOf(request[i:], w.profile)
 			next = i + len(together)
 		}
 		size := max(1, memorySize(w.profile))
@@ -297,20 +297,20 @@ func atMost(together []wanted, instances int) int {
 }
 
 // linesOf are the lines of one profile.
-func linesOf(wish []wanted, p Profile) []wanted {
-	return slices.DeleteFunc(slices.Clone(wish), func(w wanted) bool { return w.profile.Name != p.Name })
+func linesOf(request []wanted, p Profile) []wanted {
+	return slices.DeleteFunc(slices.Clone(request), func(w wanted) bool { return w.profile.Name != p.Name })
 }
 
 // fillUp gives the memory slices of the dropped devices to the lines of whole instances that kept all of theirs.
-func fillUp(g GPU, wish []wanted, counts []int) []wanted {
-	out := slices.Clone(wish)
+func fillUp(g GPU, request []wanted, counts []int) []wanted {
+	out := slices.Clone(request)
 	freed := 0
 	for i, c := range counts {
 		out[i].count = c
-		freed += (wish[i].count - c) * memorySize(wish[i].profile)
+		freed += (request[i].count - c) * memorySize(request[i].profile)
 	}
 	for i := range out {
-		for counts[i] == wish[i].count && wish[i].whole() && memorySize(out[i].profile) <= freed {
+		for counts[i] == request[i].count && request[i].whole() && memorySize(out[i].profile) <= freed {
 			out[i].count++
 			if !possible(g, present(out)) {
 				out[i].count--
@@ -332,8 +332,8 @@ func within(a, b []int) bool {
 	return true
 }
 
-func present(wish []wanted) []wanted {
-	return slices.DeleteFunc(slices.Clone(wish), func(w wanted) bool { return w.count == 0 })
+func present(request []wanted) []wanted {
+	return slices.DeleteFunc(slices.Clone(request), func(w wanted) bool { return w.count == 0 })
 }
 
 func allLines(groups []group) []wanted {
@@ -345,33 +345,33 @@ func allLines(groups []group) []wanted {
 }
 
 // lines writes a request as people do: "2x 3g.40gb + 1x 1g.10gb".
-func lines(wish []wanted) string {
+func lines(request []wanted) string {
 	var out []string
-	for _, w := range wish {
+	for _, w := range request {
 		out = append(out, fmt.Sprintf("%dx %s", w.count, w.name()))
 	}
 	return strings.Join(out, " + ")
 }
 
 // subject is lines, but a single instance goes by its name alone.
-func subject(wish []wanted) string {
-	if isSingle(wish) {
-		return wish[0].name()
+func subject(request []wanted) string {
+	if isSingle(request) {
+		return request[0].name()
 	}
-	return lines(wish)
+	return lines(request)
 }
 
-func isSingle(wish []wanted) bool { return len(wish) == 1 && wish[0].count == 1 }
+func isSingle(request []wanted) bool { return len(request) == 1 && request[0].count == 1 }
 
-func takes(wish []wanted) string {
-	if isSingle(wish) {
+func takes(request []wanted) string {
+	if isSingle(request) {
 		return "takes"
 	}
 	return "take"
 }
 
-func needs(wish []wanted) string {
-	if isSingle(wish) {
+func needs(request []wanted) string {
+	if isSingle(request) {
 		return "needs"
 	}
 	return "need"

@@ -25,9 +25,9 @@ type layout struct {
 func (g group) instances() int { return g.whole + g.divided }
 
 // groupByProfile collects the lines of a request by their GPU instance profile, and counts the instances.
-func groupByProfile(wish []wanted) []group {
+func groupByProfile(request []wanted) []group {
 	var groups []group
-	for _, w := range wish {
+	for _, w := range request {
 		at := slices.IndexFunc(groups, func(g group) bool { return g.profile.Name == w.profile.Name })
 		if at < 0 {
 			groups = append(groups, group{profile: w.profile})

@@ -37,13 +37,13 @@ type Change struct {
 //
 // The error is *Impossible: the GPU does not offer a device of the request, or no arrangement has all of them.
 func Solve(g GPU, devices map[string]int) (Solution, error) {
-	wish, refused := readRequest(g, devices)
+	request, refused := readRequest(g, devices)
 	if refused != nil {
 		return Solution{}, refused
 	}
-	target, ok := arrange(g, wish)
+	target, ok := arrange(g, request)
 	if !ok {
-		return Solution{}, explain(g, wish)
+		return Solution{}, explain(g, request)
 	}
 	return Restore(g, target), nil
 }
@@ -81,8 +81,8 @@ func Restore(g GPU, target Geometry) Solution {
 }
 
 // arrange gives the best geometry for a request, or false if none fits.
-func arrange(g GPU, wish []wanted) (Geometry, bool) {
-	groups := groupByProfile(wish)
+func arrange(g GPU, request []wanted) (Geometry, bool) {
+	groups := groupByProfile(request)
 	for i := range groups {
 		if groups[i].unpackable {
 			return nil, false
@@ -121,9 +121,9 @@ func unevenness(target Geometry) int {
 
 // possible reports whether a request has an arrangement at all on an empty GPU. That takes less time than finding the best one: the
 // division of instances does not matter, nor which of them are where, if all have the same possible places.
-func possible(g GPU, wish []wanted) bool {
+func possible(g GPU, request []wanted) bool {
 	var kinds, alike []kind
-	for _, gr := range groupByProfile(wish) {
+	for _, gr := range groupByProfile(request) {
 		if gr.unpackable {
 			return false
 		}

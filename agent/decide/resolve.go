@@ -68,7 +68,7 @@ func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked stat
 }
 
 func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
-	wishes := map[nvml.UUID]nvml.Request{}
+	requests := map[nvml.UUID]nvml.Request{}
 	if want.Label != config.LabelDevicePluginConfig {
 		profile, found, beyond, err := r.Requests(seen, want.Label, migName(want.Name, pluginKey))
 		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
@@ -81,7 +81,7 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 		if asked, _ := r.Asked(seen.Node); want.Unread == nil && asked.Name == want.Name { // a preview may ask for another
 			r.read = reading{want.Label, want.Name, seen.Files}
 		}
-		wishes, want.MissingPositions = found, beyond
+		requests, want.MissingPositions = found, beyond
 		after := state.WithTargets(seen.GPUs, state.Targets(found))
 		want.Unanswered = want.Unanswered && !r.asksForTheSame(seen, seen.Node.Labels[config.LabelMIGConfig], after)
 		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
@@ -98,8 +98,8 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 		asks[config.LabelDevicePluginConfig] = pluginKey
 	}
 	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
-	want.Targets = state.Targets(wishes)
-	want.Fingerprint = fingerprint(want, wishes)
+	want.Targets = state.Targets(requests)
+	want.Fingerprint = fingerprint(want, requests)
 	return want, r.refuses(ctx, seen, want)
 }
 
@@ -133,13 +133,13 @@ func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *st
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
 func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml.GPU) bool {
-	_, wishes, _, err := r.Requests(seen, config.LabelMIGConfig, name)
+	_, requests, _, err := r.Requests(seen, config.LabelMIGConfig, name)
 	if err != nil {
 		return false
 	}
 	for _, gpu := range gpus {
-		wish, asked := wishes[gpu.UUID]
-		if !asked || !gpu.Capable && !wish.MIG {
+		request, asked := requests[gpu.UUID]
+		if !asked || !gpu.Capable && !request.MIG {
 			continue
 		}
 		has := map[string]int{}
@@ -148,7 +148,7 @@ func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml
 				has[device.Profile]++
 			}
 		}
-		if wish.MIG != gpu.Enabled || !maps.Equal(has, wish.Devices) {
+		if request.MIG != gpu.Enabled || !maps.Equal(has, request.Devices) {
 			return false
 		}
 	}
@@ -197,20 +197,20 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 // Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
 // counts for the name: with that file, the name may mean something else.
 func (r *Resolver) Requests(seen *state.Observed, label, name string) (
-	profile catalog.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
+	profile catalog.Profile, requests map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	configs, err := r.catalog(seen, label, name)
 	if err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
-	if wishes, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
+	if requests, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
 		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
 	}
 	profile, isProfile := configs.Profile(name)
 	if label != config.LabelProfile || !isProfile {
 		beyond = configs.MissingPositions(name, seen.GPUs)
 	}
-	return profile, wishes, beyond, nil
+	return profile, requests, beyond, nil
 }
 
 // missingFile says that the file is not there which would have the name that err does not know.
@@ -234,7 +234,7 @@ type reading struct {
 // wishesOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
 // there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
 func (r *Resolver) requestsOfReadable(seen *state.Observed, label, name string) (
-	profile catalog.Profile, wishes map[nvml.UUID]nvml.Request, beyond []int, err error,
+	profile catalog.Profile, requests map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	configs, found := seen.Files.Configs.Only("mig-configs", name)
 	profiles, also := seen.Files.Profiles.Only("profiles", name)
@@ -269,11 +269,11 @@ func (r *Resolver) catalog(seen *state.Observed, label, name string) (catalog.Ca
 	return catalog.Merge(catalog.Generate(seen.GPUs), custom).WithProfiles(profiles), nil
 }
 
-func fingerprint(want state.Desired, wishes map[nvml.UUID]nvml.Request) string {
+func fingerprint(want state.Desired, requests map[nvml.UUID]nvml.Request) string {
 	h := sha256.New()
 	fmt.Fprint(h, want.Name)
-	for _, gpu := range slices.Sorted(maps.Keys(wishes)) {
-		fmt.Fprintf(h, " %s %v", gpu, wishes[gpu]) // prints maps in the order of their keys
+	for _, gpu := range slices.Sorted(maps.Keys(requests)) {
+		fmt.Fprintf(h, " %s %v", gpu, requests[gpu]) // prints maps in the order of their keys
 	}
 	if p := want.Plugin; p != nil && p.MatchText {
 		fmt.Fprintf(h, " %s", p.Text)

@@ -130,9 +130,9 @@ func (f *ConfigMapFile) Only(field, name string) (*ConfigMapFile, bool) {
 }
 
 // Targets returns the requests as targets of the planner.
-func Targets(wishes map[nvml.UUID]nvml.Request) plan.Targets {
+func Targets(requests map[nvml.UUID]nvml.Request) plan.Targets {
 	out := plan.Targets{}
-	for gpu, w := range wishes {
+	for gpu, w := range requests {
 		out[gpu] = plan.Target{Request: w}
 	}
 	return out

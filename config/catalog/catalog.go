@@ -182,7 +182,7 @@ type requestBuilder struct {
 	config, profile string // the name; one of the two is empty
 	gpus            []nvml.GPU
 
-	wishes    map[nvml.UUID]nvml.Request
+	requests  map[nvml.UUID]nvml.Request
 	rules     map[nvml.UUID]int // the number of the rule that each request comes from
 	incapable []nvml.GPU        // GPUs without MIG that a rule for all GPUs wants cut
 	virtual   []nvml.GPU        // vGPUs that a rule for all GPUs wants cut or uncut; only their host can do that
@@ -190,23 +190,23 @@ type requestBuilder struct {
 }
 
 func (b *requestBuilder) build(cfg MIGConfig) (map[nvml.UUID]nvml.Request, error) {
-	b.wishes, b.rules = map[nvml.UUID]nvml.Request{}, map[nvml.UUID]int{}
+	b.requests, b.rules = map[nvml.UUID]nvml.Request{}, map[nvml.UUID]int{}
 	for i, rule := range cfg {
 		b.addRule(i+1, rule)
 	}
 	if len(b.errs) > 0 {
 		return nil, errors.Join(b.errs...)
 	}
-	if len(b.virtual) > 0 && !asksForMIG(b.wishes) {
+	if len(b.virtual) > 0 && !asksForMIG(b.requests) {
 		return nil, b.virtualGPU(b.virtual)
 	}
-	if len(b.incapable) > 0 && !asksForMIG(b.wishes) {
+	if len(b.incapable) > 0 && !asksForMIG(b.requests) {
 		return nil, &NoCapableGPUError{Config: b.config, Profile: b.profile, Models: models(b.incapable)}
 	}
-	if len(b.wishes) == 0 {
+	if len(b.requests) == 0 {
 		return nil, b.explainNoMatch(cfg)
 	}
-	return b.wishes, nil
+	return b.requests, nil
 }
 
 // addRule adds the requests of one rule.
@@ -242,7 +242,7 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
 			})
 		default:
-			b.wishes[g.UUID] = nvml.Request{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
+			b.requests[g.UUID] = nvml.Request{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
 			b.rules[g.UUID] = number
 		}
 	}
@@ -371,8 +371,8 @@ func allVirtualGPUs(gpus []nvml.GPU) bool {
 	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Virtualization != nvml.VirtualGPU })
 }
 
-func asksForMIG(wishes map[nvml.UUID]nvml.Request) bool {
-	for _, w := range wishes {
+func asksForMIG(requests map[nvml.UUID]nvml.Request) bool {
+	for _, w := range requests {
 		if w.MIG {
 			return true
 		}

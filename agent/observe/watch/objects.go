@@ -99,15 +99,15 @@ func (o *Objects) FreshFor(step, next bool) bool {
 // RequestedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
 // If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.
 func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) bool {
-	wishes := o.requests
+	requests := o.requests
 	if o.hurried {
-		wishes = nil
+		requests = nil
 	}
 	o.hurried = false
 	select {
 	case <-ctx.Done():
 	case <-end:
-	case <-wishes:
+	case <-requests:
 		o.hurried, o.again = true, true
 	}
 	return o.hurried

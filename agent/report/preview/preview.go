@@ -90,10 +90,10 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	geometry, pluginKey := Parts(label, name)
 	want := state.Desired{}
 	var profile catalog.Profile
-	var wishes map[nvml.UUID]nvml.Request
+	var requests map[nvml.UUID]nvml.Request
 	var err error
 	if geometry != "" {
-		if wishes, err = state.RequestsOf(o.Catalog, label, geometry, o.GPUs); err != nil {
+		if requests, err = state.RequestsOf(o.Catalog, label, geometry, o.GPUs); err != nil {
 			return Result{}, err
 		}
 	}
@@ -101,7 +101,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		profile, _ = o.Catalog.Profile(name)
 		seen.Keys = len(profile.Labels)+len(profile.Taints) > 0
 	}
-	after := state.WithTargets(o.GPUs, state.Targets(wishes))
+	after := state.WithTargets(o.GPUs, state.Targets(requests))
 	switch asked, there := o.Plugin[pluginKey]; {
 	case pluginKey != "" && !there:
 		return Result{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
@@ -118,7 +118,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		seen.Plugin = plan.Plugin{Now: state.PlannedSharing(has.Sharing, has.MIGStrategy), Reloaded: true, NeedsReload: true, Set: want.Plugin.Matches(&has)}
 		has.MIGStrategy = want.Plugin.Strategy
 	}
-	p, err := Of(want.Planned(state.Targets(wishes)), seen)
+	p, err := Of(want.Planned(state.Targets(requests)), seen)
 	p.MIGStrategy = has.MIGStrategy
 	if want.Plugin != nil {
 		p.Handover = config.HandoverFile

@@ -171,7 +171,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	if _, isProfile := from.Profiles[p.Name]; !isProfile {
 		configs = catalog.Merge(from.MIG, nil)
 	}
-	wishes, err := configs.ProfileRequests(p.Name, gpus)
+	requests, err := configs.ProfileRequests(p.Name, gpus)
 	if none, ok := errors.AsType[*catalog.NoSelectedGPUError](err); ok && p.Model == "" {
 		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
 			sanitize.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
@@ -179,7 +179,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range wishes {
+	for _, w := range requests {
 		total := 0
 		for _, n := range w.Devices {
 			if total += n; total > nvml.MaxDevices {
@@ -189,7 +189,7 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	}
 	after := slices.Clone(gpus)
 	for i, gpu := range gpus {
-		if w, named := wishes[gpu.UUID]; named {
+		if w, named := requests[gpu.UUID]; named {
 			after[i] = gpu.With(w)
 		}
 	}

@@ -31,7 +31,7 @@ func (w wanted) name() string {
 
 // readRequest resolves the names of a request to profiles of the GPU, largest first, each line once.
 func readRequest(g GPU, devices map[string]int) ([]wanted, *Impossible) {
-	var wish []wanted
+	var request []wanted
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		count := devices[name]
 		if count < 0 {
@@ -44,20 +44,20 @@ func readRequest(g GPU, devices map[string]int) ([]wanted, *Impossible) {
 		if refused != nil {
 			return nil, refused
 		}
-		at := slices.IndexFunc(wish, func(o wanted) bool { return o.name() == w.name() })
+		at := slices.IndexFunc(request, func(o wanted) bool { return o.name() == w.name() })
 		if at < 0 {
-			wish = append(wish, w)
-			at = len(wish) - 1
+			request = append(request, w)
+			at = len(request) - 1
 		}
-		if count > MaxDevices-wish[at].count {
+		if count > MaxDevices-request[at].count {
 			return nil, &Impossible{Reason: fmt.Sprintf("%s: %d is more than any GPU holds; give at most %d", name, count, MaxDevices)}
 		}
-		wish[at].count += count
+		request[at].count += count
 	}
-	slices.SortFunc(wish, func(a, b wanted) int {
+	slices.SortFunc(request, func(a, b wanted) int {
 		return cmp.Or(compareProfiles(b.profile, a.profile), cmp.Compare(b.computeSlices(), a.computeSlices()))
 	})
-	return wish, nil
+	return request, nil
 }
 
 // compareProfiles orders profiles from the smallest to the largest.
