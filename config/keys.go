@@ -1,6 +1,6 @@
 package config
 
-//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageHas -update
+//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageAndTheGlossaryHave -update
 
 // FieldManager names the agent in the managedFields of what it writes.
 const FieldManager = "gpuslice-agent"

@@ -1,7 +1,7 @@
 package config
 
-// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/README.md, and config/metrics, from
-// which the agent takes the help text for Prometheus.
+// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/README.md, and config/glossary, which
+// has the help text for Prometheus.
 
 // Metrics of the desired config, and how far the node is with it.
 const (

@@ -3,14 +3,14 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
-	"github.com/gpuslice/gpuslice/config/metrics"
-	"github.com/gpuslice/gpuslice/config/reasons"
+	"github.com/gpuslice/gpuslice/config/glossary"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -35,8 +35,8 @@ func explain() *cobra.Command {
 			}
 			var out []cobra.Completion
 			for _, g := range vocabulary() {
-				for _, w := range g.words {
-					out = append(out, cobra.CompletionWithDesc(w.name, w.means))
+				for _, w := range g.Entries {
+					out = append(out, cobra.CompletionWithDesc(w.Name, w.Means))
 				}
 			}
 			return out, cobra.ShellCompDirectiveNoFileComp
@@ -49,59 +49,33 @@ func explain() *cobra.Command {
 				list(out, width)
 				return out.Err
 			}
-			if text, known := reasons.Find(args[0]); known {
-				out.Printf("%s\n", text.Reason)
-				out.Printf("%s\n", wrapped("  is given: ", text.Given, width))
-				out.Printf("%s\n", wrapped("  you can:  ", text.YouCan, width))
+			if reason, known := glossary.Reasons().Find(args[0]); known {
+				out.Printf("%s\n", reason.Name)
+				out.Printf("%s\n", wrapped("  is given: ", reason.Means, width))
+				out.Printf("%s\n", wrapped("  you can:  ", reason.YouCan, width))
 				return out.Err
 			}
-			text, known := metrics.Find(args[0])
+			metric, known := glossary.Metrics().Find(args[0])
 			if !known {
 				return unknownWord(args[0])
 			}
-			out.Printf("%s\n", text.Name)
-			out.Printf("%s\n", wrapped("  is:     ", text.Is, width))
-			if len(text.Labels) > 0 {
-				out.Printf("%s\n", wrapped("  labels: ", strings.Join(text.Labels, ", "), width))
+			out.Printf("%s\n", metric.Name)
+			out.Printf("%s\n", wrapped("  is:     ", metric.Means, width))
+			if len(metric.Labels) > 0 {
+				out.Printf("%s\n", wrapped("  labels: ", strings.Join(metric.Labels, ", "), width))
 			}
 			return out.Err
 		},
 	}
 }
 
-// word is a word in the agent's messages, with its meaning.
-type word struct{ name, means string }
-
-// words are the words of one kind.
-type words struct {
-	title string
-	words []word
-}
-
 // vocabulary returns all words that explain knows.
-func vocabulary() []words {
-	var out []words
-	for _, g := range reasons.All() {
-		these := words{title: g.Title}
-		for _, t := range g.Texts {
-			these.words = append(these.words, word{string(t.Reason), t.Given})
-		}
-		out = append(out, these)
-	}
-	for _, g := range metrics.All() {
-		these := words{title: g.Title}
-		for _, t := range g.Texts {
-			these.words = append(these.words, word{t.Name, t.Is})
-		}
-		out = append(out, these)
-	}
-	return out
-}
+func vocabulary() glossary.Groups { return slices.Concat(glossary.Reasons(), glossary.Metrics()) }
 
 func unknownWord(name string) error {
-	kind, near := "reason", reasons.Close(name)
+	kind, near := "reason", glossary.Reasons().Closest(name)
 	if strings.HasPrefix(name, "gpuslice_") {
-		kind, near = "metric", metrics.Close(name)
+		kind, near = "metric", glossary.Metrics().Closest(name)
 	}
 	instead := "kubectl gpuslice explain lists them all"
 	if len(near) > 0 {
@@ -114,15 +88,15 @@ func unknownWord(name string) error {
 func list(out *cli.Printer, width int) {
 	for i, g := range vocabulary() {
 		longest := 0
-		for _, w := range g.words {
-			longest = max(longest, len(w.name))
+		for _, w := range g.Entries {
+			longest = max(longest, len(w.Name))
 		}
 		if i > 0 {
 			out.Printf("\n")
 		}
-		out.Printf("%s\n", wrapped("", g.title, width))
-		for _, w := range g.words {
-			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.name, w.means), width, "…"))
+		out.Printf("%s\n", wrapped("", g.Title, width))
+		for _, w := range g.Entries {
+			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.Name, w.Means), width, "…"))
 		}
 	}
 }

@@ -6,8 +6,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
-	"github.com/gpuslice/gpuslice/config/metrics"
-	"github.com/gpuslice/gpuslice/config/reasons"
+	"github.com/gpuslice/gpuslice/config/glossary"
 )
 
 func TestAReasonIsExplained(t *testing.T) {
@@ -49,17 +48,17 @@ func TestAllReasonsAndMetricsAreListedInEightyColumns(t *testing.T) {
 				t.Errorf("%d columns: %s", n, line)
 			}
 		}
-		for _, name := range metrics.Names() {
+		for _, name := range glossary.Metrics().Names() {
 			if !strings.Contains(said, "\n  "+name+" ") {
 				t.Errorf("%s is not listed", name)
 			}
 		}
-		for _, name := range reasons.Names() {
+		for _, name := range glossary.Reasons().Names() {
 			if !strings.Contains(said, "\n  "+name+" ") {
 				t.Errorf("%s is not listed", name)
 			}
-			if text, known := reasons.Find(name); !known || text.Given == "" || text.YouCan == "" {
-				t.Errorf("%s: %+v", name, text)
+			if r, known := glossary.Reasons().Find(name); !known || r.Means == "" || r.YouCan == "" {
+				t.Errorf("%s: %+v", name, r)
 			}
 		}
 	})

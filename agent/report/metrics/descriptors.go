@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpuslice/gpuslice/config/metrics"
+	"github.com/gpuslice/gpuslice/config/glossary"
 )
 
 // Desc describes a metric that Collect makes.
@@ -20,15 +20,15 @@ func Counter(name string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: help(m)}, m.Labels)
 }
 
-// find returns the text of a metric. One without a text gets its name, so that the command runs which generates the texts; test/repo holds
-// that all metrics have a text.
-func find(name string) metrics.Text {
-	m, known := metrics.Find(name)
+// find returns what the glossary has of a metric. One that is not there gets its name, so that the command runs which generates the glossary; test/repo
+// holds that it has all metrics.
+func find(name string) glossary.Entry {
+	m, known := glossary.Metrics().Find(name)
 	if !known {
-		return metrics.Text{Name: name, Is: name}
+		return glossary.Entry{Name: name, Means: name}
 	}
 	return m
 }
 
 // help is a sentence, as Prometheus shows it.
-func help(m metrics.Text) string { return strings.ToUpper(m.Is[:1]) + m.Is[1:] + "." }
+func help(m glossary.Entry) string { return strings.ToUpper(m.Means[:1]) + m.Means[1:] + "." }

@@ -1,4 +1,4 @@
-// Package metrics holds the metrics of the agent's loop, described by the one text that config/metrics has of each. Monitors have metrics of their own
+// Package metrics holds the metrics of the agent's loop, described by the one text that config/glossary has of each. Monitors have metrics of their own
 // beside these.
 package metrics
 
