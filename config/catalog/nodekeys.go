@@ -40,10 +40,12 @@ func readNodeLabels(c *check.Mistakes, raw json.RawMessage) map[string]string {
 	return labels
 }
 
-type taintInputs struct {
-	Key    string          `json:"key" jsonschema:"required" form:"nodeKey"`
-	Value  json.RawMessage `json:"value"`
-	Effect string          `json:"effect" jsonschema:"required" form:"taintEffect"`
+// TaintFields is a taint of the node.
+type TaintFields struct {
+	Key   string            `json:"key" jsonschema:"required" form:"nodeKey"`
+	Value check.Raw[string] `json:"value" form:"labelValue"`
+	// NoExecute would delete pods whatever their disruption budgets say.
+	Effect string `json:"effect" jsonschema:"required" form:"taintEffect"`
 }
 
 func init() {
@@ -72,12 +74,12 @@ func readNodeTaints(c *check.Mistakes, raw json.RawMessage) []corev1.Taint {
 	}
 	var taints []corev1.Taint
 	for i, entry := range entries {
-		var in taintInputs
+		var in TaintFields
 		at := fmt.Sprintf("%s[%d]", field, i)
 		if !c.Read(at, check.OrEmpty(entry), &in) {
 			continue
 		}
-		taint := corev1.Taint{Key: in.Key, Value: readNodeValue(c, at+".value", in.Value), Effect: corev1.TaintEffect(in.Effect)}
+		taint := corev1.Taint{Key: in.Key, Value: readNodeValue(c, at+".value", in.Value.RawMessage), Effect: corev1.TaintEffect(in.Effect)}
 		if taint.Key != "" && slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) }) {
 			c.Refuse(at, taint.Key+":"+string(taint.Effect), "is there twice")
 		}

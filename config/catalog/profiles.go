@@ -55,10 +55,10 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 			"apiVersion: "+ProfilesAPIVersion, "kind: "+ProfilesKind, "profiles")
 	}
 	var c check.Mistakes
-	var file catalogInputs
+	var file ProfilesFields
 	c.Read("file", doc, &file)
 	var written map[string]json.RawMessage
-	c.Read("profiles", file.Profiles, &written)
+	c.Read("profiles", file.Profiles.RawMessage, &written)
 
 	profiles := map[string]Profile{}
 	for _, name := range slices.Sorted(maps.Keys(written)) {
@@ -73,58 +73,82 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 	return profiles, nil
 }
 
-// catalogInputs is a file of profiles, not yet checked. The values in each mapping stay JSON, so that the checks still find the mistakes
-// beside a value of the wrong form.
-type catalogInputs struct {
-	APIVersion string          `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
-	Kind       string          `json:"kind" jsonschema:"required,enum=Profiles"`
-	Profiles   json.RawMessage `json:"profiles"`
+// A file of profiles is read by these types, and its JSON schema is made of them. What stays raw is checked by the functions below, so that
+// they find the mistakes beside a value of the wrong form.
+
+// ProfilesFields are what nodes can be asked to be by the label gpuslice.io/profile.
+type ProfilesFields struct {
+	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
+	Kind       string `json:"kind" jsonschema:"required,enum=Profiles"`
+	// By name, which must be a label's value.
+	Profiles check.Raw[map[string]ProfileFields] `json:"profiles"`
 }
 
-type profileInputs struct {
-	Description json.RawMessage            `json:"description"`
-	MIG         json.RawMessage            `json:"mig"`
-	Sharing     json.RawMessage            `json:"sharing"`
-	MIGStrategy config.MIGStrategy         `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
-	Labels      json.RawMessage            `json:"labels"`
-	Taints      json.RawMessage            `json:"taints"`
-	Drain       *config.DrainOverrides     `json:"drain"`
-	Windows     []maintenance.WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
+// ProfileFields is what the nodes of a pool shall be. It has at least one of mig, sharing, migStrategy, labels and taints.
+type ProfileFields struct {
+	// For people.
+	Description check.Raw[string] `json:"description"`
+	// How GPUs are cut. Those that no entry selects are left as they are.
+	MIG check.Raw[[]MIGEntryFields] `json:"mig" jsonschema:"minItems=1"`
+	// How GPUs and MIG devices are given to several pods at once. Without it, it is left as it is.
+	Sharing check.Raw[SharingFields] `json:"sharing"`
+	// The device plugin's MIG strategy: as what MIG devices are offered. Without it what fits, where sharing is said.
+	MIGStrategy config.MIGStrategy `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
+	// Labels of the node, under keys of your own.
+	Labels check.Raw[map[string]string] `json:"labels" form:"nodeLabels"`
+	// Taints of the node, under keys of your own.
+	Taints check.Raw[[]TaintFields] `json:"taints" jsonschema:"maxItems=100,uniqueItems=true"`
+	// How pods are sent away, where it is otherwise than in the settings.
+	Drain *config.DrainOverrides `json:"drain"`
+	// When a change to it may begin, in place of the windows of the node's pool.
+	Windows []maintenance.WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
 }
 
-type migEntryInputs struct {
-	GPUs      json.RawMessage `json:"gpus"`
-	Enabled   string          `json:"enabled" jsonschema:"required,enum=true,enum=false"`
-	Instances json.RawMessage `json:"instances"`
+// MIGEntryFields is how the GPUs that it selects are cut.
+type MIGEntryFields struct {
+	// Which GPUs it is about.
+	GPUs check.Raw[SelectorFields] `json:"gpus" jsonschema:"required"`
+	// MIG mode on.
+	Enabled string `json:"enabled" jsonschema:"required,enum=true,enum=false" form:"boolean"`
+	// How many MIG devices of each name, like 1g.10gb; {} for none.
+	Instances check.Raw[map[string]int] `json:"instances" form:"instances"`
 }
 
-type selectorInputs struct {
-	All          check.Scalar    `json:"all"`
-	UUID         check.OneOrMore `json:"uuid"`
-	PCI          check.OneOrMore `json:"pci"`
-	Index        check.OneOrMore `json:"index"`
-	Model        check.OneOrMore `json:"model"`
-	DeviceFilter check.OneOrMore `json:"deviceFilter"`
+// SelectorFields selects GPUs: all, or those that match everything that is there.
+type SelectorFields struct {
+	// Every GPU of the node. It stands alone.
+	All check.Scalar `json:"all" form:"onlyTrue"`
+	// UUIDs of GPUs, in full, as nvidia-smi -L prints them.
+	UUID check.OneOrMore `json:"uuid" form:"uuid" alone:"a UUID" empty:"selects no GPU"`
+	// PCI addresses.
+	PCI check.OneOrMore `json:"pci" form:"pci" alone:"an address" empty:"selects no GPU"`
+	// Positions in PCI order, from 0.
+	Index check.OneOrMore `json:"index" form:"position" alone:"a position" empty:"selects no GPU"`
+	// Models as nvidia-smi -L prints them, in which * stands for anything.
+	Model check.OneOrMore `json:"model" form:"text" alone:"a model" empty:"selects no GPU"`
+	// PCI device ids, as mig-parted writes them: 0x233010DE, or 0x233010DE:0x16C110DE with those of the subsystem.
+	DeviceFilter check.OneOrMore `json:"deviceFilter" form:"deviceFilter" alone:"an id" empty:"selects no GPU"`
 }
 
 // profileOf checks one profile.
 func profileOf(raw json.RawMessage) (Profile, check.Mistakes) {
 	var c check.Mistakes
-	var in profileInputs
+	var in ProfileFields
 	if !c.Read("", check.OrEmpty(raw), &in) {
 		return Profile{}, c
 	}
 	var p Profile
-	if !check.Absent(in.Description) && json.Unmarshal(in.Description, &p.Description) != nil {
-		c.Refuse("description", string(in.Description), "must be text")
+	if said := in.Description.RawMessage; !check.Absent(said) && json.Unmarshal(said, &p.Description) != nil {
+		c.Refuse("description", string(said), "must be text")
 	}
-	if check.Absent(in.MIG) && check.Absent(in.Sharing) && in.MIGStrategy == "" && !c.Refused("migStrategy") && check.Empty(in.Labels) && check.Empty(in.Taints) {
+	noStrategy := in.MIGStrategy == "" && !c.Refused("migStrategy")
+	if check.Absent(in.MIG.RawMessage) && check.Absent(in.Sharing.RawMessage) && noStrategy && check.Empty(in.Labels.RawMessage) && check.Empty(in.Taints.RawMessage) {
 		c.Add(&check.InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
-	p.MIG = readMIGRules(&c, in.MIG)
-	p.Sharing = readProfileSharing(&c, in.Sharing)
-	p.Labels = readNodeLabels(&c, in.Labels)
-	p.Taints = readNodeTaints(&c, in.Taints)
+	p.MIG = readMIGRules(&c, in.MIG.RawMessage)
+	p.Sharing = readProfileSharing(&c, in.Sharing.RawMessage)
+	p.Labels = readNodeLabels(&c, in.Labels.RawMessage)
+	p.Taints = readNodeTaints(&c, in.Taints.RawMessage)
 	p.Drain, p.Windows, p.MIGStrategy = in.Drain, maintenance.WindowsOf(in.Windows), in.MIGStrategy
 	mps := p.Sharing != nil && p.Sharing.Strategy == SharingMPS
 	if mps {
@@ -183,27 +207,27 @@ func refuseStrategy(c *check.Mistakes, strategy config.MIGStrategy, rules MIGCon
 // migRuleOf checks one entry of a profile's MIG part.
 func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 	var c check.Mistakes
-	var in migEntryInputs
+	var in MIGEntryFields
 	if !c.Read("", check.OrEmpty(raw), &in) {
 		return MIGRule{}, c
 	}
-	var gpus selectorInputs
+	var gpus SelectorFields
 	var rule MIGRule
-	if check.Absent(in.GPUs) {
+	if check.Absent(in.GPUs.RawMessage) {
 		c.Add(&check.InvalidError{Field: "gpus", Want: "is missing: " + selectorForms})
-	} else if c.Read("gpus", in.GPUs, &gpus) {
+	} else if c.Read("gpus", in.GPUs.RawMessage, &gpus) {
 		readGPUSelectors(&c, gpus, &rule)
 	}
 	rule.MIG = in.Enabled == "true"
 	switch {
-	case in.Enabled == "false" && !check.Absent(in.Instances):
+	case in.Enabled == "false" && !check.Absent(in.Instances.RawMessage):
 		c.Add(&check.InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
-	case in.Enabled == "true" && check.Absent(in.Instances):
+	case in.Enabled == "true" && check.Absent(in.Instances.RawMessage):
 		c.Add(&check.InvalidError{
 			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
 		})
 	case in.Enabled == "true":
-		rule.Devices = readInstances(&c, in.Instances)
+		rule.Devices = readInstances(&c, in.Instances.RawMessage)
 	}
 	return rule, c
 }
@@ -211,7 +235,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 const selectorForms = "write all: true, or at least one of uuid, pci, index, model and deviceFilter"
 
 // readGPUSelectors fills in what the rule selects GPUs by.
-func readGPUSelectors(c *check.Mistakes, in selectorInputs, rule *MIGRule) {
+func readGPUSelectors(c *check.Mistakes, in SelectorFields, rule *MIGRule) {
 	rule.UUIDs = readEach(c, "gpus.uuid", in.UUID, gpuUUID)
 	rule.PCI = readEach(c, "gpus.pci", in.PCI, pciAddress)
 	rule.Indices = readEach(c, "gpus.index", in.Index, position)

@@ -89,7 +89,7 @@ func ParseSharing(text []byte) (Sharing, error) {
 // is allowed and means none.
 func readProfileSharing(c *check.Mistakes, raw json.RawMessage) *Sharing {
 	const field = "sharing"
-	var in sharingInputs
+	var in SharingFields
 	switch {
 	case check.Absent(raw):
 		return nil
@@ -100,66 +100,77 @@ func readProfileSharing(c *check.Mistakes, raw json.RawMessage) *Sharing {
 		return nil
 	}
 	s := readSharing(c, raw, false)
-	if in.TimeSlicing == nil && in.MPS == nil {
+	if in.TimeSlicing.RawMessage == nil && in.MPS.RawMessage == nil {
 		c.Add(&check.InvalidError{Field: field, Want: "must have timeSlicing or mps; for GPUs that are not shared write none"})
 	}
 	return &s
 }
 
-type sharingInputs struct {
-	TimeSlicing json.RawMessage `json:"timeSlicing"`
-	MPS         json.RawMessage `json:"mps"`
+// SharingFields is none, or one strategy of NVIDIA's device plugin.
+type SharingFields struct {
+	// GPUs or MIG devices are shared by turns. Their memory is not divided.
+	TimeSlicing check.Raw[ReplicatedResourcesFields] `json:"timeSlicing"`
+	// GPUs are shared through NVIDIA's MPS control daemon. It shares no MIG devices.
+	MPS check.Raw[ReplicatedResourcesFields] `json:"mps"`
 }
 
-type replicatedInputs struct {
-	RenameByDefault            json.RawMessage `json:"renameByDefault"`
-	FailRequestsGreaterThanOne json.RawMessage `json:"failRequestsGreaterThanOne"`
-	Resources                  json.RawMessage `json:"resources"`
+// ReplicatedResourcesFields are what a strategy shares, and how.
+type ReplicatedResourcesFields struct {
+	// Shared resources are offered as NAME.shared.
+	RenameByDefault check.Raw[bool] `json:"renameByDefault"`
+	// A container may have one replica of a resource only. By MPS true unless it says otherwise, and before v0.20 of the plugin always.
+	FailRequestsGreaterThanOne check.Raw[bool] `json:"failRequestsGreaterThanOne"`
+	// What is shared.
+	Resources check.Raw[[]ReplicatedResourceFields] `json:"resources" jsonschema:"required,minItems=1"`
 }
 
-type sharedInputs struct {
-	Name     json.RawMessage `json:"name"`
-	Replicas json.RawMessage `json:"replicas"`
-	Rename   json.RawMessage `json:"rename" ignored:"by the plugin"`
-	Devices  json.RawMessage `json:"devices" ignored:"by the plugin"`
+// ReplicatedResourceFields is a resource that is shared.
+type ReplicatedResourceFields struct {
+	// Of the device plugin: nvidia.com/gpu, or nvidia.com/mig-1g.10gb and its like.
+	Name check.Raw[string] `json:"name" jsonschema:"required" form:"resource"`
+	// How often each of its devices is offered. 1 is not shared.
+	Replicas check.Raw[int] `json:"replicas" jsonschema:"required,minimum=1,maximum=60000"`
+
+	Rename  check.Raw[string] `json:"rename" ignored:"by the plugin"`
+	Devices check.Raw[string] `json:"devices" ignored:"by the plugin"`
 }
 
 // readSharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
 func readSharing(c *check.Mistakes, raw json.RawMessage, ofPlugin bool) Sharing {
 	const field = "sharing"
 	none := Sharing{Strategy: SharingNone}
-	var in sharingInputs
+	var in SharingFields
 	if !c.Read(field, raw, &in) {
 		return none
 	}
 	switch {
-	case in.TimeSlicing != nil && in.MPS != nil:
+	case in.TimeSlicing.RawMessage != nil && in.MPS.RawMessage != nil:
 		c.Add(&check.InvalidError{
 			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word", PassedOver: true,
 		})
-		readReplicated(c, field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
-		return readReplicated(c, field+".mps", in.MPS, SharingMPS, ofPlugin)
-	case in.MPS != nil:
-		return readReplicated(c, field+".mps", in.MPS, SharingMPS, ofPlugin)
-	case in.TimeSlicing != nil:
-		return readReplicated(c, field+".timeSlicing", in.TimeSlicing, SharingTimeSlicing, ofPlugin)
+		readReplicated(c, field+".timeSlicing", in.TimeSlicing.RawMessage, SharingTimeSlicing, ofPlugin)
+		return readReplicated(c, field+".mps", in.MPS.RawMessage, SharingMPS, ofPlugin)
+	case in.MPS.RawMessage != nil:
+		return readReplicated(c, field+".mps", in.MPS.RawMessage, SharingMPS, ofPlugin)
+	case in.TimeSlicing.RawMessage != nil:
+		return readReplicated(c, field+".timeSlicing", in.TimeSlicing.RawMessage, SharingTimeSlicing, ofPlugin)
 	}
 	return none
 }
 
 func readReplicated(c *check.Mistakes, field string, raw json.RawMessage, strategy SharingStrategy, ofPlugin bool) Sharing {
-	var in replicatedInputs
+	var in ReplicatedResourcesFields
 	if !c.Read(field, raw, &in) {
 		return Sharing{}
 	}
 	s := Sharing{
 		Strategy: strategy, Replicas: map[string]int{},
-		Rename: readFlag(c, field+".renameByDefault", in.RenameByDefault, false),
+		Rename: readFlag(c, field+".renameByDefault", in.RenameByDefault.RawMessage, false),
 		// Under MPS the plugin assumes it from v0.20 on, and enforces it before.
-		FailMultiple: readFlag(c, field+".failRequestsGreaterThanOne", in.FailRequestsGreaterThanOne, strategy == SharingMPS),
+		FailMultiple: readFlag(c, field+".failRequestsGreaterThanOne", in.FailRequestsGreaterThanOne.RawMessage, strategy == SharingMPS),
 	}
 	var entries []json.RawMessage
-	if check.Absent(in.Resources) || json.Unmarshal(in.Resources, &entries) != nil || len(entries) == 0 {
+	if check.Absent(in.Resources.RawMessage) || json.Unmarshal(in.Resources.RawMessage, &entries) != nil || len(entries) == 0 {
 		c.Add(&check.InvalidError{Field: field + ".resources", Want: `must be a list of at least one entry with "name" and "replicas"`})
 	}
 	for i, entry := range entries {
@@ -174,17 +185,17 @@ func readReplicated(c *check.Mistakes, field string, raw json.RawMessage, strate
 
 // readShared checks one resource and adds it.
 func readShared(c *check.Mistakes, at string, raw json.RawMessage, s *Sharing, ofPlugin bool) {
-	var in sharedInputs
+	var in ReplicatedResourceFields
 	if !c.Read(at, raw, &in) {
 		return
 	}
-	name := readResourceName(c, at+".name", in.Name)
-	replicas := readReplicas(c, at+".replicas", in.Replicas, s.Strategy, ofPlugin)
-	if in.Rename != nil && !(ofPlugin && s.Rename && string(in.Rename) == strconv.Quote(name+nvml.SharedSuffix)) {
-		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+	name := readResourceName(c, at+".name", in.Name.RawMessage)
+	replicas := readReplicas(c, at+".replicas", in.Replicas.RawMessage, s.Strategy, ofPlugin)
+	if in.Rename.RawMessage != nil && !(ofPlugin && s.Rename && string(in.Rename.RawMessage) == strconv.Quote(name+nvml.SharedSuffix)) {
+		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename.RawMessage), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
-	if in.Devices != nil && !(ofPlugin && string(in.Devices) == `"all"`) {
-		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+	if in.Devices.RawMessage != nil && !(ofPlugin && string(in.Devices.RawMessage) == `"all"`) {
+		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices.RawMessage), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return

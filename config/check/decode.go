@@ -20,6 +20,7 @@ import (
 //	jsonschema  of each value minimum, maximum and enum; of a list minItems; required
 //	within      the bounds of a duration: "1s,10m"
 //	form        what a text must be, by its name in forms
+//	ignored     that the device plugin passes over it, so that the schema and messages do not offer it
 //
 // and in messages
 //
@@ -103,6 +104,9 @@ func (s *Scalar) UnmarshalJSON(raw []byte) error {
 // OneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
 type OneOrMore []Scalar
 
+// JSONSchemaAlias has the schema begin with a list; tags of the field say the rest.
+func (OneOrMore) JSONSchemaAlias() any { return []string{} }
+
 // UnmarshalJSON accepts every value, as that of scalar does.
 func (o *OneOrMore) UnmarshalJSON(raw []byte) error {
 	if Absent(raw) {
@@ -117,6 +121,15 @@ func (o *OneOrMore) UnmarshalJSON(raw []byte) error {
 	}
 	*o = list
 	return nil
+}
+
+// Raw is a value as it is written, for checks that need more than a type and tags. T is its type in the JSON schema.
+type Raw[T any] struct{ json.RawMessage }
+
+// JSONSchemaAlias gives the schema that type.
+func (Raw[T]) JSONSchemaAlias() any {
+	var value T
+	return value
 }
 
 // Absent reports whether a field has no value, which is as if it were not there.
@@ -249,7 +262,7 @@ func (c *Mistakes) field(at string, raw json.RawMessage, v reflect.Value, tag re
 // isRaw reports whether a value is held as it is written, to be checked later.
 func isRaw(v reflect.Value) bool {
 	switch v.Addr().Interface().(type) {
-	case *json.RawMessage, *Scalar, *OneOrMore:
+	case *json.RawMessage, *Scalar, *OneOrMore, interface{ JSONSchemaAlias() any }:
 		return true
 	}
 	return false

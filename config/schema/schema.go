@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
@@ -36,7 +37,7 @@ const packagePath = "github.com/gpuslice/gpuslice/config/schema"
 // directory, and what they may be from the types and tags by which it reads them.
 func Files(source string) (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for name, format := range map[string]any{ProfilesFile: Profiles{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: maintenance.MaintenanceFields{}} {
+	for name, format := range map[string]any{ProfilesFile: catalog.ProfilesFields{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: maintenance.MaintenanceFields{}} {
 		r := jsonschema.Reflector{Namer: nameOf, Mapper: formOf, RequiredFromJSONSchemaTags: true}
 		if err := r.AddGoComments(packagePath, source); err != nil {
 			return nil, fmt.Errorf("reading comments of the formats' source: %w", err)
@@ -53,14 +54,12 @@ func Files(source string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// nameOf is a type's name within its schema: OneOrMoreUUID for OneOrMore[UUID], since names are parts of paths there, and Settings for
-// SettingsFields.
+// nameOf is a type's name within its schema: Settings for SettingsFields.
 func nameOf(t reflect.Type) string {
 	if t == reflect.TypeFor[labels.Selector]() {
 		return "LabelSelector" // profiles have a Selector of GPUs
 	}
-	generic, of, _ := strings.Cut(t.Name(), "[")
-	return strings.TrimSuffix(generic, "Fields") + strings.TrimSuffix(of[strings.LastIndex(of, ".")+1:], "]")
+	return strings.TrimSuffix(t.Name(), "Fields")
 }
 
 // formOf is the form of a type that is read from one text; nil for any other.
@@ -80,7 +79,7 @@ func formOf(t reflect.Type) *jsonschema.Schema {
 	case reflect.TypeFor[time.Weekday]():
 		return pattern(`([Mm]on(day)?|[Tt]ue(sday)?|[Ww]ed(nesday)?|[Tt]hu(rsday)?|[Ff]ri(day)?|[Ss]at(urday)?|[Ss]un(day)?)`)
 	case reflect.TypeFor[time.Location]():
-		return Text("").JSONSchema()
+		return text()
 	case reflect.TypeFor[labels.Selector]():
 		return &jsonschema.Schema{Type: "string"}
 	case reflect.TypeFor[maintenance.FieldLimit]():
@@ -93,6 +92,9 @@ func formOf(t reflect.Type) *jsonschema.Schema {
 // refineAll adds to the definitions of a struct, and of those within it, what the tags of package config say of its fields. It drops those that
 // are done.
 func refineAll(definitions jsonschema.Definitions, t reflect.Type) {
+	if raw, ok := reflect.Zero(t).Interface().(interface{ JSONSchemaAlias() any }); ok {
+		t = reflect.TypeOf(raw.JSONSchemaAlias())
+	}
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
 		t = t.Elem()
 	}
@@ -104,7 +106,9 @@ func refineAll(definitions jsonschema.Definitions, t reflect.Type) {
 	def.Description = strings.Replace(def.Description, t.Name(), nameOf(t), 1)
 	for _, f := range reflect.VisibleFields(t) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if property, ok := def.Properties.Get(name); ok {
+		if f.Tag.Get("ignored") != "" {
+			def.Properties.Delete(name)
+		} else if property, ok := def.Properties.Get(name); ok {
 			refine(property, f)
 			refineAll(definitions, f.Type)
 		}
@@ -149,13 +153,28 @@ func refine(property *jsonschema.Schema, f reflect.StructField) {
 
 // forms are those of texts, by the tag form.
 var forms = map[string]func() *jsonschema.Schema{
-	"dnsLabel":     DNSLabel("").JSONSchema,
+	"dnsLabel":     dnsLabel,
 	"path":         func() *jsonschema.Schema { return pattern(`/.*[^/]`) },
 	"key":          func() *jsonschema.Schema { return pattern(`[-._a-zA-Z0-9]*`) },
 	"timeOfDay":    func() *jsonschema.Schema { return pattern(`([01][0-9]|2[0-3]):[0-5][0-9]`) },
 	"unit":         func() *jsonschema.Schema { return pattern(`[-A-Za-z0-9:_.\\@]+\.(service|socket|path|timer)`) },
 	"operand":      operand,
 	"startupTaint": startupTaint,
+	"boolean":      func() *jsonschema.Schema { return &jsonschema.Schema{Type: "boolean"} },
+	"onlyTrue":     func() *jsonschema.Schema { return &jsonschema.Schema{Type: "boolean", Const: true} },
+	"text":         text,
+	"uuid": func() *jsonschema.Schema {
+		return pattern(`GPU-[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}`)
+	},
+	"pci":          func() *jsonschema.Schema { return pattern(`([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]`) },
+	"position":     func() *jsonschema.Schema { return &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "1000"} },
+	"deviceFilter": deviceFilter,
+	"labelValue":   labelValue,
+	"nodeKey":      nodeKey,
+	"nodeLabels":   nodeLabels,
+	"taintEffect":  taintEffect,
+	"instances":    instances,
+	"resource":     resource,
 }
 
 // operand is the form of an operand's label.
@@ -168,11 +187,16 @@ func operand() *jsonschema.Schema {
 // startupTaint is the form of the key of a startup taint, which may be one of cluster-autoscaler's; empty for none.
 func startupTaint() *jsonschema.Schema {
 	autoscalers := pattern(`startup-taint\.cluster-autoscaler\.kubernetes\.io/` + labelName)
-	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{NodeKey("").JSONSchema(), autoscalers, {Const: ""}}}
+	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{nodeKey(), autoscalers, {Const: ""}}}
 }
 
 // relations are what must hold between the fields of a mapping.
 var relations = map[string]func(s *jsonschema.Schema){
+	"Profiles": profileNames,
+	"Profile":  profile,
+	"MIGEntry": migEntry,
+	"Selector": selector,
+	"Sharing":  sharing,
 	// Start and duration go with days, and a window that is open once needs both bounds.
 	"Window": func(s *jsonschema.Schema) {
 		s.If = required("days")

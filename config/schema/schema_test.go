@@ -265,14 +265,14 @@ func TestTheSchemasHaveTheFieldsThatTheAgentReads(t *testing.T) {
 		"Pool":        maintenanceHead + "pools: [{xx: 1}]",
 	})
 	hasFields(t, schema.ProfilesFile, map[string]string{
-		"Profiles":       profilesHead + "xx: 1",
-		"Profile":        profilesHead + "profiles: {a: {xx: 1}}",
-		"MIGEntry":       profilesHead + "profiles: {a: {mig: [{xx: 1}]}}",
-		"Selector":       profilesHead + "profiles: {a: {mig: [{gpus: {xx: 1}}]}}",
-		"TimeSlicing":    profilesHead + "profiles: {a: {sharing: {timeSlicing: {xx: 1}}}}",
-		"ByMPS":          profilesHead + "profiles: {a: {sharing: {mps: {xx: 1}}}}",
-		"TimeSliced":     profilesHead + "profiles: {a: {sharing: {timeSlicing: {resources: [{xx: 1}]}}}}",
-		"Client":         profilesHead + "profiles: {a: {sharing: {mps: {resources: [{xx: 1}]}}}}",
+		"Profiles": profilesHead + "xx: 1",
+		"Profile":  profilesHead + "profiles: {a: {xx: 1}}",
+		"MIGEntry": profilesHead + "profiles: {a: {mig: [{xx: 1}]}}",
+		"Selector": profilesHead + "profiles: {a: {mig: [{gpus: {xx: 1}}]}}",
+
+		"ReplicatedResources": profilesHead + "profiles: {a: {sharing: {timeSlicing: {xx: 1}}}}",
+		"ReplicatedResource":  profilesHead + "profiles: {a: {sharing: {mps: {resources: [{xx: 1}]}}}}",
+
 		"Taint":          profilesHead + "profiles: {a: {taints: [{xx: 1}]}}",
 		"DrainOverrides": profilesHead + "profiles: {a: {drain: {xx: 1}}}",
 		"Window":         profilesHead + "profiles: {a: {windows: [{xx: 1}]}}",
