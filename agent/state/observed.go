@@ -39,6 +39,7 @@ type Observed struct {
 	Reboots      plan.Reboots
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet
+	DRA          DRA
 	DevicePlugin DevicePlugin
 	Plugin       PluginConfig // of the device plugin; read only if a label asks for one, or a change has replaced it
 	Pauses       []fence.Operand
