@@ -237,7 +237,10 @@ const (
 func defaultOperands() []string {
 	return []string{
 		LabelOperandPrefix + "dcgm-exporter",
+		LabelOperandPrefix + "dcgm-exporter-dra", // those of a GPUCluster, which have claims to all GPUs of the node
 		LabelOperandPrefix + "dcgm",
+		LabelOperandPrefix + "dcgm-dra",
+		LabelOperandPrefix + "dra-validator",
 		LabelOperandPrefix + "client", // for pods of others, that want to be paused with the operands
 		LabelOperandPrefix + "gpu-feature-discovery",
 		LabelOperandPrefix + "device-plugin",

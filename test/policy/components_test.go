@@ -50,7 +50,7 @@ func objects(t *testing.T, files kustomize.Files) (all []runtime.Object) {
 }
 
 func TestComponentsGoWithEveryOverlay(t *testing.T) {
-	for _, overlay := range []string{"base", "overlays/device-plugin", "overlays/gpu-operator", "overlays/openshift"} {
+	for _, overlay := range []string{"base", "overlays/device-plugin", "overlays/gpu-operator", "overlays/openshift", "overlays/dra"} {
 		for _, set := range [][]string{nil, components[:1], components[1:2], components[2:3], components[3:], components} {
 			if len(set) == 1 && overlay != "base" && testing.Short() {
 				continue
@@ -71,6 +71,7 @@ func TestComponentsGoWithEveryOverlay(t *testing.T) {
 			for folder, want := range map[string]bool{
 				"/run/dbus": true, "/run/gpuslice": true, "/dev": true,
 				"/usr": true, "/run/nvidia": true, "/run": has("reboot-sentinel"), "/": false,
+				"/var/lib/gpuslice/device-plugin": overlay != "overlays/dra",
 			} {
 				if _, mounted := mounts[folder]; mounted != want {
 					t.Errorf("%s with %v: %s of the host is mounted: %t, want %t", overlay, set, folder, mounted, want)

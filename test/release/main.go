@@ -125,6 +125,7 @@ func (r *release) manifests(ctx context.Context) error {
 	for name, folder := range map[string]string{
 		"install.yaml": "deploy/base", "install-device-plugin.yaml": "deploy/overlays/device-plugin",
 		"install-gpu-operator.yaml": "deploy/overlays/gpu-operator", "install-openshift.yaml": "deploy/overlays/openshift",
+		"install-dra.yaml": "deploy/overlays/dra",
 	} {
 		text, err := output(ctx, nil, filepath.Join(kube, "kubectl"), "kustomize", folder)
 		if err != nil {

@@ -183,6 +183,13 @@ var chartSources = []chartSource{
 			new: "          resources:\n            {{- toYaml .Values.resources | nindent 12 }}\n",
 		},
 		{
+			old: "            - name: plugin-config\n              mountPath: /var/lib/gpuslice/device-plugin\n",
+			new: "            {{- if not .Values.dra.enabled }}\n            - name: plugin-config\n              mountPath: /var/lib/gpuslice/device-plugin\n            {{- end }}\n",
+		},
+		{
+			old: pluginConfigVolume, new: "        {{- if not .Values.dra.enabled }}\n" + pluginConfigVolume + "        {{- end }}\n",
+		},
+		{
 			old: "          volumeMounts:\n", new: "          volumeMounts:\n            {{- if eq .Values.settings.reboot.policy \"delegate\" }}\n            # The folder of the sentinel file, with the sockets of the container runtime and of systemd.\n" +
 				"            - name: run\n              mountPath: /run/host\n              mountPropagation: HostToContainer\n            {{- end }}\n",
 		},
@@ -215,6 +222,10 @@ var chartSources = []chartSource{
 	{from: "overlays/device-plugin/gpu-feature-discovery.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 	{from: "overlays/device-plugin/mps-control-daemon.yaml", to: "device-plugin.yaml", when: ".Values.devicePlugin.enabled", edits: pluginEdits},
 }
+
+// pluginConfigVolume is the folder of the device plugin's config, which nodes of NVIDIA's DRA driver do without.
+const pluginConfigVolume = "        # The config of a device plugin that is run with a file of the host, at devicePlugin.configFile of the settings.\n" +
+	"        - name: plugin-config\n          hostPath:\n            path: /var/lib/gpuslice/device-plugin\n            type: DirectoryOrCreate\n"
 
 var pluginEdits = []edit{
 	{old: "image: " + nvidiasRegistry + "k8s-device-plugin:v0.19.3\n", new: "image: {{ .Values.devicePlugin.image }}\n", often: true},

@@ -51,7 +51,7 @@ func TestARelease(t *testing.T) {
 	plugin := "kubectl-gpuslice_v9.8.7_" + runtime.GOOS + "_" + runtime.GOARCH + ".tar.gz"
 	for _, name := range []string{
 		"gpuslice-9.8.7.tgz", "gpuslice-agent-v9.8.7.tar", "gpuslice-agent-v9.8.7-linux-" + runtime.GOARCH + ".cdx.json", plugin, "gpuslice.yaml",
-		"install.yaml", "install-device-plugin.yaml", "install-gpu-operator.yaml", "install-openshift.yaml", "NOTES.md",
+		"install.yaml", "install-device-plugin.yaml", "install-gpu-operator.yaml", "install-openshift.yaml", "install-dra.yaml", "NOTES.md",
 	} {
 		sum := sha256.Sum256(has[name])
 		if len(has[name]) == 0 || !strings.Contains(string(has["checksums.txt"]), hex.EncodeToString(sum[:])+"  "+name+"\n") {
