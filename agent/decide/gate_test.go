@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/window"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -61,9 +62,7 @@ func touched(seen *state.Observed) {
 // allow asks the gate, and returns the reason of the wait or the failure; empty if the steps may go on.
 func allow(t *testing.T, seen *state.Observed, want state.Desired, kinds []plan.Kind) (reason config.Reason, putOff bool, wait *outcome.Waiting) {
 	t.Helper()
-	clock := testclock.NewFakeClock(noon)
-	g := decide.Gate{Settings: config.Default(), Wall: clock, Clock: monotonic.New(clock)}
-	err := g.Allow(seen, want, steps(kinds))
+	err := gateAtNoon().Allow(seen, want, steps(kinds))
 	var failure *api.Failure
 	switch {
 	case err == nil:
@@ -77,6 +76,11 @@ func allow(t *testing.T, seen *state.Observed, want state.Desired, kinds []plan.
 	return reason, putOff, wait
 }
 
+func gateAtNoon() *decide.Gate {
+	clock := testclock.NewFakeClock(noon)
+	return &decide.Gate{Settings: config.Default(), Wall: clock, Clock: monotonic.New(clock)}
+}
+
 func steps(kinds []plan.Kind) []plan.Step {
 	out := make([]plan.Step, len(kinds))
 	for i, kind := range kinds {
@@ -85,7 +89,7 @@ func steps(kinds []plan.Kind) []plan.Step {
 	return out
 }
 
-// Promises 10 and 11: what waits outside of the window, what is put off, and what goes on.
+// Promises 10 and 11: what waits outside of the window, what is put off, and what goes on. A preview says of the same that it runs at once.
 func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	t.Parallel()
 	annotate := func(key, value string) func(*state.Observed, *state.Desired) {
@@ -166,6 +170,9 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		if reason, putOff, _ := allow(t, seen, *want, row.kinds); reason != row.reason || putOff != row.putOff {
 			t.Errorf("%s: %q, put off: %t; want %q, %t", name, reason, putOff, row.reason, row.putOff)
 		}
+		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds)); strings.HasPrefix(runs, "at once") != (row.reason == "") {
+			t.Errorf("%s: the preview says that it runs %s, and the gate %q", name, runs, row.reason)
+		}
 	}
 }
 
@@ -230,6 +237,110 @@ func TestTheMessageNamesTheWindowsThatCount(t *testing.T) {
 		row.change(seen, want)
 		if _, _, wait := allow(t, seen, *want, evicts); wait == nil || !strings.Contains(wait.Message, row.says) {
 			t.Errorf("%s: %v; want %q", name, wait, row.says)
+		}
+	}
+}
+
+// What the wait, the postponement and the preview of a change say is of one verdict.
+func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
+	t.Parallel()
+	of := func(changes ...func(*state.Observed)) []func(*state.Observed) { return changes }
+	held := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationHold] = "audit" }
+	other := func(seen *state.Observed) { seen.Journal.Target = "other" }
+	forced := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationForce] = config.ForceNow }
+	fresh := func(seen *state.Observed) {
+		seen.Journal.RecordStartup([]corev1.Taint{{Key: config.TaintNotReady}})
+	}
+	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
+	opens := func(seen *state.Observed) { seen.Pool.Schedule = openFor(time.Hour) }
+	always := func(seen *state.Observed) { seen.Pool.Schedule = window.Schedule{} }
+	never := func(seen *state.Observed) { seen.Pool.Schedule = openFor(time.Minute) }
+	later := func(seen *state.Observed) {
+		seen.Pool.Schedule = window.Schedule{Windows: []window.Window{{NotBefore: noon.Add(time.Hour)}}}
+	}
+	closes := func(seen *state.Observed) {
+		seen.Pool.Schedule = window.Schedule{Windows: append(openFor(time.Minute).Windows, nights().Windows...)}
+	}
+	pool := func(seen *state.Observed) {
+		seen.Pool.Name, seen.Pool.MaxUnavailable = "trainers", &maintenance.Limit{Nodes: 2}
+	}
+	unlimited := func(seen *state.Observed) { seen.Pool.MaxUnavailable = nil }
+	takesSlot := append([]plan.Kind{plan.AcquireSlot}, evicts...)
+	const (
+		unrestricted, undisturbing = "at once, since no window has to be waited for", "at once, since no pod is disturbed"
+		isOpen                     = "at once: a window is open until Sat 2000-01-01 13:00:00Z, by the windows of the maintenance file"
+		tonight                    = "at Sat 2000-01-01 22:00:00Z, by the windows of "
+		turn                       = ", when it is the node's turn: pool trainers can do without 2 nodes at once"
+		none                       = "no window comes that is as long as the change takes, 10m0s"
+		untilGone                  = `not before annotation gpuslice.io/hold is taken away, which says "audit"`
+		force                      = "to begin at once: kubectl annotate node gpu-1 gpuslice.io/force=asked; "
+		begins                     = force + "the change begins at Sat 2000-01-01 22:00:00Z by the windows of "
+		since, takes               = "; since 2000-01-01 12:00:00Z", ", and takes 10m0s; since 2000-01-01 12:00:00Z"
+		heldUp                     = "to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; " +
+			`changes nothing until annotation gpuslice.io/hold is gone, which says "audit"` + since
+		longer = "make a window longer in the maintenance file or the profile; " + force
+		putOff = "; the change is put off"
+	)
+	for name, row := range map[string]struct {
+		changes []func(*state.Observed)
+		kinds   []plan.Kind
+		runs    string
+		err     string // empty if it may
+	}{
+		"no windows":              {of(always), evicts, unrestricted, ""},
+		"no pod is disturbed":     {of(), adds, undisturbing, ""},
+		"a window is open":        {of(opens), evicts, isOpen, ""},
+		"a window comes":          {of(), evicts, tonight + "the maintenance file", begins + "the maintenance file" + takes},
+		"no window comes":         {of(never), evicts, "never: by the windows of the maintenance file " + none, longer + "by the windows of the maintenance file " + none + since},
+		"held":                    {of(held), evicts, untilGone, heldUp},
+		"held, and begun":         {of(cordoned, always, held), evicts, unrestricted, ""},
+		"another was begun, held": {of(cordoned, always, held, other), evicts, untilGone, `annotation gpuslice.io/hold says "audit", and what was begun was for other` + putOff},
+		"the file cannot be read": {
+			of(unread), evicts, "not before the maintenance file can be read: no Caturday",
+			"mend the maintenance file, or take its ConfigMap away to have no windows; " +
+				"changes nothing until it can be read when this node may be disturbed: no Caturday" + since,
+		},
+		"begun, the file cannot be read": {
+			of(cordoned, unread), evicts, "not before the maintenance file can be read: no Caturday",
+			"the maintenance file cannot be read any more: no Caturday" + putOff,
+		},
+		"forced":                    {of(forced), evicts, unrestricted, ""},
+		"forced in an open window":  {of(forced, opens), evicts, unrestricted, ""},
+		"a GPU was touched":         {of(touched), evicts, unrestricted, ""},
+		"a fresh node has a daemon": {of(cordoned, fresh), evicts, unrestricted, ""},
+		"begun in an open window":   {of(cordoned, opens), evicts, isOpen, ""},
+		"begun, the window closes": {
+			of(cordoned, closes), evicts, tonight + "the maintenance file",
+			"the window closes at Sat 2000-01-01 12:01:00Z, and the change takes 10m0s from here on" + putOff,
+		},
+		"begun, the window has closed": {
+			of(cordoned), evicts, tonight + "the maintenance file",
+			"the window closed at Sat 2000-01-01 04:00:00Z before a GPU was touched" + putOff,
+		},
+		"begun before the first window": {
+			of(cordoned, later), evicts, "at Sat 2000-01-01 13:00:00Z, by the windows of the maintenance file",
+			"the window is closed before a GPU was touched" + putOff,
+		},
+		"a slot is to be taken":  {of(always, pool), takesSlot, unrestricted + turn, ""},
+		"and a window comes":     {of(pool), takesSlot, tonight + "pool trainers" + turn, begins + "pool trainers" + takes},
+		"a slot was taken":       {of(pool), evicts, tonight + "pool trainers", begins + "pool trainers" + takes},
+		"the pool has no limit":  {of(pool, unlimited), takesSlot, tonight + "pool trainers", begins + "pool trainers" + takes},
+		"a slot for a held node": {of(pool, held), takesSlot, untilGone, heldUp},
+		"a slot, and no window":  {of(pool, never), takesSlot, "never: by the windows of pool trainers " + none, longer + "by the windows of pool trainers " + none + since},
+	} {
+		seen, want := waiting()
+		for _, change := range row.changes {
+			change(seen)
+		}
+		said := ""
+		if err := gateAtNoon().Allow(seen, *want, steps(row.kinds)); err != nil {
+			said = err.Error()
+		}
+		if said != row.err {
+			t.Errorf("%s: the error is\n%q, want\n%q", name, said, row.err)
+		}
+		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds)); runs != row.runs {
+			t.Errorf("%s: the preview says\n%q, want\n%q", name, runs, row.runs)
 		}
 	}
 }

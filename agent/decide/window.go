@@ -18,17 +18,20 @@ func Schedule(seen *state.Observed, want state.Desired) window.Schedule {
 }
 
 // beginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
-// of the window. It returns false if there is no such window.
-func beginsAt(seen *state.Observed, want state.Desired, now time.Time) (time.Time, bool) {
+// of the window. It is zero if there is no such window.
+func beginsAt(seen *state.Observed, want state.Desired, now time.Time) time.Time {
 	schedule, takes := Schedule(seen, want), estimate(seen)
 	if opening, open := schedule.At(now); open {
 		at := Latest(startFor(seen, opening), now)
 		if remaining(opening, at) >= takes.within(opening) {
-			return at.In(zone(opening)), true
+			return at.In(zone(opening))
 		}
 	}
 	opening, ok := schedule.Next(now, takes.AfterFirstTouch)
-	return startFor(seen, opening).In(zone(opening)), ok
+	if !ok {
+		return time.Time{}
+	}
+	return startFor(seen, opening).In(zone(opening))
 }
 
 // startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second.

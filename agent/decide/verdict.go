@@ -1,0 +1,97 @@
+package decide
+
+import (
+	"time"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config/window"
+)
+
+// ruling is what the gate says of a change.
+type ruling int
+
+const (
+	unrestricted ruling = iota // the change waits for no window
+	undisturbing               // no pod is disturbed
+	windowOpen                 // a window is open for long enough
+	held                       // a user holds the node
+	unreadable                 // the maintenance file cannot be read
+	windowClosed               // no window is open for long enough
+)
+
+// verdict is what the gate says of a change at one moment: all that its wait, its postponement and its preview say is from here.
+type verdict struct {
+	ruling  ruling
+	begun   bool           // the change is under way: the agent postpones it where one that has not begun waits
+	opening window.Opening // if the ruling is by windows: the one that is open; of a change that is under way outside of any, the one before
+	within  bool           // the opening is open
+	begins  time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
+	takes   duration
+}
+
+// judge returns whether a change may begin or go on. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
+func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) verdict {
+	v := verdict{begun: seen.DisruptionStarted(), takes: estimate(seen)}
+	needsWindow := needsWindow(seen, want, steps)
+	switch {
+	case want.Undo:
+		v.ruling = unrestricted
+	case seen.HoldText() != "" && seen.StartsChange(want, steps):
+		v.ruling, v.begun = held, seen.Journal != nil // the journal is of another target
+	case !needsWindow && !plan.Has(steps, plan.Evict):
+		v.ruling = undisturbing
+	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):
+		v.ruling = unrestricted
+	case seen.Pool.Err != nil:
+		v.ruling = unreadable
+	default:
+		v.judgeByWindows(seen, want, now)
+	}
+	return v
+}
+
+// judgeByWindows rules by the windows. A change that is under way is postponed if its window has closed, or closes before the change can be done. The
+// agent has evicted some pods in vain then; but to take a GPU away outside of the window is worse.
+func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now time.Time) {
+	schedule := Schedule(seen, want)
+	v.begins = beginsAt(seen, want, now)
+	v.opening, v.within = schedule.At(now)
+	may := !v.begins.IsZero() && !v.begins.After(now)
+	if v.begun {
+		may = v.within && remaining(v.opening, now) >= v.takes.AfterFirstTouch
+	}
+	switch {
+	case may && v.opening.End.IsZero():
+		v.ruling = unrestricted
+	case may:
+		v.ruling = windowOpen
+	default:
+		v.ruling = windowClosed
+	}
+	if v.begun && !v.within {
+		v.opening, _ = schedule.Prev(now)
+	}
+}
+
+// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU meanwhile. A node with its startup taint
+// runs no workload, and a GPU that has lost its instances by a reboot serves none.
+func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
+	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
+	fresh := len(seen.Marks.Startup) > 0 && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || len(seen.Journal.Startup()) > 0
+	if fresh || seen.Restores(want) && !plan.Has(steps, plan.Evict) && !plan.Has(steps, plan.Heal) {
+		return false
+	}
+	return plan.Disrupts(steps) || plan.Has(steps, plan.Fence)
+}
+
+// forced reports whether a user has said, by the annotation, that this change needs no window.
+func forced(seen *state.Observed, want state.Desired) bool {
+	return seen.Journal != nil && seen.Journal.Forced && !seen.Other(want) && !seen.Edited(want) || seen.Forces(want)
+}
+
+// pastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
+// the other steps evict no pod that came after the agent had given the node back.
+func pastPointOfNoReturn(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
+	return seen.HardwareOrPluginTouched() && !seen.Other(want) && !seen.Edited(want) && (seen.DisruptionStarted() || !plan.Has(steps, plan.Evict))
+}
