@@ -92,7 +92,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	}
 	seen.Kubelet.Err = err
 	seen.Kubelet.Assigned = assigned
-	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil)
+	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
 	a.devicePlugin.ObservePods(ctx, seen, pods)
 	a.verifier.Compare(seen, nil)
 	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0

@@ -109,7 +109,7 @@ func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 			f.foundFree[d.Device] = now
 		}
 	}
-	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes)
+	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed())
 }
 
 // Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
@@ -133,12 +133,14 @@ func (f *Processes) Unowned(seen *state.Observed) []string {
 	return f.unowned.of(holders.NameClients(strange, seen.Pods), f.Clock.Now())
 }
 
-// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings. It leaves out pods that
+// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings, and those that have
+// GPUs by admin access alone. It leaves out pods that
 // tolerate the fence: the agent cannot send them away.
 func (f *Processes) ObserveClients(seen *state.Observed) {
+	claimed := seen.DRA.Claimed()
 	for i := range seen.Pods {
 		pod := &seen.Pods[i]
-		if state.Ended(pod) || !state.Selected(pod, f.Settings.Drain.Clients) {
+		if state.Ended(pod) || !state.Selected(pod, f.Settings.Drain.Clients) && !claimed.AsAdmin(pod) {
 			continue
 		}
 		if !holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint()) {

@@ -10,12 +10,21 @@ import (
 // driver is or was on the node: the agent then asks the API server for none of it.
 type DRA struct {
 	// Slices are the driver's ResourceSlices for the node (spec.driver gpu.nvidia.com, spec.nodeName), sorted by name: of each pool those of its
-	// highest generation. They are bounded: a list has one entry more than any API server lets it have if it was longer, attributes with a text
-	// longer than that are left out, of SharedCounters and of ConsumesCounters the first is kept, without its counters.
+	// highest generation, cut by holders.ShortenSlice. It keeps the name of each device and its attributes uuid, parentUUID, type and profile, by these
+	// names; of SharedCounters and ConsumesCounters no more than that there are some.
 	Slices []resourcev1.ResourceSlice
 	// Complete says that there are slices, and that each pool has as many as it is to have: a device that is in none of them is not offered.
 	// While the driver starts, and after a restart of kubelet, there are none.
 	Complete bool
 	Err      error          // why the agent does not know the slices; they are then nil
 	Claims   holders.Claims // the resource claims of the node's pods, as far as the agent could read them
+}
+
+// Claimed is what holders.GPUPods needs of it. Where the slices are not complete, no device is known.
+func (d DRA) Claimed() holders.Claimed {
+	out := holders.Claimed{Claims: d.Claims}
+	if d.Complete {
+		out.UUIDs = holders.UUIDs(d.Slices)
+	}
+	return out
 }

@@ -1,6 +1,12 @@
 package holders
 
 import (
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -15,7 +21,7 @@ type Claim struct {
 	Others    bool            // it is reserved for more than pods, so that Pods does not say who uses it
 }
 
-// ClaimedDevice is a device that is allocated to a claim. Several claims may have shares of one.
+// ClaimedDevice is a device that is allocated to a claim. Several claims may have shares of one device.
 type ClaimedDevice struct {
 	Device
 	// Admin says that the claim has it by admin access, as for metrics: it then takes the device from no other claim.
@@ -28,5 +34,169 @@ type Device struct{ Driver, Pool, Name string }
 // Claimed is what GPUPods knows of resource claims, beside what kubelet says.
 type Claimed struct {
 	Claims Claims
-	UUIDs  map[Device]string // of the GPUs and MIG devices that DRA drivers offer; see UUIDs
+	UUIDs  map[Device]string // of the GPUs and MIG devices that NVIDIA's DRA driver offers; see UUIDs
+}
+
+// ReadClaim keeps of a claim what counts. A claim with more devices or consumers than any API server lets it have counts as not allocated.
+func ReadClaim(of *resourcev1.ResourceClaim) Claim {
+	var out Claim
+	allocation := of.Status.Allocation
+	if allocation == nil || len(allocation.Devices.Results) > resourcev1.AllocationResultsMaxSize || len(of.Status.ReservedFor) > resourcev1.ResourceClaimReservedForMaxSize {
+		return out
+	}
+	out.Allocated = true
+	for _, r := range allocation.Devices.Results {
+		out.Devices = append(out.Devices, ClaimedDevice{Device{r.Driver, r.Pool, r.Device}, r.AdminAccess != nil && *r.AdminAccess})
+	}
+	for _, consumer := range of.Status.ReservedFor {
+		if consumer.APIGroup != "" || consumer.Resource != "pods" {
+			out.Others = true
+			continue
+		}
+		out.Pods = append(out.Pods, consumer.UID)
+	}
+	return out
+}
+
+// IsSettledFor reports whether the claim's devices are those of the pod until the pod has ended: the claim is reserved for it, and for pods alone.
+// The scheduler and kubelet take none of them back before.
+func (c Claim) IsSettledFor(pod types.UID) bool {
+	return c.Allocated && !c.Others && pod != "" && slices.Contains(c.Pods, pod)
+}
+
+// ClaimNames lists the names of the pod's claims, as far as they are made. Kubelet may know more of them.
+func ClaimNames(pod *corev1.Pod) []string {
+	names := slices.DeleteFunc(claimsOf(pod), func(name string) bool { return name == "" })
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// AsAdmin reports whether the pod has GPUs by admin access alone: such a pod reads from them, as one for metrics, and holds none.
+func (c Claimed) AsAdmin(pod *corev1.Pod) bool {
+	admin := false
+	for _, name := range ClaimNames(pod) {
+		claim := c.Claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}]
+		if !claim.IsSettledFor(pod.UID) {
+			return false
+		}
+		for _, d := range claim.Devices {
+			if d.Driver == ClaimDriver && !d.Admin {
+				return false
+			}
+			admin = admin || d.Driver == ClaimDriver
+		}
+	}
+	return admin
+}
+
+// held is what a pod holds by one claim.
+type held struct {
+	gpus  bool     // it has GPUs, or may have
+	uuids []string // of those that are known
+	known bool     // these are all
+}
+
+// by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count.
+func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
+	claim, has := c.Claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}]
+	settled := has && claim.IsSettledFor(pod.UID)
+	out := held{known: settled || pod.Unlisted && len(prepared) > 0}
+	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
+		// What the claim has by admin access kubelet does not tell apart.
+		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
+	})
+	switch {
+	case settled:
+		for _, d := range claim.Devices {
+			if d.Driver == ClaimDriver && !d.Admin {
+				sought = append(sought, d.Device)
+			}
+		}
+		out.gpus = len(sought) > 0
+	default: // kubelet names the drivers of a claim that it has prepared; without that it may be of any
+		out.gpus = len(sought) > 0 || len(prepared) == 0
+	}
+	for _, d := range sought {
+		uuid, is := c.UUIDs[d]
+		if out.known = out.known && is; is {
+			out.uuids = append(out.uuids, uuid)
+		}
+	}
+	return out
+}
+
+// claim notes that the pod has GPUs by one of its claims, or may have. Those that kubelet has prepared count whether the pod's spec names them or not.
+func (p *Pod) claim(names []string, prepared map[string][]Device, claimed Claimed) {
+	names = slices.AppendSeq(slices.Clone(names), maps.Keys(prepared))
+	slices.Sort(names)
+	found := false
+	for _, name := range slices.Compact(names) {
+		has := claimed.by(p, name, prepared[name])
+		if !has.gpus {
+			continue
+		}
+		found = true
+		p.Devices, p.DevicesKnown = append(p.Devices, has.uuids...), p.DevicesKnown && has.known
+		if name != "" {
+			p.DeviceClaims = append(p.DeviceClaims, name)
+		}
+	}
+	slices.Sort(p.Devices)
+	p.Devices = slices.Compact(p.Devices)
+	if found {
+		p.Sources = append(p.Sources, SourceClaim)
+	}
+}
+
+// claimsOf lists the names of the pod's claims, "" for one that is still to be made from its template.
+func claimsOf(pod *corev1.Pod) []string {
+	var out []string
+	for _, c := range pod.Spec.ResourceClaims {
+		made := slices.IndexFunc(pod.Status.ResourceClaimStatuses, func(s corev1.PodResourceClaimStatus) bool { return s.Name == c.Name })
+		switch {
+		case c.ResourceClaimName != nil:
+			out = append(out, *c.ResourceClaimName)
+		case made < 0:
+			out = append(out, "")
+		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise the pod needs no claim
+			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
+		}
+	}
+	// The scheduler makes it for extended resources that a device class offers, by any name: the spec has no word of it.
+	if implicit := pod.Status.ExtendedResourceClaimStatus; implicit != nil {
+		out = append(out, implicit.ResourceClaimName)
+	}
+	return out
+}
+
+// byClaim reports whether the scheduler gives the pod the resource by a claim, so that kubelet lists no device of the resource.
+func byClaim(pod *corev1.Pod, resource string) bool {
+	implicit := pod.Status.ExtendedResourceClaimStatus
+	return implicit != nil && slices.ContainsFunc(implicit.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == resource })
+}
+
+// partClaims parts a pod's assignments: devices by resource, and what is prepared of its claims by their names.
+func partClaims(given map[string][]string) (devices map[string][]string, claims map[string][]Device) {
+	devices, claims = map[string][]string{}, map[string][]Device{}
+	for name, ids := range given {
+		claim, ok := strings.CutPrefix(name, claimPrefix)
+		if !ok {
+			devices[name] = ids
+			continue
+		}
+		claims[claim] = nil
+		for _, id := range ids {
+			claims[claim] = append(claims[claim], deviceOf(id))
+		}
+	}
+	return devices, claims
+}
+
+// id names the device in Assignments. A pool's name may have slashes, the two others have none.
+func (d Device) id() string { return d.Driver + "/" + d.Pool + "/" + d.Name }
+
+func deviceOf(id string) Device {
+	driver, rest, _ := strings.Cut(id, "/")
+	slash := max(strings.LastIndex(rest, "/"), 0)
+	return Device{driver, rest[:slash], strings.TrimPrefix(rest[slash:], "/")}
 }

@@ -42,8 +42,9 @@ const maxAnswer = 16 << 20
 // Nil means that kubelet could not be asked, which is not the same as nothing being assigned. Every pod that kubelet lists is in
 // it, also those without devices.
 //
-// For each resource claim of a pod, "claim <its name>" has the drivers of all the claim's devices. Kubelet
-// tells them since Kubernetes 1.34, and earlier if its feature KubeletPodResourcesDynamicResources is on.
+// For each resource claim of a pod, "claim <its name>" has those of the claim's devices that containers of the pod have, as driver/pool/device;
+// none while kubelet has not prepared the claim. Kubelet tells them since Kubernetes 1.34, and earlier if its feature
+// KubeletPodResourcesDynamicResources is on.
 //
 // Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name,
 // kubelet may list the devices of the former.
@@ -82,7 +83,7 @@ func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 				}
 			}
 			for _, claim := range c.GetDynamicResources() {
-				out.add(name, claimPrefix+claim.GetClaimName(), drivers(claim))
+				out.add(name, claimPrefix+claim.GetClaimName(), prepared(claim))
 			}
 		}
 	}
@@ -130,7 +131,7 @@ func (a Assignments) Premature(pods []corev1.Pod) bool {
 }
 
 func (a Assignments) add(pod types.NamespacedName, resource string, more []string) {
-	if len(more) == 0 {
+	if len(more) == 0 && !strings.HasPrefix(resource, claimPrefix) {
 		return
 	}
 	ids := append(a[pod][resource], more...)
@@ -138,10 +139,10 @@ func (a Assignments) add(pod types.NamespacedName, resource string, more []strin
 	a[pod][resource] = slices.Compact(ids)
 }
 
-func drivers(claim *podresources.DynamicResource) []string {
+func prepared(claim *podresources.DynamicResource) []string {
 	var out []string
 	for _, r := range claim.GetClaimResources() {
-		out = append(out, r.GetDriverName())
+		out = append(out, Device{r.GetDriverName(), r.GetPoolName(), r.GetDeviceName()}.id())
 	}
 	return out
 }

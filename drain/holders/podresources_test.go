@@ -116,7 +116,7 @@ func TestKubeletTellsWhichPodHasWhichDevice(t *testing.T) {
 	want := holders.Assignments{
 		{Namespace: "team", Name: "two-containers"}: {gpu: {"GPU-1", "GPU-2::1"}, mig1g: {"MIG-1"}},
 		{Namespace: "team", Name: "restarted"}:      {gpu: {"GPU-3"}},
-		{Namespace: "team", Name: "claiming"}:       {"claim mine-x7k2p": {"dra.net", "gpu.nvidia.com"}},
+		{Namespace: "team", Name: "claiming"}:       {"claim mine-x7k2p": {"dra.net/node-1/eth1", "gpu.nvidia.com/node-1/gpu-0", "gpu.nvidia.com/node-1/gpu-1"}, "claim not-prepared": nil},
 		{Namespace: "team", Name: "cpu-only"}:       {},
 		{Namespace: "team", Name: "freed"}:          {},
 	}

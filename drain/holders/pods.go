@@ -2,7 +2,6 @@ package holders
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ type Pod struct {
 	Grace        time.Duration // time that it has to end
 	EmptyDirs    []string      // its volumes on the node's disk, which are lost with it
 	Claims       []string      // the persistent volume claims that it uses
-	DeviceClaims []string      // its resource claims of GPUs, as far as they have names yet
+	DeviceClaims []string      // its resource claims of GPUs, those by admin access aside, as far as they have names yet
 	Tolerations  []corev1.Toleration
 	Running      []string // containers that run, as kubelet says
 
@@ -63,8 +62,10 @@ func (p Pod) String() string {
 // GPUPods picks the pods that have a GPU or may have one, sorted by namespace and name. Pods are all pods of the node,
 // whatever their phase; clients are the processes that hold the sought GPUs. It picks a pod that
 //   - requests a resource of GPUs in any container, be it an init, sidecar or ephemeral one;
-//   - has resource claims of GPUs, also one that the scheduler made for an extended resource, whose devices kubelet names by driver and pool and not by UUID: they count as not
-//     known. A claim counts unless kubelet says that all its devices are of other drivers than NVIDIA's for GPUs;
+//   - has resource claims of GPUs, also one that the scheduler made for an extended resource, or one that kubelet has prepared
+//     and the pod does not name. Its devices are known if the claim could be read and is reserved for the pod, and each of them is
+//     offered by NVIDIA's DRA driver. A claim that could not be read counts unless kubelet says that all that it has prepared
+//     is of other drivers. Devices by admin access do not count;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
 //   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
@@ -74,7 +75,7 @@ func (p Pod) String() string {
 //
 // The devices of a pod are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device
 // of a resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
-func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
+func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed Claimed) []Pod {
 	var out []Pod
 	using := byOwner(clients, pods)
 	listed := map[types.NamespacedName]bool{}
@@ -86,8 +87,8 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 		p.DevicesKnown = true
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 			devices, claims := partClaims(assigned[name])
-			p.assign(devices)
-			p.claim(claimsOf(pod), claims)
+			p.assign(devices, func(resource string) bool { return byClaim(pod, resource) })
+			p.claim(claimsOf(pod), claims, claimed)
 		}
 		p.use(using.listed[i])
 		if len(p.Sources) > 0 {
@@ -98,8 +99,8 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client) []Pod {
 		if !listed[name] {
 			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
 			devices, claims := partClaims(devices)
-			p.assign(devices)
-			p.claim(slices.Collect(maps.Keys(claims)), claims)
+			p.assign(devices, nil)
+			p.claim(nil, claims, claimed)
 			if len(p.Sources) > 0 {
 				out = append(out, p)
 			}
@@ -130,8 +131,9 @@ func Drainable(pods []corev1.Pod) []Pod {
 	return out
 }
 
-// assign notes the resources that the pod requests and the devices that kubelet has given it, and whether these are all.
-func (p *Pod) assign(devices map[string][]string) {
+// assign notes the resources that the pod requests and the devices that kubelet has given it, and whether these are all. What it has by a claim is not
+// among them.
+func (p *Pod) assign(devices map[string][]string, byClaim func(resource string) bool) {
 	if len(p.Requests) > 0 {
 		p.Sources = append(p.Sources, SourceSpec)
 	}
@@ -139,7 +141,7 @@ func (p *Pod) assign(devices map[string][]string) {
 		p.Sources = append(p.Sources, SourceKubelet)
 	}
 	for resource := range p.Requests {
-		if len(devices[resource]) == 0 {
+		if len(devices[resource]) == 0 && !byClaim(resource) {
 			p.DevicesKnown = false
 		}
 	}
@@ -147,7 +149,7 @@ func (p *Pod) assign(devices map[string][]string) {
 		for _, id := range ids {
 			uuid, _, _ := strings.Cut(id, nvml.ReplicaSeparator)
 			switch {
-			case strings.HasPrefix(uuid, "GPU-") || strings.HasPrefix(uuid, "MIG-"):
+			case isUUID(uuid):
 				p.Devices = append(p.Devices, uuid)
 			case nvml.GPUResource(resource):
 				p.DevicesKnown = false
@@ -158,57 +160,8 @@ func (p *Pod) assign(devices map[string][]string) {
 	p.Devices = slices.Compact(p.Devices)
 }
 
-// claim notes that the pod has GPUs by one of the claims, or may have. Drivers are those of each claim's devices, as far as
-// kubelet tells them.
-func (p *Pod) claim(claims []string, drivers map[string][]string) {
-	found := false
-	for _, c := range claims {
-		if len(drivers[c]) > 0 && !slices.Contains(drivers[c], ClaimDriver) {
-			continue
-		}
-		found = true
-		if c != "" {
-			p.DeviceClaims = append(p.DeviceClaims, c)
-		}
-	}
-	slices.Sort(p.DeviceClaims)
-	if found {
-		p.Sources, p.DevicesKnown = append(p.Sources, SourceClaim), false
-	}
-}
-
-// claimsOf lists the names of the pod's claims, "" for one that is still to be made from its template.
-func claimsOf(pod *corev1.Pod) []string {
-	var out []string
-	for _, c := range pod.Spec.ResourceClaims {
-		made := slices.IndexFunc(pod.Status.ResourceClaimStatuses, func(s corev1.PodResourceClaimStatus) bool { return s.Name == c.Name })
-		switch {
-		case c.ResourceClaimName != nil:
-			out = append(out, *c.ResourceClaimName)
-		case made < 0:
-			out = append(out, "")
-		case pod.Status.ResourceClaimStatuses[made].ResourceClaimName != nil: // otherwise the pod needs no claim
-			out = append(out, *pod.Status.ResourceClaimStatuses[made].ResourceClaimName)
-		}
-	}
-	// The scheduler makes it for extended resources that a device class offers, by any name: the spec has no word of it.
-	if implicit := pod.Status.ExtendedResourceClaimStatus; implicit != nil {
-		out = append(out, implicit.ResourceClaimName)
-	}
-	return out
-}
-
-// partClaims parts a pod's assignments: devices by resource, and the drivers of its claims by their names.
-func partClaims(given map[string][]string) (devices, claims map[string][]string) {
-	devices, claims = map[string][]string{}, map[string][]string{}
-	for name, ids := range given {
-		if claim, ok := strings.CutPrefix(name, claimPrefix); ok {
-			claims[claim] = ids
-			continue
-		}
-		devices[name] = ids
-	}
-	return devices, claims
+func isUUID(text string) bool {
+	return strings.HasPrefix(text, "GPU-") || strings.HasPrefix(text, "MIG-")
 }
 
 // use notes the devices that processes of the pod hold.

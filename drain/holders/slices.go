@@ -2,13 +2,26 @@ package holders
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// maxSlices bounds the slices for one node: NVIDIA's driver makes one for each GPU, and one.
-const maxSlices = 1024
+// Attributes of the devices that NVIDIA's DRA driver offers, by their names without its domain.
+const (
+	attributeUUID       = "uuid"
+	attributeParentUUID = "parentUUID" // of the GPU that a MIG device is of
+	attributeType       = "type"
+	attributeProfile    = "profile"
+)
+
+// Bounds of what is kept.
+const (
+	maxSlices = 1024 // for one node; NVIDIA's driver makes one for each GPU, and one
+	maxName   = 253  // bytes of the name of a device or of a pool, as API servers have it
+)
 
 // CurrentSlices returns the slices of each pool's highest generation, sorted by name, and whether they are complete: there are some, and each pool
 // has as many as it says. Older ones are about to be deleted.
@@ -43,4 +56,70 @@ func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.Resourc
 	}
 	slices.SortFunc(current, func(a, b resourcev1.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 	return current, complete
+}
+
+// UUIDs returns the UUIDs of the GPUs and MIG devices that NVIDIA's DRA driver offers in its complete slices. Where the driver makes a MIG device only when a
+// claim has it, the device stands for its GPU: it may be any part of that.
+func UUIDs(complete []resourcev1.ResourceSlice) map[Device]string {
+	out := map[Device]string{}
+	for _, s := range complete {
+		if s.Spec.Driver != ClaimDriver {
+			continue
+		}
+		for _, d := range s.Spec.Devices {
+			if uuid := cmp.Or(attribute(d, attributeUUID), attribute(d, attributeParentUUID)); isUUID(uuid) && d.Name != "" {
+				device := Device{s.Spec.Driver, s.Spec.Pool.Name, d.Name}
+				if former, twice := out[device]; twice && former != uuid {
+					uuid = "" // it may be either
+				}
+				out[device] = uuid
+			}
+		}
+	}
+	maps.DeleteFunc(out, func(_ Device, uuid string) bool { return uuid == "" })
+	return out
+}
+
+// attribute returns the text of an attribute of NVIDIA's, whose name may have the driver's domain.
+func attribute(d resourcev1.Device, name resourcev1.QualifiedName) string {
+	for _, key := range []resourcev1.QualifiedName{name, ClaimDriver + "/" + name} {
+		if value := d.Attributes[key].StringValue; value != nil {
+			return *value
+		}
+	}
+	return ""
+}
+
+// ShortenSlice removes from a slice what the agent does not decide by, and cuts it to what an API server lets it have. One device more than that stays,
+// by which CurrentSlices sees that some are missing; a device whose UUID is too long has none. Attributes of NVIDIA's lose its domain.
+func ShortenSlice(s *resourcev1.ResourceSlice) {
+	s.ManagedFields, s.Annotations, s.Labels, s.OwnerReferences = nil, nil, nil, nil
+	s.Spec.NodeSelector = nil
+	s.Spec.Driver, s.Spec.Pool.Name = bounded(s.Spec.Driver), bounded(s.Spec.Pool.Name)
+	if len(s.Spec.SharedCounters) > 0 {
+		s.Spec.SharedCounters = []resourcev1.CounterSet{{}}
+	}
+	s.Spec.Devices = slices.Clone(s.Spec.Devices[:min(len(s.Spec.Devices), resourcev1.ResourceSliceMaxDevices+1)])
+	for i := range s.Spec.Devices {
+		of := &s.Spec.Devices[i]
+		d := resourcev1.Device{Name: bounded(of.Name), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
+		for _, name := range []resourcev1.QualifiedName{attributeUUID, attributeParentUUID, attributeType, attributeProfile} {
+			if value := attribute(*of, name); value != "" && len(value) <= resourcev1.DeviceAttributeMaxValueLength {
+				value = strings.Clone(value) // so that the rest can be freed
+				d.Attributes[name] = resourcev1.DeviceAttribute{StringValue: &value}
+			}
+		}
+		if len(of.ConsumesCounters) > 0 {
+			d.ConsumesCounters = []resourcev1.DeviceCounterConsumption{{}}
+		}
+		s.Spec.Devices[i] = d
+	}
+}
+
+// bounded returns a copy of a name, or none of one that no API server lets an object have.
+func bounded(name string) string {
+	if len(name) > maxName {
+		return ""
+	}
+	return strings.Clone(name)
 }
