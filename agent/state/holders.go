@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -108,14 +109,14 @@ func byFilesAlone(p holders.Pod) bool {
 }
 
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.
-func (s *Observed) HoldersUnknown() error {
+func (s *Observed) HoldersUnknown() (config.Reason, error) {
 	switch {
 	case s.Kubelet.Err != nil:
-		return fmt.Errorf("until kubelet says which pod has which device: %w", s.Kubelet.Err)
+		return config.ReasonKubeletUnavailable, fmt.Errorf("until kubelet says which pod has which device: %w", s.Kubelet.Err)
 	case s.Holders.Err != nil:
-		return fmt.Errorf("until the host's processes show who holds a GPU: %w", s.Holders.Err)
+		return config.ReasonHoldersUnknown, fmt.Errorf("until the host's processes show who holds a GPU: %w", s.Holders.Err)
 	default:
-		return nil
+		return "", nil
 	}
 }
 

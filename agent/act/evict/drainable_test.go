@@ -59,8 +59,9 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 		{Kind: plan.PauseOperands, Label: config.LabelOperandPrefix + "dcgm", Pods: planned("operand")},
 		{Kind: plan.PauseOperands, Pods: planned("plugin", "client")},
 	}
-	for kept, waits := range map[string]bool{"": false, "holder": true, "plugin": true, "client": true, "operand": false} {
+	for kept, waits := range map[string]bool{"": false, "holder": true, "plugin": true, "client": true, "plugin, client": true, "operand": false} {
 		t.Run("kept: "+kept, func(t *testing.T) {
+			names := strings.Split(kept, ", ")
 			client := fake.NewClientset()
 			var asked []string
 			client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -71,7 +72,7 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 					return true, nil, nil
 				}
 				asked = append(asked, eviction.Name)
-				if eviction.Name == kept {
+				if slices.Contains(names, eviction.Name) {
 					return true, nil, apierrors.NewTooManyRequests("the budget is used up", 0)
 				}
 				return true, nil, nil
@@ -86,13 +87,24 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 			switch is := errors.As(err, &wait); {
 			case !waits && err != nil:
 				t.Errorf("got %v, want the change to begin", err)
-			case waits && (!is || wait.Reason != config.ReasonEvictionBlocked || !strings.Contains(wait.Message, "team/"+kept)):
-				t.Errorf("got %v, want a wait for team/%s", err, kept)
+			case waits && (!is || wait.Reason != config.ReasonEvictionBlocked || !strings.Contains(wait.Message, "team/"+names[0]) || len(wait.Blockers) != len(names)):
+				t.Errorf("got %v, want a wait for %s", err, kept)
 			}
-			if want := []string{"holder", "plugin", "client"}; !waits {
-				if diff := cmp.Diff(want, asked); diff != "" {
-					t.Errorf("pods that were asked for (-want +got):\n%s", diff)
+			want := []string{"holder", "plugin", "client"}
+			if kept == "holder" { // the others may not be asked for in vain
+				want = want[:1]
+			}
+			if diff := cmp.Diff(want, asked); diff != "" {
+				t.Errorf("pods that were asked for (-want +got):\n%s", diff)
+			}
+			var blocked []string // what a diagnosis says of the same
+			for _, v := range d.Evictable(t.Context(), act.Input{Seen: &seen, Steps: steps}) {
+				if v.State != drain.Requested {
+					blocked = append(blocked, v.Pod.Name)
 				}
+			}
+			if waits && !slices.Equal(blocked, names) || !waits && len(blocked) > 0 {
+				t.Errorf("a diagnosis finds %v, want %s", blocked, kept)
 			}
 		})
 	}

@@ -35,18 +35,42 @@ type Evictions struct {
 	Metrics *metrics.Metrics
 }
 
-// Evictable asks the API server, for each pod that has to leave for the steps, whether it may be evicted now.
+// Evictable asks the API server in a dry run, for each pod that the steps make leave by an eviction, whether it may be evicted now. It asks for operands,
+// which come back by themselves, only if all others may go, and returns those of them that would stay.
 func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var out []drain.Verdict
 	for _, s := range in.Steps {
-		if s.Kind == plan.Evict {
-			policy, _ := d.policy(in.Seen, s, in.Want)
-			out = append(out, d.Evictor.DryRun(all, in.Seen.Drained(s.Pods), policy)...)
+		switch {
+		case s.Kind == plan.Evict:
+			out = append(out, d.dryRun(all, in, s)...)
+		case s.Kind == plan.PauseOperands && s.Label == "" && len(stuck(out)) == 0:
+			out = append(out, stuck(d.dryRun(all, in, s))...)
 		}
 	}
 	return out
+}
+
+func (d *Evictions) dryRun(ctx context.Context, in act.Input, s plan.Step) []drain.Verdict {
+	return d.Evictor.DryRun(ctx, in.Seen.Drained(s.Pods), d.policy(in.Seen, s, in.Want))
+}
+
+// Drainable returns a wait if a pod that the steps evict would stay.
+func (d *Evictions) Drainable(ctx context.Context, in act.Input) error {
+	verdicts := d.Evictable(ctx, in)
+	d.Wakes.BlockedBy(verdicts)
+	blocked := stuck(verdicts)
+	if len(blocked) == 0 {
+		return nil
+	}
+	wait := &outcome.Waiting{
+		Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
+		Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+		Else: "changes nothing until then; " + cancelAdvice(in.Want),
+	}
+	d.allow(wait, in.Want, verdicts)
+	return wait
 }
 
 // Patience is how long the agent would wait for the pods that have to leave for the steps, until it gives the change up; 0 if none has to
@@ -76,13 +100,7 @@ func (d *Evictions) Evict(ctx context.Context, in act.Input) error {
 // EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next observation can tell that they
 // are gone.
 func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
-	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
-	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-	defer cancel()
-	policy, since := d.policy(in.Seen, in.Step(), in.Want)
-	verdicts := d.Evictor.Evict(all, in.Seen.Drained(pods), policy, since)
-	d.Wakes.BlockedBy(verdicts)
-	d.Metrics.Evicted(verdicts)
+	verdicts, policy := d.request(ctx, in, pods)
 	for _, v := range verdicts {
 		d.report(in.Seen, in.Want, v)
 	}
@@ -94,6 +112,25 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 		}
 	}
 	return d.await(in.Seen, in.Want, policy, verdicts)
+}
+
+// request has the pods evicted for a step. It returns the verdicts on them, and by which policy they are.
+func (d *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) ([]drain.Verdict, drain.Policy) {
+	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
+	defer cancel()
+	var fenced time.Time
+	policy := d.policy(in.Seen, in.Step(), in.Want)
+	if in.Seen.Journal != nil {
+		fenced = in.Seen.Journal.Started
+		if in.Step().Kind == plan.PauseOperands && !in.Want.Undo {
+			policy.Deadline = d.Retries.Deadline(in.Seen, in.Want, in.Step()).Sub(fenced)
+		}
+	}
+	verdicts := d.Evictor.Evict(all, in.Seen.Drained(pods), policy, fenced)
+	d.Wakes.BlockedBy(verdicts)
+	d.Metrics.Evicted(verdicts)
+	return verdicts, policy
 }
 
 // await returns which pods are still there, and why.
@@ -146,27 +183,20 @@ func cancelAdvice(want state.Desired) string {
 	return "to cancel, remove the label " + want.Label
 }
 
-// policy returns by which rules the agent makes pods leave, and since when their deadlines count. The rules do not hold for operands, which
-// come back by themselves, nor for an undo, which has to take everything away; an undo has no deadline.
-func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy, since time.Time) {
-	switch {
-	case want.Undo:
-	case step.Kind == plan.Evict:
+// policy returns by which rules the agent makes the pods of a step leave. The rules do not hold for operands, which come back by themselves, nor for
+// an undo, which has to take everything away.
+func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
+	if step.Kind == plan.Evict && !want.Undo {
 		p = decide.From(d.Settings.With(want.Drain))
-	case step.Kind == plan.PauseOperands && seen.Journal != nil:
-		p.Deadline = d.Retries.Deadline(seen, want, step).Sub(seen.Journal.Started)
 	}
 	if seen.Kubelet.Err != nil {
 		p.KubeletSilent = seen.Kubelet.Err.Error()
 	}
 	p.ClaimDriverAway = !seen.ClaimDriver()
-	if seen.Journal != nil {
-		since = seen.Journal.Started
-	}
-	return p, since
+	return p
 }
 
-// tell records an Event on the pod, and on the node, that the pod has to leave.
+// report records an Event on the pod, and on the node, that the pod has to leave.
 func (d *Evictions) report(seen *state.Observed, want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
@@ -182,13 +212,9 @@ func (d *Evictions) report(seen *state.Observed, want state.Desired, v drain.Ver
 // RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
 // then. An undo waits only for a silent kubelet, without which every pod counts as a holder.
 func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
-	busy := seen.HoldersUnknown()
+	reason, busy := seen.HoldersUnknown()
 	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
 		return nil
-	}
-	reason := config.ReasonHoldersUnknown
-	if seen.Kubelet.Err != nil {
-		reason = config.ReasonKubeletUnavailable
 	}
 	until := d.Retries.Deadline(seen, want, step)
 	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
@@ -266,33 +292,4 @@ func describe(verdicts []drain.Verdict) []string {
 		out = append(out, text)
 	}
 	return out
-}
-
-// Drainable asks the API server in a dry run whether the pods may be evicted.
-func (d *Evictions) Drainable(ctx context.Context, in act.Input) error {
-	for _, s := range in.Steps {
-		policy := decide.From(d.Settings.With(in.Want.Drain))
-		switch {
-		case s.Kind == plan.Evict:
-		case s.Kind == plan.PauseOperands && s.Label == "":
-			policy = drain.Policy{} // the rules do not hold for operands
-		default:
-			continue
-		}
-		all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-		verdicts := d.Evictor.DryRun(all, in.Seen.Drained(s.Pods), policy)
-		cancel()
-		blocked := stuck(verdicts)
-		d.Wakes.BlockedBy(verdicts)
-		if len(blocked) > 0 {
-			wait := &outcome.Waiting{
-				Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
-				Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-				Else: "changes nothing until then; " + cancelAdvice(in.Want),
-			}
-			d.allow(wait, in.Want, verdicts)
-			return wait
-		}
-	}
-	return nil
 }

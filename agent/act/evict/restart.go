@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
-	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -25,12 +24,7 @@ func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
 			Message: "the device plugin is to be restarted for a GPU that is well, after the work of " + sanitize.Listed(others),
 		}
 	}
-	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
-	defer cancel()
-	policy, since := d.policy(in.Seen, in.Step(), state.Desired{})
-	verdicts := d.Evictor.Evict(all, in.Seen.Drained(in.Step().Pods), policy, since)
-	d.Wakes.BlockedBy(verdicts)
-	d.Metrics.Evicted(verdicts)
+	verdicts, _ := d.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
 			d.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,

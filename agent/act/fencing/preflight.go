@@ -19,26 +19,27 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	if !startsDisruption(in) && !(makes && in.Seen.LacksDevicePlugin()) {
 		return nil
 	}
-	const before = "changes nothing until "
+	const before = "changes nothing "
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
-	busy, foreign, unowned := in.Seen.HoldersUnknown(), in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen)
+	foreign, unowned := in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen)
+	reason, busy := in.Seen.HoldersUnknown()
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
-		wait.Message = before + "other tools are done with this node: " + strings.Join(foreign, "; ")
-	case busy != nil && in.Seen.Kubelet.Err != nil:
-		wait.Reason, wait.Message = config.ReasonKubeletUnavailable, before+"kubelet says which pod has which device: "+in.Seen.Kubelet.Err.Error()
-		wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
+		wait.Message = before + "until other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil:
-		wait.Reason, wait.Message = config.ReasonHoldersUnknown, before+"the host's processes show who holds a GPU: "+in.Seen.Holders.Err.Error()
+		wait.Reason, wait.Message = reason, before+busy.Error()
+		if reason == config.ReasonKubeletUnavailable {
+			wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
+		}
 	case in.Seen.LacksDevicePlugin():
 		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, f.Handover.Advice(in.Seen), in.Seen.WhyNoPlugin()
-		wait.Else = before + "then"
+		wait.Else = before + "until then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
 		wait.Advice = "end these processes on the node, or stop their units: " + sanitize.Listed(unowned)
 		wait.Message = "they are of no pod and hold what is to change"
-		wait.Else = before + "then"
+		wait.Else = before + "until then"
 	default:
 		return f.Evictions.Drainable(ctx, in)
 	}
