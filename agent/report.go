@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -54,9 +55,10 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.Settings.Retry.Longest, Stalled: true}
 	}
 	a.units.ReportDropped(seen)
+	a.reporter.ReportWindows(seen, want, d.Planned)
+	a.reporter.ReportIgnored(seen, want)
 	r := report.Of(seen, want, steps, err, d)
-	r.Message = sanitize.Message(r.Message+withdrawn(seen, first)+a.units.Dropped(seen)+a.units.Down()+a.fencing.Returned(seen)+seen.UnnoticedReboots()+
-		a.reporter.ReportWindows(seen, want, d.Planned)+a.reporter.ReportIgnored(seen, want), sanitize.Longest)
+	r.Message = sanitize.Message(r.Message+a.notes(seen, want, first), sanitize.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, first), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
 	a.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
@@ -65,6 +67,19 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 		return a.Settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
+}
+
+// notes returns what the message says after what the pass has come to. None of them has an effect: what is reported beside the message is reported before.
+func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step) string {
+	return strings.Join([]string{
+		withdrawn(seen, first),
+		a.units.Dropped(seen),
+		a.units.Down(),
+		a.fencing.Returned(seen),
+		seen.UnnoticedReboots(),
+		a.reporter.Overrun(seen, want),
+		a.reporter.Ignored(seen, want),
+	}, "")
 }
 
 // withdrawn adds to a message, which does not name them yet, the pods that hold what kubelet gives out to others.

@@ -46,15 +46,22 @@ func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
 	return out
 }
 
-// ReportIgnored returns what the condition has to say of all that does not count, and sends an Event about each that is new.
-func (t *Writer) ReportIgnored(seen *state.Observed, want state.Desired) string {
-	now, text := t.notes(seen, want), ""
+// ReportIgnored sends an Event about each thing that does not count, if it is new.
+func (t *Writer) ReportIgnored(seen *state.Observed, want state.Desired) {
+	now := t.notes(seen, want)
 	for _, n := range now {
 		if !slices.Contains(t.ignored, n) {
 			t.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)
 		}
-		text += "; " + n.text
 	}
 	t.ignored = now
+}
+
+// Ignored says, for the end of the message, what does not count.
+func (t *Writer) Ignored(seen *state.Observed, want state.Desired) string {
+	text := ""
+	for _, n := range t.notes(seen, want) {
+		text += "; " + n.text
+	}
 	return text
 }

@@ -30,10 +30,10 @@ func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 	return now.Sub(since)
 }
 
-// ReportWindows sets the metrics of the node's windows, and returns what the condition has to say of them.
-func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) string {
+// ReportWindows sets the metrics of the node's windows, and reports a change that goes on beyond its window: once for each change.
+func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) {
 	if !seen.Complete {
-		return ""
+		return
 	}
 	now, schedule := t.Wall.Now(), decide.Schedule(seen, want)
 	over := t.overrun(seen, want)
@@ -42,19 +42,19 @@ func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned
 		w.Next = next.Start
 	}
 	t.Metrics.Windowed(w)
-	return t.reportOverrun(seen, want, over)
-}
-
-// tellOverrun reports, once for each change, that it goes on beyond its window.
-func (t *Writer) reportOverrun(seen *state.Observed, want state.Desired, over time.Duration) string {
-	if over <= 0 {
-		return ""
-	}
-	const text = "the window has closed, and the change goes on, since a GPU was touched"
-	if t.overran != seen.Operation() {
+	if over > 0 && t.overran != seen.Operation() {
 		t.overran = seen.Operation()
 		t.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", t.overran))
-		t.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, text)
+		t.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, textOverrun)
 	}
-	return "; " + string(config.ReasonWindowOverrun) + ": " + text
+}
+
+const textOverrun = "the window has closed, and the change goes on, since a GPU was touched"
+
+// Overrun says, for the end of the message, that the change goes on beyond its window; empty if it does not.
+func (t *Writer) Overrun(seen *state.Observed, want state.Desired) string {
+	if !seen.Complete || t.overrun(seen, want) <= 0 {
+		return ""
+	}
+	return "; " + string(config.ReasonWindowOverrun) + ": " + textOverrun
 }

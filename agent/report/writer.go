@@ -50,7 +50,7 @@ type Writer struct {
 
 	reported   time.Time // when the agent last reported of a change under way; zero if there is none
 	unreported time.Time // since when a change goes on about which the node says nothing new; zero if it says all
-	ignored    []note    // what TellIgnored has reported at the last pass
+	ignored    []note    // what ReportIgnored has reported at the last pass
 	overran    string    // operation of which the agent has reported that it goes on beyond its window
 }
 

@@ -14,6 +14,7 @@ import (
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Compare",
 	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
+	"(*agent.Agent).notes",
 }
 
 // gates say whether a step may be performed now.
