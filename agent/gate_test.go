@@ -360,7 +360,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 		"now": func(*world) string { return config.ForceNow },
 		"the change's own id": func(w *world) string {
 			w.says(config.ReasonAwaitingWindow)
-			return w.status().Asked.Wish
+			return w.status().Asked.Fingerprint
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -76,7 +76,7 @@ func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 	const head = `{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`
 	for name, journal := range map[string]string{
 		"units that are started":    head + `"cordoned":false,"stopped":["debug-shell.service","modprobe@evil.service","reboot.target"]}`,
-		"another GPU's cut":         head + `"cordoned":true,"previous":[{"gpu":"GPU","mig":true,"instances":[{"profile":"7g.80gb","start":0,"size":8}]}],"undo":{"wish":"x","reason":"y","message":"z"}}`,
+		"another GPU's cut":         head + `"cordoned":true,"previous":[{"gpu":"GPU","mig":true,"instances":[{"profile":"7g.80gb","start":0,"size":8}]}],"undo":{"fingerprint":"x","reason":"y","message":"z"}}`,
 		"a reboot that was refused": head + `"noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":["GPU"]},"reboots":[]}`,
 		"no JSON":                   "\x1b[2J",
 		"an unknown field":          `{"version":1,"units":["sshd.service"]}`,
@@ -157,7 +157,7 @@ func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 		const label = "node-restriction.kubernetes.io/tier"
 		w.annotate(config.AnnotationJournal, `{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z","cordoned":true,`+
 			`"plugin":{"way":"configmap","label":"`+label+`","namespace":"gpu-operator","configMap":"entrypoint","text":"entrypoint.sh","body":"evil"},`+
-			`"undo":{"wish":"x","reason":"y","message":"z"}}`)
+			`"undo":{"fingerprint":"x","reason":"y","message":"z"}}`)
 		w.spend(time.Hour)
 		cm, err := w.client.CoreV1().ConfigMaps("gpu-operator").Get(t.Context(), "entrypoint", metav1.GetOptions{})
 		if err != nil {
@@ -183,7 +183,7 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 		w.maintain(frozen)
 		before := w.gpus.String()
 		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
-			`"cordoned":true,"proven":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"wish":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
+			`"cordoned":true,"proven":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"fingerprint":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
 		w.spend(time.Hour)
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !w.runs("holder") {
 			t.Errorf("the pod runs: %t; GPUs (-before +after):\n%s", w.runs("holder"), diff)
@@ -248,7 +248,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w.converge("all-balanced")
 			wish := w.disk.record(t).Learnt.Proven
 			w.converge("all-1g.10gb")
-			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"wish":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"fingerprint":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
 			w.converge("all-balanced")
 		})
 	})
@@ -395,8 +395,8 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 					w.settle(config.ReasonNotRequested)
 					w.hostGivenBack()
 					w.givenBack()
-					if r := w.disk.record(t); len(r.Owes) > 0 || r.Journal != "" {
-						t.Errorf("the record still owes %v", r.Owes)
+					if r := w.disk.record(t); len(r.ToRestore) > 0 || r.Journal != "" {
+						t.Errorf("the record still owes %v", r.ToRestore)
 					}
 				})
 			})
@@ -591,8 +591,8 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 						})
 						w.givenBack()
 						w.hostGivenBack()
-						if r := w.disk.record(t); r != nil && len(r.Owes) > 0 {
-							t.Errorf("killed at write %d, the record still owes %v", n, r.Owes)
+						if r := w.disk.record(t); r != nil && len(r.ToRestore) > 0 {
+							t.Errorf("killed at write %d, the record still owes %v", n, r.ToRestore)
 						}
 					})
 				}
@@ -669,7 +669,7 @@ func TestARecordThatCannotBeReadIsTold(t *testing.T) {
 		says  string
 		not   string
 	}{
-		"of a newer agent": {func(d *disk) { d.text = []byte(`{"version":9,"owes":["start of ` + dcgm + `"]}`) }, "it owes start of " + dcgm, "kernel log"},
+		"of a newer agent": {func(d *disk) { d.text = []byte(`{"version":9,"toRestore":["start of ` + dcgm + `"]}`) }, "it has to restore: start of " + dcgm, "kernel log"},
 		"corrupt":          {func(d *disk) { d.text = []byte(`{"version":1`) }, "Remove the file", "kernel log"},
 		"unsafe":           {func(d *disk) { d.reads = journal.ErrUnsafe }, "modes 0600 and 0700", "kernel log"},
 		"a silent disk":    {func(d *disk) { d.silent = true }, "kernel log", "emove the file"},

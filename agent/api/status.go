@@ -74,8 +74,8 @@ func (s Status) PhaseBeside(reason config.Reason) Phase {
 
 // AskedFor is since when a label asks for a config. In a pool, the node that was asked first goes first.
 type AskedFor struct {
-	Wish  string    `json:"wish"` // the config's fingerprint, by which the annotation gpuslice.io/force may name the change
-	Since time.Time `json:"since"`
+	Fingerprint string    `json:"fingerprint"` // the config's fingerprint, by which the annotation gpuslice.io/force may name the change
+	Since       time.Time `json:"since"`
 }
 
 // StatusGPU is the mode and the instances of one GPU.
@@ -135,7 +135,7 @@ type Remap struct {
 // Failure is a change that has failed. The agent keeps it on the node, so that after a restart it does not disturb the
 // node again for a change that has failed there before.
 type Failure struct {
-	Fingerprint string        `json:"wish"` // fingerprint of the desired config; the agent tries another one again
+	Fingerprint string        `json:"fingerprint"` // fingerprint of the desired config; the agent tries another one again
 	Reason      config.Reason `json:"reason"`
 	Message     string        `json:"message"`
 	Later       bool          `json:"later,omitempty"` // the change is postponed: the agent begins it again when it may

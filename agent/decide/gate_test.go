@@ -50,7 +50,7 @@ func waiting() (*state.Observed, *state.Desired) {
 // cordoned is a change behind the fence that has touched no GPU, and touched is one that has turned MIG mode on.
 func cordoned(seen *state.Observed) {
 	seen.Journal = &journal.Journal{
-		Target: "all-1g.10gb", Wish: "asked", Operation: "op", Cordoned: true, Previous: []journal.GPULayout{{GPU: "GPU-a"}},
+		Target: "all-1g.10gb", Fingerprint: "asked", Operation: "op", Cordoned: true, Previous: []journal.GPULayout{{GPU: "GPU-a"}},
 	}
 }
 

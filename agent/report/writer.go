@@ -248,7 +248,7 @@ func (t *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	now := t.Clock.Stamp()
 	switch {
 	case want.Fingerprint != "":
-		l.Asked = &api.AskedFor{Wish: want.Fingerprint, Since: seen.AskedSince(want, now)}
+		l.Asked = &api.AskedFor{Fingerprint: want.Fingerprint, Since: seen.AskedSince(want, now)}
 	case want.Name == "": // with a name that means nothing, a file cannot be read
 		l.Asked = nil
 	}

@@ -131,7 +131,7 @@ func (s *Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Nam
 
 // AskedSince returns since when a label asks for the desired state.
 func (s *Observed) AskedSince(want Desired, now time.Time) time.Time {
-	if s.Record.Learnt.Asked != nil && s.Record.Learnt.Asked.Wish == want.Fingerprint {
+	if s.Record.Learnt.Asked != nil && s.Record.Learnt.Asked.Fingerprint == want.Fingerprint {
 		return s.Record.Learnt.Asked.Since
 	}
 	return now

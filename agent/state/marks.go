@@ -108,7 +108,7 @@ func (o Orphan) String() string {
 // Writing returns what a journal is written for: a step on the way to the desired state.
 func (s *Observed) Writing(want Desired, step plan.Kind) journal.Write {
 	w := s.GivingBack()
-	w.Wish, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
+	w.Fingerprint, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
 	return w
 }
 

@@ -293,7 +293,7 @@ func (s *Observed) Other(want Desired) bool {
 
 // Edited reports whether a user has edited the target's config since the change began.
 func (s *Observed) Edited(want Desired) bool {
-	return s.Journal != nil && !want.Undo && !s.Other(want) && s.Journal.Wish != "" && want.Fingerprint != "" && s.Journal.Wish != want.Fingerprint
+	return s.Journal != nil && !want.Undo && !s.Other(want) && s.Journal.Fingerprint != "" && want.Fingerprint != "" && s.Journal.Fingerprint != want.Fingerprint
 }
 
 // Operation identifies the change that is under way, across restarts of the agent; empty if there is none.

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// settingsLook is the time between two looks at the file of the settings. Kubelet brings the edit of a ConfigMap to it within about a minute.
-	settingsLook = 15 * time.Second
+	// settingsPoll is the time between two looks at the file of the settings. Kubelet brings the edit of a ConfigMap to it within about a minute.
+	settingsPoll = 15 * time.Second
 	// settingsDisk bounds the time for the host's copy of it.
 	settingsDisk    = 5 * time.Second
 	longestSettings = 1 << 20 // bytes, as many as document reads
@@ -99,19 +99,19 @@ func (f *settingsFile) watch(ctx context.Context) {
 	if f.path == "" {
 		return
 	}
-	ticker := time.NewTicker(settingsLook)
+	ticker := time.NewTicker(settingsPoll)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			f.look()
+			f.poll()
 		}
 	}
 }
 
-func (f *settingsFile) look() {
+func (f *settingsFile) poll() {
 	text, settings, err := f.read()
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -44,7 +44,7 @@ func TestAnEditOfTheSettingsIsCheckedBeforeItIsObeyed(t *testing.T) {
 		{bad, false, "nodeHeartbeat"},
 	} {
 		write(step.text)
-		f.look()
+		f.poll()
 		if is, wrong := f.edited(); is != step.other || !strings.Contains(wrong, step.wrong) || step.wrong == "" && wrong != "" {
 			t.Errorf("of %q: other %t, wrong %q", step.text, is, wrong)
 		}

@@ -57,7 +57,7 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
   # Do it, and see it through
   kubectl gpuslice apply -l pool=research --profile research --wait`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			w, err := a.wish()
+			w, err := a.target()
 			if err != nil {
 				return err
 			}
@@ -101,15 +101,15 @@ func (a *application) bind(c *cobra.Command, o *options) {
 	}
 }
 
-func (a *application) wish() (wish, error) {
-	var w wish
+func (a *application) target() (target, error) {
+	var w target
 	switch {
 	case a.profile != "":
-		w = wish{label: config.LabelProfile, name: a.profile}
+		w = target{label: config.LabelProfile, name: a.profile}
 	case a.migConfig != "":
-		w = wish{label: config.LabelMIGConfig, name: a.migConfig}
+		w = target{label: config.LabelMIGConfig, name: a.migConfig}
 	case a.pluginConfig != "":
-		w = wish{label: config.LabelDevicePluginConfig, name: a.pluginConfig}
+		w = target{label: config.LabelDevicePluginConfig, name: a.pluginConfig}
 	case a.none:
 	default:
 		return w, errors.New("say what to ask for: --profile NAME, --mig-config NAME, --device-plugin-config NAME or --none")
@@ -120,7 +120,7 @@ func (a *application) wish() (wish, error) {
 	return w, nil
 }
 
-func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, names []string) error {
+func (a *application) run(cmd *cobra.Command, client kube.Interface, w target, names []string) error {
 	ctx := cmd.Context()
 	nodes, err := a.nodes.nodes(ctx, client, names)
 	if err != nil {
@@ -148,7 +148,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, nam
 		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
 		return errors.Join(a.refusedAtOnce(ctx, client, w, asked, out), out.Err)
 	}
-	r := &rollout{wish: w, nodes: asked, out: out, back: a.takeBack}
+	r := &rollout{target: w, nodes: asked, out: out, back: a.takeBack}
 	r.screen = newLines(out)
 	if _, height, is := terminal(out.W); is {
 		picture := progress.NewWriter()
@@ -159,7 +159,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w wish, nam
 }
 
 // checkLabelPrecedence names the nodes on which another label would win over the one that the command sets.
-func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
+func checkLabelPrecedence(nodes []corev1.Node, w target) error {
 	if w.label == config.LabelProfile {
 		return nil
 	}
@@ -181,7 +181,7 @@ func checkLabelPrecedence(nodes []corev1.Node, w wish) error {
 }
 
 // label sets the label on each node. It reports nodes that were deleted meanwhile.
-func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) ([]*followed, error) {
+func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w target, out *cli.Printer) ([]*followed, error) {
 	var asked []*followed
 	for i := range nodes {
 		n := &nodes[i]
@@ -221,7 +221,7 @@ func (a *application) allowed() []string {
 
 // change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What is allowed for
 // another change goes.
-func (a *application) change(n *corev1.Node, w wish) change {
+func (a *application) change(n *corev1.Node, w target) change {
 	c := change{labels: map[string]*string{w.label: &w.name}}
 	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.label] != w.name {
 		c.labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for

@@ -22,17 +22,17 @@ const planTime = 30 * time.Second
 // plans are the agents' answers to what a request would do, with what the other nodes and the budgets add to them.
 type plans struct {
 	*inquiry
-	wish    wish
+	target  target
 	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
 }
 
 // preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
-func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, allowed []string, out *cli.Printer) error {
+func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w target, allowed []string, out *cli.Printer) error {
 	q, err := inquire(ctx, client, nodes, config.Allowance(w.label, w.name, allowed...), planTime, out)
 	if err != nil {
 		return interrupted(ctx, err)
 	}
-	p := &plans{inquiry: q, wish: w}
+	p := &plans{inquiry: q, target: w}
 	elsewhere := &cli.Printer{W: &strings.Builder{}}
 	p.givesUp = fit(ctx, client, p.leaving(), elsewhere)
 	p.print(out)
@@ -92,7 +92,7 @@ func (q *plans) conclude(out *cli.Printer) error {
 			givenUp++
 		}
 	}
-	out.Printf("%s: %d of %s would change; nothing was labelled\n", q.wish.kind(), changed, cli.Counted(len(q.nodes), "node"))
+	out.Printf("%s: %d of %s would change; nothing was labelled\n", q.target.kind(), changed, cli.Counted(len(q.nodes), "node"))
 	if out.Err != nil {
 		return out.Err
 	}
@@ -108,7 +108,7 @@ func (q *plans) conclude(out *cli.Printer) error {
 	if len(parts) == 0 {
 		return nil
 	}
-	err := fmt.Errorf("%s %s", q.wish.kind(), strings.Join(parts, ", "))
+	err := fmt.Errorf("%s %s", q.target.kind(), strings.Join(parts, ", "))
 	if silent > 0 {
 		return err
 	}

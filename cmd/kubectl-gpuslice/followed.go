@@ -24,13 +24,13 @@ const (
 )
 
 // request is the label that the command sets, and the config that it names.
-type wish struct{ label, name string }
+type target struct{ label, name string }
 
 // String returns the request as kubectl label takes it.
-func (w wish) String() string { return w.label + "=" + w.name }
+func (w target) String() string { return w.label + "=" + w.name }
 
 // kind names the request in messages.
-func (w wish) kind() string {
+func (w target) kind() string {
 	switch w.label {
 	case config.LabelProfile:
 		return "profile " + w.name
@@ -98,7 +98,7 @@ type labelled struct{ profile, migConfig, pluginConfig string }
 
 // labelledOf returns what the labels of the node ask for.
 func labelledOf(n *corev1.Node) (out labelled) {
-	for _, w := range wishesOf(n) {
+	for _, w := range targetsOf(n) {
 		switch w.label {
 		case config.LabelProfile:
 			return labelled{profile: w.name} // the others do not count
@@ -176,13 +176,13 @@ func (i identity) outdated(n *corev1.Node) bool {
 // followed is a node that the command waits for.
 type followed struct {
 	identity
-	wish  wish
-	asked bool        // this command has set the label, which was not there before
-	first agentReport // what the agent had written by then
-	last  agentReport
-	heard time.Time // when the agent last wrote anything, or the wait began
-	most  int       // the most steps that were ever left
-	ahead time.Time // since when the condition has been newer than the status; zero if it is not
+	target target
+	asked  bool        // this command has set the label, which was not there before
+	first  agentReport // what the agent had written by then
+	last   agentReport
+	heard  time.Time // when the agent last wrote anything, or the wait began
+	most   int       // the most steps that were ever left
+	ahead  time.Time // since when the condition has been newer than the status; zero if it is not
 
 	stage    stage
 	phase    api.Phase
@@ -193,8 +193,8 @@ type followed struct {
 }
 
 // waitFor begins to wait for the node. The label is set by now.
-func waitFor(n *corev1.Node, w wish, asked bool, now time.Time) *followed {
-	f := &followed{identity: identify(n), wish: w, asked: asked, first: agentReportOf(n), heard: now}
+func waitFor(n *corev1.Node, w target, asked bool, now time.Time) *followed {
+	f := &followed{identity: identify(n), target: w, asked: asked, first: agentReportOf(n), heard: now}
 	f.message = "waiting for its agent to see the label"
 	if f.first.none() {
 		f.message = "no agent has ever said anything of this node"
@@ -233,14 +233,14 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 
 // withdrawn says which label asks for another config by now.
 func (f *followed) withdrawn(n *corev1.Node) string {
-	now, there := n.Labels[f.wish.label]
+	now, there := n.Labels[f.target.label]
 	profile := n.Labels[config.LabelProfile]
 	switch {
 	case !there:
-		return fmt.Sprintf("label %s was removed by another user or tool", f.wish.label)
-	case now != f.wish.name:
-		return fmt.Sprintf("label %s is %q now: another user or tool has changed it", f.wish.label, now)
-	case f.wish.label != config.LabelProfile && profile != "":
+		return fmt.Sprintf("label %s was removed by another user or tool", f.target.label)
+	case now != f.target.name:
+		return fmt.Sprintf("label %s is %q now: another user or tool has changed it", f.target.label, now)
+	case f.target.label != config.LabelProfile && profile != "":
 		return fmt.Sprintf("label %s=%s, which wins, was set by another user or tool", config.LabelProfile, profile)
 	default:
 		return ""
@@ -261,7 +261,7 @@ func (f *followed) judge(t, before agentReport, now time.Time) {
 		f.end(failed, s.Reason, t.condition.Message)
 	case t.agrees():
 		f.progress(s)
-		f.tell(s.Phase, s.Reason, t.condition.Message, s.Blockers)
+		f.report(s.Phase, s.Reason, t.condition.Message, s.Blockers)
 	default:
 		f.heedCondition(t, before, now)
 	}
@@ -284,7 +284,7 @@ const followTime = 2 * time.Second
 // tellCondition reports the condition, if no status has followed it.
 func (f *followed) tellCondition() {
 	f.ahead = time.Time{}
-	f.tell(api.PhaseWaiting, config.Reason(f.last.condition.Reason), f.last.condition.Message, nil)
+	f.report(api.PhaseWaiting, config.Reason(f.last.condition.Reason), f.last.condition.Message, nil)
 }
 
 // progress notes how much of the change is done: of the most steps that were ever left, forwards or in an undo.
@@ -298,13 +298,13 @@ func (f *followed) progress(s api.Status) {
 	}
 }
 
-func (f *followed) tell(phase api.Phase, reason config.Reason, message string, blockers []string) {
+func (f *followed) report(phase api.Phase, reason config.Reason, message string, blockers []string) {
 	f.phase, f.reason, f.message, f.blockers = phase, reason, message, blockers
 }
 
 func (f *followed) end(s stage, reason config.Reason, message string) {
 	f.stage = s
-	f.tell("", reason, message, nil)
+	f.report("", reason, message, nil)
 }
 
 // gone notes that the node was deleted.
@@ -334,7 +334,7 @@ func (f *followed) passed(now time.Time) {
 		f.end(failed, "", message)
 		return
 	}
-	f.tell(f.phase, f.reason, message, nil)
+	f.report(f.phase, f.reason, message, nil)
 }
 
 // state returns the state of the node, in a word.

@@ -23,13 +23,13 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 	}
 	for i := range nodes {
 		n := &nodes[i]
-		wishes := wishesOf(n)
-		if len(wishes) == 0 {
+		targets := targetsOf(n)
+		if len(targets) == 0 {
 			out.Printf("%s  is asked for nothing\n", n.Name)
 			continue
 		}
 		labels := map[string]*string{}
-		for _, w := range wishes {
+		for _, w := range targets {
 			labels[w.label] = nil
 		}
 		var err error
@@ -44,7 +44,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 			return fmt.Errorf("%w; %d of %s are asked for nothing any more; the same command goes on from there", err, asking, cli.Counted(len(nodes), "node"))
 		}
 		asking++
-		for j, w := range wishes {
+		for j, w := range targets {
 			out.Printf("%s  %s label %s%s\n", n.Name, loses, w, follows(n, w, j == 0))
 		}
 	}
@@ -55,7 +55,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 }
 
 // follows says what comes of it that the node loses the label; first is whether that is the one that counts.
-func follows(n *corev1.Node, w wish, first bool) string {
+func follows(n *corev1.Node, w target, first bool) string {
 	_, underWay := n.Annotations[config.AnnotationJournal]
 	switch {
 	case first && underWay:

@@ -36,7 +36,7 @@ something else went wrong; 130 interrupted.`,
 			}
 			out := &cli.Printer{W: cmd.OutOrStdout()}
 			if a.profile+a.migConfig+a.pluginConfig != "" {
-				w, err := a.wish()
+				w, err := a.target()
 				if err != nil {
 					return err
 				}
@@ -45,13 +45,13 @@ something else went wrong; 130 interrupted.`,
 				}
 				return preview(cmd.Context(), client, nodes, w, a.allowed(), out)
 			}
-			groups, err := byWish(nodes)
+			groups, err := byTarget(nodes)
 			if err != nil {
 				return err
 			}
 			var worst error
 			for _, g := range groups {
-				err := preview(cmd.Context(), client, g.nodes, g.wish, a.allowed(), out)
+				err := preview(cmd.Context(), client, g.nodes, g.target, a.allowed(), out)
 				if code := cli.ExitCode(err); code != 0 && code != exitHeldUp {
 					return err
 				}
@@ -64,30 +64,30 @@ something else went wrong; 130 interrupted.`,
 	return c
 }
 
-// sameWish are nodes whose labels ask for the same.
-type sameWish struct {
-	wish  wish
-	nodes []corev1.Node
+// sameTarget are nodes whose labels ask for the same.
+type sameTarget struct {
+	target target
+	nodes  []corev1.Node
 }
 
 // byWish groups nodes whose labels ask for the same.
-func byWish(nodes []corev1.Node) ([]sameWish, error) {
-	var out []sameWish
+func byTarget(nodes []corev1.Node) ([]sameTarget, error) {
+	var out []sameTarget
 	var none []string
 next:
 	for _, n := range nodes {
-		w, asks := wishOf(&n)
+		w, asks := targetOf(&n)
 		if !asks {
 			none = append(none, n.Name)
 			continue
 		}
 		for i := range out {
-			if out[i].wish == w {
+			if out[i].target == w {
 				out[i].nodes = append(out[i].nodes, n)
 				continue next
 			}
 		}
-		out = append(out, sameWish{w, []corev1.Node{n}})
+		out = append(out, sameTarget{w, []corev1.Node{n}})
 	}
 	if len(none) > 0 {
 		return nil, fmt.Errorf("nothing is asked of %s: say what to plan for, by --profile, --mig-config or --device-plugin-config", strings.Join(none, ", "))
@@ -95,22 +95,22 @@ next:
 	return out, nil
 }
 
-// wishOf returns the first label of the node that asks for a config. Of two labels that count together its agent adds the other.
-func wishOf(n *corev1.Node) (wish, bool) {
-	if all := wishesOf(n); len(all) > 0 {
+// targetOf returns the first label of the node that asks for a config. Of two labels that count together its agent adds the other.
+func targetOf(n *corev1.Node) (target, bool) {
+	if all := targetsOf(n); len(all) > 0 {
 		return all[0], true
 	}
-	return wish{}, false
+	return target{}, false
 }
 
-// wishesOf returns the labels of the node that ask for a config, first the one that wins.
-func wishesOf(n *corev1.Node) (out []wish) {
+// targetsOf returns the labels of the node that ask for a config, first the one that wins.
+func targetsOf(n *corev1.Node) (out []target) {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 		name := n.Labels[label]
 		if name == "" || label == config.LabelDevicePluginConfig && strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
 			continue
 		}
-		out = append(out, wish{label, name})
+		out = append(out, target{label, name})
 	}
 	return out
 }

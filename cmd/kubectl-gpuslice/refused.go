@@ -54,7 +54,7 @@ func (r *refusals) settled() (bool, error) {
 
 // refusedAtOnce names the nodes whose agents refuse the request as soon as they see it. It is no error if agents keep silent: they may be in the
 // middle of a step.
-func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w wish, asked []*followed, out *cli.Printer) error {
+func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w target, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
 	waiting, cancel := context.WithTimeoutCause(ctx, refusalTime, errLate)
 	defer cancel()
@@ -81,7 +81,7 @@ func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, 
 // foresee asks agents whether they would refuse the request, as for a name with a slip of the pen: they alone know the names that they generate for
 // the hardware, and read the catalog with rights of their own. First it asks one agent of each model of GPU, and all the others only if these
 // would refuse. It is an error if all would. If none answers, foresee says so.
-func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w wish, out *cli.Printer) error {
+func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w target, out *cli.Printer) error {
 	var refusals []*askedNode
 	first, others := oneOfEachModel(nodes, w)
 	for _, agents := range [][]corev1.Node{first, others} {
@@ -115,7 +115,7 @@ func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 
 // oneOfEachModel returns a node of each model of GPU, and the other nodes. It leaves out those whose agent cannot be asked, and those whose label
 // asks for the request already.
-func oneOfEachModel(nodes []corev1.Node, w wish) (first, others []corev1.Node) {
+func oneOfEachModel(nodes []corev1.Node, w target) (first, others []corev1.Node) {
 	models := map[string]bool{}
 	for _, n := range nodes {
 		model, t := features.Of(n.Labels).Model, agentReportOf(&n)

@@ -16,7 +16,7 @@ import (
 
 // rollout is a request on its way to many nodes.
 type rollout struct {
-	wish   wish
+	target target
 	nodes  []*followed // sorted by name
 	screen screen
 	out    *cli.Printer
@@ -105,7 +105,7 @@ func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.
 	case ctx.Err() != nil:
 		r.summarize()
 		return &cli.ExitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted; the roll-out of %s goes on without this command, on %s; to see it again:\n  %s",
-			r.wish.kind(), cli.Counted(r.count(pending), "node"), again)}
+			r.target.kind(), cli.Counted(r.count(pending), "node"), again)}
 	case err != nil && !errors.Is(err, errLate):
 		return err
 	}
@@ -114,10 +114,10 @@ func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.
 	case r.out.Err != nil:
 		return r.out.Err
 	case len(names) > 0:
-		return fmt.Errorf("%s failed on %s; %s", r.wish.kind(), cli.Counted(len(names), "node"), r.back(names, len(r.nodes)))
+		return fmt.Errorf("%s failed on %s; %s", r.target.kind(), cli.Counted(len(names), "node"), r.back(names, len(r.nodes)))
 	case err != nil:
 		return &cli.ExitError{Code: exitTimeout, Err: fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
-			r.wish.kind(), cli.Counted(r.count(pending), "node"), timeout, again)}
+			r.target.kind(), cli.Counted(r.count(pending), "node"), timeout, again)}
 	default:
 		return nil
 	}
@@ -130,7 +130,7 @@ func (r *rollout) summarize() {
 			r.out.Printf("%s: %s: %s\n", f.name, f.state(), f.words())
 		}
 	}
-	text := fmt.Sprintf("%s: %d of %s converged", r.wish.kind(), r.count(converged), cli.Counted(len(r.nodes), "node"))
+	text := fmt.Sprintf("%s: %d of %s converged", r.target.kind(), r.count(converged), cli.Counted(len(r.nodes), "node"))
 	for _, left := range []struct {
 		stage stage
 		word  string

@@ -135,7 +135,7 @@ type statusWatch struct {
 	named   bool // the user has named the nodes: then it draws their GPUs
 	views   map[string]nodeView
 	reports map[string]agentReport // of the nodes of the views: an agent falls silent without a change of its node
-	told    map[string]string
+	printed map[string]string
 	drawn   time.Time
 	stale   bool // something has changed since
 	out     cli.Printer
@@ -143,7 +143,7 @@ type statusWatch struct {
 
 // follow shows the nodes until the user interrupts it.
 func (s *statusRequest) follow(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
-	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, reports: map[string]agentReport{}, told: map[string]string{}, out: cli.Printer{W: w}}
+	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, reports: map[string]agentReport{}, printed: map[string]string{}, out: cli.Printer{W: w}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
@@ -186,10 +186,10 @@ func (f *statusWatch) gone(name string) {
 		return
 	}
 	delete(f.views, name)
-	if _, _, is := terminal(f.w); !is && f.told[name] != "" {
+	if _, _, is := terminal(f.w); !is && f.printed[name] != "" {
 		f.out.Printf("%s  %s  was deleted\n", time.Now().UTC().Format(time.TimeOnly+"Z"), name)
 	}
-	delete(f.told, name)
+	delete(f.printed, name)
 	f.stale = true
 }
 
@@ -202,10 +202,10 @@ func (f *statusWatch) changed(name string, v nodeView) {
 	}
 	p := paper{now: time.Now()}
 	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
-	if f.told[name] == said {
+	if f.printed[name] == said {
 		return
 	}
-	f.told[name] = said
+	f.printed[name] = said
 	switch f.request.format {
 	case formatJSON:
 		line, err := json.Marshal(v)

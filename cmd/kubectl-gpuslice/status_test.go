@@ -223,14 +223,14 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	if lines := strings.Count(screen, "\n"); lines != 3 {
 		t.Errorf("%d lines for one pod: %s", lines, screen)
 	}
-	q := &plans{inquiry: &inquiry{request: "gpuslice.io/profile=research"}, wish: wish{config.LabelProfile, "research"}}
+	q := &plans{inquiry: &inquiry{request: "gpuslice.io/profile=research"}, target: target{config.LabelProfile, "research"}}
 	a := &askedNode{node: n, identity: identify(n)}
-	answer, err := json.Marshal(api.Answer{For: q.wish.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}})
+	answer, err := json.Marshal(api.Answer{For: q.target.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = q.wish.String(), string(answer)
-	a.see(n, q.wish.String())
+	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = q.target.String(), string(answer)
+	a.see(n, q.target.String())
 	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 3 {
 		t.Errorf("raw in the answer: %q", text)
 	}

@@ -146,7 +146,7 @@ func (t agentReport) standsAlone() bool {
 func asks(n *corev1.Node) string {
 	profile := n.Labels[config.LabelProfile]
 	var names []string
-	for _, w := range wishesOf(n) {
+	for _, w := range targetsOf(n) {
 		if w.label != config.LabelProfile {
 			names = append(names, w.name)
 		}

@@ -45,7 +45,7 @@ func follow(ctx context.Context, client kube.Interface, names []string, w watche
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case event := <-events.ResultChan():
-			tell(w, event)
+			deliver(w, event)
 		case err := <-troubles:
 			if apierrors.IsForbidden(err) {
 				return err
@@ -60,7 +60,7 @@ func follow(ctx context.Context, client kube.Interface, names []string, w watche
 	}
 }
 
-func tell(w watcher, event watch.Event) {
+func deliver(w watcher, event watch.Event) {
 	node, ok := event.Object.(*corev1.Node)
 	switch {
 	case !ok:

@@ -88,7 +88,7 @@ func (p Processes) holders(ctx context.Context, at aside.At, sought []Sought) ([
 		}
 	}
 	if len(s.files) > 0 {
-		look := openfiles.Look{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
+		look := openfiles.Scan{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
 		if err := look.Run(ctx); err != nil {
 			return nil, err
 		}

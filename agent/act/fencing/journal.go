@@ -51,7 +51,7 @@ func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 		j.Forced = in.Seen.Forces(in.Want)
 	}
 	if !in.Want.Undo {
-		j.Wish = in.Want.Fingerprint
+		j.Fingerprint = in.Want.Fingerprint
 	}
 	recordLayouts(j, in)
 	recordTaken(j, in)

@@ -32,7 +32,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 	undo := asked
 	undo.Undo = true
 	failure := &api.Failure{Fingerprint: "asked", Reason: config.ReasonHardwareFailure, Message: "it broke"}
-	begun := journal.Journal{Target: "all-1g.10gb", Wish: "asked", Operation: "op", BootID: "boot", Started: began, Paused: map[string]string{}}
+	begun := journal.Journal{Target: "all-1g.10gb", Fingerprint: "asked", Operation: "op", BootID: "boot", Started: began, Paused: map[string]string{}}
 	first := begun
 	first.Started = now
 	of := func(j journal.Journal, change func(*journal.Journal)) *journal.Journal { change(&j); return &j }
@@ -88,7 +88,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 		},
 		"another target": {
 			nil, of(begun, func(j *journal.Journal) {
-				j.Target, j.Wish, j.Reboots, j.RebootAsked, j.NoReset = "other", "former", []string{"boot"}, began, &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-a"}}
+				j.Target, j.Fingerprint, j.Reboots, j.RebootAsked, j.NoReset = "other", "former", []string{"boot"}, began, &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-a"}}
 				j.Forced, j.Parked, j.Stopped = true, true, []string{monitor}
 			}), asked, nil,
 			of(first, func(j *journal.Journal) {
@@ -105,7 +105,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 			func(s *state.Observed) { s.Node.Annotations[config.AnnotationForce] = "asked" }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Forced = true }),
 		},
 		"a user has edited what was forced": {
-			nil, of(begun, func(j *journal.Journal) { j.Wish, j.Forced = "former", true }), asked, nil, &begun,
+			nil, of(begun, func(j *journal.Journal) { j.Fingerprint, j.Forced = "former", true }), asked, nil, &begun,
 		},
 		"a proven capacity": {func(s *state.Observed) { s.Capacity.Proven = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Proven = true })},
 		"what an agent has left": {

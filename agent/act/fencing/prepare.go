@@ -27,7 +27,7 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 		return err
 	}
 	step := in.Steps[0]
-	if err := f.Journal.RecordDebts(ctx, in.Seen.Writing(in.Want, step.Kind), step); err != nil {
+	if err := f.Journal.RecordRestores(ctx, in.Seen.Writing(in.Want, step.Kind), step); err != nil {
 		return err
 	}
 	starts := startsDisruption(in)

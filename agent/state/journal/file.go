@@ -10,7 +10,7 @@ import (
 
 const (
 	fileName = "record.json"
-	// asideName is the file to which the agent moves a record that a newer agent wrote, and that owes nothing.
+	// asideName is the file to which the agent moves a record that a newer agent wrote and that has nothing to restore.
 	asideName = "record.newer.json"
 )
 

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// journalVersion is that of the journal's format. Every version has the field version. A newer agent may owe what this one does not know, so
+// journalVersion is that of the journal's format. Every version has the field version. A newer agent may have to restore what this one does not know, so
 // Parse refuses a journal of another version.
 const journalVersion = 1
 
@@ -37,30 +37,30 @@ const journalVersion = 1
 // It consists of this project's types alone, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int                `json:"version"`
-	Summary          string             `json:"summary"`              // all of it for users, in kubectl describe node; the agent never reads it
-	Operation        string             `json:"operation"`            // identifies this change in the logs of all agents that work on it
-	Target           string             `json:"target"`               // the config that the label asked for when the change began
-	Wish             string             `json:"wish,omitempty"`       // the fingerprint of that config, from when the change last began
-	BootID           string             `json:"bootID"`               // the node's boot when it began
-	Started          time.Time          `json:"started"`              // when it began
-	Cordoned         bool               `json:"cordoned"`             // the change has fenced the node
-	WasUnschedulable bool               `json:"wasUnschedulable"`     // the node was cordoned before the change
-	Proven           bool               `json:"proven"`               // kubelet offered what the GPUs had when it began
-	Previous         []GPULayout        `json:"previous"`             // the former layout of the GPUs that it changes
-	Strategy         config.MIGStrategy `json:"strategy,omitempty"`   // MIG strategy in the device plugin's environment or arguments
-	Operands         []string           `json:"operands"`             // UIDs of the device plugin pods from before the change
-	Kept             []string           `json:"kept,omitempty"`       // annotations that it sets, by which autoscalers let the node be
-	Startups         []StartupTaint     `json:"startups,omitempty"`   // the taints with which kubelet had registered the node
-	Paused           map[string]string  `json:"paused,omitempty"`     // labels of operands that it changes, with their former values
-	Stopped          []string           `json:"stopped,omitempty"`    // units of the host that it stops, in that order; they were running
-	Persistent       []nvml.UUID        `json:"persistent,omitempty"` // GPUs that were in persistence mode, by a journal that was lost
-	Plugin           *FormerPlugin      `json:"plugin,omitempty"`     // the device plugin's config, if it changes that
-	NoReset          *NoReset           `json:"noReset,omitempty"`    // which GPUs the driver has refused to reset
-	Reboots          []string           `json:"reboots,omitempty"`    // boots in which the agent has asked for a reboot
-	RebootAsked      time.Time          `json:"rebootAsked,omitzero"` // when it has last asked for one
-	Parked           bool               `json:"parked,omitempty"`     // the node was given back until it is rebooted
-	Forced           bool               `json:"forced,omitempty"`     // a user has said that it needs no window
-	Undo             *api.Failure       `json:"undo,omitempty"`       // the change has failed: back to Previous
+	Summary          string             `json:"summary"`               // all of it for users, in kubectl describe node; the agent never reads it
+	Operation        string             `json:"operation"`             // identifies this change in the logs of all agents that work on it
+	Target           string             `json:"target"`                // the config that the label asked for when the change began
+	Fingerprint      string             `json:"fingerprint,omitempty"` // the fingerprint of that config, from when the change last began
+	BootID           string             `json:"bootID"`                // the node's boot when it began
+	Started          time.Time          `json:"started"`               // when it began
+	Cordoned         bool               `json:"cordoned"`              // the change has fenced the node
+	WasUnschedulable bool               `json:"wasUnschedulable"`      // the node was cordoned before the change
+	Proven           bool               `json:"proven"`                // kubelet offered what the GPUs had when it began
+	Previous         []GPULayout        `json:"previous"`              // the former layout of the GPUs that it changes
+	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
+	Operands         []string           `json:"operands"`              // UIDs of the device plugin pods from before the change
+	Kept             []string           `json:"kept,omitempty"`        // annotations that it sets, by which autoscalers let the node be
+	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints with which kubelet had registered the node
+	Paused           map[string]string  `json:"paused,omitempty"`      // labels of operands that it changes, with their former values
+	Stopped          []string           `json:"stopped,omitempty"`     // units of the host that it stops, in that order; they were running
+	Persistent       []nvml.UUID        `json:"persistent,omitempty"`  // GPUs that were in persistence mode, by a journal that was lost
+	Plugin           *FormerPlugin      `json:"plugin,omitempty"`      // the device plugin's config, if it changes that
+	NoReset          *NoReset           `json:"noReset,omitempty"`     // which GPUs the driver has refused to reset
+	Reboots          []string           `json:"reboots,omitempty"`     // boots in which the agent has asked for a reboot
+	RebootAsked      time.Time          `json:"rebootAsked,omitzero"`  // when it has last asked for one
+	Parked           bool               `json:"parked,omitempty"`      // the node was given back until it is rebooted
+	Forced           bool               `json:"forced,omitempty"`      // a user has said that it needs no window
+	Undo             *api.Failure       `json:"undo,omitempty"`        // the change has failed: back to Previous
 }
 
 // GPULayout is the MIG mode and the instances of one GPU.
@@ -244,32 +244,32 @@ func (j *Journal) Describe() string {
 	if j.Undo != nil {
 		text += ", given up: " + string(j.Undo.Reason)
 	}
-	var owed []string
+	var restores []string
 	switch {
 	case j.Cordoned && j.WasUnschedulable:
-		owed = append(owed, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
+		restores = append(restores, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
 	case j.Cordoned:
-		owed = append(owed, "cordon and taint "+config.TaintRepartitioning)
+		restores = append(restores, "cordon and taint "+config.TaintRepartitioning)
 	}
 	if len(j.Kept) > 0 {
-		owed = append(owed, "removal of the annotations "+strings.Join(j.Kept, ", "))
+		restores = append(restores, "removal of the annotations "+strings.Join(j.Kept, ", "))
 	}
 	for _, label := range slices.Sorted(maps.Keys(j.Paused)) {
-		owed = append(owed, fmt.Sprintf("label %s=%s", label, j.Paused[label]))
+		restores = append(restores, fmt.Sprintf("label %s=%s", label, j.Paused[label]))
 	}
 	if len(j.Stopped) > 0 {
-		owed = append(owed, "start of "+strings.Join(j.Stopped, ", "))
+		restores = append(restores, "start of "+strings.Join(j.Stopped, ", "))
 	}
 	if n := len(j.Persistent); n > 0 {
-		owed = append(owed, "persistence mode of "+sanitize.Counted(n, "GPU"))
+		restores = append(restores, "persistence mode of "+sanitize.Counted(n, "GPU"))
 	}
 	if n := len(j.Previous); n > 0 {
-		owed = append(owed, fmt.Sprintf("geometry of %s if it fails", sanitize.Counted(n, "GPU")))
+		restores = append(restores, fmt.Sprintf("geometry of %s if it fails", sanitize.Counted(n, "GPU")))
 	}
 	if j.ChangesPlugin() {
-		owed = append(owed, "the device plugin's config if it fails")
+		restores = append(restores, "the device plugin's config if it fails")
 	}
-	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(owed, "; "), "nothing"))
+	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(restores, "; "), "nothing"))
 }
 
 // ChangesPlugin reports whether the change gives the device plugin another config.
@@ -437,7 +437,7 @@ func (f *FormerPlugin) check() error {
 	}
 }
 
-// TakesMore reports whether the journal owes something that the other one does not. The other may be nil.
+// TakesMore reports whether the journal has something to restore that the other one has not. The other may be nil.
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
 		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||

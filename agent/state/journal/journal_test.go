@@ -204,11 +204,11 @@ func FuzzParse(f *testing.F) {
 	f.Add(`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":-1,"size":1}]}]}`)
 	f.Add(`null`)
 	for _, text := range []string{
-		`{"version":1,"operation":"a","target":"t","wish":"w","strategy":"mixed","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
+		`{"version":1,"operation":"a","target":"t","fingerprint":"w","strategy":"mixed","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
 			`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["a.service"],"persistent":["GPU-1"],"proven":true,` +
 			`"startups":[{"key":"gpuslice.io/not-ready","value":"v","effect":"NoSchedule"}],"noReset":{"boot":"b","gpus":["GPU-1"]},"reboots":["b"],"rebootAsked":"2000-01-01T00:00:00Z",` +
 			`"plugin":{"way":"configmap","namespace":"n","configMap":"c","key":"k","label":"nvidia.com/device-plugin.config"},` +
-			`"undo":{"wish":"w","reason":"HardwareFailure","message":"m"}}`,
+			`"undo":{"fingerprint":"w","reason":"HardwareFailure","message":"m"}}`,
 		`{"version":1,"startups":[{"key":"example.com/a","value":"v","effect":"NoExecute"},{"key":"gpuslice.io/not-ready","effect":"NoSchedule"}]}`, `{"version":1,"version":2}`, `{"version":1}{"version":1}`, `{"VERSION":1}`, `{"version":1e3}`, `{"version":9223372036854775808}`, `[]`, `1`, ` `,
 		`{"version":1,"previous":[{"gpu":"GPU-1","mig":true,"instances":[{"profile":"1g.10gb","start":9223372036854775807,"size":1}]}]}`,
 		`{"version":1,"started":"9999999-01-01T00:00:00Z"}`, "{\"version\":1,\"target\":\"\x1b[2J\u202e\"}",

@@ -43,7 +43,7 @@ type Keeper struct {
 	now     Record // the record, whether the disk has it or not
 	saved   Record // the record on the disk, which is older than now after a write that failed
 	read    bool
-	newer   *NewerError // a newer agent's record that owes nothing; the first write sets it aside
+	newer   *NewerError // a newer agent's record with nothing to restore; the first write sets it aside
 	failed  error       // why saved is older than now
 	retryAt time.Time
 }
@@ -63,7 +63,7 @@ func (h *Keeper) Load(ctx context.Context) error {
 		return nil
 	}
 	r, err := h.Store.Read(ctx)
-	if errors.As(err, &h.newer) && len(h.newer.Owes) == 0 {
+	if errors.As(err, &h.newer) && len(h.newer.ToRestore) == 0 {
 		r, err = nil, nil
 	}
 	if err != nil {
@@ -89,13 +89,13 @@ func (h *Keeper) attribute(node *corev1.Node, boot string) {
 
 // Write writes the record to the disk. If that fails, Now stays as it was.
 func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
-	r.Version, r.Owes = Version, debtsOf(r)
+	r.Version, r.ToRestore = Version, restoresOf(r)
 	if h.newer != nil {
 		aside, err := h.Store.SetAside(ctx)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return h.noteWriteFailure(err, now)
 		}
-		h.Log.Info("the record of a newer agent owes nothing, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
+		h.Log.Info("the record of a newer agent has nothing to restore, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
 		h.newer = nil
 	}
 	if err := h.Store.Write(ctx, r); err != nil {
@@ -116,7 +116,7 @@ func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
 // Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
 // facts that may get lost.
 func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
-	r.Version, r.Owes = Version, debtsOf(r)
+	r.Version, r.ToRestore = Version, restoresOf(r)
 	h.now = r
 	switch {
 	case same(r, h.saved):
@@ -137,7 +137,7 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 }
 
 // DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
-func (h *Keeper) DiskCoversDebts() bool {
+func (h *Keeper) DiskCoversRestores() bool {
 	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
 	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
 		subset(h.now.Host.Stopped, h.saved.Host.Stopped) && subset(h.now.Host.Persistent, h.saved.Host.Persistent) &&
@@ -177,11 +177,11 @@ func same(a, b Record) bool {
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
-// longestOwed bounds the text about one debt.
-const longestOwed = 1000
+// longestRestore bounds the text about one of them.
+const longestRestore = 1000
 
-// debtsOf lists the debts in the record, for agents of all versions and for users.
-func debtsOf(r Record) []string {
+// restoresOf lists what the record has to restore, for agents of all versions and for users.
+func restoresOf(r Record) []string {
 	var out []string
 	if r.Journal != "" || len(r.Next) > 0 {
 		text := "a change of node " + r.Node
@@ -189,13 +189,13 @@ func debtsOf(r Record) []string {
 		if j, err := Parse(all[len(all)-1]); err == nil && j != nil {
 			text = j.Describe()
 		}
-		out = append(out, sanitize.Cut(text, longestOwed))
+		out = append(out, sanitize.Cut(text, longestRestore))
 	}
 	if len(r.Host.Stopped) > 0 {
-		out = append(out, sanitize.Cut("start of "+strings.Join(r.Host.Stopped, ", ")+" in boot "+r.Host.Boot, longestOwed))
+		out = append(out, sanitize.Cut("start of "+strings.Join(r.Host.Stopped, ", ")+" in boot "+r.Host.Boot, longestRestore))
 	}
 	if len(r.Host.Persistent) > 0 {
-		out = append(out, sanitize.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestOwed))
+		out = append(out, sanitize.Cut("persistence mode of "+strings.Join(r.Host.Persistent, ", ")+" in boot "+r.Host.Boot, longestRestore))
 	}
 	return out
 }
@@ -211,7 +211,7 @@ func (h *Keeper) sending(boot string, j Journal, text string) Record {
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
 	}
-	host := owedBy(j, boot)
+	host := hostOf(j, boot)
 	r.Host = Host{
 		Boot: cmp.Or(host.Boot, r.Host.Boot), Stopped: union(r.Host.Stopped, host.Stopped), Persistent: union(r.Host.Persistent, host.Persistent),
 	}
@@ -222,7 +222,7 @@ func (h *Keeper) sending(boot string, j Journal, text string) Record {
 func (h *Keeper) accepted(boot string, j Journal, text string) Record {
 	r := h.now
 	r.Operation, r.Journal, r.Next, r.Ends = sanitize.Cut(j.Operation, 128), text, nil, false
-	r.Host = owedBy(j, boot)
+	r.Host = hostOf(j, boot)
 	return r
 }
 
@@ -231,8 +231,8 @@ func (h *Keeper) refused(before Record) {
 	h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
 }
 
-// owedBy returns what the agent must restore on the host by the journal.
-func owedBy(j Journal, boot string) Host {
+// hostOf returns what the agent must restore on the host by the journal.
+func hostOf(j Journal, boot string) Host {
 	host := Host{Stopped: slices.Clone(j.Stopped)}
 	for _, c := range j.Previous {
 		if c.Persistent {

@@ -80,7 +80,7 @@ func TestTheDiskCoversWhatTheNextAgentRestores(t *testing.T) {
 			next := full()
 			row.change(&next)
 			k.Keep(t.Context(), next, now)
-			if got := k.DiskCoversDebts(); got != row.want {
+			if got := k.DiskCoversRestores(); got != row.want {
 				t.Errorf("the disk covers it: %t, want %t", got, row.want)
 			}
 		})
@@ -114,12 +114,12 @@ func TestARecordThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
 	}
 }
 
-// A newer agent's record is set aside only by the first write, and only if it owes nothing.
+// A newer agent's record is set aside only by the first write, and only if it has nothing to restore.
 func TestARecordOfANewerAgentIsSetAsideByTheFirstWrite(t *testing.T) {
-	owing := &journal.Keeper{Store: &store{unread: &journal.NewerError{Version: 9, Owes: []string{"start of a.service"}}}, Log: zap.NewNop()}
+	pending := &journal.Keeper{Store: &store{unread: &journal.NewerError{Version: 9, ToRestore: []string{"start of a.service"}}}, Log: zap.NewNop()}
 	var newer *journal.NewerError
-	if err := owing.Load(t.Context()); !errors.As(err, &newer) {
-		t.Errorf("one that owes something is read: %v", err)
+	if err := pending.Load(t.Context()); !errors.As(err, &newer) {
+		t.Errorf("one with something to restore is read: %v", err)
 	}
 	s := &store{unread: &journal.NewerError{Version: 9}}
 	k := keeper(t, s)
@@ -135,7 +135,7 @@ func TestARecordOfANewerAgentIsSetAsideByTheFirstWrite(t *testing.T) {
 		t.Errorf("it is set aside %d times by %d writes", s.aside, s.writes)
 	}
 	want := full()
-	want.Owes = s.has.Owes // from the journal's text
+	want.ToRestore = s.has.ToRestore // from the journal's text
 	if diff := cmp.Diff(want, *s.has); diff != "" {
 		t.Errorf("written (-want +got):\n%s", diff)
 	}

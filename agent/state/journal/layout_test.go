@@ -39,7 +39,7 @@ func TestTheJournalKeepsTheFirstLayoutOfAGPU(t *testing.T) {
 	}
 }
 
-// Promises 7 and 15. A newer agent may owe what this one does not know, so this one does not guess.
+// Promises 7 and 15. A newer agent may have to restore what this one does not know, so this one does not guess.
 func TestAJournalOfANewerVersionIsNotRead(t *testing.T) {
 	t.Parallel()
 	var j journal.Journal

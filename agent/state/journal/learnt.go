@@ -80,10 +80,10 @@ func (l *Learnt) check() error {
 		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
 	}
 	if a := l.Asked; a != nil {
-		err = errors.Join(err, name("learnt.asked.wish", a.Wish))
+		err = errors.Join(err, name("learnt.asked.fingerprint", a.Fingerprint))
 	}
 	if f := l.Failed; f != nil {
-		err = errors.Join(err, name("learnt.failed.wish", f.Fingerprint), name("learnt.failed.reason", string(f.Reason)),
+		err = errors.Join(err, name("learnt.failed.fingerprint", f.Fingerprint), name("learnt.failed.reason", string(f.Reason)),
 			checkText("learnt.failed.message", f.Message, maxText))
 	}
 	if len(l.Took) > maxTook {

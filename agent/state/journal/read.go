@@ -56,7 +56,7 @@ func unreadable(err error) error {
 			Advice: "see the host's kernel log for the disk or file system below --state-dir",
 		}
 	case errors.As(err, &newer):
-		text += "Run that agent until it has given back what it owes; or give that back by hand and remove the file"
+		text += "Run that agent until it has restored that; or restore it by hand and remove the file"
 	case errors.Is(err, ErrUnsafe):
 		text += "Find out who has changed it; then remove it, or make file and directory root's own, with modes 0600 and 0700"
 	case errors.Is(err, ErrCorrupt):

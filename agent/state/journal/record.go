@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Version is that of the format which this package writes. Every version has the fields version and owes, with the same
-// meaning: an agent of any version can tell whether a record of any other owes something.
+// Version is that of the format which this package writes. Every version has the fields version and toRestore, with the same
+// meaning: an agent of any version can read whether a record of any other has something to restore.
 const Version = 1
 
 // Bounds of a record, beside maxJournal of each journal in it.
@@ -30,7 +30,7 @@ const (
 // Record is what the file holds.
 type Record struct {
 	Version   int      `json:"version"`
-	Owes      []string `json:"owes,omitempty"`      // what the agent must restore, in sentences for users; empty if nothing
+	ToRestore []string `json:"toRestore,omitempty"` // what the agent must restore, in sentences for users; empty if nothing
 	Node      string   `json:"node,omitempty"`      // name of the node object that the journal was written to
 	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered again is another
 	Operation string   `json:"operation,omitempty"` // the change that the journal is of
@@ -41,7 +41,7 @@ type Record struct {
 	Learnt    Learnt   `json:"learnt,omitzero"`
 }
 
-// DropChange removes a change from the record that owes nothing any more.
+// DropChange removes a change from the record once all is restored.
 func (r *Record) DropChange() {
 	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
 }
@@ -58,14 +58,14 @@ var ErrCorrupt = errors.New("it is not a record that an agent has written")
 
 // NewerError is a record in a version that is newer than this package.
 type NewerError struct {
-	Version int
-	Owes    []string // what the newer agent owes; empty if the record can be set aside
+	Version   int
+	ToRestore []string // what the newer agent must restore, empty if the record can be set aside
 }
 
 func (e *NewerError) Error() string {
 	text := fmt.Sprintf("a newer agent wrote it, in version %d, and this agent knows %d", e.Version, Version)
-	if len(e.Owes) > 0 {
-		text += "; it owes " + strings.Join(e.Owes, "; ")
+	if len(e.ToRestore) > 0 {
+		text += "; it has to restore: " + strings.Join(e.ToRestore, "; ")
 	}
 	return text
 }
@@ -76,8 +76,8 @@ func ParseRecord(data []byte) (Record, error) {
 		return Record{}, fmt.Errorf("%w: it is longer than %d bytes", ErrCorrupt, MaxSize)
 	}
 	var head struct {
-		Version int      `json:"version"`
-		Owes    []string `json:"owes"`
+		Version   int      `json:"version"`
+		ToRestore []string `json:"toRestore"`
 	}
 	if err := strictjson.UnmarshalCaseSensitivePreserveInts(data, &head); err != nil {
 		return Record{}, fmt.Errorf("%w: %s", ErrCorrupt, sanitize.Cut(err.Error(), 256))
@@ -86,7 +86,7 @@ func ParseRecord(data []byte) (Record, error) {
 	case head.Version < 1:
 		return Record{}, fmt.Errorf("%w: its version is %d", ErrCorrupt, head.Version)
 	case head.Version > Version:
-		return Record{}, &NewerError{Version: head.Version, Owes: summary(head.Owes)}
+		return Record{}, &NewerError{Version: head.Version, ToRestore: summary(head.ToRestore)}
 	}
 	var r Record
 	strict, err := strictjson.UnmarshalStrict(data, &r)
@@ -99,14 +99,14 @@ func ParseRecord(data []byte) (Record, error) {
 	return r, nil
 }
 
-// summary returns the debts in a newer record, cut to what a message can hold.
-func summary(owes []string) []string {
+// summary cuts what a newer record has to restore to what a message can hold.
+func summary(restores []string) []string {
 	const most, longest = 8, 256
 	var out []string
-	for _, text := range owes[:min(len(owes), most)] {
+	for _, text := range restores[:min(len(restores), most)] {
 		out = append(out, sanitize.Cut(text, longest))
 	}
-	if more := len(owes) - most; more > 0 {
+	if more := len(restores) - most; more > 0 {
 		out = append(out, fmt.Sprintf("and %d more", more))
 	}
 	return out
@@ -115,7 +115,7 @@ func summary(owes []string) []string {
 // check holds the record to its bounds, as another program may have written it.
 func (r *Record) check() error {
 	err := errors.Join(
-		names("owes", r.Owes, maxText), name("node", r.Node), name("uid", r.UID), name("operation", r.Operation),
+		names("toRestore", r.ToRestore, maxText), name("node", r.Node), name("uid", r.UID), name("operation", r.Operation),
 		name("host.boot", r.Host.Boot), names("host.stopped", r.Host.Stopped, maxName), names("host.persistent", r.Host.Persistent, maxName),
 		r.Learnt.check(),
 	)

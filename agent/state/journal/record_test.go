@@ -27,12 +27,12 @@ import (
 // full is a record with every field.
 func full() journal.Record {
 	return journal.Record{
-		Version: journal.Version, Owes: []string{"start of nvidia-dcgm.service"}, Node: "gpu-1", UID: "uid", Operation: "op",
+		Version: journal.Version, ToRestore: []string{"start of nvidia-dcgm.service"}, Node: "gpu-1", UID: "uid", Operation: "op",
 		Journal: `{"version":1}`, Next: []string{`{"version":2}`}, Ends: true,
 		Host: journal.Host{Boot: "boot", Stopped: []string{"nvidia-dcgm.service"}, Persistent: []string{"GPU-1"}},
 		Learnt: journal.Learnt{
 			NoReset: &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-1"}},
-			Asked:   &api.AskedFor{Wish: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
+			Asked:   &api.AskedFor{Fingerprint: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
 			Took:    []journal.Took{{Whole: 9, Rest: 4}}, Proven: "abc", Cut: "boot",
 			Failed:     &api.Failure{Fingerprint: "def", Reason: "HardwareFailure", Message: "it broke"},
 			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
@@ -171,20 +171,20 @@ func TestARecordIsParsedStrictly(t *testing.T) {
 	}
 }
 
-func TestANewerRecordSaysWhatItOwes(t *testing.T) {
+func TestANewerRecordSaysWhatItHasToRestore(t *testing.T) {
 	var newer *journal.NewerError
-	_, err := journal.ParseRecord([]byte(`{"version":7,"owes":["start of a.service","a\u001b[2J"],"shape":{"is":"another"}}`))
+	_, err := journal.ParseRecord([]byte(`{"version":7,"toRestore":["start of a.service","a\u001b[2J"],"shape":{"is":"another"}}`))
 	if !errors.As(err, &newer) {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&journal.NewerError{Version: 7, Owes: []string{"start of a.service", `a\x1b[2J`}}, newer); diff != "" {
+	if diff := cmp.Diff(&journal.NewerError{Version: 7, ToRestore: []string{"start of a.service", `a\x1b[2J`}}, newer); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	file := journal.RecordIn(t.TempDir())
 	if err := os.WriteFile(file.Path(), []byte(`{"version":2,"learns":"more"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := file.Read(t.Context()); !errors.As(err, &newer) || len(newer.Owes) > 0 {
+	if _, err := file.Read(t.Context()); !errors.As(err, &newer) || len(newer.ToRestore) > 0 {
 		t.Fatal(err)
 	}
 	aside, err := file.SetAside(t.Context())
@@ -310,7 +310,7 @@ func FuzzRead(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(text)
-	f.Add([]byte(`{"version":2,"owes":["x"]}`))
+	f.Add([]byte(`{"version":2,"toRestore":["x"]}`))
 	f.Add([]byte(`{"version":1,"next":[null],"host":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := journal.ParseRecord(data)

@@ -28,13 +28,13 @@ type Writer struct {
 
 // Write is what a journal is written for.
 type Write struct {
-	Node      *corev1.Node
-	Boot      string    // ID of the host's boot
-	Before    *Journal  // that the node has now; nil if it has none
-	Wish      string    // fingerprint of the desired config
-	GivesBack bool      // the step takes nothing: the agent performs it even if it cannot write the host's record
-	Disrupted bool      // the change has taken something from the node already
-	Since     time.Time // since when the agent waits until it can write the host's record; zero if it does not wait
+	Node        *corev1.Node
+	Boot        string    // ID of the host's boot
+	Before      *Journal  // that the node has now; nil if it has none
+	Fingerprint string    // fingerprint of the desired config
+	GivesBack   bool      // the step takes nothing: the agent performs it even if it cannot write the host's record
+	Disrupted   bool      // the change has taken something from the node already
+	Since       time.Time // since when the agent waits until it can write the host's record; zero if it does not wait
 }
 
 // Amend writes the journal again, and removes the annotations of users that the journal now holds.
@@ -78,7 +78,7 @@ func Refused(err error) bool {
 func (l *Writer) Unrecorded(w Write, err error) error {
 	if w.Disrupted {
 		return &api.Failure{
-			Fingerprint: w.Wish, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Fingerprint: w.Fingerprint, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}
@@ -103,7 +103,7 @@ func (l *Writer) TryRecord(ctx context.Context, w Write) error {
 // ForeseeRecord returns why TryRecord would have to wait, and leaves the record as it is.
 func (l *Writer) ForeseeRecord(ctx context.Context, w Write) error {
 	r := l.Record.Now()
-	r.Owes = debtsOf(r)
+	r.ToRestore = restoresOf(r)
 	if err := l.Record.Store.Try(ctx, r); err != nil {
 		return l.Unrecorded(w, err)
 	}
@@ -112,8 +112,8 @@ func (l *Writer) ForeseeRecord(ctx context.Context, w Write) error {
 
 // RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
 // than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
-func (l *Writer) RecordDebts(ctx context.Context, w Write, step plan.Step) error {
-	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversDebts() {
+func (l *Writer) RecordRestores(ctx context.Context, w Write, step plan.Step) error {
+	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversRestores() {
 		return nil
 	}
 	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {
@@ -122,10 +122,10 @@ func (l *Writer) RecordDebts(ctx context.Context, w Write, step plan.Step) error
 	return nil
 }
 
-// Tidy removes the change from the record if it owes nothing more, and repeats a write that has failed.
-func (l *Writer) Tidy(ctx context.Context, owes bool) {
+// Tidy removes the change from the record once nothing is pending, and repeats a write that has failed.
+func (l *Writer) Tidy(ctx context.Context, pending bool) {
 	r := l.Record.Now()
-	if !owes {
+	if !pending {
 		r.DropChange()
 	}
 	l.Record.Keep(ctx, r, l.Clock.Now())

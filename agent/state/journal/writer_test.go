@@ -87,7 +87,7 @@ func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 	fenced := begun
 	fenced.Cordoned = true
 	undone := fenced
-	undone.Undo = &api.Failure{Fingerprint: "wish", Reason: config.ReasonHardwareFailure, Message: "it broke"}
+	undone.Undo = &api.Failure{Fingerprint: "fingerprint", Reason: config.ReasonHardwareFailure, Message: "it broke"}
 	full := errors.New("no space left on device")
 	for name, row := range map[string]struct {
 		before, writes *journal.Journal
@@ -107,7 +107,7 @@ func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", ResourceVersion: "1"}}
 			h := &host{full: row.full}
 			l := h.ledger(t, node)
-			err := l.Amend(t.Context(), journal.Write{Node: node, Before: row.before, Wish: "wish"}, *row.writes)
+			err := l.Amend(t.Context(), journal.Write{Node: node, Before: row.before, Fingerprint: "fingerprint"}, *row.writes)
 			var wait *outcome.Waiting
 			if row.reason == "" && err != nil || row.reason != "" && (!errors.As(err, &wait) || wait.Reason != row.reason) {
 				t.Errorf("got %v", err)
@@ -141,7 +141,7 @@ func TestTheNextAgentKnowsTheJournalThatWasBeingWritten(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := l.Amend(t.Context(), journal.Write{Node: node, Wish: "wish"}, j); (err == nil) != (row.answer == nil) {
+				if err := l.Amend(t.Context(), journal.Write{Node: node, Fingerprint: "fingerprint"}, j); (err == nil) != (row.answer == nil) {
 					t.Fatalf("got %v", err)
 				}
 				if !row.known { // the agent lives on, and looks again

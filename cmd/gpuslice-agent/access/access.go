@@ -95,9 +95,9 @@ type Findings struct {
 type Checker struct {
 	o Options
 
-	mu    sync.Mutex
-	found Findings
-	told  bool
+	mu       sync.Mutex
+	found    Findings
+	reported bool
 }
 
 var _ prometheus.Collector = (*Checker)(nil)
@@ -111,7 +111,7 @@ func (c *Checker) Begin(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()
 	if found, err := c.Find(ctx); err == nil {
-		c.tell(ctx, found)
+		c.report(ctx, found)
 	}
 }
 
@@ -119,7 +119,7 @@ func (c *Checker) Begin(ctx context.Context) {
 // As long as no policies do, it looks again and again; an agent that is confined asks nothing more.
 func (c *Checker) Run(ctx context.Context) {
 	c.mu.Lock()
-	told := c.told
+	told := c.reported
 	c.mu.Unlock()
 	if !told {
 		c.findOut(ctx)
@@ -186,7 +186,7 @@ func (c *Checker) findOut(ctx context.Context) {
 	if err != nil {
 		c.o.Log.Warn("what the agent's account may do is not known, since the API server does not say; restart the agent to ask again")
 	}
-	c.tell(ctx, found)
+	c.report(ctx, found)
 }
 
 // Find asks the API server, with at most one request for each policy and two more. The error names what it could not try;
@@ -323,9 +323,9 @@ func (c *Checker) reference() *corev1.ObjectReference {
 }
 
 // tell reports what users have to know, and what they can do.
-func (c *Checker) tell(ctx context.Context, found Findings) {
+func (c *Checker) report(ctx context.Context, found Findings) {
 	c.mu.Lock()
-	c.found, c.told = found, true
+	c.found, c.reported = found, true
 	c.mu.Unlock()
 	c.tellLacks(ctx)
 	if found.Level != "" {

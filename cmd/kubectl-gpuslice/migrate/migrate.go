@@ -333,7 +333,7 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 	at := rows{}
 	for _, n := range nodes {
 		note := func(v Verdict, format string, args ...any) { at.note(v, n.Name, format, args...) }
-		j.wish(n, files, note)
+		j.request(n, files, note)
 		j.goes(n, podsOf(n.Name, pods), note)
 		switch state := n.Labels[config.LabelMIGConfigState]; state {
 		case "", string(config.StateSuccess):
@@ -350,7 +350,7 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 }
 
 // request judges the config that a node's labels name for mig-manager.
-func (j *judge) wish(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
+func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	rules, there := j.configs[name]
 	switch {

@@ -11,7 +11,7 @@ import (
 
 // named looks at a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
 // It goes by these names, and touches no file.
-func (l *Look) named(ctx context.Context, pid int) error {
+func (l *Scan) named(ctx context.Context, pid int) error {
 	process := filepath.Join(l.Root, strconv.Itoa(pid))
 	if err := l.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
 		return err
@@ -31,7 +31,7 @@ func (l *Look) named(ctx context.Context, pid int) error {
 	return nil
 }
 
-func (l *Look) namedFiles(ctx context.Context, pid int, folder string) error {
+func (l *Scan) namedFiles(ctx context.Context, pid int, folder string) error {
 	d, err := os.Open(filepath.Clean(folder))
 	if err != nil {
 		return err

@@ -35,8 +35,8 @@ type File struct {
 	Path string // as the process has named the file, as far as that can be printed and is short
 }
 
-// Look is one look at a process table.
-type Look struct {
+// Scan is one look at a process table.
+type Scan struct {
 	Root   string                   // mount point of procfs of the host's PID namespace
 	At     func(what string)        // gets the name of the next process or file; may be nil
 	Found  func(pid int, file File) // gets each open file that counts, as often as it is open
@@ -84,7 +84,7 @@ const (
 
 // Run takes the observation. Its error means that it could not read the table at all, or is that of ctx, which ends the observation between two
 // files.
-func (l *Look) Run(ctx context.Context) error {
+func (l *Scan) Run(ctx context.Context) error {
 	if l.At == nil {
 		l.At = func(string) {}
 	}
@@ -120,7 +120,7 @@ func (l *Look) Run(ctx context.Context) error {
 }
 
 // isProcfs tells a table of the kernel's from one that only looks like it.
-func (l *Look) isProcfs() (bool, error) {
+func (l *Scan) isProcfs() (bool, error) {
 	var of unix.Statfs_t
 	if err := unix.Statfs(l.Root, &of); err != nil {
 		return false, &fs.PathError{Op: "statfs", Path: l.Root, Err: err}
@@ -129,7 +129,7 @@ func (l *Look) isProcfs() (bool, error) {
 }
 
 // prepare reads the major numbers and the host's mounts, which are the same for all processes.
-func (l *Look) prepare(ctx context.Context) error {
+func (l *Scan) prepare(ctx context.Context) error {
 	if l.gpus == 0 {
 		l.gpus = nvidiaMajor
 	}
@@ -165,7 +165,7 @@ func majorOf(driver, devices string) uint32 {
 }
 
 // process looks at the open files of a process, and of those of its threads that have files of their own.
-func (l *Look) process(ctx context.Context, pid int) error {
+func (l *Scan) process(ctx context.Context, pid int) error {
 	folder := filepath.Join(l.Root, strconv.Itoa(pid))
 	err := l.openFiles(ctx, pid, folder)
 	if err != nil && !Gone(err) {
@@ -198,7 +198,7 @@ func (l *Look) process(ctx context.Context, pid int) error {
 // sharesFiles reports whether the thread has the files of its process, as nearly all have. Threads made by clone without CLONE_FILES
 // have not, nor those that have called unshare; and if the first thread has ended, only the others have any. It is false if the kernel
 // does not tell, so that the caller looks at the thread.
-func (l *Look) sharesFiles(pid, tid int) bool {
+func (l *Scan) sharesFiles(pid, tid int) bool {
 	if !l.kcmp {
 		return false
 	}
@@ -208,7 +208,7 @@ func (l *Look) sharesFiles(pid, tid int) bool {
 }
 
 // openFiles looks at the open files in the folder of a process, or of one of its threads.
-func (l *Look) openFiles(ctx context.Context, pid int, of string) error {
+func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
 	d, err := os.Open(filepath.Clean(of + "/fd"))
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ func (l *Look) openFiles(ctx context.Context, pid int, of string) error {
 }
 
 // readLink gives the path that the table shows for an open file, valid until the next call. It serves for messages alone.
-func (l *Look) readLink(fds int, name string) ([]byte, error) {
+func (l *Scan) readLink(fds int, name string) ([]byte, error) {
 	// As os.Readlink, in half its time.
 	n, err := unix.Readlinkat(fds, name, l.target[:])
 	if errors.Is(err, unix.ENAMETOOLONG) { // Linux does not show paths of more than a page
@@ -260,7 +260,7 @@ func printable(path []byte) string {
 }
 
 // file looks at one open file.
-func (l *Look) file(fds, infos int, f open) error {
+func (l *Scan) file(fds, infos int, f open) error {
 	target, err := l.readLink(fds, f.name)
 	if err != nil || len(target) == 0 || target[0] != '/' {
 		return err // most open files are sockets, pipes and others without a path
@@ -284,7 +284,7 @@ func (l *Look) file(fds, infos int, f open) error {
 }
 
 // facts gives the flags that the file was opened with, and the mount that it was opened on. Reading them touches neither.
-func (l *Look) facts(infos int, name string) (flags, mount int, err error) {
+func (l *Scan) facts(infos int, name string) (flags, mount int, err error) {
 	fd, err := unix.Openat(infos, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, 0, err
@@ -315,7 +315,7 @@ func field(text, name string, base int) (int, error) {
 }
 
 // ask asks the kernel whether an open file is a device of a GPU.
-func (l *Look) ask(fds int, f open) error {
+func (l *Scan) ask(fds int, f open) error {
 	var is unix.Statx_t
 	err := unix.Statx(fds, f.name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &is)
 	if err != nil {
@@ -336,7 +336,7 @@ func (l *Look) ask(fds int, f open) error {
 
 // gpuOf gives the minor number of the GPU that a character device belongs to. Some devices of NVIDIA's driver belong to no single
 // GPU: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
-func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
+func (l *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	switch {
 	case major == l.gpus:
 		return minor, minor <= lastGPU
@@ -349,7 +349,7 @@ func (l *Look) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 // askLater looks at the files whose mounts no process had shown when the observation met them. By now another process may have shown
 // the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
 // which may hang, tells more: so askLater asks for these files last, or when they are many, and gives each to At.
-func (l *Look) askLater(ctx context.Context) {
+func (l *Scan) askLater(ctx context.Context) {
 	for _, f := range l.later {
 		if ctx.Err() != nil {
 			return

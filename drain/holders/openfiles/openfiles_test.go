@@ -30,7 +30,7 @@ const (
 func look(t *testing.T, pid int) map[int]string {
 	t.Helper()
 	held := map[int]string{}
-	l := openfiles.Look{
+	l := openfiles.Scan{
 		Root: "/proc",
 		Found: func(of int, file openfiles.File) {
 			if of == pid {
@@ -246,7 +246,7 @@ func TestFilesOnAMountThatNoProcessShowsTakeNoMemory(t *testing.T) {
 	self := fmt.Sprintf("/proc/%d/", os.Getpid()) // or of a thread: a test before may have parted the files of the first one
 	asked, most := 0, uint64(0)
 	var before, now runtime.MemStats
-	l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}, At: func(what string) {
+	l := openfiles.Scan{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}, At: func(what string) {
 		if !strings.HasPrefix(what, self) {
 			return
 		}
@@ -272,7 +272,7 @@ func TestFilesOnAMountThatNoProcessShowsTakeNoMemory(t *testing.T) {
 func TestALookEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
+	l := openfiles.Scan{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
 	if err := l.Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
@@ -300,7 +300,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		l := openfiles.Look{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
+		l := openfiles.Scan{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}
 		if err := l.Run(b.Context()); err != nil {
 			b.Fatal(err)
 		}
