@@ -32,12 +32,13 @@ type rendering struct {
 	files, pools []string
 	nodes        string // selector
 	strategy     string
+	dra          bool
 }
 
 func (o *options) render() *cobra.Command {
 	var r rendering
 	c := &cobra.Command{
-		Use:   "render kueue|flavors|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
+		Use:   "render kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
 		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
 		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
 			"times the nodes of its pool. The nodes are told by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
@@ -48,9 +49,9 @@ func (o *options) render() *cobra.Command {
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
 			}
-			return errors.New("say what to render: kueue, flavors, hardwareprofiles or quota")
+			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota")
 		},
 	}
 	flags := c.PersistentFlags()
@@ -59,8 +60,9 @@ func (o *options) render() *cobra.Command {
 	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
+	flags.BoolVar(&r.dra, "dra", false, "the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
 	complete(c, "mig-strategy", string(config.MIGStrategySingle), string(config.MIGStrategyMixed))
-	c.AddCommand(o.renderKueue(&r), o.renderFlavors(&r), o.renderHardwareProfiles(&r), o.renderQuota(&r))
+	c.AddCommand(o.renderKueue(&r), o.renderFlavors(&r), o.renderKueueConfig(&r), o.renderDRA(&r), o.renderHardwareProfiles(&r), o.renderQuota(&r))
 	return c
 }
 
@@ -217,7 +219,7 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	if err != nil {
 		return nil, nil, err
 	}
-	from := render.Sources{MIG: known.MIG, Profiles: known.Profiles, Strategy: config.MIGStrategy(r.strategy)}
+	from := render.Sources{MIG: known.MIG, Profiles: known.Profiles, Strategy: config.MIGStrategy(r.strategy), DRA: r.dra}
 	if r.nodes != "" {
 		client, err := o.client()
 		if err != nil {

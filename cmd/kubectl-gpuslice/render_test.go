@@ -76,7 +76,7 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
 		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
 		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
-		"":                                   "say what to render: kueue, flavors, hardwareprofiles or quota",
+		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
 		"hardwareprofile -f " + pools:        `"hardwareprofile" is nothing that it renders: say kueue`,
 		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,
 		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none": `flag --mig-strategy is "none": write single or mixed`,

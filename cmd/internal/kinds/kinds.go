@@ -19,12 +19,16 @@ const (
 	HardwareProfileVersion = "infrastructure.opendatahub.io/v1"
 	QuotaVersion           = "v1"
 	PriorityVersion        = "scheduling.k8s.io/v1"
+	ResourceVersion        = "resource.k8s.io/v1"
+	KueueConfigVersion     = "config.kueue.x-k8s.io/v1beta2"
 )
 
 // Needs has what a cluster needs to serve a version, where not each Kubernetes does.
 var Needs = map[string]string{
 	KueueVersion:           "Kueue 0.15 or newer",
 	HardwareProfileVersion: "OpenShift AI 3.0 or newer",
+	ResourceVersion:        "Kubernetes 1.34 or newer; extendedResourceName takes effect from 1.36 on",
+	KueueConfigVersion:     "Kueue 0.19 or newer; merge this into controller_manager_config.yaml of its ConfigMap kueue-manager-config, and restart Kueue",
 }
 
 // The kinds.
@@ -35,6 +39,9 @@ const (
 	KindHardwareProfile = "HardwareProfile"
 	KindResourceQuota   = "ResourceQuota"
 	KindPriorityClass   = "PriorityClass"
+
+	KindDeviceClass           = "DeviceClass"
+	KindResourceClaimTemplate = "ResourceClaimTemplate"
 )
 
 // Kueue's own limits.

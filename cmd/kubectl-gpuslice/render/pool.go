@@ -67,6 +67,7 @@ type Sources struct {
 	MIG      map[string]catalog.MIGConfig
 	Profiles map[string]catalog.Profile
 	Strategy config.MIGStrategy // of the device plugin, for profiles that name none; empty for one that fits
+	DRA      bool               // the nodes have NVIDIA's DRA driver in place of the device plugin, and each device has a name of its own
 }
 
 // Offer is one resource that nodes of a pool give out.
@@ -198,7 +199,13 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 		sharing = *profile.Sharing
 	}
 	strategy := cmp.Or(profile.MIGStrategy, from.Strategy)
-	if strategy == "" {
+	switch {
+	case from.DRA:
+		if err := takenByDRA(after, sharing); err != nil {
+			return nil, err
+		}
+		strategy = config.MIGStrategyMixed
+	case strategy == "":
 		strategy = catalog.FittingStrategy(after, config.MIGStrategyMixed, sharing.Strategy == catalog.SharingMPS)
 	}
 	if err := catalog.CheckStrategy(after, strategy); err != nil {

@@ -29,7 +29,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		}
 		fmt.Fprintf(&b, "# %s: %s, %s\n", g.Profile, sanitize.Listed(nodes), strings.Join(gives, ", "))
 	}
-	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion} {
+	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion, kinds.ResourceVersion, kinds.KueueConfigVersion} {
 		if slices.ContainsFunc(objects, func(o any) bool { return versionOf(o) == version }) {
 			fmt.Fprintf(&b, "# %s needs %s.\n", version, kinds.Needs[version])
 		}

@@ -1,0 +1,209 @@
+package render
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// What NVIDIA's DRA driver and its charts call things.
+const (
+	draDriver     = "gpu.nvidia.com"
+	wholeGPUClass = "gpu.nvidia.com"
+	sliceClass    = "mig.nvidia.com"
+	classPrefix   = "mig-" // of the classes that are written here, one for each profile
+)
+
+// claimRequest names the one request of a claim.
+const claimRequest = "gpu"
+
+// Claims makes a ResourceClaimTemplate in the namespace for each device that the pools give, and a DeviceClass for each that is a MIG device.
+func Claims(given []Given, namespace string) []any {
+	var classes, templates []any
+	for _, device := range claimed(given) {
+		name, class := "gpu", wholeGPUClass
+		if device != "" {
+			name = className(device)
+			class = name
+			classes = append(classes, deviceClass(name, device))
+		}
+		templates = append(templates, claimTemplate(namespace, name, class))
+	}
+	return append(classes, templates...)
+}
+
+// deviceClass has the MIG devices of a profile. Pods may ask for one by the resource that the device plugin offers it by.
+func deviceClass(name, device string) *resourcev1.DeviceClass {
+	resource := nvml.ResourceMIGPrefix + dotted(device)
+	expression := fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", draDriver, device)
+	return &resourcev1.DeviceClass{
+		TypeMeta:   metav1.TypeMeta{APIVersion: kinds.ResourceVersion, Kind: kinds.KindDeviceClass},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourcev1.DeviceClassSpec{
+			ExtendedResourceName: &resource,
+			Selectors:            []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}},
+		},
+	}
+}
+
+func claimTemplate(namespace, name, class string) *resourcev1.ResourceClaimTemplate {
+	return &resourcev1.ResourceClaimTemplate{
+		TypeMeta:   metav1.TypeMeta{APIVersion: kinds.ResourceVersion, Kind: kinds.KindResourceClaimTemplate},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{
+			Requests: []resourcev1.DeviceRequest{{Name: claimRequest, Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class}}},
+		}}},
+	}
+}
+
+// claimed are the MIG devices that the pools give, each once, by NVIDIA's names; "" for whole GPUs.
+func claimed(given []Given) (devices []string) {
+	for _, g := range given {
+		for _, o := range g.Offers {
+			devices = append(devices, attributed.ReplaceAllString(o.Device, "$1+$2"))
+		}
+	}
+	slices.Sort(devices)
+	return slices.Compact(devices)
+}
+
+var (
+	// partForm is a compute instance that is smaller than its GPU instance.
+	partForm = regexp.MustCompile(`^[0-9]+c\.`)
+	// attributed is a device with attributes as names of resources have it, which have no "+".
+	attributed = regexp.MustCompile(`^([0-9]+g\.[0-9]+gb)\.(.+)$`)
+)
+
+// takenByDRA refuses what NVIDIA's DRA driver does not do.
+func takenByDRA(after []nvml.GPU, sharing catalog.Sharing) error {
+	if sharing.Strategy != catalog.SharingNone {
+		return fmt.Errorf("it shares devices by %s, and NVIDIA's DRA driver shares one by the config of its claim: render a profile without sharing, "+
+			"and write GpuConfig or MigDeviceConfig into the claim (deploy/DRA.md)", sharing.Strategy)
+	}
+	for _, gpu := range after {
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				if partForm.MatchString(d.Profile) {
+					return fmt.Errorf("it asks for %s on GPU %d, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one: ask for whole instances", d.Profile, gpu.Index)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// dotted is a device as names of resources and objects have it.
+func dotted(device string) string { return strings.ReplaceAll(device, "+", ".") }
+
+func className(device string) string { return classPrefix + dotted(device) }
+
+// Limits of Kueue's config.
+const (
+	mostMappings = 16
+	mostClasses  = 8 // of a mapping
+)
+
+// Configuration is the part of Kueue's config that maps DeviceClasses to the resources of quotas.
+type Configuration struct {
+	metav1.TypeMeta `json:",inline"`
+	Resources       ConfiguredResources `json:"resources"`
+}
+
+// ConfiguredResources are the resources of Kueue's config.
+type ConfiguredResources struct {
+	DeviceClassMappings []DeviceClassMapping `json:"deviceClassMappings"`
+}
+
+// DeviceClassMapping has devices of some classes counted as a resource.
+type DeviceClassMapping struct {
+	Name             string              `json:"name"`
+	DeviceClassNames []string            `json:"deviceClassNames"`
+	Sources          []DeviceClassSource `json:"sources,omitempty"` // each device counts as one without them
+}
+
+// DeviceClassSource has a device counted by what it takes of a counter.
+type DeviceClassSource struct {
+	Counter CounterSource `json:"counter"`
+}
+
+// CounterSource is a counter that the devices of a driver share.
+type CounterSource struct {
+	Name           string                    `json:"name"`
+	Driver         string                    `json:"driver"`
+	DeviceSelector resourcev1.DeviceSelector `json:"deviceSelector"`
+}
+
+// KueueConfig makes the part of Kueue's config by which the quotas that Kueue renders hold for claims too: a device of a class counts as the
+// resource that the device plugin offers it by. With counters, for nodes whose driver cuts the GPUs itself, a device counts by what it takes of each.
+func KueueConfig(given []Given, counters []string) ([]any, error) {
+	devices := claimed(given)
+	mappings := byDevice(devices)
+	if len(counters) > 0 {
+		var err error
+		if mappings, err = byCounter(given, devices, counters); err != nil {
+			return nil, err
+		}
+	}
+	if n := len(mappings); n > mostMappings {
+		return nil, fmt.Errorf("the pools give %d kinds of devices, and Kueue's config takes %d mappings: render fewer pools", n, mostMappings)
+	}
+	return []any{&Configuration{
+		TypeMeta:  metav1.TypeMeta{APIVersion: kinds.KueueConfigVersion, Kind: "Configuration"},
+		Resources: ConfiguredResources{DeviceClassMappings: mappings},
+	}}, nil
+}
+
+func byDevice(devices []string) (out []DeviceClassMapping) {
+	for _, device := range devices {
+		m := DeviceClassMapping{Name: nvml.ResourceGPU, DeviceClassNames: []string{wholeGPUClass}}
+		if device != "" {
+			m = DeviceClassMapping{Name: nvml.ResourceMIGPrefix + dotted(device), DeviceClassNames: []string{className(device)}}
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// byCounter counts by the sum of what the devices take of GPUs of the pools' models.
+func byCounter(given []Given, devices, counters []string) (out []DeviceClassMapping, err error) {
+	classes := []string{wholeGPUClass, sliceClass}
+	for _, device := range devices {
+		if device != "" {
+			classes = append(classes, className(device))
+		}
+	}
+	if len(classes) > mostClasses {
+		return nil, fmt.Errorf("the pools give %d kinds of devices, and a mapping of Kueue's config takes %d: render fewer pools", len(classes), mostClasses)
+	}
+	var models []string
+	for _, g := range given {
+		for _, p := range g.Pools {
+			if p.Model == "" {
+				return nil, fmt.Errorf("pool %s: counters are those of a model: name it, like %s=%dx%d:NVIDIA-H100-80GB-HBM3", p.Name, p.Name, p.Nodes, p.GPUs)
+			}
+			models = append(models, dashed(p.Model))
+		}
+	}
+	slices.Sort(models)
+	models = slices.Compact(models)
+	for _, counter := range counters {
+		m := DeviceClassMapping{Name: draDriver + "/" + counter, DeviceClassNames: classes}
+		for _, model := range models {
+			expression := fmt.Sprintf("device.attributes['%s'].productName.replace(' ', '-') == '%s'", draDriver, model)
+			m.Sources = append(m.Sources, DeviceClassSource{CounterSource{
+				Name: counter, Driver: draDriver,
+				DeviceSelector: resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: expression}},
+			}})
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
