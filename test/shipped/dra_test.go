@@ -1,0 +1,99 @@
+package shipped_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+)
+
+// kueueConfigs are what the tests of the command hold it to.
+func kueueConfigs(t *testing.T) map[string][]byte {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", "..", "cmd", "kubectl-gpuslice", "testdata", "kueue-config", "*.yaml"))
+	if err != nil || len(files) < 2 {
+		t.Fatalf("%d configs, error %v", len(files), err)
+	}
+	out := map[string][]byte{}
+	for _, file := range files {
+		if out[filepath.Base(file)], err = os.ReadFile(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+func TestKueueReadsTheConfigThatIsRendered(t *testing.T) {
+	atFullLength(t, "the reader of Kueue's config")
+	program := filepath.Join(t.TempDir(), "config")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./config")
+	build.Dir = filepath.Join("..", "kueue")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	read := func(text []byte) (string, error) {
+		run := exec.CommandContext(t.Context(), program)
+		run.Stdin = bytes.NewReader(text)
+		out, err := run.CombinedOutput()
+		return string(out), err
+	}
+	got := map[string]string{}
+	for name, text := range kueueConfigs(t) {
+		said, err := read(text)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, said)
+		}
+		got[name] = said
+		if said, err := read(bytes.Replace(text, []byte("deviceClassNames:"), []byte("deviceClasses:"), 1)); err == nil {
+			t.Errorf("%s with a field that Kueue does not have: it says %s", name, said)
+		}
+	}
+	const classes = " [gpu.nvidia.com mig.nvidia.com mig-1g.10gb mig-2g.20gb mig-3g.40gb] 2\n"
+	if diff := cmp.Diff(map[string]string{
+		"devices.yaml": "nvidia.com/gpu [gpu.nvidia.com] 0\nnvidia.com/mig-1g.10gb [mig-1g.10gb] 0\nnvidia.com/mig-1g.10gb.me [mig-1g.10gb.me] 0\n" +
+			"nvidia.com/mig-2g.20gb [mig-2g.20gb] 0\nnvidia.com/mig-3g.40gb [mig-3g.40gb] 0\n",
+		"counters.yaml": "gpu.nvidia.com/memory" + classes + "gpu.nvidia.com/multiprocessors" + classes,
+	}, got); diff != "" {
+		t.Errorf("mappings (-want +got):\n%s", diff)
+	}
+}
+
+// Kueue compiles selectors as the API server does, when it starts: with one that is wrong it would not start.
+func TestAnAPIServerCompilesTheSelectorsOfKueuesConfig(t *testing.T) {
+	client := clustertest.Client(t)
+	compiled := func(selector resourcev1.DeviceSelector) error {
+		_, err := client.ResourceV1().DeviceClasses().Create(t.Context(), &resourcev1.DeviceClass{
+			ObjectMeta: metav1.ObjectMeta{Name: "selector"}, Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{selector}},
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	tried := 0
+	for name, text := range kueueConfigs(t) {
+		var c render.Configuration
+		if err := yaml.UnmarshalStrict(text, &c); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for _, m := range c.Resources.DeviceClassMappings {
+			for _, s := range m.Sources {
+				tried++
+				if err := compiled(s.Counter.DeviceSelector); err != nil {
+					t.Errorf("%s, %s: %v", name, m.Name, err)
+				}
+			}
+		}
+	}
+	wrong := resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: "device.attributes['gpu.nvidia.com'].productName.replaced(' ')"}}
+	if err := compiled(wrong); tried < 4 || err == nil || !strings.Contains(err.Error(), "replaced") {
+		t.Errorf("%d selectors are compiled, and a wrong one says %v", tried, err)
+	}
+}
