@@ -149,8 +149,15 @@ func (r *Refused) Error() string {
 // Unwrap gives the reason, usually an *nvml.Impossible.
 func (r *Refused) Unwrap() error { return r.Err }
 
+// Refuse returns why there is no plan: a *Refused if a GPU cannot become what is desired. Of what was observed it goes by the GPUs, by which of them
+// are not well, and by the reboots.
+func Refuse(seen Observed, want Desired) error {
+	_, err := seen.changes(want)
+	return err
+}
+
 // Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
-// this is proven, and that the agent owes the node nothing. If a GPU cannot become what is desired, the error is a *Refused.
+// this is proven, and that the agent owes the node nothing. The error is that of Refuse.
 func Make(seen Observed, want Desired) ([]Step, error) {
 	changes, err := seen.changes(want)
 	if err != nil {

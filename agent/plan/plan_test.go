@@ -38,8 +38,12 @@ func TestPlans(t *testing.T) {
 				t.Fatalf("%s has %d parts, want seen, want and plan", file, len(archive.Files))
 			}
 			seen := parseSeen(t, string(archive.Files[0].Data))
-			steps, err := plan.Make(seen, parseWant(t, string(archive.Files[1].Data)))
+			want := parseWant(t, string(archive.Files[1].Data))
+			steps, err := plan.Make(seen, want)
 			got := text(steps, err)
+			if refused := plan.Refuse(plan.Observed{GPUs: seen.GPUs, Sick: seen.Sick, Reboots: seen.Reboots}, want); text(nil, refused) != text(nil, err) {
+				t.Errorf("before it is known who holds what, the refusal is %v, and then %v", refused, err)
+			}
 			if *update {
 				archive.Files[2].Data = []byte(got)
 				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
