@@ -347,7 +347,7 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error
 	var wait *outcome.Waiting
 	errors.As(err, &wait)
 	left := *in.Seen
-	rest, failed := a.planCleanUp(ctx, &left, in.Want, err)
+	rest, failed := a.planTo(ctx, &left, in.Want, decide.Goal{Kind: decide.CleanUp, Why: err})
 	if failed != nil {
 		return in, err
 	}
@@ -374,56 +374,48 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
-	want, steps, err := a.planAsked(ctx, seen)
-	goal := decide.GoalOf(seen, want, steps, err, a.Settings.With(want.Drain).Drain.OnUncordon)
-	switch goal.Kind {
-	case decide.Wanted:
-		return want, steps, nil
-	case decide.CleanUp:
-		steps, err = a.planCleanUp(ctx, seen, want, goal.Why)
-		return want, steps, err
-	case decide.Undo:
-		return a.planBack(ctx, seen, want, goal)
-	case decide.StandStill, decide.Cancel:
-	}
-	return want, nil, goal.Why
-}
-
-// planAsked lists the steps to what the labels ask for. While a file of the administrator cannot be read no change begins: the node stays as it
-// was last asked, and the mistake is the error.
-func (a *Agent) planAsked(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.resolver.Desired(ctx, seen)
-	a.verifier.CompareDesired(seen, want)
-	if err != nil {
-		return want, nil, err
+	if err == nil {
+		want.KeepForeign(seen.Journal)
+		err = plan.Refuse(plan.Observed{GPUs: seen.GPUs, Sick: seen.Sick, Reboots: seen.Reboots}, want.Planned(want.Targets))
 	}
-	want.KeepForeign(seen.Journal)
-	steps, err := a.observeTakenAndPlan(ctx, seen, want, want.Targets)
-	if err == nil && want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps) {
-		unread := want.Unread
-		want, _ = a.resolver.Asked(seen.Node)
-		return want, nil, unread
+	under := a.devicePlugin.Strategy(seen, want.Plugin)
+	goal := decide.GoalOf(seen, want, err, under)
+	if goal.Kind == decide.Undo {
+		want.Undo, want.UndoCause, want.Plugin = true, goal.Why, a.devicePlugin.Former(seen)
 	}
+	a.verifier.Compare(seen, want)
+	steps, err := a.planTo(ctx, seen, want, goal)
+	revised := goal.Revised(seen, want, steps, a.Settings.With(want.Drain).Drain.OnUncordon, under)
+	if revised.Kind == goal.Kind {
+		return want, steps, err
+	}
+	if want.Unread != nil {
+		want, _ = a.resolver.Asked(seen.Node) // of which nothing is known for certain
+	}
+	steps, err = a.planTo(ctx, seen, want, revised)
 	return want, steps, err
 }
 
-// planBack lists the steps back to the former config, which the GPUs and the device plugin get again.
-func (a *Agent) planBack(ctx context.Context, seen *state.Observed, want state.Desired, back decide.Goal) (state.Desired, []plan.Step, error) {
-	want.Undo, want.UndoCause, want.Plugin = true, back.Why, a.devicePlugin.Former(seen)
-	a.verifier.Compare(seen, want.Plugin)
-	if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
-		seen.Specs = nil
+// planTo lists the steps to the goal, and returns why there are none.
+func (a *Agent) planTo(ctx context.Context, seen *state.Observed, want state.Desired, goal decide.Goal) ([]plan.Step, error) {
+	switch goal.Kind {
+	case decide.StandStill, decide.Cancel:
+		return nil, goal.Why
+	case decide.CleanUp:
+		want.Plugin, want.Keys = nil, nil
+	case decide.Undo:
+		if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
+			seen.Specs = nil
+		}
+	case decide.Wanted:
 	}
-	steps, err := a.observeTakenAndPlan(ctx, seen, want, back.Targets)
-	return want, a.retries.OthersFirst(steps), err
-}
-
-// planCleanUp plans to restore what an earlier agent has left, although the agent refuses what the labels ask for.
-func (a *Agent) planCleanUp(ctx context.Context, seen *state.Observed, want state.Desired, err error) ([]plan.Step, error) {
-	want.Plugin, want.Keys = nil, nil
-	steps, planning := a.observeTakenAndPlan(ctx, seen, want, nil)
-	if planning != nil || len(steps) == 0 {
-		return nil, err
+	steps, err := plan.Make(a.planned(ctx, seen, want, goal.Targets), want.Planned(goal.Targets))
+	switch {
+	case goal.Kind == decide.CleanUp && (err != nil || len(steps) == 0):
+		return nil, goal.Why
+	case goal.Kind == decide.Undo:
+		return a.retries.OthersFirst(steps), err
 	}
-	return steps, nil
+	return steps, err
 }

@@ -25,11 +25,6 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
 	e := diagnosis.Evidence{Observed: seen, Now: a.Clock.Stamp(), Settings: a.Settings}
-	if err == nil {
-		want, _ := a.resolver.Desired(ctx, e.Observed) // the plan below returns the refusal
-		e.Settings = a.Settings.With(want.Drain)
-		a.verifier.CompareDesired(e.Observed, want)
-	}
 	switch {
 	case seen.Node == nil:
 		e.Unseen = append(e.Unseen, err.Error())
@@ -43,6 +38,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, e.Observed)
+		e.Settings = a.Settings.With(e.Want.Drain)
 		e.NotYet = a.whyNotBegun(&e)
 		e.Verdicts = a.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
 		e.Processes = e.UnownedProcesses()

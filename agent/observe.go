@@ -53,7 +53,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	}
 	a.units.ObserveToRestore(ctx, seen)
 	seen.Pods = pods
-	seen.Recovered = a.health.Recovered()
+	seen.Recovered = a.verifier.RestartBefore(a.health.Recovered())
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}
@@ -78,7 +78,7 @@ func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, err
 	return a.sets.Believe(call, node, pods)
 }
 
-// observeKubelet sorts the pods into holders and operands, and compares the capacity. If kubelet does not answer, that is
+// observeKubelet sorts the pods into holders and operands, and compares what kubelet offers with the GPUs. If kubelet does not answer, that is
 // no error: the agent then takes each pod for a holder of any device, and proves no capacity.
 func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
@@ -94,8 +94,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Kubelet.Assigned = assigned
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
 	a.devicePlugin.ObservePods(ctx, seen, pods)
-	a.verifier.Compare(seen, nil)
-	seen.Capacity.Proven = len(seen.Capacity.Missing) == 0
+	seen.Capacity = seen.CompareHardware(a.devicePlugin.Strategy(seen, nil))
 }
 
 // observeOthers reads what else on the node matters to a change: operands, clients of the library, other tools, and what an earlier
@@ -108,14 +107,15 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	a.processes.ObserveClients(seen)
 }
 
-// planned returns what the planner needs of the observation.
-func (a *Agent) planned(s *state.Observed, want state.Desired) plan.Observed {
+// planned returns what the planner needs of the observation, to which it adds who holds the devices that the way to the targets takes.
+func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	out := plan.Observed{
-		GPUs: s.GPUs, Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0, Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
+		GPUs: s.GPUs, Pods: plannedPods(s), Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0,
+		Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.Settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
-		Slot:  a.slot.Planned(s, want),
-		Units: s.Units, Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Learnt.Published, *want.Keys),
+		Slot: a.slot.Planned(s, want),
+		Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Learnt.Published, *want.Keys),
 	}
 	if !want.Undo {
 		out.Sick = s.Sick
@@ -129,28 +129,29 @@ func (a *Agent) planned(s *state.Observed, want state.Desired) plan.Observed {
 			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS,
 		}
 	}
-	for _, p := range s.MustLeave() {
-		pod := state.PlannedPod(p)
-		pod.Replicas = state.Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
-		pod.Withdrawn, pod.Ending = s.HoldsWithdrawn(p), p.Terminating
-		out.Pods = append(out.Pods, pod)
-	}
 	for _, p := range s.Holders.OfLibrary {
 		out.Clients = append(out.Clients, state.PlannedPod(p))
 	}
 	out.Pauses, out.Operands = a.verifier.Operands(s, want)
+	a.observeTaken(ctx, s, plan.Takes(out, want.Planned(targets)))
+	out.Pods, out.Units = plannedPods(s), s.Units
 	return out
 }
 
-// observeTakenAndPlan plans the way to the targets, once it has seen which processes and pods hold the devices that the plan takes.
-func (a *Agent) observeTakenAndPlan(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) ([]plan.Step, error) {
-	a.observeTaken(ctx, seen, want, targets)
-	return plan.Make(a.planned(seen, want), want.Planned(targets))
+// plannedPods returns the pods that have to leave if what they hold goes.
+func plannedPods(s *state.Observed) []plan.Pod {
+	var out []plan.Pod
+	for _, p := range s.MustLeave() {
+		pod := state.PlannedPod(p)
+		pod.Replicas = state.Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
+		pod.Withdrawn, pod.Ending = s.HoldsWithdrawn(p), p.Terminating
+		out = append(out, pod)
+	}
+	return out
 }
 
-// observeTaken adds to the observation which processes and pods use the devices that the plan takes.
-func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) {
-	taken := plan.Takes(a.planned(seen, want), want.Planned(targets))
+// observeTaken adds to the observation which processes, pods and units use the devices that a plan takes.
+func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	a.processes.Observe(ctx, seen, taken)
 	a.units.Observe(ctx, seen, taken)
 }

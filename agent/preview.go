@@ -47,10 +47,9 @@ func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.verifier.CompareDesired(seen, want)
+	a.verifier.Compare(seen, want)
 	want.KeepForeign(seen.Journal)
-	a.observeTaken(ctx, seen, want, want.Targets)
-	planned := a.planned(seen, want)
+	planned := a.planned(ctx, seen, want, want.Targets)
 	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
 	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), want.MissingPositions

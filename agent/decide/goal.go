@@ -35,16 +35,15 @@ type Goal struct {
 	Why     error        // why it is not what the labels ask for; nil if it is, and if a change was given up before
 }
 
-// GoalOf returns what a pass works towards. Steps are the way to what is wanted; err is why there is none, or why what the labels ask for is refused.
-func GoalOf(seen *state.Observed, want state.Desired, steps []plan.Step, err error, on config.OnUncordon) Goal {
+// GoalOf returns what a pass works towards, before there is a plan. Err is why what the labels ask for is refused; under is the strategy under which the
+// device plugin runs by what they ask for.
+func GoalOf(seen *state.Observed, want state.Desired, err error, under config.MIGStrategy) Goal {
 	switch {
 	case outcome.IsUnseen(err):
 		return Goal{Kind: StandStill, Why: err}
-	case err == nil && on == config.UncordonCancel && uncordonedInTime(seen, want, steps):
-		return Goal{Kind: Cancel, Why: cancelled(seen, want)}
 	case err == nil && !seen.GivenUp(want):
 		return Goal{Kind: Wanted, Targets: want.Targets}
-	case seen.Journal == nil && restores(seen):
+	case seen.Journal == nil && restores(seen, under):
 		return Goal{Kind: CleanUp, Why: err}
 	case seen.Journal == nil:
 		return Goal{Kind: StandStill, Why: err}
@@ -52,6 +51,19 @@ func GoalOf(seen *state.Observed, want state.Desired, steps []plan.Step, err err
 		return Goal{Kind: StandStill, Why: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
 	}
 	return Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
+}
+
+// Revised returns the goal once its steps are known. Only these show whether they begin a change although a file could not be read, and whether they disturb
+// a node that was uncordoned in their middle.
+func (g Goal) Revised(seen *state.Observed, want state.Desired, steps []plan.Step, on config.OnUncordon, under config.MIGStrategy) Goal {
+	switch {
+	case g.Kind != Wanted:
+	case on == config.UncordonCancel && uncordonedInTime(seen, want, steps):
+		return Goal{Kind: Cancel, Why: cancelled(seen, want)}
+	case want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps):
+		return GoalOf(seen, want, want.Unread, under)
+	}
+	return g
 }
 
 // uncordonedInTime reports whether a user or another program has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
@@ -63,8 +75,8 @@ func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Ste
 }
 
 // restores reports whether there is something to restore on a node without a journal.
-func restores(seen *state.Observed) bool {
-	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered()
+func restores(seen *state.Observed, under config.MIGStrategy) bool {
+	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered(under)
 }
 
 // CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that

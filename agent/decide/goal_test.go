@@ -17,7 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// What a pass works towards follows from the journal, from why there is no way to what is wanted, and from what is left on the node.
+// What a pass works towards follows from the journal, from why what the labels ask for is refused, and from what is left on the node; where the steps to what
+// is wanted may not be performed, from them.
 func TestTheGoalOfAPass(t *testing.T) {
 	t.Parallel()
 	const gpu nvml.UUID = "GPU-a"
@@ -30,6 +31,7 @@ func TestTheGoalOfAPass(t *testing.T) {
 	other := &journal.Journal{Target: "all-2g.20gb", Cordoned: true}
 	othersUndone := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Fingerprint: "another"}}
 	evicts, cuts, verifies := []plan.Step{{Kind: plan.Evict}}, []plan.Step{{Kind: plan.Create}}, []plan.Step{{Kind: plan.VerifyCapacity}}
+	begins := []plan.Step{{Kind: plan.Fence}, {Kind: plan.Evict}}
 	fenced := state.Observed{Node: &corev1.Node{}, Marks: state.Marks{Fenced: true}}
 	for name, row := range map[string]struct {
 		journal    *journal.Journal
@@ -37,6 +39,7 @@ func TestTheGoalOfAPass(t *testing.T) {
 		left       *state.Observed // what is on a node without a journal
 		steps      []plan.Step
 		err        error
+		unread     error
 		on         config.OnUncordon
 
 		kind decide.Kind
@@ -65,6 +68,10 @@ func TestTheGoalOfAPass(t *testing.T) {
 		"uncordoned, and another config is asked for since":    {journal: other, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
 		"uncordoned in the undo":                               {journal: gaveUp, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Undo},
 		"uncordoned by the agent, which had not cordoned then": {journal: begun, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
+		"a file is not read, and a change would begin":         {unread: refused, steps: begins, kind: decide.StandStill, why: refused},
+		"a file is not read, and no change begins":             {unread: refused, steps: verifies, kind: decide.Wanted},
+		"a file is not read, and nothing is to be done":        {unread: refused, kind: decide.Wanted},
+		"a file is not read, and what is left goes first":      {left: &fenced, unread: refused, steps: begins, kind: decide.CleanUp, why: refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -74,7 +81,9 @@ func TestTheGoalOfAPass(t *testing.T) {
 			}
 			seen.Node, seen.Journal, seen.GPUs = &corev1.Node{}, row.journal, []nvml.GPU{{UUID: gpu}}
 			seen.Node.Spec.Unschedulable = row.journal != nil && !row.uncordoned
-			goal := decide.GoalOf(&seen, want, row.steps, row.err, row.on)
+			want := want
+			want.Unread = row.unread
+			goal := decide.GoalOf(&seen, want, row.err, config.MIGStrategyNone).Revised(&seen, want, row.steps, row.on, config.MIGStrategyNone)
 			if goal.Kind != row.kind {
 				t.Fatalf("kind %d, want %d: %v", goal.Kind, row.kind, goal.Why)
 			}

@@ -238,7 +238,7 @@ func converged(seen *state.Observed, want state.Desired) string {
 		text += fmt.Sprintf(" (the device plugin passes over a part of its config: %s)", seen.Plugin.PassedOver)
 	}
 	text += cordonOfOthers(seen)
-	if stale := seen.StaleFeatures(want.Plugin); len(stale) > 0 {
+	if stale := seen.Capacity.Stale; len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
 	if old := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {

@@ -134,12 +134,13 @@ type Holders struct {
 	BeforeReboot []holders.Pod    // pods that have to leave before a reboot
 }
 
-// Capacity is how hardware, kubelet and node agree.
+// Capacity is how hardware, kubelet and node agree: whatever the labels ask for until the goal of the pass is known, and by that goal since.
 type Capacity struct {
-	Missing  []string       // how they disagree
-	Proven   bool           // they agree, whatever the labels ask for
-	Proof    capacity.Proof // the agreeing observations in a row, with this one if the agent decides by it
-	Strategy config.MIGStrategy
+	Missing  []string           // how they disagree
+	Proven   bool               // they agree, whatever the labels ask for
+	Strategy config.MIGStrategy // under which the device plugin is to run
+	Stale    []string           // labels of GPU feature discovery that show another sharing than the desired one
+	Proof    capacity.Proof     // the agreeing observations in a row, with this one
 	// Withdrawn are the devices that pods hold although kubelet gives them out to others by now.
 	Withdrawn []Withdrawn
 }
@@ -230,7 +231,7 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
 			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()),
-			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p),
+			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p, s.Capacity.Strategy),
 		})
 	}
 	return pauses, plugins

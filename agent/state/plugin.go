@@ -327,14 +327,6 @@ func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 // computeMPS is the compute mode of a GPU that MPS uses.
 const computeMPS = nvml.ComputeExclusiveProcess
 
-// StaleFeatures returns the labels by which GPU feature discovery shows another sharing than the desired one.
-func (s *Observed) StaleFeatures(want *DesiredPlugin) []string {
-	if want == nil || !want.Known {
-		return nil
-	}
-	return capacity.StaleFeatures(capacity.Expected(s.GPUs, s.Capacity.Strategy), want.Sharing, s.Node.Labels)
-}
-
 // LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away.
 func (s *Observed) LacksDevicePlugin() bool {
 	noPod := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0

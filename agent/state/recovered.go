@@ -7,23 +7,25 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config"
 )
 
-// WithholdsRecovered reports whether the agent has to restart a device plugin so that it offers a GPU again which has recovered.
-func (s *Observed) WithholdsRecovered() bool {
-	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p) })
+// WithholdsRecovered reports whether the agent has to restart a device plugin, which runs under this strategy, so that it offers a GPU again which has
+// recovered.
+func (s *Observed) WithholdsRecovered(under config.MIGStrategy) bool {
+	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p, under) })
 }
 
 // withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
 // device plugin takes a GPU that has had an error for unhealthy until the plugin starts again.
-func (s *Observed) withholds(plugin *corev1.Pod) bool {
+func (s *Observed) withholds(plugin *corev1.Pod, under config.MIGStrategy) bool {
 	began, runs := startOf(plugin)
 	if !runs || s.Kubelet.Err != nil {
 		return false
 	}
 	for _, g := range s.GPUs {
 		at, has := s.Recovered[g.UUID]
-		if has && began.Before(at) && capacity.Withheld(g, s.Capacity.Strategy, s.Kubelet.Offered) {
+		if has && began.Before(at) && capacity.Withheld(g, under, s.Kubelet.Offered) {
 			return true
 		}
 	}

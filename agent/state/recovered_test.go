@@ -26,7 +26,6 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 			Recovered:    map[nvml.UUID]time.Time{"GPU-b": recovered},
 			Kubelet:      state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: {"GPU-a::0", "GPU-a::1"}}},
 			DevicePlugin: state.DevicePlugin{Pods: []corev1.Pod{{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{since(time.Hour), since(-time.Hour)}}}}},
-			Capacity:     state.Capacity{Strategy: config.MIGStrategyNone},
 		}
 		change(s)
 		return s
@@ -48,7 +47,7 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := look(c.change).WithholdsRecovered(); got != c.want {
+			if got := look(c.change).WithholdsRecovered(config.MIGStrategyNone); got != c.want {
 				t.Errorf("the plugin is to be restarted: %t, want %t", got, c.want)
 			}
 		})

@@ -83,16 +83,20 @@ func (s *Observed) replicasOf(pod holders.Pod) []plan.Replica {
 }
 
 // HoldsWithdrawn reports whether the pod holds a device that kubelet gives out to others.
-func (s *Observed) HoldsWithdrawn(pod holders.Pod) bool {
-	return slices.ContainsFunc(s.Capacity.Withdrawn, func(w Withdrawn) bool { return w.Pod.UID == pod.UID && w.Pod.String() == pod.String() })
+func (s *Observed) HoldsWithdrawn(pod holders.Pod) bool { return isAmong(s.Capacity.Withdrawn, pod) }
+
+func isAmong(withdrawn []Withdrawn, pod holders.Pod) bool {
+	return slices.ContainsFunc(withdrawn, func(w Withdrawn) bool { return w.Pod.UID == pod.UID && w.Pod.String() == pod.String() })
 }
 
 // WithdrawnTexts says which pods hold what kubelet gives out to others, pod by pod.
-func (s *Observed) WithdrawnTexts() []string {
+func (s *Observed) WithdrawnTexts() []string { return s.withdrawnTexts(s.Capacity.Withdrawn) }
+
+func (s *Observed) withdrawnTexts(withdrawn []Withdrawn) []string {
 	var out []string
-	for _, w := range s.Capacity.Withdrawn {
+	for _, w := range withdrawn {
 		text := fmt.Sprintf("pod %s holds %s, which kubelet gives out as %s by now", w.Pod, s.replicaNames(w.Replicas), w.As)
-		if others := s.givenAgain(w); len(others) > 0 {
+		if others := s.givenAgain(withdrawn, w); len(others) > 0 {
 			text += ": " + others[0] + " has it, too"
 		}
 		if w.Pod.Terminating {
@@ -120,10 +124,10 @@ func (s *Observed) replicaNames(replicas []plan.Replica) string {
 }
 
 // givenAnew names the other pods that have one of these devices, by what kubelet gives out now.
-func (s *Observed) givenAgain(w Withdrawn) []string {
+func (s *Observed) givenAgain(withdrawn []Withdrawn, w Withdrawn) []string {
 	var out []string
 	for _, pod := range s.Holders.Pods {
-		if !s.HoldsWithdrawn(pod) && slices.ContainsFunc(s.replicasOf(pod), func(has plan.Replica) bool {
+		if !isAmong(withdrawn, pod) && slices.ContainsFunc(s.replicasOf(pod), func(has plan.Replica) bool {
 			return slices.Contains(s.Kubelet.Offered[has.Resource], has.ID) &&
 				slices.ContainsFunc(w.Replicas, func(r plan.Replica) bool { return capacity.DeviceOf(r.ID) == capacity.DeviceOf(has.ID) })
 		}) {

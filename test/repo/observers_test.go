@@ -13,6 +13,7 @@ import (
 // follow from the interfaces of agent/monitor.
 var observers = []string{
 	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Compare",
+	"decide.GoalOf", "(decide.Goal).Revised", "plan.Make",
 	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
 	"(*agent.Agent).notes",
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
-	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
 // Verifier proves the capacity of one node.
@@ -32,7 +31,8 @@ func (p *Verifier) Forget(now time.Time) {
 	p.began = time.Time{}
 }
 
-// Follow takes over what the pass has seen: the looks that Prove has counted, and whether the device plugin withholds GPUs that are well.
+// Follow takes over what the pass has seen, once it knows what it works towards: how many observations in a row agree, and whether the device plugin
+// withholds GPUs that are well.
 func (p *Verifier) Follow(seen *state.Observed) {
 	p.proof = seen.Capacity.Proof
 	p.withheld.follow(seen, p.Clock.Now())
@@ -51,69 +51,34 @@ func (p *Verifier) End() { p.began, p.late = time.Time{}, nil }
 // copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.
 const featurePatience = 90 * time.Second
 
-// awaitedFeatures returns the stale labels of GPU feature discovery for which a change waits once the capacity is right, for up to featurePatience.
-func (p *Verifier) awaitedFeatures(seen *state.Observed, want *state.DesiredPlugin) []string {
-	if want == nil {
-		return nil
+// Compare compares the capacity with what the pass works towards, and says how many observations in a row agree with this one. Only Follow counts it.
+func (p *Verifier) Compare(seen *state.Observed, want state.Desired) {
+	now := p.Clock.Now()
+	c := seen.Compare(want, p.DevicePlugin.Strategy(seen, want.Plugin))
+	c.Proof = p.proof
+	if p.awaitsFeatures(&c, seen.Journal != nil) { // they prove nothing, so the first observation counts without them
+		c.Missing = c.Stale
+		c.Proof.CountFirst(now)
+	} else {
+		c.Proof.Count(len(c.Missing) == 0, now)
 	}
-	stale := seen.StaleFeatures(want)
+	seen.Capacity = c
+}
+
+// awaitsFeatures reports whether the change under way waits for the labels of GPU feature discovery, once the capacity is right: for up to
+// featurePatience.
+func (p *Verifier) awaitsFeatures(c *state.Capacity, underway bool) bool {
+	since := &c.Proof.StaleSince
 	switch {
-	case seen.Journal == nil || len(stale) == 0:
-		seen.Capacity.Proof.StaleSince = time.Time{}
-	case len(seen.Capacity.Missing) > 0:
-	case seen.Capacity.Proof.StaleSince.IsZero():
-		seen.Capacity.Proof.StaleSince = p.Clock.Now()
-		return stale
-	case p.Clock.Since(seen.Capacity.Proof.StaleSince) < min(featurePatience, p.Settings.Timeouts.Capacity/2):
-		return stale
+	case !underway || len(c.Stale) == 0:
+		*since = time.Time{}
+		return false
+	case len(c.Missing) > 0:
+		return false
+	case since.IsZero():
+		*since = p.Clock.Now()
 	}
-	return nil
-}
-
-// Compare compares the capacity with the hardware, and with the desired sharing, if that is known.
-func (p *Verifier) Compare(seen *state.Observed, want *state.DesiredPlugin) {
-	p.compare(seen, want, func(capacity.Resources) []state.Withdrawn { return nil })
-}
-
-// CompareDesired is Compare for what is asked for: it asks besides that no pod holds what kubelet gives out to others by now. Neither what was before a
-// change, nor the way back to it, can promise that.
-func (p *Verifier) CompareDesired(seen *state.Observed, want state.Desired) {
-	p.compare(seen, want.Plugin, func(stands capacity.Resources) []state.Withdrawn { return seen.WithdrawnFrom(stands, want) })
-}
-
-func (p *Verifier) compare(seen *state.Observed, want *state.DesiredPlugin, withdrawn func(stands capacity.Resources) []state.Withdrawn) {
-	seen.Capacity.Strategy, seen.Capacity.Withdrawn = p.DevicePlugin.Strategy(seen, want), nil
-	var stands capacity.Resources
-	switch {
-	case seen.Kubelet.Err != nil:
-		seen.Capacity.Missing = []string{seen.Kubelet.Err.Error()}
-	case seen.DevicePlugin.Rivals != "":
-		seen.Capacity.Missing = []string{seen.DevicePlugin.Rivals}
-	case want != nil && want.Known:
-		stands = capacity.Shared(capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered), want.Sharing)
-		seen.Capacity.Missing = capacity.Mismatches(stands, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
-		if want.Sharing.Strategy == catalog.SharingMPS {
-			seen.Capacity.Missing = append(seen.Capacity.Missing, seen.MissingMPS()...)
-		}
-	default:
-		seen.Capacity.Missing = capacity.Disagreements(capacity.Expected(seen.GPUs, seen.Capacity.Strategy), seen.Kubelet.Offered, seen.Node.Status.Allocatable)
-	}
-	if seen.DevicePlugin.Unconnected != "" {
-		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.DevicePlugin.Unconnected)
-	}
-	// Where the config is not known, only what agrees with hardware and node can be what stands.
-	if stands != nil && seen.DevicePlugin.Unconnected == "" || len(seen.Capacity.Missing) == 0 {
-		seen.Capacity.Withdrawn = withdrawn(stands)
-		seen.Capacity.Missing = append(seen.Capacity.Missing, seen.WithdrawnTexts()...)
-	}
-	seen.Capacity.Proof = p.proof
-	p.withheld.addTo(seen, p.Clock.Now())
-	if stale := p.awaitedFeatures(seen, want); len(stale) > 0 { // they prove nothing, so the first observation counts without them
-		seen.Capacity.Missing = stale
-		seen.Capacity.Proof.CountFirst(p.Clock.Now())
-		return
-	}
-	seen.Capacity.Proof.Count(len(seen.Capacity.Missing) == 0, p.Clock.Now())
+	return p.Clock.Since(*since) < min(featurePatience, p.Settings.Timeouts.Capacity/2)
 }
 
 // LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look

@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/act"
@@ -32,7 +31,7 @@ type change struct {
 	t      *testing.T
 	prover *verify.Verifier
 	clock  *clocktesting.FakeClock
-	want   *state.DesiredPlugin
+	want   state.Desired
 }
 
 func newChange(t *testing.T) *change {
@@ -42,44 +41,34 @@ func newChange(t *testing.T) *change {
 	settings.MIGStrategy = config.MIGStrategyNone
 	return &change{
 		t: t, clock: clock,
-		want: &state.DesiredPlugin{Known: true, Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
+		want: state.Desired{
+			Plugin: &state.DesiredPlugin{Known: true, Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
+		},
 		prover: &verify.Verifier{
 			Env: act.Env{Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings},
 		},
 	}
 }
 
-// looks looks after d at a node of which GPU feature discovery says so many replicas. It returns how many looks count, and for how long the agent rests.
-func (c *change) looks(d time.Duration, replicas string, ids ...string) (agreed int, rest time.Duration) {
+// observe observes a node of which GPU feature discovery says so many replicas. It returns how many observations count, and for how long the agent rests.
+func (c *change) observe(replicas string, ids ...string) (agreed int, rest time.Duration) {
 	c.t.Helper()
-	c.clock.Step(d)
-	seen := state.Observed{
-		Node: &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{nvml.ResourceGPU + ".replicas": replicas}},
-			Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}},
-		},
-		GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
-		Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
-	}
-	c.prover.Compare(&seen, c.want)
-	c.prover.Follow(&seen)
-	if err := c.prover.Await(c.t.Context(), act.Input{Seen: &seen, Want: state.Desired{Plugin: c.want}}); err == nil {
+	seen := c.seen(ids...)
+	seen.Node.Labels = map[string]string{nvml.ResourceGPU + ".replicas": replicas}
+	c.prover.Compare(seen, c.want)
+	c.prover.Follow(seen)
+	if err := c.prover.Await(c.t.Context(), act.Input{Seen: seen, Want: c.want}); err == nil {
 		c.t.Error("the wait is over without a word")
 	}
 	return seen.Capacity.Proof.Agreed, c.prover.Rest(5 * time.Second)
 }
 
-func (c *change) expect(what string, d time.Duration, replicas string, ids []string, agreed int, rest time.Duration, due bool) {
-	c.t.Helper()
-	if is := c.prover.LastObservationDue(); is {
-		c.t.Errorf("%s: the last look is due at once", what)
-	}
-	c.clock.Step(d)
-	if is := c.prover.LastObservationDue(); is != due {
-		c.t.Errorf("%s: the last look is due: %t", what, is)
-	}
-	if n, left := c.looks(0, replicas, ids...); n != agreed || left != rest {
-		c.t.Errorf("%s: %d looks count, and the agent rests for %s; want %d and %s", what, n, left, agreed, rest)
+// seen is a node in the middle of the change, of whose GPU kubelet and node offer these ids.
+func (c *change) seen(ids ...string) *state.Observed {
+	return &state.Observed{
+		Node: &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}}},
+		GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
+		Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
 	}
 }
 
@@ -88,55 +77,96 @@ var (
 	shared = []string{"GPU-a::0", "GPU-a::1"}
 )
 
-func TestTheSecondLookIsTwoSecondsAfterTheFirst(t *testing.T) {
-	c := newChange(t)
-	c.expect("before the plugin has registered", 0, "2", whole, 0, 5*time.Second, false)
-	c.expect("when it has", time.Second, "2", shared, 1, 2*time.Second, false)
-	c.expect("for another cause", 500*time.Millisecond, "2", shared, 1, 1500*time.Millisecond, false)
-	c.expect("two seconds after the first", 1500*time.Millisecond, "2", shared, 2, 5*time.Second, true)
+// Two observations prove the capacity, two seconds apart; the agent makes the second as soon as it counts, and knows that it may be the last.
+func TestObservationsThatProve(t *testing.T) {
+	t.Parallel()
+	type observation struct {
+		what     string
+		after    time.Duration
+		replicas string // by the labels of GPU feature discovery
+		ids      []string
+
+		agreed int
+		rest   time.Duration
+		last   bool // it may be the last one
+	}
+	for name, observations := range map[string][]observation{
+		"the second is two seconds after the first": {
+			{"before the plugin has registered", 0, "2", whole, 0, 5 * time.Second, false},
+			{"when it has", time.Second, "2", shared, 1, 2 * time.Second, false},
+			{"for another cause", 500 * time.Millisecond, "2", shared, 1, 1500 * time.Millisecond, false},
+			{"two seconds after the first", 1500 * time.Millisecond, "2", shared, 2, 5 * time.Second, true},
+		},
+		"a disagreement begins again": {
+			{"when it has registered", 0, "2", shared, 1, 2 * time.Second, false},
+			{"when it offers nothing", time.Second, "2", nil, 0, 5 * time.Second, false},
+			{"when it has registered again", 500 * time.Millisecond, "2", shared, 1, 2 * time.Second, false},
+			{"two seconds after the first of all", 500 * time.Millisecond, "2", shared, 1, 1500 * time.Millisecond, false},
+		},
+		// The labels prove nothing: they may be late for the first observation, and must be right at the last.
+		"the first counts without the labels": {
+			{"when the plugin has registered", 0, "1", shared, 1, 2 * time.Second, false},
+			{"two seconds later", 2 * time.Second, "1", shared, 1, 5 * time.Second, false},
+			{"when the plugin offers nothing", time.Second, "1", nil, 0, 5 * time.Second, false},
+			{"when it does again", time.Second, "1", shared, 1, 2 * time.Second, false},
+			{"when the labels are right, too early", time.Second, "2", shared, 1, time.Second, false},
+			{"two seconds after the first", time.Second, "2", shared, 2, 5 * time.Second, true},
+		},
+		"labels that come late end the proof at once": {
+			{"when the plugin has registered", 0, "1", shared, 1, 2 * time.Second, false},
+			{"after half a minute", 30 * time.Second, "1", shared, 1, 5 * time.Second, false},
+			{"with the labels", time.Second, "2", shared, 2, 5 * time.Second, false},
+		},
+		"labels that stay wrong are awaited no longer": {
+			{"when the plugin has registered", 0, "1", shared, 1, 2 * time.Second, false},
+			{"before the patience ends", 90*time.Second - 1, "1", shared, 1, 5 * time.Second, false},
+			{"when it ends", 1, "1", shared, 2, 5 * time.Second, false},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newChange(t)
+			for _, o := range observations {
+				if c.prover.LastObservationDue() {
+					t.Errorf("%s: the last observation is due at once", o.what)
+				}
+				c.clock.Step(o.after)
+				if last := c.prover.LastObservationDue(); last != o.last {
+					t.Errorf("%s: the last observation is due: %t", o.what, last)
+				}
+				if agreed, rest := c.observe(o.replicas, o.ids...); agreed != o.agreed || rest != o.rest {
+					t.Errorf("%s: %d observations count, and the agent rests for %s; want %d and %s", o.what, agreed, rest, o.agreed, o.rest)
+				}
+			}
+		})
+	}
 }
 
-func TestADisagreementBeginsTheProofAnew(t *testing.T) {
+// A comparison counts nothing before the pass follows it, as that of a preview, and may be made again.
+func TestAComparisonThatIsNotFollowedCountsNothing(t *testing.T) {
+	t.Parallel()
 	c := newChange(t)
-	c.expect("when it has registered", 0, "2", shared, 1, 2*time.Second, false)
-	c.expect("when it offers nothing", time.Second, "2", nil, 0, 5*time.Second, false)
-	c.expect("when it has registered again", 500*time.Millisecond, "2", shared, 1, 2*time.Second, false)
-	c.expect("two seconds after the first of all", 500*time.Millisecond, "2", shared, 1, 1500*time.Millisecond, false)
-}
-
-// The labels prove nothing: they may be late for the first look, and must be right at the last.
-func TestTheFirstLookCountsWithoutTheLabelsOfFeatureDiscovery(t *testing.T) {
-	c := newChange(t)
-	c.expect("when the plugin has registered", 0, "1", shared, 1, 2*time.Second, false)
-	c.expect("two seconds later", 2*time.Second, "1", shared, 1, 5*time.Second, false)
-	c.expect("when the plugin offers nothing", time.Second, "1", nil, 0, 5*time.Second, false)
-	c.expect("when it does again", time.Second, "1", shared, 1, 2*time.Second, false)
-	c.expect("when the labels are right, too early", time.Second, "2", shared, 1, time.Second, false)
-	c.expect("two seconds after the first", time.Second, "2", shared, 2, 5*time.Second, true)
-}
-
-func TestLabelsThatComeLateEndTheProofAtOnce(t *testing.T) {
-	c := newChange(t)
-	c.expect("when the plugin has registered", 0, "1", shared, 1, 2*time.Second, false)
-	c.expect("after half a minute", 30*time.Second, "1", shared, 1, 5*time.Second, false)
-	c.expect("with the labels", time.Second, "2", shared, 2, 5*time.Second, false)
+	for range 3 {
+		seen := c.seen(shared...)
+		c.prover.Compare(seen, c.want)
+		c.prover.Compare(seen, c.want)
+		if agreed := seen.Capacity.Proof.Agreed; agreed != 1 {
+			t.Errorf("%d observations count, want that of this pass alone", agreed)
+		}
+		c.clock.Step(capacity.ProofInterval)
+	}
 }
 
 // Kubelet then keeps giving out what the plugin offered before, as many devices or not.
 func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 	for name, ids := range map[string][]string{"what is wanted": shared, "what was there before": whole} {
 		c := newChange(t)
-		seen := state.Observed{
-			Node: &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(int64(len(ids)), resource.DecimalSI)}}},
-			GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{},
-			Kubelet: state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: ids}},
-		}
+		seen := c.seen(ids...)
 		seen.DevicePlugin.Unconnected = "kubelet has lost it"
-		c.prover.Compare(&seen, c.want)
-		want := state.Desired{Plugin: c.want}
-		first := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
+		c.prover.Compare(seen, c.want)
+		first := c.prover.Await(t.Context(), act.Input{Seen: seen, Want: c.want})
 		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-		failure, is := errors.AsType[*api.Failure](c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want}))
+		failure, is := errors.AsType[*api.Failure](c.prover.Await(t.Context(), act.Input{Seen: seen, Want: c.want}))
 		text := "restart kubelet on this node, if the log"
 		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.HasPrefix(failure.Message, text) ||
 			!strings.HasSuffix(failure.Message, "kubelet has lost it") {
@@ -151,15 +181,14 @@ func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
 		c := newChange(t)
 		seen := state.Observed{Node: &corev1.Node{}, Journal: owed, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
 		c.prover.Compare(&seen, c.want)
-		want := state.Desired{Plugin: c.want}
-		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
+		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 		var reason config.Reason
 		if waiting, is := errors.AsType[*outcome.Waiting](err); is && owed == nil {
 			reason = waiting.Reason
 		}
 		if owed != nil {
 			c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-			err = c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: want})
+			err = c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 			if failure, is := errors.AsType[*api.Failure](err); is {
 				reason = failure.Reason
 			}

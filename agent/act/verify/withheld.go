@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"maps"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ func (w *withheld) follow(seen *state.Observed, now time.Time) {
 		w.since = time.Time{}
 		return
 	}
-	if newest := newestOf(seen.Recovered); newest.After(w.restartBefore) && seen.WithholdsRecovered() { // as addTo has allowed
+	if newest := newestOf(seen.Recovered); newest.After(w.restartBefore) && seen.WithholdsRecovered(seen.Capacity.Strategy) { // as RestartBefore has allowed
 		w.restartBefore = newest
 		w.restart(now)
 		return
@@ -69,13 +70,15 @@ func (w *withheld) pauses(now time.Time) bool {
 	return w.times > 0 && now.Sub(w.restartedAt) < withheldFor[min(w.times, len(withheldFor))-1]
 }
 
-// addTo has the look at the node say before when a plugin must have begun to be restarted now.
-func (w *withheld) addTo(seen *state.Observed, now time.Time) {
-	for gpu, trouble := range seen.Recovered {
-		if w.pauses(now) || w.restartBefore.After(trouble) {
-			seen.Recovered[gpu] = w.restartBefore
+// RestartBefore says, of each GPU that has recovered by then, before when a device plugin that withholds it must have begun to be restarted now.
+func (p *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) map[nvml.UUID]time.Time {
+	out := maps.Clone(recovered)
+	for gpu, trouble := range out {
+		if p.withheld.pauses(p.Clock.Now()) || p.withheld.restartBefore.After(trouble) {
+			out[gpu] = p.withheld.restartBefore
 		}
 	}
+	return out
 }
 
 func newestOf(recovered map[nvml.UUID]time.Time) time.Time {

@@ -55,9 +55,10 @@ func (w *world) look(change func(*state.Observed)) bool {
 		}}}}},
 	}
 	change(&seen)
-	w.prover.Compare(&seen, nil)
+	seen.Recovered = w.prover.RestartBefore(seen.Recovered)
+	w.prover.Compare(&seen, state.Desired{})
 	w.prover.Follow(&seen)
-	return seen.WithholdsRecovered()
+	return seen.WithholdsRecovered(seen.Capacity.Strategy)
 }
 
 func unchanged(*state.Observed) {}
