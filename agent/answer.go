@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
@@ -173,7 +174,7 @@ func refusal(err error) config.Reason {
 	case errors.As(err, &stalled):
 		return stalled.Reason
 	case errors.As(err, &refused):
-		return report.Refusal(refused)
+		return decide.Refusal(refused)
 	default:
 		return ""
 	}

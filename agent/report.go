@@ -39,7 +39,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	}
 	var d outcome.Decision
 	if err != nil {
-		d = a.decide(seen, want, first, err).Bounded(seen.ByIndex)
+		d = a.retries.Decide(seen, want, first, err).Bounded(seen.ByIndex)
 	}
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {

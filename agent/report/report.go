@@ -3,7 +3,6 @@
 package report
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,7 +21,6 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
@@ -320,21 +318,6 @@ func DrainOf(seen *state.Observed, first plan.Step) DrainReport {
 	}
 	draining := first.Traits().BeforePodsLeft
 	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
-}
-
-// Refusal returns the reason for a request that is impossible.
-func Refusal(err *plan.Refused) config.Reason {
-	var impossible *nvml.Impossible
-	switch {
-	case errors.As(err, &impossible):
-		return config.ReasonImpossibleGeometry
-	case errors.Is(err, nvml.ErrLost):
-		return config.ReasonHardwareFailure
-	case errors.Is(err, plan.ErrNeedsReboot):
-		return config.ReasonNeedsReboot
-	default:
-		return config.ReasonNoCapableGPU
-	}
 }
 
 // ByDefault reports whether no label of the node asks for the config of the device plugin in want, but the settings do; nil if want has none.

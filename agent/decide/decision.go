@@ -1,4 +1,4 @@
-package agent
+package decide
 
 import (
 	"errors"
@@ -7,16 +7,14 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// decide turns the error that ended a pass into a decision. decide.Retries decides on steps that fail or find a GPU in use, by how often and
-// how long they have.
-func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+// Decide turns the error that ended a pass into a decision. On steps that fail or find a GPU in use it decides by how often and how long they have.
+func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
 	var failure *api.Failure
@@ -28,9 +26,9 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 			Waits: waiting.For, Named: waiting.Named,
 		}
 	case errors.As(err, &stalled):
-		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: a.Settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: b.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &refused):
-		return outcome.Decision{Reason: report.Refusal(refused), Message: err.Error(), After: a.Settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: Refusal(refused), Message: err.Error(), After: b.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &failure):
 		return outcome.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
@@ -45,14 +43,14 @@ func (a *Agent) decide(seen *state.Observed, want state.Desired, step plan.Step,
 	case apierrors.IsConflict(err):
 		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object has changed; trying again", After: outcome.ConflictRetry, Waits: outcome.ForStep}
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrInUse):
-		return a.retries.InUse(seen, want, step, err)
+		return b.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
 	}
 	if step.Kind == "" {
-		return a.retries.ObservationFailed(err)
+		return b.ObservationFailed(err)
 	}
-	return a.retries.Failed(step, want, err)
+	return b.Failed(step, want, err)
 }
 
 // unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only
@@ -62,4 +60,19 @@ func unsupported(seen *state.Observed, want state.Desired, step plan.Step, err e
 		return outcome.Decision{NoReset: true}
 	}
 	return outcome.Decision{Failure: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonHardwareFailure, Message: err.Error()}}
+}
+
+// Refusal returns the reason for a request that is impossible.
+func Refusal(err *plan.Refused) config.Reason {
+	var impossible *nvml.Impossible
+	switch {
+	case errors.As(err, &impossible):
+		return config.ReasonImpossibleGeometry
+	case errors.Is(err, nvml.ErrLost):
+		return config.ReasonHardwareFailure
+	case errors.Is(err, plan.ErrNeedsReboot):
+		return config.ReasonNeedsReboot
+	default:
+		return config.ReasonNoCapableGPU
+	}
 }
