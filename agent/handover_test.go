@@ -536,8 +536,8 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 		if text := w.pluginConfigs()[key]; !strings.HasPrefix(key, config.OwnPluginKey) || !strings.Contains(text, "deviceIDStrategy: index") {
 			t.Errorf("the node has label %s=%q, whose config is %q: all that the default says is to count", config.LabelDevicePluginConfig, key, text)
 		}
-		if by := w.status().ByDefault; by == nil || !*by {
-			t.Errorf("the status says of the default that a label asks for it: %v", by)
+		if !w.status().ByDefault {
+			t.Error("the status says of the default that a label asks for it")
 		}
 		becomes("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n", "gpu=4")
 		if _, there := w.pluginConfigs()[key]; there {

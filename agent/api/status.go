@@ -34,8 +34,8 @@ type Status struct {
 	Left     int           `json:"left,omitempty"`     // steps that are left to the desired config
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for the desired config
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
-	// ByDefault: no label asks for the config of the device plugin in Desired, but the settings do. It is nil where Desired has none, and of older agents.
-	ByDefault *bool `json:"byDefault,omitempty"`
+	// ByDefault: no label asks for the config of the device plugin in Desired, but the settings do.
+	ByDefault bool `json:"byDefault,omitempty"`
 	// Heartbeat is the longest time between two writes of an agent that has nothing new to say, where the settings have another than
 	// config.DefaultNodeHeartbeat.
 	Heartbeat Duration  `json:"heartbeat,omitempty"`

@@ -320,11 +320,11 @@ func DrainOf(seen *state.Observed, first plan.Step) DrainReport {
 	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
 }
 
-// ByDefault reports whether no label of the node asks for the config of the device plugin in want, but the settings do; nil if want has none.
-func ByDefault(node *corev1.Node, want state.Desired) *bool {
+// ByDefault reports whether want has a config of the device plugin for which no label of the node asks, but the settings.
+func ByDefault(node *corev1.Node, want state.Desired) bool {
 	if want.Label != config.LabelDevicePluginConfig && (want.Label != config.LabelMIGConfig || !strings.Contains(want.Name, api.DesiredSeparator)) {
-		return nil
+		return false
 	}
 	key := node.Labels[config.LabelDevicePluginConfig]
-	return new(key == "" || strings.HasPrefix(key, config.OwnPluginKey))
+	return key == "" || strings.HasPrefix(key, config.OwnPluginKey)
 }

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 
@@ -33,24 +32,23 @@ func TestAMisspeltLabelIsNamed(t *testing.T) {
 }
 
 func TestAStatusSaysWhetherTheSettingsAskForTheConfigOfTheDevicePlugin(t *testing.T) {
-	for _, row := range []struct{ label, name, plugin, want string }{
-		{config.LabelProfile, "research", "slices", "nil"},
-		{config.LabelMIGConfig, "all-1g.10gb", "", "nil"},
-		{config.LabelMIGConfig, "all-1g.10gb + slices", "slices", "false"},
-		{config.LabelMIGConfig, "all-1g.10gb + slices", "", "true"},
-		{config.LabelMIGConfig, "all-1g.10gb + slices", config.OwnPluginKey + "x", "true"},
-		{config.LabelDevicePluginConfig, "slices", "slices", "false"},
-		{config.LabelDevicePluginConfig, "slices", "", "true"},
-		{config.LabelMIGConfig, "", "", "nil"},
-		{"", state.ResetTarget, "", "nil"},
+	for _, row := range []struct {
+		label, name, plugin string
+		want                bool
+	}{
+		{config.LabelProfile, "research", "slices", false},
+		{config.LabelMIGConfig, "all-1g.10gb", "", false},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", "slices", false},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", "", true},
+		{config.LabelMIGConfig, "all-1g.10gb + slices", config.OwnPluginKey + "x", true},
+		{config.LabelDevicePluginConfig, "slices", "slices", false},
+		{config.LabelDevicePluginConfig, "slices", "", true},
+		{config.LabelMIGConfig, "", "", false},
+		{"", state.ResetTarget, "", false},
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelDevicePluginConfig: row.plugin}}}
-		got := "nil"
-		if by := ByDefault(node, state.Desired{Label: row.label, Name: row.name}); by != nil {
-			got = strconv.FormatBool(*by)
-		}
-		if got != row.want {
-			t.Errorf("%+v: %s", row, got)
+		if got := ByDefault(node, state.Desired{Label: row.label, Name: row.name}); got != row.want {
+			t.Errorf("%+v: %t", row, got)
 		}
 	}
 }

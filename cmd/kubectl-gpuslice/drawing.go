@@ -63,7 +63,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 			lines = append(lines, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
 		}
 	}
-	if len(g.Instances) == 0 && g.Geometry != "" { // the status is an older agent's, or has no room for instances
+	if len(g.Instances) == 0 && g.Geometry != "" { // the status has no room for instances
 		return append(lines, p.block(indent, g.Geometry)...)
 	}
 	longest := 0

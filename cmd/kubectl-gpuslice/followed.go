@@ -112,7 +112,7 @@ func labelledOf(n *corev1.Node) (out labelled) {
 }
 
 // answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may be that of the
-// settings, for which there is no label: of older agents, which do not say so, any may be.
+// settings, for which there is no label.
 func (t agentReport) answers(n *corev1.Node) bool {
 	s, asked := t.status, labelledOf(n)
 	var answered labelled
@@ -123,10 +123,10 @@ func (t agentReport) answers(n *corev1.Node) bool {
 		answered.migConfig, answered.pluginConfig, _ = strings.Cut(s.Desired, api.DesiredSeparator)
 	case config.LabelDevicePluginConfig:
 		answered.pluginConfig = s.Desired
-	default: // nothing is asked for, as while a GPU is reset, or the agent is so old that it does not write the label
-		return asked == labelled{} || asks(n) == s.Desired
+	default: // nothing is asked for, as while a GPU is reset
+		return asked == labelled{}
 	}
-	if asked.pluginConfig == "" && (s.ByDefault == nil || *s.ByDefault) {
+	if asked.pluginConfig == "" && s.ByDefault {
 		answered.pluginConfig = ""
 	}
 	return asked == answered

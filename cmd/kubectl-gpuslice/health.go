@@ -39,11 +39,6 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 		Reason: config.Reason(sanitize.Cut(string(h.Reason), longestWord)), Severity: sanitize.Cut(h.Severity, longestWord), Action: sanitize.Cut(h.Action, longestWord),
 		Since: h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
 	}
-	for i := range out.Xids {
-		if x := &out.Xids[i]; x.Last.Before(x.First) { // agents of older versions cut it to the minute
-			x.Last = x.First
-		}
-	}
 	for _, is := range h.Instances[:min(len(h.Instances), mostInstances)] {
 		out.Instances = append(out.Instances, sanitize.Cut(is, longestWord))
 	}

@@ -83,7 +83,7 @@ func (v *nodeView) heed(a *askedNode) bool {
 	case a.answer != nil && a.answer.Diagnosis != nil:
 		v.addDiagnosis(a.answer.Diagnosis)
 		return true
-	case a.answer != nil && a.answer.Refused != "": // an older agent refuses the request
+	case a.answer != nil && a.answer.Refused != "": // it is too long for the annotation
 		v.Pods.Why = "the agent does not say: " + a.answer.Refused
 	case a.lost != "":
 		v.Pods.Why = a.lost

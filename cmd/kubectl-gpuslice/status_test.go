@@ -54,7 +54,7 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 	joined := api.Status{Desired: "all-1g.10gb" + api.DesiredSeparator + "slices", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
 	byDefault := api.Status{Desired: "slices", Label: config.LabelDevicePluginConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
 	alone := api.Status{Desired: "all-1g.10gb", Label: config.LabelMIGConfig, Phase: api.PhaseIdle, Reason: config.ReasonConverged}
-	by := func(s api.Status, settings bool) api.Status { s.ByDefault = &settings; return s }
+	by := func(s api.Status, settings bool) api.Status { s.ByDefault = settings; return s }
 	mig, shared := asked(config.LabelMIGConfig, "all-1g.10gb"), asked(config.LabelDevicePluginConfig, "slices")
 	other, own := asked(config.LabelDevicePluginConfig, "other"), asked(config.LabelDevicePluginConfig, config.OwnPluginKey+"x")
 	ours := done()
@@ -74,9 +74,7 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 		"the same name by another label":          {done(), []func(*corev1.Node){asked(config.LabelMIGConfig, "research")}, time.Minute, "NotSeenYet"},
 		"the label was removed":                   {done(), nil, time.Minute, "NotSeenYet"},
 		"by two labels":                           {joined, []func(*corev1.Node){mig, shared}, time.Minute, "Converged"},
-		"by one label and the settings":           {joined, []func(*corev1.Node){mig}, time.Minute, "Converged"},
-		"so, and the agent says so":               {by(joined, true), []func(*corev1.Node){mig}, time.Minute, "Converged"},
-		"by two labels, and the agent says so":    {by(joined, false), []func(*corev1.Node){mig, shared}, time.Minute, "Converged"},
+		"by one label and the settings":           {by(joined, true), []func(*corev1.Node){mig}, time.Minute, "Converged"},
 		"the second label was changed":            {joined, []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
 		"a second label was added":                {alone, []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
 		"one was added beside the settings":       {by(joined, true), []func(*corev1.Node){mig, other}, time.Minute, "NotSeenYet"},
@@ -87,7 +85,7 @@ func TestStatusSaysWhereTheNodeHasNoAnswerToWhatIsAsked(t *testing.T) {
 		"a key of ours in place of a config":      {by(byDefault, false), []func(*corev1.Node){own}, time.Minute, "NotSeenYet"},
 		"a profile over two labels":               {by(joined, false), []func(*corev1.Node){mig, shared, asked(config.LabelProfile, "research")}, time.Minute, "NotSeenYet"},
 		"a profile named as a key of ours":        {ours, []func(*corev1.Node){asked(config.LabelProfile, config.OwnPluginKey+"research")}, time.Minute, "Converged"},
-		"by the settings alone":                   {byDefault, nil, time.Minute, "Converged"},
+		"by the settings alone":                   {by(byDefault, true), nil, time.Minute, "Converged"},
 		"by the settings, through a key of ours":  {by(byDefault, true), []func(*corev1.Node){own}, time.Minute, "Converged"},
 		"after two heartbeats":                    {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 12 * time.Minute, "Converged"},
 		"after three heartbeats":                  {done(), []func(*corev1.Node){asked(config.LabelProfile, "research")}, 15 * time.Minute, "AgentSilent (15m)"},

@@ -132,7 +132,7 @@ func usesOf(q *inquiry) uses {
 			all.Silent = append(all.Silent, silent{a.name, a.lost})
 		case a.answer == nil:
 			all.Silent = append(all.Silent, silent{a.name, fmt.Sprintf("the agent has not answered within %s", viewTime)})
-		case a.answer.Refused != "": // an older agent refuses the request
+		case a.answer.Refused != "": // it is too long for the annotation
 			all.Silent = append(all.Silent, silent{a.name, "the agent does not say: " + a.answer.Refused})
 		default:
 			for _, u := range a.answer.Uses {
