@@ -15,7 +15,7 @@ import (
 type DevicePlugin struct {
 	// Label selectors, one of which its pod matches.
 	PodSelector []labels.Selector `json:"podSelector" whose:"the device plugin's" empty:"must have at least one label selector"`
-	// Namespaces in which its pod is looked for, and that of the MPS control daemon.
+	// Namespaces in which the agent searches its pod, and that of the MPS control daemon.
 	Namespaces []string `json:"namespaces" form:"dnsLabel" empty:"must name at least one namespace"` // in any other a user may create a pod with the same labels
 	// Names of containers, one of which its pod has; none for any. The plugin's Helm chart gives the pods of other programs the same labels.
 	Containers []string `json:"containers" form:"dnsLabel"`

@@ -8,19 +8,19 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// Idle is when a pod is told that it does not use what it has.
+// Idle is when a pod gets an Event that it does not use what it has.
 type Idle struct {
-	// Time between two looks at how busy the GPUs are; 0s for none.
+	// Time between two polls of how busy the GPUs are; 0s for none.
 	Every time.Duration `json:"every" within:"0s,5m"`
 	// How long a pod must have had the GPU and not used it.
 	After time.Duration `json:"after" within:"10s,720h"`
-	// Per cent of that time: a pod that used less is told; 0 for no one.
+	// Per cent of that time: a pod that used less gets the Event; 0 for none.
 	Below int `json:"below" called:"per cent, a whole number" within:"0,100"`
 	// How busy an instance is on which there is a process: skip leaves it unknown, sample samples its counters (Hopper and later).
 	Instances IdleInstances `json:"instances"`
 }
 
-// Check refuses looks that are too many or too few.
+// Check refuses polls that are too many or too few.
 func (i *Idle) Check(c *check.Mistakes, at string, in check.Written) {
 	const least = time.Second // one observation is to be over before the next
 	text := cmp.Or(in.Text("every"), check.WithoutZeroParts(i.Every))

@@ -38,7 +38,7 @@ const (
 	StatePending State = "pending"
 	// StateRebooting is written while a mode change waits for a reboot that has been asked for.
 	StateRebooting State = "rebooting"
-	// StateSuccess is written when the capacity is proven.
+	// StateSuccess is written when the capacity is verified.
 	StateSuccess State = "success"
 	// StateFailed is written when the request is refused, or undone after a failure.
 	StateFailed State = "failed"
@@ -59,7 +59,7 @@ const (
 	// beside an AnnotationAllowEviction of this value, or for RequestDiagnosis or RequestTop. The agent
 	// answers by AnnotationPlan.
 	AnnotationPreview = "gpuslice.io/preview"
-	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a user has looked at what GPUs have reported. The agent drops
+	// AnnotationHealthAck is the time, as RFC 3339 has it, until which a user has seen what GPUs have reported. The agent drops
 	// findings for Xids of before that, and of before it was written.
 	AnnotationHealthAck = "gpuslice.io/health-ack"
 )
@@ -80,7 +80,7 @@ const (
 	AnnotationStatus = "gpuslice.io/status"
 	// AnnotationPublished is JSON of the labels and taints that the agent has put on the node for a profile.
 	AnnotationPublished = "gpuslice.io/published"
-	// AnnotationJournal is what the agent must give back to the node. It is there exactly while the agent owes something.
+	// AnnotationJournal is what the agent must give back to the node. It is there exactly while a restore is pending.
 	AnnotationJournal = "gpuslice.io/journal"
 	// AnnotationPlan is JSON of the plan or the diagnosis that AnnotationPreview asks for. It is there as long as that is.
 	AnnotationPlan = "gpuslice.io/plan"
@@ -118,7 +118,7 @@ const (
 	// TaintRepartitioning fences the node while its GPUs change.
 	TaintRepartitioning = "gpuslice.io/repartitioning"
 	// TaintNotReady is a taint with which kubelet registers a node, to keep pods away until the GPUs are as the labels ask
-	// and their capacity is proven. The agent removes it then. The settings may name a second one: Settings.StartupTaints are both.
+	// and their capacity is verified. The agent removes it then. The settings may name a second one: Settings.StartupTaints are both.
 	TaintNotReady = "gpuslice.io/not-ready"
 	// TaintGPUUnhealthy keeps new pods from a node while one of its GPUs cannot be used or trusted, where the settings say so. With a
 	// value other than ValueGPUUnhealthy it is another user or program's.
@@ -126,7 +126,7 @@ const (
 	ValueGPUUnhealthy = "critical"
 )
 
-// Conditions of KEP-5683, by which any tool tells any other what it does to a node.
+// Conditions of KEP-5683, by which a tool shows all others what it does to a node.
 const (
 	// ConditionMaintenancePlanned is True while a change waits for its window.
 	ConditionMaintenancePlanned = "MaintenancePlanned"
@@ -178,11 +178,11 @@ const (
 	//
 	// You can: ask for fewer or smaller instances; the message says what fits.
 	ReasonImpossibleGeometry Reason = "ImpossibleGeometry"
-	// ReasonWrongMIGStrategy is given when the device plugin, by the MIG strategy that it is told, would end on what is asked for or
+	// ReasonWrongMIGStrategy is given when the device plugin, by the MIG strategy that it has, would end on what is asked for or
 	// not offer it. Where only what the plugin offers shows its strategy, the agent finds out while it awaits the capacity, and
 	// undoes the change.
 	//
-	// You can: tell the device plugin the MIG strategy that the message names, or ask for a config that fits the one it has.
+	// You can: give the device plugin the MIG strategy that the message names, or ask for a config that fits the one it has.
 	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
 	// ReasonNoHandover is given when the agent has no way to give the device plugin another config.
 	//
@@ -279,10 +279,10 @@ const (
 	//
 	// You can: see whether kubelet runs, and whether the agent has its pod-resources socket.
 	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
-	// ReasonNoDevicePlugin is given when no pod that the settings match offers the node's GPUs to kubelet, so that no change could be proven. The
+	// ReasonNoDevicePlugin is given when no pod that the settings match offers the node's GPUs to kubelet, so that no capacity could be verified. The
 	// message says why a device plugin may not be here, or which pod looks like one.
 	//
-	// You can: see why no pod of the device plugin is on the node, or name it in devicePlugin of the settings, as the message tells.
+	// You can: see why no pod of the device plugin is on the node, or name it in devicePlugin of the settings, as the message says.
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
 	// ReasonGPUInUse is given when a process that belongs to no evicted pod holds what will change. The message names its pid,
 	// its command, and its pod, unit or container.
@@ -321,7 +321,7 @@ const (
 	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again.
 	// Delete the pods that the message names, or set a label by which the agent evicts them.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
-	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent owes it nothing more.
+	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent has restored all.
 	//
 	// You can: use the node; nothing is left to do.
 	ReasonReleased Reason = "Released"
@@ -335,7 +335,7 @@ const (
 	// You can: mend the settings at the line that the message names; kubectl gpuslice validate shows all mistakes at once.
 	ReasonInvalidSettings Reason = "InvalidSettings"
 	// ReasonKeyIgnored is given, by an Event alone, when a label or annotation of the node does not count: another label counts in its place, or its
-	// key is none that the agent knows and looks like a slip of the pen for one.
+	// key is none that the agent knows, and is spelt almost like one.
 	//
 	// You can: remove the key that the message names, or write it as the message says.
 	ReasonKeyIgnored Reason = "KeyIgnored"
@@ -399,12 +399,12 @@ const (
 const (
 	// ReasonGPULost is given when a GPU has fallen off the bus. It heals when the GPU answers again.
 	//
-	// You can: drain and reboot the node; have the machine looked at if it happens again.
+	// You can: drain and reboot the node; have the machine checked if it happens again.
 	ReasonGPULost Reason = "GPULost"
-	// ReasonGPUMissing is given when the driver does not tell of a GPU that is on the PCI bus, or that it told of before. It heals when it
+	// ReasonGPUMissing is given when the driver does not list a GPU that is on the PCI bus, or that it listed before. It heals when it
 	// does.
 	//
-	// You can: reboot the node, and have the machine looked at if the GPU stays away; one that was taken out is dropped by the annotation
+	// You can: reboot the node, and have the machine checked if the GPU stays away; one that was taken out is dropped by the annotation
 	// gpuslice.io/health-ack.
 	ReasonGPUMissing Reason = "GPUMissing"
 	// ReasonRebootRequired is given when the driver recommends a reboot, of the node or of the machine.
@@ -423,7 +423,7 @@ const (
 	// show that nothing is left of it.
 	//
 	// You can: end the pods on the GPU and reset it, or reboot the node; or set the annotation gpuslice.io/health-ack to the time until
-	// which you have looked.
+	// which you have seen the errors.
 	ReasonXidCritical Reason = "XidCritical"
 	// ReasonRowRemapFailed is given when a bad row of memory cannot be replaced. It does not heal.
 	//
@@ -460,11 +460,11 @@ const (
 	ReasonModePending Reason = "ModePending"
 	// ReasonFabricUnhealthy is given when a GPU is not well connected to its NVSwitch fabric.
 	//
-	// You can: look at nvidia-fabricmanager, on the node or in the fabric.
+	// You can: check nvidia-fabricmanager, on the node or in the fabric.
 	ReasonFabricUnhealthy Reason = "FabricUnhealthy"
 	// ReasonRepeatedXid is given when the programs of three pods on one GPU have had errors within an hour.
 	//
-	// You can: look at the programs that the Events name; if they are not related, run NVIDIA's diagnostics on the GPU.
+	// You can: check the programs that the Events name; if they are not related, run NVIDIA's diagnostics on the GPU.
 	ReasonRepeatedXid Reason = "RepeatedXid"
 	// ReasonHealthUnknown is given, with the status Unknown, while the driver cannot be asked. Where it is not loaded or does not answer,
 	// the reason is ReasonDriverNotLoaded or ReasonDriverUnresponsive.
@@ -493,7 +493,7 @@ const (
 	ReasonGPUHealthy Reason = "GPUHealthy"
 	// ReasonHealthAcknowledged is given when annotation gpuslice.io/health-ack has dropped what GPUs have reported. It says which program wrote it.
 	//
-	// You can: leave it, if a person of yours has looked; else have the GPUs reset or tested, and see who may patch nodes.
+	// You can: leave it, if it was one of you; else have the GPUs reset or tested, and see who may patch nodes.
 	ReasonHealthAcknowledged Reason = "HealthAcknowledged"
 	// ReasonXidError is given, on the node and on the pods that have the GPU or the instance, when the driver has reported an error that
 	// is not a program's own.
@@ -503,7 +503,7 @@ const (
 	// ReasonApplicationXid is given on the pods alone that have the GPU or the instance, when a program of one has made an error, or was
 	// stopped by an error of memory that was contained.
 	//
-	// You can: look at the pod's own log: its program has made the error, or another one on the GPU that it shares.
+	// You can: read the pod's own log: its program has made the error, or another one on the GPU that it shares.
 	ReasonApplicationXid Reason = "ApplicationXid"
 	// ReasonRecoveryActionChanged is given when the driver recommends another action for a GPU.
 	//
@@ -524,7 +524,7 @@ const (
 	ReasonHealthNotWatched Reason = "HealthNotWatched"
 )
 
-// Reasons of Events about what the agent's account may do. The agent tells them when it starts, and works all the same.
+// Reasons of Events about what the agent's account may do. The agent reports them when it starts, and works all the same.
 const (
 	// ReasonUnconfined is given when no admission policy confines the agent to its own node, or when they refuse all it writes, and by a Normal
 	// Event when they confine it at last.
@@ -540,11 +540,11 @@ const (
 // Reasons when something went wrong.
 const (
 	// ReasonJournalUnreadable is given when this agent cannot read the journal, as when a newer one wrote it: it touches nothing until a
-	// person has looked.
+	// person has decided.
 	//
 	// You can: install the newer agent again; gpuslice-agent recover on the node says what must be restored.
 	ReasonJournalUnreadable Reason = "JournalUnreadable"
-	// ReasonHostRecordUnavailable is given while the agent cannot read or write the host's record of what it owes: it begins nothing, and
+	// ReasonHostRecordUnavailable is given while the agent cannot read or write the host's record of what it must restore: it begins nothing, and
 	// gives back what was begun. The message says what to do.
 	//
 	// You can: make the folder on the host readable and writable, as the message says.

@@ -28,8 +28,8 @@ const (
 	//
 	// Labels: reason
 	MetricBlockedSeconds = "gpuslice_blocked_seconds_total"
-	// MetricBlocks is the number of times that a change was kept from going on; with MetricBlockedSeconds it tells for how long each
-	// time, as for a slot.
+	// MetricBlocks is the number of times that a change was kept from going on; with MetricBlockedSeconds it gives the mean
+	// length, as of the wait for a slot.
 	//
 	// Labels: reason
 	MetricBlocks = "gpuslice_blocks_total"
@@ -130,7 +130,7 @@ const (
 	MetricPodGPUMemoryUsed = "gpuslice_pod_gpu_memory_used_bytes"
 )
 
-// Metrics of how busy GPUs are, over the last five minutes. What NVML does not tell has none.
+// Metrics of how busy GPUs are, over the last five minutes. What NVML does not report has none.
 const (
 	// MetricGPUBusy is the part of the time for which processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the
 	// part of its multiprocessors if that is more.
@@ -150,7 +150,7 @@ const (
 
 // Metrics of the health of GPUs; `gpu` is the UUID.
 const (
-	// MetricGPUHealthy is 1 if nothing is wrong with a GPU, 0 if the condition ConditionGPUUnhealthy tells of it.
+	// MetricGPUHealthy is 1 if nothing is wrong with a GPU, 0 if the condition ConditionGPUUnhealthy names it.
 	//
 	// Labels: gpu
 	MetricGPUHealthy = "gpuslice_gpu_healthy"
@@ -192,11 +192,11 @@ const (
 	MetricHealthEventsWatched = "gpuslice_health_events_watched"
 	// MetricHealthKernelLogRead is 1 if the kernel's log is read for errors of GPUs.
 	MetricHealthKernelLogRead = "gpuslice_health_kernel_log_read"
-	// MetricHealthReadSeconds is how long the last look at the health of all GPUs took.
+	// MetricHealthReadSeconds is how long the last poll of the health of all GPUs took.
 	MetricHealthReadSeconds = "gpuslice_health_read_seconds"
-	// MetricHealthLastSuccess is when the driver last told how the GPUs are.
+	// MetricHealthLastSuccess is when the driver last reported how the GPUs are.
 	MetricHealthLastSuccess = "gpuslice_health_last_success_timestamp_seconds"
-	// MetricNVMLErrors is the number of looks at the health of GPUs that failed, by the library's code.
+	// MetricNVMLErrors is the number of polls of the health of GPUs that failed, by the library's code.
 	//
 	// Labels: code
 	MetricNVMLErrors = "gpuslice_nvml_errors_total"

@@ -30,7 +30,7 @@ type SettingsFields struct {
 // Settings are how an agent behaves on its node. What a file leaves out has its default.
 type Settings struct {
 	// How often a node on which nothing changes is written to.
-	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often tells no one anything
+	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often is no news
 	// How the device plugin presents MIG devices; auto takes it from the node.
 	MIGStrategy MIGStrategy `json:"migStrategy"`
 	// Your own MIG configs, in mig-parted's format.
@@ -46,7 +46,7 @@ type Settings struct {
 	MemoryPressure MemoryPressure `json:"memoryPressure"`
 	// By what the condition GPUUnhealthy goes.
 	Health Health `json:"health"`
-	// When a pod is told that it does not use the GPU or the instance that it has.
+	// When a pod gets an Event that it does not use the GPU or the instance that it has.
 	Idle Idle `json:"idle"`
 	// What happens to resources of former configs that kubelet leaves on the node at 0.
 	StaleResources StaleResources `json:"staleResources"`
@@ -106,7 +106,7 @@ type RebootPolicy string
 
 // The policies.
 const (
-	// RebootNever leaves the reboot to an administrator: the condition says that the node needs one, and the node works on meanwhile.
+	// RebootNever leaves the reboot to an administrator: the condition says that the node needs one, and until then the node works on.
 	RebootNever RebootPolicy = "never"
 	// RebootDelegate asks by a sentinel file, which kured and others watch and answer with a drain and a reboot.
 	RebootDelegate RebootPolicy = "delegate"
@@ -131,7 +131,7 @@ type Timeouts struct {
 	Unit time.Duration `json:"unit" within:"1s,1h"`
 	// Until a reboot that was asked for has happened.
 	Reboot time.Duration `json:"reboot" within:"1m,720h"`
-	// Until people are told to look at an upgrade of the driver that is not over.
+	// Until the agent asks people to check an upgrade of the driver that is not over.
 	DriverUpgrade time.Duration `json:"driverUpgrade" within:"1m,24h"`
 }
 
@@ -202,7 +202,7 @@ const (
 	DefaultMaintenance    = "gpuslice-maintenance"
 	DefaultMaintenanceKey = "maintenance.yaml"
 
-	// DefaultSentinel is the file that kured watches unless told otherwise, and that Debian's packages write.
+	// DefaultSentinel is the file that kured watches by default, and that Debian's packages write.
 	DefaultSentinel = "/var/run/reboot-required"
 
 	// DefaultReboot: machines with many GPUs and much memory take a quarter of an hour to come up.
@@ -224,7 +224,7 @@ const (
 	// DefaultFailures, with the delays below, gives a driver that is being restarted about ten minutes.
 	DefaultFailures   = 10
 	DefaultFirstDelay = 2 * time.Second
-	// DefaultLongestDelay: a user who has removed the cause should see the effect while still looking.
+	// DefaultLongestDelay: a user who has removed the cause should see the effect before they turn away.
 	DefaultLongestDelay = 2 * time.Minute
 	// DefaultNoEffect: once may be a reader that lags behind; three times in a row is no lag.
 	DefaultNoEffect = 3

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// AutoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints without being told.
+// AutoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints by itself.
 const AutoscalerStartupDomain = "startup-taint.cluster-autoscaler.kubernetes.io"
 
-// StartupTaints tells which taints are startup taints: those with which a node may be registered, to keep pods away until its GPUs are as the
-// labels ask and their capacity is proven. The agent takes all of them away then. The zero value knows TaintNotReady alone.
+// StartupTaints decides which taints are startup taints: those with which a node may be registered, to keep pods away until its GPUs are as the
+// labels ask and their capacity is verified. The agent takes all of them away then. The zero value knows TaintNotReady alone.
 type StartupTaints struct{ second string }
 
 // StartupTaints are TaintNotReady and the one of the settings.

@@ -80,7 +80,7 @@ type Evictor struct {
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
-	blind     time.Time              // until when it does not look for successors again, since it has not the right to
+	blind     time.Time              // until when it does not search successors again, since it has not the right to
 }
 
 // attempt is the memory of a pod between calls. It may be lost at any time: the agent then sends one request too many.
@@ -100,7 +100,7 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 //
 // Pods are asked for through policy/v1, under their own grace: the ordinary ones first; when none of those is left, the
 // critical ones; those of DaemonSets last. From its deadline on, a pod that the API server still does not let go is
-// deleted if the policy says so. For an overdue pod Evict sends dry runs only, which tell what holds it: no pod
+// deleted if the policy says so. For an overdue pod Evict sends dry runs only, which say what holds it: no pod
 // shall leave for a change that is about to be given up.
 //
 // It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict again without a request;
@@ -129,7 +129,7 @@ func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, 
 // DryRun asks the API server for each pod whether it would evict it now, changing nothing: Requested is yes. It judges each pod by
 // itself; of several pods that share a PodDisruptionBudget all may be Requested though they can only go one by one. A pod that
 // may end by itself first is Waiting, without a request.
-// Each call sends new requests; RetryAt tells when that is worth while.
+// Each call sends new requests; RetryAt says when that is worth while.
 func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, lastAttempts: e.dryRuns, nextAttempts: map[types.UID]*attempt{}}
 	e.dryRuns = r.nextAttempts
@@ -253,18 +253,18 @@ func (e *Evictor) logNews(before *attempt, v Verdict) {
 		return
 	}
 	fields := []zap.Field{zap.String("namespace", v.Pod.Namespace), zap.String("pod", v.Pod.Name), zap.String("uid", string(v.Pod.UID))}
-	told := append(slices.Clone(fields), zap.String("state", string(v.State)), zap.String("reason", v.Message))
+	verdict := append(slices.Clone(fields), zap.String("state", string(v.State)), zap.String("reason", v.Message))
 	switch v.State {
 	case Requested:
 		e.log.Info("eviction requested", fields...)
 	case Deleted:
-		e.log.Info("pod deleted", told...)
+		e.log.Info("pod deleted", verdict...)
 	case Blocked, Failed, Refused:
-		e.log.Info("eviction refused", told...)
+		e.log.Info("eviction refused", verdict...)
 	case Waiting:
-		e.log.Info("pod may end by itself", told...)
+		e.log.Info("pod may end by itself", verdict...)
 	case Gone, Terminating, Queued:
-		e.log.Debug("pod leaves", told...)
+		e.log.Debug("pod leaves", verdict...)
 	}
 }
 
@@ -447,7 +447,7 @@ func (r *round) explainConflict(ctx context.Context, pod holders.Pod, conflict e
 	case apierrors.IsNotFound(err):
 		return Verdict{State: Gone}
 	case err != nil:
-		return Verdict{State: Failed, Message: fmt.Sprintf("%v; looking for the pod: %v", conflict, err)}
+		return Verdict{State: Failed, Message: fmt.Sprintf("%v; reading the pod: %v", conflict, err)}
 	case found.UID != pod.UID:
 		return Verdict{State: Gone, Message: "another pod has its name now"}
 	default:

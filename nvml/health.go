@@ -18,7 +18,7 @@ type HealthReader interface {
 	Events(ctx context.Context) (<-chan Event, error)
 }
 
-// Bus tells which GPUs the machine has, whether a driver answers for them or not.
+// Bus lists the GPUs that the machine has, whether a driver answers for them or not.
 type Bus interface {
 	// GPUs lists NVIDIA's GPUs on the PCI bus in order of address.
 	GPUs(ctx context.Context) ([]BusGPU, error)
@@ -30,7 +30,7 @@ type BusGPU struct {
 	Driver string // kernel driver that has it: "nvidia", or "vfio-pci" for one that is lent to a virtual machine; empty for none
 }
 
-// Reading is a value that a caller has asked the driver for. A value that the driver does not tell is not known: callers must not take
+// Reading is a value that a caller has asked the driver for. A value that the driver does not report is not known: callers must not take
 // it for a zero.
 type Reading[T any] struct {
 	Value T
@@ -38,13 +38,13 @@ type Reading[T any] struct {
 	Code  string // the library's error, if it is not known: "ERROR_NOT_SUPPORTED"; empty if no caller has asked
 }
 
-// Answered is a value that the driver has told.
+// Answered is a value that the driver has reported.
 func Answered[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} }
 
 // IsSet reports whether a flag is known, and set.
 func IsSet(flag Reading[bool]) bool { return flag.Known && flag.Value }
 
-// Health has the values by which a GPU tells its health.
+// Health has the values by which a GPU reports its health.
 type Health struct {
 	UUID  UUID // empty of one that has never answered
 	Index int
@@ -53,7 +53,7 @@ type Health struct {
 	// Lost means that the GPU has fallen off the bus: nothing else is known.
 	Lost bool
 
-	// Action is the driver's recommendation. Drivers before R565 do not tell it, but some have NeedsReset and NeedsDrain.
+	// Action is the driver's recommendation. Drivers before R565 do not report it, but some have NeedsReset and NeedsDrain.
 	Action     Reading[RecoveryAction]
 	NeedsReset Reading[bool]
 	NeedsDrain Reading[bool] // and a reset then
@@ -64,12 +64,12 @@ type Health struct {
 
 	ECCMode, MIGMode Reading[Mode]
 
-	// From here on only a thorough look tells.
+	// From here on only a thorough reading has them.
 
 	Banks         Reading[Banks]
 	RepairPending Reading[bool] // a channel or a TPC is repaired at the next reset
 	Unrepairable  Reading[bool] // there is no repair left
-	SRAMThreshold Reading[bool] // SRAM has had more errors than NVIDIA lets pass; told to root alone
+	SRAMThreshold Reading[bool] // SRAM has had more errors than NVIDIA lets pass; reported to root alone
 	Fabric        Reading[Fabric]
 }
 
@@ -79,7 +79,7 @@ type ECC struct {
 	CorrectedAggregate, UncorrectedAggregate Reading[uint64]
 }
 
-// Rows are rows of memory that are replaced by spare ones (Ampere and later). With MIG instances the driver may not tell.
+// Rows are rows of memory that are replaced by spare ones (Ampere and later). With MIG instances the driver may not report them.
 type Rows struct {
 	Corrected, Uncorrected Reading[uint64] // replaced so far, by the kind of error that was the cause
 	Pending                Reading[bool]   // one more is at the next reset

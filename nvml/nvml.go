@@ -50,7 +50,7 @@ type ComputeProfile struct {
 	Slices int    // compute slices of one
 	Max    int    // how many fit into one GPU instance
 	// Placements are where one may stand within a GPU instance, in ascending order. There are none where the driver does not
-	// tell or take places, or has no instance yet that it could be asked about.
+	// report or take places, or has no instance yet that it could be asked about.
 	Placements []Span
 }
 
@@ -159,7 +159,7 @@ func (i Instance) Divided(p Profile, devices []Device) Instance {
 	return i
 }
 
-// ProcessesOn lists the processes on one of the instance's devices, and those whose device the driver does not tell.
+// ProcessesOn lists the processes on one of the instance's devices, and those whose device the driver does not report.
 func (i Instance) ProcessesOn(d Device) []Process {
 	var out []Process
 	for _, p := range i.Processes {
@@ -199,14 +199,14 @@ func PIDs(processes []Process) []int {
 	return out
 }
 
-// GPU has the state of a GPU from one look at it.
+// GPU has the state of a GPU from one observation of it.
 type GPU struct {
 	UUID     UUID
 	Index    int    // its position among the node's GPUs in PCI order, which config files mean by "devices: [0]"
 	Minor    int    // the N of its device file /dev/nvidiaN, which need not be Index; -1 if the driver does not say
 	PCI      string // bus address, "0000:17:00.0"
 	DeviceID uint32 // PCI device id over vendor id, 0x233010DE for an H100 80GB
-	// SubsystemID tells the boards of one kind apart: PCI subsystem device id over its vendor id, 0x16C110DE.
+	// SubsystemID distinguishes the boards of one kind: PCI subsystem device id over its vendor id, 0x16C110DE.
 	SubsystemID uint32
 
 	Model     string // "NVIDIA H100 80GB HBM3"
@@ -226,7 +226,7 @@ type GPU struct {
 
 	Persistent bool // persistence mode is on; false too where the driver does not say
 
-	// ComputeMode is how many processes may have a context on the GPU. With MIG mode on it is the default or not told.
+	// ComputeMode is how many processes may have a context on the GPU. With MIG mode on it is the default or unknown.
 	ComputeMode ComputeMode
 
 	Profiles  []Profile  // that it offers, whether or not MIG mode is on
@@ -259,7 +259,7 @@ const (
 // Virtualization says which part of a GPU this operating system has. Empty means that the driver does not say.
 type Virtualization string
 
-// The ways in which a GPU is virtualized, or not, as NVIDIA's library tells them apart.
+// The ways in which a GPU is virtualized, or not, as NVIDIA's library distinguishes them.
 const (
 	NotVirtualized    Virtualization = "none"        // bare metal
 	PassedThrough     Virtualization = "passthrough" // all of it is handed to this virtual machine
@@ -346,7 +346,7 @@ func (g GPU) With(w Request) GPU {
 	return g
 }
 
-// Event is news from the driver. It carries no state: it only says that the agent should look again, and why.
+// Event is news from the driver. It carries no state: it only says that the agent should observe again, and why.
 type Event struct {
 	GPU  UUID // empty if it is not known, or about all
 	Kind EventKind
@@ -359,7 +359,7 @@ type Event struct {
 // WholeGPU stands for an instance in an Event that is about no single one.
 const WholeGPU = -1
 
-// EventKind tells what an Event is about.
+// EventKind is what an Event is about.
 type EventKind string
 
 // The kinds of events that a Driver reports.
@@ -373,7 +373,7 @@ const (
 	EventUnavailable  EventKind = "unavailable"   // the GPU does not answer
 	EventAction       EventKind = "action"        // another recovery action is recommended
 
-	// EventSilence says that no news come until an EventWatching does. The driver never tells of events in between.
+	// EventSilence says that no news come until an EventWatching does. The driver never reports events in between.
 	EventSilence  EventKind = "silence"
 	EventWatching EventKind = "watching"
 )
@@ -388,7 +388,7 @@ type Driver interface {
 	// Snapshot reports every GPU of the node in PCI order, those that are lost too. It changes nothing.
 	// With no driver loaded it returns ErrNoDriver, which may pass: the next call tries again from the start.
 	Snapshot(ctx context.Context) ([]GPU, error)
-	// SetMode requests MIG mode on or off. A nil error may leave the change pending until a reset: Snapshot tells.
+	// SetMode requests MIG mode on or off. A nil error may leave the change pending until a reset: Snapshot shows it.
 	SetMode(ctx context.Context, gpu UUID, on bool) error
 	// Create makes the GPU instance p and its compute instances at their place. It is no error if they exist
 	// already. If a compute instance cannot be made, Create removes the GPU instance again.

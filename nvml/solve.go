@@ -149,7 +149,7 @@ type budget struct {
 	engines         Engines
 }
 
-// budgetOf derives the budget from the profiles. The library does not tell the engines of the whole GPU. The GPU has at least
+// budgetOf derives the budget from the profiles. The library does not report the engines of the whole GPU. The GPU has at least
 // those of as many instances of a profile as it holds; on some GPUs the library gives the largest profile fewer than its
 // parts have together. Of an engine that no smaller plain profile has, though, the GPU has no more than the largest: some profiles with
 // an attribute take it, and the library may count too many of these.

@@ -22,12 +22,12 @@ type Usage struct {
 
 	// Lost means that the GPU has fallen off the bus: nothing else is known.
 	Lost bool
-	// Enabled means that MIG mode is on. Then the driver does not tell how busy a process is.
+	// Enabled means that MIG mode is on. Then the driver does not report how busy a process is.
 	Enabled bool
 
 	// Processes are those with a context on the GPU or on an instance of it, in order of their ids. Not known means that there may be any.
 	Processes Reading[[]ProcessUsage]
-	// Instances tell how busy those are that were to be sampled, by the driver's numbers of them: the percentage of the time for which
+	// Instances say how busy those are that were to be sampled, by the driver's numbers of them: the percentage of the time for which
 	// anything computed there, or of the multiprocessors that did. One without a process is at 0 %. There are none unless MIG mode is on.
 	Instances map[int]Reading[float64]
 }

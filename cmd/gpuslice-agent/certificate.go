@@ -30,7 +30,7 @@ const (
 )
 
 // certificate is the server's certificate for metrics: that of a folder, read again when it changes, or one that the agent has
-// signed itself. With the latter an eavesdropper reads nothing, but a client cannot tell the agent from a server in between, which would
+// signed itself. With the latter an eavesdropper reads nothing, but a client takes a server in between for the agent, which would
 // get the client's token. It is the default, since Prometheus as a rule does not check the names of pods that it finds by their addresses.
 type certificate struct {
 	dir string // of tls.crt and tls.key; empty for one of its own

@@ -41,7 +41,7 @@ func (o *options) cleanup() *cobra.Command {
 		Use:         "cleanup",
 		Annotations: map[string]string{annotationGrace: gracePeriod.String()},
 		Short:       "Remove from this node and its host what agents have left there, before gpuslice is uninstalled",
-		Long: `Gives back what an agent owes the node, as recover does, and then removes what agents have written: their labels, annotations,
+		Long: `Restores what an agent has taken from the node, as recover does, and then removes what agents have written: their labels, annotations,
 taints and conditions from the node, and their records from the host. GPUs stay cut and shared as they are, and labels that users have
 set stay. It prints what it has removed, and what stays with what you can do.
 

@@ -35,7 +35,7 @@ func graceOf(root *cobra.Command, args []string) time.Duration {
 
 // exitAfter ends the process, whatever it computes or waits for. The next one finds what it had begun.
 func exitAfter(grace time.Duration) {
-	time.Sleep(grace) //nolint:forbidigo // the process ends meanwhile, or is ended
+	time.Sleep(grace) //nolint:forbidigo // the process ends before, or is ended
 	fmt.Fprintf(os.Stderr, "error: not at an end %s after the signal to end; ended in the middle\n", grace)
 	os.Exit(exitKilled)
 }

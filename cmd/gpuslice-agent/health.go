@@ -53,7 +53,7 @@ func (o *options) health() *cobra.Command {
 			return out.Err
 		},
 	}
-	c.Flags().BoolVar(&ready, "ready", false, "also fail before the agent has looked at its node once")
+	c.Flags().BoolVar(&ready, "ready", false, "also fail before the agent has observed its node once")
 	return c
 }
 
@@ -69,7 +69,7 @@ func (o *options) healthSocket() string {
 func (o *options) answerHealth(ctx context.Context, state func() report.LoopState, log *zap.Logger) {
 	listener, err := o.listenHealth(ctx)
 	if err != nil {
-		log.Warn("another process answers the probes of this one until it ends: look for an agent with the same --lock in this network namespace",
+		log.Warn("another process answers the probes of this one until it ends: find the agent with the same --lock in this network namespace",
 			zap.String("address", o.healthSocket()), zap.Duration("triedAgainEach", healthRetry), zap.Error(err))
 	}
 	go func() {

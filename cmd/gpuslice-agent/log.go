@@ -19,7 +19,7 @@ const legibleJSON = "legible-json"
 
 func (o *options) logger() (*zap.Logger, error) {
 	c := zap.NewProductionConfig()
-	c.Sampling = nil                                                                          // each line tells of a decision, so zap may drop none
+	c.Sampling = nil                                                                          // each line is a decision, so zap may drop none
 	c.EncoderConfig.EncodeTime = zapcore.TimeEncoderOfLayout("2006-01-02T15:04:05.000Z07:00") // steps take less than a second
 	c.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
 	if o.debug {

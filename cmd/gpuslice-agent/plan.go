@@ -60,7 +60,7 @@ is asked, and there is no verdict.`,
 			if err := checkAsk(w.Ask); err != nil {
 				return err
 			}
-			if w.offline && cmd.Flags().Changed("settings") { // a plan of the GPUs alone does not depend on them, but what was named is looked at
+			if w.offline && cmd.Flags().Changed("settings") { // a plan of the GPUs alone does not depend on them, but a file that was named is read
 				if _, err := o.load(); err != nil {
 					return err
 				}
@@ -80,7 +80,7 @@ is asked, and there is no verdict.`,
 	c.Flags().StringVar(&w.MIGConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
 	c.Flags().StringVar(&w.PluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
 	c.Flags().StringVar(&w.Profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
-	c.Flags().BoolVar(&w.offline, "offline", false, "look at the GPUs alone; no cluster is asked")
+	c.Flags().BoolVar(&w.offline, "offline", false, "read the GPUs alone; no cluster is asked")
 	c.Flags().StringArrayVarP(&w.files, "file", "f", nil, "with --offline: file of MIG configs, profiles or configs of the device plugin, as it is or in manifests; several by several flags; - for standard input")
 	c.Flags().StringArrayVar(&profiles, "profiles", nil, "the same as --file")
 	return c
@@ -317,7 +317,7 @@ func rebootNote(name string, p preview.Result) string {
 // podsToEvict says how many pods have to leave, those of a drain for a reboot among them.
 func podsToEvict(steps []plan.Step, offline bool) string {
 	if offline {
-		return "Pods were not looked at: leave out --offline to see which have to leave."
+		return "Pods were not read: leave out --offline to see which have to leave."
 	}
 	type key struct{ namespace, name, uid string }
 	pods := map[key]bool{}

@@ -48,7 +48,7 @@ func (o *options) lock(ctx context.Context, log *zap.Logger) error {
 // and waits for one that is in the driver; only then does it close the lock's file, and the new program locks it again.
 func replaceProcess() error {
 	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil { //nolint:gosec // it is this very program
-		return fmt.Errorf("starting anew: %w", err)
+		return fmt.Errorf("starting again: %w", err)
 	}
 	return nil
 }

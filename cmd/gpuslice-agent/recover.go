@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// exitNotOurs is the exit code if the agent owes the node nothing any more, and another tool or user keeps it closed.
+// exitNotOurs is the exit code if nothing is left to restore on the node, and another tool or user keeps it closed.
 const exitNotOurs = 3
 
 // recovery has the flags of the command.
@@ -44,13 +44,13 @@ func (o *options) recover() *cobra.Command {
 		Use:         "recover",
 		Annotations: map[string]string{annotationGrace: gracePeriod.String()},
 		Short:       "Say why this node is kept from pods, and give back what is ours",
-		Long: `Says why this node is kept from pods: whose cordon it is, what is owed to the node, who is in the way, and what to do.
+		Long: `Says why this node is kept from pods: whose cordon it is, what is to be restored, who is in the way, and what to do.
 
 Then what is ours is given back: by the agent that runs on the node, which is watched, or by this command if none runs.
-A cordon of somebody else is never lifted.
+A cordon of another user or tool is never lifted.
 
-Exit codes: 0 the node is given back, or with --dry-run: it was looked at; 3 nothing of ours keeps it closed, somebody
-else does, and it is said who; 1 anything else, as when the timeout has come first.`,
+Exit codes: 0 the node is given back, or with --dry-run: it was read; 3 nothing of ours keeps it closed, another
+user or tool does, and it is said who; 1 anything else, as when the timeout has come first.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if r.output != "text" && r.output != "json" {
@@ -82,7 +82,7 @@ func (o *options) giveBack(ctx context.Context, w io.Writer, r recovery) error {
 		if log, err = o.logger(); err != nil {
 			return err
 		}
-		if !o.debug { // the node's condition tells what the agent does
+		if !o.debug { // the node's condition says what the agent does
 			log = log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))
 		}
 	}
@@ -128,7 +128,7 @@ func (o *options) watch(ctx context.Context, a *agent.Agent, out *progress, adop
 	return nil
 }
 
-// conclude tells whether the node takes pods, once the agent owes it nothing.
+// conclude says whether the node takes pods, once the agent has restored all.
 func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, first api.Outcome, out *progress) error {
 	end := a.Diagnose(ctx, running).Outcome
 	closed := end.Verdict != api.VerdictFree
@@ -144,20 +144,20 @@ func (o *options) conclude(ctx context.Context, a *agent.Agent, running bool, fi
 }
 
 // agentRuns reports whether an agent runs on this machine, by the lock that it holds. If none does, it takes the lock for the rest
-// of this process, unless look is set.
-func (o *options) agentRuns(look bool) (running bool, err error) {
-	if _, err := os.Stat(o.lockFile); errors.Is(err, os.ErrNotExist) && look {
+// of this process, unless checkOnly is set.
+func (o *options) agentRuns(checkOnly bool) (running bool, err error) {
+	if _, err := os.Stat(o.lockFile); errors.Is(err, os.ErrNotExist) && checkOnly {
 		return false, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(o.lockFile), 0o755); err != nil { //nolint:gosec // holds nothing but the lock
-		return false, fmt.Errorf("looking for the agent of this machine: %w", err)
+		return false, fmt.Errorf("finding the agent of this machine: %w", err)
 	}
 	file := flock.New(o.lockFile)
 	free, err := file.TryLock()
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("looking for the agent of this machine by %s: %w", o.lockFile, err)
-	case free && look:
+		return false, fmt.Errorf("finding the agent of this machine by %s: %w", o.lockFile, err)
+	case free && checkOnly:
 		return false, file.Unlock()
 	case free:
 		processLock = file
@@ -189,7 +189,7 @@ func (p *progress) say(d api.Diagnosis) {
 	p.line(show.Diagnosis(d))
 }
 
-// restored tells which labels have their value again.
+// restored lists the labels that have their value again.
 func (p *progress) restored(labels []string) {
 	switch {
 	case len(labels) == 0:

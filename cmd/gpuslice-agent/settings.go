@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// settingsPoll is the time between two looks at the file of the settings. Kubelet brings the edit of a ConfigMap to it within about a minute.
+	// settingsPoll is the time between two polls of the file of the settings. Kubelet brings the edit of a ConfigMap to it within about a minute.
 	settingsPoll = 15 * time.Second
 	// settingsDisk bounds the time for the host's copy of it.
 	settingsDisk    = 5 * time.Second
@@ -94,7 +94,7 @@ func (f *settingsFile) read() ([]byte, config.Settings, error) {
 	return text, settings, err
 }
 
-// watch looks at the file until ctx ends. It is beside the agent's loop, which a file that does not answer must not hold up.
+// watch polls the file until ctx ends. It is beside the agent's loop, which a file that does not answer must not hold up.
 func (f *settingsFile) watch(ctx context.Context) {
 	if f.path == "" {
 		return

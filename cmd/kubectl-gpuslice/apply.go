@@ -180,7 +180,7 @@ func checkLabelPrecedence(nodes []corev1.Node, w target) error {
 		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.label, names[0], instead)
 }
 
-// label sets the label on each node. It reports nodes that were deleted meanwhile.
+// label sets the label on each node. It reports nodes that were deleted in between.
 func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w target, out *cli.Printer) ([]*followed, error) {
 	var asked []*followed
 	for i := range nodes {
@@ -194,7 +194,7 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 		after, err := write(ctx, client, n, a.change(n, w))
 		switch {
 		case apierrors.IsNotFound(err):
-			out.Printf("%s  was deleted meanwhile\n", n.Name)
+			out.Printf("%s  was deleted\n", n.Name)
 		case err != nil && ctx.Err() != nil:
 			return nil, &cli.ExitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again)}
 		case err != nil:

@@ -475,7 +475,7 @@ func TestAWriteThatFailsSaysHowManyNodesAreLabelled(t *testing.T) {
 		w.start(apply()...)
 		w.is(`
 gpu-1  labelled gpuslice.io/profile=research
-gpu-2  was deleted meanwhile
+gpu-2  was deleted
 error: writing to node gpu-3: connection refused; 1 of 3 nodes have the label; the same command goes on from there
 `, 1)
 	}, gpu("gpu-1"), gpu("gpu-2"), gpu("gpu-3"))

@@ -30,7 +30,7 @@ const fieldManager = "kubectl-gpuslice"
 
 // options are what the subcommands share: kubectl's own flags for reaching a cluster.
 type options struct {
-	invoked   []string // the arguments of this process, to tell the user how to come back
+	invoked   []string // the arguments of this process, for the user to come back
 	loading   *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
 	connect   func() (kube.Interface, error) // set by tests; otherwise the flags name the cluster
@@ -207,7 +207,7 @@ func byName(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) }
 // change holds labels and annotations to set on a node; nil removes one.
 type change struct{ labels, annotations map[string]*string }
 
-// write changes a node, and returns it as it is then. It fails if the node was deleted and created again meanwhile.
+// write changes a node, and returns it as it is then. It fails if the node was deleted and created again in between.
 func write(ctx context.Context, client kube.Interface, node *corev1.Node, what change) (*corev1.Node, error) {
 	metadata := map[string]any{"uid": node.UID}
 	if len(what.labels) > 0 {

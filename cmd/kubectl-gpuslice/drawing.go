@@ -37,7 +37,7 @@ func draw(v *nodeView, p paper) string {
 		out = append(out, p.block("pods: ", "hold what is not drawn here: "+strings.Join(v.Pods.Anywhere, ", "))...)
 	}
 	if len(v.GPUs) == 0 {
-		out = append(out, "no agent has told how the GPUs are cut")
+		out = append(out, "no agent has reported how the GPUs are cut")
 	}
 	for i := range v.GPUs {
 		out = append(out, v.Pods.gpu(&v.GPUs[i], v.healthKnown(), p)...)

@@ -56,7 +56,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		out.Printf("read in an older version than render writes: %s\n", sanitize.Cut(version, longestLine))
 	}
 	if len(r.Changing) > 0 {
-		out.Printf("being divided anew, and counted as they are now: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
+		out.Printf("changing, and counted as they are now: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}
 	broken, printed := 0, 0
 	for _, f := range r.Findings {

@@ -271,7 +271,7 @@ func (f *followed) judge(t, before agentReport, now time.Time) {
 func (f *followed) heedCondition(t, before agentReport, now time.Time) {
 	switch {
 	case t.sameCondition(before): // it is about to follow the status
-	case t.condition.Status == corev1.ConditionUnknown: // the agent cannot look at the node, as without a driver
+	case t.condition.Status == corev1.ConditionUnknown: // the agent cannot observe the node, as without a driver
 		f.tellCondition()
 	default: // the status is about to follow, unless the agent has not seen all of the node
 		f.ahead = now

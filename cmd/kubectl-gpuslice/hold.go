@@ -47,7 +47,7 @@ func (o *options) hold() *cobra.Command {
 		},
 	}
 	nodes.bind(c)
-	c.Flags().StringVar(&reason, "reason", "by hand", "why, which the node's condition tells")
+	c.Flags().StringVar(&reason, "reason", "by hand", "why, which the node's condition says")
 	c.Flags().BoolVar(&release, "release", false, "let the nodes change again")
 	c.MarkFlagsMutuallyExclusive("reason", "release")
 	return c

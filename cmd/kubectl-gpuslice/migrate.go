@@ -28,7 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// operatorsNamespaces are those in which migrate looks for mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
+// operatorsNamespaces are those in which migrate searches mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
 // operators up to 1.6 put the GPU Operator there, and mig-parted's own manifest mig-manager.
 var operatorsNamespaces = []string{"gpu-operator", "nvidia-gpu-operator", "gpu-operator-resources", "default"}
 
@@ -279,7 +279,7 @@ func (m *migration) texts(c *corev1.ConfigMap) {
 	}
 }
 
-// unread keeps an error that the user's rights do not allow to read something. The rest is told all the same.
+// unread keeps an error that the user's rights do not allow to read something. The rest is reported all the same.
 func (m *migration) unread(err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
@@ -321,9 +321,9 @@ func (m *migration) policies(ctx context.Context, client kube.Interface) error {
 		return nil
 	}
 	if err != nil {
-		var told metav1.Status // a raw request leaves it in the body
-		if json.Unmarshal(text, &told) == nil && told.Message != "" {
-			err = &apierrors.StatusError{ErrStatus: told}
+		var said metav1.Status // a raw request leaves it in the body
+		if json.Unmarshal(text, &said) == nil && said.Message != "" {
+			err = &apierrors.StatusError{ErrStatus: said}
 		}
 		return m.unread(fmt.Errorf("reading the ClusterPolicies: %w", err))
 	}

@@ -38,7 +38,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 		}
 		switch {
 		case apierrors.IsNotFound(err):
-			out.Printf("%s  was deleted meanwhile\n", n.Name)
+			out.Printf("%s  was deleted\n", n.Name)
 			continue
 		case err != nil:
 			return fmt.Errorf("%w; %d of %s are asked for nothing any more; the same command goes on from there", err, asking, cli.Counted(len(nodes), "node"))

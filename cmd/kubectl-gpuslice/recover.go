@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// exitNotOurs is the exit code if the agent owes the node nothing any more, and a user or another tool keeps it closed.
+// exitNotOurs is the exit code if nothing is left to restore on the node, and a user or another tool keeps it closed.
 const exitNotOurs = 3
 
 // recovery has the flags of recover.
@@ -35,13 +35,13 @@ func (o *options) recover() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "recover NODE [--dry-run]",
 		Short: "Say why a node is kept from pods, and wait until its agent has given it back",
-		Long: `Asks the agent of the node why the node is kept from pods: whose cordon it is, what is owed to the node, who is in the way, and what to do.
+		Long: `Asks the agent of the node why the node is kept from pods: whose cordon it is, what is to be restored, who is in the way, and what to do.
 
-Where the agent gives the node back by itself, the command waits for that. Where somebody has to act first, it says who, and ends. It changes
+Where the agent gives the node back by itself, the command waits for that. Where a person has to act first, it says who, and ends. It changes
 nothing on the node but the annotation by which it asks. Where no agent runs, gpuslice-agent recover on the node itself does the work.
 
-Exit codes: 0 the node is open for pods, or with --dry-run: the agent has answered; 3 nothing of ours keeps it closed, somebody else does,
-or the timeout has come first; 1 somebody has to act, and anything else.`,
+Exit codes: 0 the node is open for pods, or with --dry-run: the agent has answered; 3 nothing of ours keeps it closed, another user or tool does,
+or the timeout has come first; 1 a person has to act, and anything else.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: o.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -167,7 +167,7 @@ func closing(d *api.Diagnosis) []string {
 	return keys
 }
 
-// givenBack waits until the agent owes the node nothing.
+// givenBack waits until the agent has restored all.
 type givenBack struct {
 	node          string
 	out           *cli.Printer
@@ -186,12 +186,12 @@ func (g *givenBack) see(n *corev1.Node) {
 		g.last = said
 		g.out.Printf("%s  %s\n", t.condition.LastHeartbeatTime.UTC().Format(time.TimeOnly+"Z"), said)
 	}
-	_, owed := n.Annotations[config.AnnotationJournal]
+	_, pending := n.Annotations[config.AnnotationJournal]
 	fenced := false
 	for _, taint := range n.Spec.Taints {
 		fenced = fenced || slices.Contains(g.closedBy, taint.Key)
 	}
-	g.done = !owed && !fenced
+	g.done = !pending && !fenced
 }
 
 func (g *givenBack) gone(name string) { g.deleted = g.deleted || name == g.node }

@@ -142,7 +142,7 @@ func (q *inquiry) answers() int {
 	return n
 }
 
-// refusals returns the nodes whose agents would refuse the request. What an agent could not look at, which may pass, has no reason.
+// refusals returns the nodes whose agents would refuse the request. What an agent could not observe, which may pass, has no reason.
 func (q *inquiry) refusals() []*askedNode {
 	var out []*askedNode
 	for _, a := range q.nodes {

@@ -41,7 +41,7 @@ func (o *options) render() *cobra.Command {
 		Use:   "render kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
 		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
 		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
-			"times the nodes of its pool. The nodes are told by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
+			"times the nodes of its pool. The nodes are given by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
 			"Whether GPUs have room for a profile's instances says plan, on a node.",
 		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
 			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
@@ -208,7 +208,7 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 	case len(r.files) == 0:
 		return nil, nil, errors.New("name files of profiles or MIG configs with -f")
 	case (len(r.pools) == 0) == (r.nodes == ""):
-		return nil, nil, errors.New("tell the nodes by --pool, or have them read from the cluster by --nodes")
+		return nil, nil, errors.New("give the nodes by --pool, or have them read from the cluster by --nodes")
 	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
 		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, manifest.LongestName))
 	}
@@ -247,7 +247,7 @@ func (o *options) given(ctx context.Context, r rendering, stdin io.Reader) (give
 }
 
 // givenByNodes is what the nodes of the cluster give. Those whose config or profile cannot be computed are left out: what one node asks for is no reason to
-// tell nothing of the others.
+// say nothing of the others.
 func givenByNodes(ctx context.Context, client kube.Interface, selector string, from render.Sources, startup config.StartupTaints) (given []render.Given, left []string, err error) {
 	pools, nodes, left, err := poolsOf(ctx, client, selector)
 	if err != nil {
@@ -342,7 +342,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 	return pools, of, left, nil
 }
 
-// poolOf is the pool of one node, or why it cannot be counted. The agent tells the number of GPUs; under the MIG strategy single the label of
+// poolOf is the pool of one node, or why it cannot be counted. The agent reports the number of GPUs; under the MIG strategy single the label of
 // GPU feature discovery has that of the MIG devices.
 func poolOf(n *corev1.Node) (p render.Pool, why string) {
 	if p.Name = n.Labels[config.LabelProfile]; p.Name == "" {
@@ -353,9 +353,9 @@ func poolOf(n *corev1.Node) (p render.Pool, why string) {
 	}
 	gpus := features.Of(n.Labels)
 	p.Model, p.GPUs = gpus.Model, gpus.Count
-	var told api.Status
-	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &told) == nil && len(told.GPUs) > 0 {
-		p.GPUs = len(told.GPUs)
+	var reported api.Status
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &reported) == nil && len(reported.GPUs) > 0 {
+		p.GPUs = len(reported.GPUs)
 	}
 	if count := n.Labels[features.LabelCount]; p.GPUs == 0 && count != "" {
 		what := fmt.Sprintf("cannot be, of which a machine has 1 to %d", features.MostGPUs)

@@ -63,8 +63,8 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 	pools := filepath.Join("..", "..", "deploy", "examples", "configmap-pools.yaml")
 	for args, want := range map[string]string{
 		"kueue --pool research=1x8":                                                                   "name files of profiles or MIG configs with -f",
-		"kueue -f " + pools:                                                                           "tell the nodes by --pool, or have them read from the cluster by --nodes",
-		"kueue -f " + pools + " --pool research=1x8 --nodes a":                                        "tell the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools:                                                                           "give the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools + " --pool research=1x8 --nodes a":                                        "give the nodes by --pool, or have them read from the cluster by --nodes",
 		"kueue -f " + pools + " --pool research=8":                                                    `pool "research=8": write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB`,
 		"kueue -f " + pools + " --pool research=1x999":                                                "pool research: 999 GPUs of a node: there can be 1 to 64",
 		"kueue -f " + pools + " --pool research=0x8":                                                  "pool research: 0 nodes: there can be 1 to 100000",

@@ -41,7 +41,7 @@ func (o *options) status() *cobra.Command {
 		Long: `Shows the selected nodes, or without a selection all on which an agent has ever run, each on a line.
 
 Of nodes that are named, it also draws the memory slices of each GPU, with the instances, their numbers and the pods that use them. The
-agent of the node tells the pods: it is asked by an annotation, which takes the verb patch on nodes. Without it, or with --ask=false, the
+agent of the node lists the pods: it is asked by an annotation, which takes the verb patch on nodes. Without it, or with --ask=false, the
 drawing is as of the agent's last word.`,
 		Example: `  # All nodes
   kubectl gpuslice status

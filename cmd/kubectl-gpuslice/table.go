@@ -153,7 +153,7 @@ func silences(views []nodeView, p paper) string {
 // podsOfAgents shows the agents' pods.
 const podsOfAgents = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
 
-// silentAgents names the nodes whose agents have said nothing for too long, and how to look at those; empty if there are none.
+// silentAgents names the nodes whose agents have said nothing for too long, and how to find those; empty if there are none.
 func silentAgents(names []string, longest string) string {
 	if len(names) == 0 {
 		return ""
@@ -274,7 +274,7 @@ func shortened(name string, most int) string {
 	return runewidth.Truncate(name, most-tail-1, "") + "…" + runewidth.TruncateLeft(name, width-tail, "")
 }
 
-// colour shows at a glance whether a user has to look.
+// colour shows at a glance whether a user has to act.
 func (v *nodeView) colour() text.Color {
 	switch {
 	case v.Silent:

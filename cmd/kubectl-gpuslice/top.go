@@ -45,7 +45,7 @@ func (o *options) top() *cobra.Command {
 		Long: `Shows each pod that has a GPU or an instance of one, with the memory of its processes there and how busy they keep it. Without a selection, of
 all nodes on which an agent has ever run.
 
-The agents tell: each is asked by an annotation, which takes the verb patch on nodes. How busy a pod is cannot be had of every GPU; a
+The agents answer: each is asked by an annotation, which takes the verb patch on nodes. How busy a pod is cannot be had of every GPU; a
 question mark says so, and the line below the table says why.`,
 		Example: `  # Who has the GPUs of the pool, the largest first
   kubectl gpuslice top -l pool=research

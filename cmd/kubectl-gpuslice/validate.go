@@ -75,7 +75,7 @@ func (o *options) validate() *cobra.Command {
 	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
 	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile whose nodes an autoscaler makes when they are needed, so that fewer than are promised for, or none, are no drift; several by several flags")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
-	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are told, like 2026-12-20T22:00:00Z; without it now")
+	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are listed, like 2026-12-20T22:00:00Z; without it now")
 	return c
 }
 

@@ -63,7 +63,7 @@ type gpuView struct {
 	Pods      []string       `json:"pods,omitempty"` // on the whole of it
 	Instances []instanceView `json:"instances,omitempty"`
 	Health    *gpuHealth     `json:"health,omitempty"`  // nil if the GPU is well, or its health is not known
-	Missing   bool           `json:"missing,omitempty"` // the driver does not tell of it
+	Missing   bool           `json:"missing,omitempty"` // the driver does not list it
 	PCI       string         `json:"pci,omitempty"`     // address of one that is missing
 }
 
@@ -132,11 +132,11 @@ func (t agentReport) answersAnother(n *corev1.Node) bool {
 	return t.status.Phase != "" && !t.standsAlone() && !t.answers(n)
 }
 
-// looksEndedBy are the reasons of a condition that says why the agent could not look at the node, besides those by which it is Unknown.
+// looksEndedBy are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
 var looksEndedBy = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
 
-// standsAlone reports whether the condition says why the agent cannot look at the node: then no status follows it, and that on the node is of a
-// look before.
+// standsAlone reports whether the condition says why the agent cannot observe the node: then no status follows it, and that on the node is of a
+// pass before.
 func (t agentReport) standsAlone() bool {
 	return t.condition.Reason != string(t.status.Reason) &&
 		(t.condition.Status == corev1.ConditionUnknown || slices.Contains(looksEndedBy, config.Reason(t.condition.Reason)))
@@ -185,7 +185,7 @@ func (v nodeView) instances() int {
 	return n
 }
 
-// missing counts the GPUs that the driver does not tell of.
+// missing counts the GPUs that the driver does not list.
 func (v nodeView) missing() int {
 	n := 0
 	for _, g := range v.GPUs {

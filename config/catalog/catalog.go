@@ -220,7 +220,7 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 		if b.refuseCutOfVirtualGPU(g, rule) {
 			continue
 		}
-		// A lost GPU does not say whether it can do MIG. The planner tells that it is lost.
+		// A lost GPU does not say whether it can do MIG. The planner reports that it is lost.
 		incapable := rule.MIG && !g.Capable && !g.Lost
 		earlier, taken := b.rules[g.UUID]
 		switch {

@@ -83,13 +83,13 @@ func mapping(fields map[string]rule) rule {
 			c.refuse(within, value, "must be a mapping of "+known)
 		}
 		for _, name := range slices.Sorted(maps.Keys(written)) {
-			look, ok := fields[name]
+			read, ok := fields[name]
 			switch {
 			case !ok:
 				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // which the plugin obeys
 				c.add(&check.InvalidError{Field: field + name, Want: "is no field here: " + cmp.Or(place(name), "they are "+known), PassedOver: !inOtherCase})
 			case string(written[name]) != "null":
-				look(c, field+name, written[name])
+				read(c, field+name, written[name])
 			}
 		}
 	}

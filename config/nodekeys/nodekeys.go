@@ -1,4 +1,4 @@
-// Package nodekeys has the labels and taints that the agent puts on its node for a profile, and tells them from those of users and other
+// Package nodekeys has the labels and taints that the agent puts on its node for a profile, and distinguishes them from those of users and other
 // programs.
 package nodekeys
 

@@ -1,4 +1,4 @@
-// Package fence keeps ordinary pods off a node while its GPUs change, by a cordon and a taint. It tells who has cordoned a node, which other
+// Package fence keeps ordinary pods off a node while its GPUs change, by a cordon and a taint. It finds who has cordoned a node, which other
 // tools maintain it, and by which labels NVIDIA's operands leave it.
 //
 // It reads objects and makes patches, and never sends one. Its callers give it keys and taints.
@@ -121,7 +121,7 @@ func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup ...corev1.T
 	return f.lift(node, "", uncordon, f.registeredWith(node, startup))
 }
 
-// Park is LiftUnready that leaves a journal: the node takes pods again, as far as its startup taints let it, and the agent still owes it something.
+// Park is LiftUnready that leaves a journal: the node takes pods again, as far as its startup taints let it, and a restore is still pending.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
 		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so no agent would know what to give back", node.Name)
@@ -276,7 +276,7 @@ func (p *patch) bytes() ([]byte, error) {
 	return out, nil
 }
 
-// Cordoner tells who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
+// Cordoner returns who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
 //
 // The result who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
 // agent; a program that cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
@@ -342,7 +342,7 @@ const controllerManager = "kube-controller-manager"
 // managedFields have whole seconds only, and a controller may need a moment from one of its writes to the next.
 const atOnce = 2 * time.Second
 
-// Uncordoner tells when the cordon of a node was lifted, and which managers may have lifted it. Both are often not known.
+// Uncordoner returns when the cordon of a node was lifted, and which managers may have lifted it. Both are often not known.
 //
 // When is the time at which the control plane took the cordon's taint away, within a second or so. It is zero while the
 // taint is still there, if the node has no taint left, or if another manager has written its taints since: so callers

@@ -17,7 +17,7 @@ import (
 type Marker struct {
 	Tool  string    // "kured"
 	Sign  string    // the tool's taint, label or annotation: "annotation weave.works/kured-reboot-in-progress=2026-03-01T02:00:00Z"
-	Since time.Time // when the maintenance began; zero if the sign does not tell
+	Since time.Time // when the maintenance began; zero if the sign does not say
 
 	// Cordons says that the tool keeps pods off the node until it is done. It may need a cordon that it has not made: a tool
 	// that finds a node cordoned relies upon that. NVSentinel for one ends its quarantine when a user uncordons the node.
@@ -29,7 +29,7 @@ type Marker struct {
 }
 
 // Markers lists the other tools that maintain the node, one marker for each tool, sorted by tool. By them the agent decides
-// whether a cordon is a tool's if managedFields do not tell, and its messages name them while it waits.
+// whether a cordon is a tool's if managedFields do not say, and its messages name them while it waits.
 //
 // It knows only signs that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
 // the node cannot be seen: kured without --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's
@@ -78,7 +78,7 @@ const (
 	markPlanned                    // announced
 )
 
-// finder looks for a sign. It gives an empty one if there is none, and a zero time if the sign does not tell.
+// finder finds a sign. It gives an empty one if there is none, and a zero time if the sign does not say.
 type finder func(node *corev1.Node) (sign string, since time.Time)
 
 var knownMarkers = slices.Concat(
@@ -255,7 +255,7 @@ func operandMarkers(operands []string) []knownMarker {
 //
 // Of the states, upgrade-done is rest and upgrade-required a place in a queue, for weeks at times. In upgrade-failed the
 // node stays cordoned until its driver is ready after all. In all others, from cordon-required to uncordon-required, the
-// node is under work. The annotations beside it tell nothing by themselves: they stay when upgrades are switched off in
+// node is under work. The annotations beside it say nothing by themselves: they stay when upgrades are switched off in
 // the middle, but for the driver's pod that waits for the node to be drained.
 func driverUpgrade(tool, driver string) []knownMarker {
 	state := "nvidia.com/" + driver + "-driver-upgrade-state"
@@ -410,7 +410,7 @@ func entry(kind string, all map[string]string, key string, values []string) stri
 	return ""
 }
 
-// sinceLabel finds a sign whose time a label tells.
+// sinceLabel finds a sign whose time a label has.
 func sinceLabel(find finder, key, layout string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, _ := find(node)

@@ -29,11 +29,11 @@ func (k *Kernel) Boot(ctx context.Context) (string, error) {
 	const longest = 64 // a UUID has 36, and its line an end
 	text, err := aside.ReadFile(ctx, &k.lane, path, longest)
 	if err != nil {
-		return "", fmt.Errorf("looking which boot of the host this is: %w", err)
+		return "", fmt.Errorf("reading which boot of the host this is: %w", err)
 	}
 	boot := strings.TrimSuffix(string(text), "\n")
 	if len(boot) != len(uuid.Nil.String()) || uuid.Validate(boot) != nil {
-		return "", fmt.Errorf("looking which boot of the host this is: reading %s: %w", path, errNoBoot)
+		return "", fmt.Errorf("reading which boot of the host this is: reading %s: %w", path, errNoBoot)
 	}
 	return boot, nil
 }

@@ -102,12 +102,12 @@ func (l *Logind) canReboot(ctx context.Context) error {
 	}
 	switch answer {
 	case "yes":
-	case "inhibited", "inhibitor-blocked", "challenge-inhibitor-blocked": // since systemd 260, and not told to root
+	case "inhibited", "inhibitor-blocked", "challenge-inhibitor-blocked": // since systemd 260, and not shown to root
 		return login1.explain(ErrRebootInhibited, errors.New("CanReboot: "+answer))
 	default: // "no"; "challenge", which means to ask a person for a password; "na"
 		return login1.explain(ErrLogindRefuses, errors.New("CanReboot: "+answer))
 	}
-	// Logind answers root "yes" even if a lock of mode "block" will stop it (method_can_shutdown_or_sleep), so look for one.
+	// Logind answers root "yes" even if a lock of mode "block" will stop it (method_can_shutdown_or_sleep), so find one.
 	// Before systemd 257 it would not: that logind has no weak locks, and so no such property.
 	var blocked dbus.Variant
 	err := l.call(ctx, getProperty, []any{loginManager, "BlockWeakInhibited"}, &blocked)

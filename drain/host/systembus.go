@@ -60,7 +60,7 @@ type line struct {
 // of ctx only ends reading: godbus still reads the data that the kernel has received by then, and then ends every call,
 // once. Nor does a bus that has stopped to read hold up the caller.
 //
-// It connects in the lane: the kernel looks the socket's path up, and does not return before the file system has answered.
+// It connects in the lane: the kernel resolves the socket's path, and does not return before the file system has answered.
 func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus.ConnOption) (*line, error) {
 	path, err := socketPath(address)
 	if err != nil {

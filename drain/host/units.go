@@ -26,7 +26,7 @@ var (
 	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrSystemdRefuses = errors.New("systemd refuses")
 	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus
-	// hung up. The job goes on, and States tells its result later.
+	// hung up. The job goes on, and States has its result later.
 	ErrJobRunning = errors.New("the job of systemd still runs")
 )
 
@@ -46,7 +46,7 @@ func (e *JobError) Error() string {
 		"dependency": ": a unit that it needs did not come up",
 		"skipped":    ": it did not fit the state of the unit",
 	}[e.Result]
-	return fmt.Sprintf(`%s %s: systemd says %q%s; "systemctl status %s" on the host tells more`,
+	return fmt.Sprintf(`%s %s: systemd says %q%s; "systemctl status %s" on the host says more`,
 		gerunds[e.Verb], e.Unit, e.Result, because, e.Unit)
 }
 
@@ -67,7 +67,7 @@ type Units struct {
 	// Patience bounds each answer, beside the context, but not the job that comes of it. 0 means 25 s, as with systemd's
 	// own tools.
 	Patience time.Duration
-	// Pause between two observations whether a job has ended, of which systemd tells besides. 0 means a second.
+	// Pause between two observations whether a job has ended, which systemd reports besides. 0 means a second.
 	Pause time.Duration
 
 	connecting aside.Lane
@@ -198,7 +198,7 @@ func (e jobEnd) reached(verb string) bool {
 const jobPause = time.Second
 
 // awaitJob waits until systemd has the job no more, which the unit's state shows. The signal of the job's end may be lost, and any
-// program on the bus can send one: so the signal only says when to look, and gives the word for the end.
+// program on the bus can send one: so the signal only says when to ask, and gives the word for the end.
 func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number int, words <-chan string) (jobEnd, error) {
 	tick := time.NewTicker(cmp.Or(u.Pause, jobPause))
 	defer tick.Stop()
@@ -208,7 +208,7 @@ func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number 
 		select {
 		case e.word = <-words:
 			words = nil
-		case <-signalsLost: // only looks tell of the end now
+		case <-signalsLost: // only polls find the end now
 			signalsLost = nil
 			tick.Reset(min(cmp.Or(u.Pause, jobPause), 50*time.Millisecond))
 		case <-tick.C:
@@ -218,7 +218,7 @@ func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number 
 			return e, stillRunning(ctx)
 		}
 		unit, err := u.read(ctx, bus, name)
-		if err != nil { // the cases above tell the cause
+		if err != nil { // the cases above say the cause
 			continue
 		}
 		if int(unit.JobId) == number {
@@ -249,7 +249,7 @@ func (u *Units) read(ctx context.Context, bus *unitBus, name string) (systemd.Un
 		return systemd.UnitStatus{}, err
 	}
 	if len(units) != 1 {
-		return systemd.UnitStatus{}, fmt.Errorf("systemd tells of %d units", len(units))
+		return systemd.UnitStatus{}, fmt.Errorf("systemd reports %d units", len(units))
 	}
 	return units[0], nil
 }
@@ -304,14 +304,14 @@ func (c *unitBus) endWith(ctx context.Context) {
 type listeners struct {
 	mu   sync.Mutex
 	over bool
-	told []chan<- *dbus.Signal
+	subscribers []chan<- *dbus.Signal
 }
 
 // DeliverSignal implements dbus.SignalHandler.
 func (l *listeners) DeliverSignal(_, _ string, signal *dbus.Signal) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, ch := range l.told {
+	for _, ch := range l.subscribers {
 		select {
 		case ch <- signal:
 		default: // a job's end is seen without
@@ -327,22 +327,22 @@ func (l *listeners) AddSignal(ch chan<- *dbus.Signal) {
 		close(ch)
 		return
 	}
-	l.told = append(l.told, ch)
+	l.subscribers = append(l.subscribers, ch)
 }
 
 // RemoveSignal implements dbus.SignalRegistrar.
 func (l *listeners) RemoveSignal(ch chan<- *dbus.Signal) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.told = slices.DeleteFunc(l.told, func(told chan<- *dbus.Signal) bool { return told == ch })
+	l.subscribers = slices.DeleteFunc(l.subscribers, func(c chan<- *dbus.Signal) bool { return c == ch })
 }
 
 // Terminate implements dbus.Terminator.
 func (l *listeners) Terminate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, ch := range l.told {
+	for _, ch := range l.subscribers {
 		close(ch)
 	}
-	l.over, l.told = true, nil
+	l.over, l.subscribers = true, nil
 }

@@ -66,11 +66,11 @@ func (u *UnansweredError) Unwrap() error { return u.error }
 // transient reports whether the same request may succeed a moment later.
 func transient(err error) bool {
 	var status apierrors.APIStatus
-	told := errors.As(err, &status)
+	answered := errors.As(err, &status)
 	switch {
 	case err == nil || errors.Is(err, context.Canceled):
 		return false
-	case !told: // there was no answer, or an unreadable one
+	case !answered: // there was no answer, or an unreadable one
 		return true
 	case apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err):
 		return true

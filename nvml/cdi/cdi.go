@@ -83,7 +83,7 @@ func New(o Options) *Specs {
 }
 
 // Stale gives the paths of those specs that do not describe the GPUs as they are, none where CDI is not in use. It only
-// reads files. An error names each spec that cannot be read, and says what to do; the others are told beside it.
+// reads files. An error names each spec that cannot be read, and says what to do; it reports the others beside it.
 //
 // It returns when ctx ends, at the latest: files behind a mount that does not answer are left alone, and the error is an
 // *aside.AbandonedError.
@@ -136,10 +136,10 @@ func (s *Specs) compare(ctx context.Context, at aside.At, gpus []nvml.GPU) ([]fi
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		fits, told := s.fits(f.spec, gpus)
+		fits, unreadable := s.fits(f.spec, gpus)
 		switch {
-		case told != nil:
-			err = errors.Join(err, fmt.Errorf("comparing CDI spec %s with the GPUs: %w", f.path, told))
+		case unreadable != nil:
+			err = errors.Join(err, fmt.Errorf("comparing CDI spec %s with the GPUs: %w", f.path, unreadable))
 		case !fits:
 			out = append(out, f)
 		}
@@ -159,9 +159,9 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 	gpus = slices.Clone(gpus)
 	return aside.Run(ctx, &s.files, "writing "+f.path, func(ctx context.Context, at aside.At) error {
 		at(f.path)
-		// The GPUs may have changed since they were looked at, or NVIDIA's library may see them otherwise.
+		// The GPUs may have changed since they were observed, or NVIDIA's library may see them otherwise.
 		if fits, err := s.fits(updated, gpus); err != nil || !fits {
-			return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were seen: look again",
+			return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were observed: try again",
 				strings.Join(names(updated), ", ")))
 		}
 		if ctx.Err() != nil { // the caller has given up, and the GPUs may be others by now

@@ -81,7 +81,7 @@ func open(path string) (*file, error) {
 	}
 	spec, err := cdilib.ParseSpec(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading CDI spec %s: %w: write it anew with nvidia-ctk cdi generate, or remove it", path, err)
+		return nil, fmt.Errorf("reading CDI spec %s: %w: write it again with nvidia-ctk cdi generate, or remove it", path, err)
 	}
 	return &file{path: real, text: text, spec: spec}, nil
 }

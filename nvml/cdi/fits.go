@@ -15,14 +15,14 @@ import (
 
 // How a spec is compared with the GPUs, by reading alone:
 //
-//   - By the names of its devices. UUIDs tell exactly which devices there are, and nvidia-ctk writes them by default. Names by
-//     index tell only how many MIG devices each GPU has.
+//   - By the names of its devices. UUIDs identify the devices, and nvidia-ctk writes them by default. Names by
+//     index say only how many MIG devices each GPU has.
 //   - By the device files of capabilities that it hands out, /dev/nvidia-caps/nvidia-cap*. A container gets these of an
 //     instance, whatever its name: two for each MIG device, numbered by GPU, GPU instance and compute instance. The
 //     kernel lists those of the existing instances.
 //
 // So it also finds a "0:0" that means another instance than before. A fingerprint of the geometry, as an annotation in the
-// spec, would tell the same, but annotations need CDI 0.6.0: they would lock out runtimes that read the file today.
+// spec, would say the same, but annotations need CDI 0.6.0: they would lock out runtimes that read the file today.
 
 // fits reports whether a spec describes the GPUs.
 func (s *Specs) fits(spec *specs.Spec, gpus []nvml.GPU) (bool, error) {
@@ -101,7 +101,7 @@ var strategies = []strategy{
 	{name: nvcdi.DeviceNameStrategyUUID, pattern: regexp.MustCompile(`^(GPU|MIG)-.+$`)},
 }
 
-// strategiesOf tells how a spec names its devices. One that names none gets nvidia-ctk's default.
+// strategiesOf returns how a spec names its devices. One that names none gets nvidia-ctk's default.
 func strategiesOf(spec *specs.Spec) []strategy {
 	var out []strategy
 	for _, s := range strategies {

@@ -54,7 +54,7 @@ func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU, at aside.At) ([]specs
 	return keepWholeGPUs(old, devices), nil
 }
 
-// idsOf names the devices by UUID, so that NVIDIA's library looks at no GPU that is lost.
+// idsOf names the devices by UUID, so that NVIDIA's library reads no GPU that is lost.
 func idsOf(gpus []nvml.GPU) []string {
 	var out []string
 	for _, g := range gpus {
@@ -234,7 +234,7 @@ func (l logger) say(level, format string, args []any) {
 // Tracef and those below implement the interface that nvcdi takes for a logger.
 func (l logger) Tracef(string, ...any) {}
 
-// Debugf drops the details of every file that is looked for.
+// Debugf drops the details of every file that is searched.
 func (l logger) Debugf(string, ...any) {}
 
 // Infof logs at debug level.

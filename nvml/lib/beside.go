@@ -54,7 +54,7 @@ func lookAround[T any](ctx context.Context, d *Driver, l *lookout, op string, f 
 	return out, err
 }
 
-// initialise opens the library as any call of the driver does. A cold GPU takes seconds for it, so that it has more time than who looks.
+// initialise opens the library as any call of the driver does. A cold GPU takes seconds for it, so that it has more time than a reading.
 func (d *Driver) initialise(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registerWait)
 	defer cancel()

@@ -16,7 +16,7 @@ var computeModes = map[nvml.ComputeMode]nv.ComputeMode{
 	nvml.ComputeExclusiveProcess: nv.COMPUTEMODE_EXCLUSIVE_PROCESS,
 }
 
-// computeMode reads a GPU's compute mode; empty is one that the driver does not tell.
+// computeMode reads a GPU's compute mode; empty is one that the driver does not report.
 //
 // It does not ask a GPU in MIG mode: such a GPU has always the default, drivers up to 580 say so, and later ones want a call
 // about a MIG device instead.

@@ -17,7 +17,7 @@ const (
 	// eventWait bounds one wait inside the library, and so the time until Events notices that its caller has gone.
 	eventWait = time.Second
 	// firstRetry is how long after a wait that has failed the events are registered again, and eventRetry how long after each try that fails,
-	// too. A wait that tells of a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
+	// too. A wait that reports a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
 	firstRetry, eventRetry = time.Second, 10 * time.Second
 	// registerWait is how long registering may take. The context of Events is that of the listener's life, which ends no wait.
 	registerWait = 30 * time.Second
@@ -45,7 +45,7 @@ func watched() uint64 {
 	return out
 }
 
-// eventSet is one of the library's, with the UUIDs of its GPUs: the library does not tell the UUID of a lost GPU's handle.
+// eventSet is one of the library's, with the UUIDs of its GPUs: the library does not report the UUID of a lost GPU's handle.
 type eventSet struct {
 	nv.EventSet
 	gpus map[nv.Device]nvml.UUID
@@ -129,7 +129,7 @@ func (s *session) register() (*eventSet, error) {
 			return nil, err // with it the set is gone
 		}
 		if err != nil {
-			continue // a lost GPU has no more news; a Snapshot tells of it
+			continue // a lost GPU has no more news; a Snapshot reports it
 		}
 		supported, ret := d.GetSupportedEventTypes()
 		if ret != nv.SUCCESS || supported&all == 0 { // one bit that it does not have, and none would be registered

@@ -27,7 +27,7 @@ func (d *Driver) Health(ctx context.Context, thorough bool) ([]nvml.Health, erro
 	})
 }
 
-// read looks at all GPUs.
+// read reads all GPUs.
 func (h *health) read(ctx context.Context, thorough bool, at aside.At) ([]nvml.Health, error) {
 	n, err := h.count()
 	if err != nil {
@@ -53,7 +53,7 @@ func (h *health) read(ctx context.Context, thorough bool, at aside.At) ([]nvml.H
 }
 
 // gpu reads one GPU. The error is ErrLost if any of its answers is, or one that says that there is no driver: what the driver
-// otherwise does not tell is left unknown.
+// otherwise does not report is left unknown.
 func (h *health) gpu(index int, thorough bool) (nvml.Health, error) {
 	s := h.session
 	d, err := s.deviceAt(index)

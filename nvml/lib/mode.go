@@ -84,7 +84,7 @@ func (d *Driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 	}
 }
 
-// resetByProgram has NVIDIA's program reset a GPU. This process lets go of the driver meanwhile, since any client of the GPU keeps it from being reset:
+// resetByProgram has NVIDIA's program reset a GPU. This process lets go of the driver until then, since any client of the GPU keeps it from being reset:
 // who reads health or waits for events finds the driver silent.
 func (d *Driver) resetByProgram(ctx context.Context, gpu nvml.UUID) error {
 	return d.runExclusively(ctx, "resetting", gpu, func() error {
@@ -116,7 +116,7 @@ func (d *Driver) resetByMode(ctx context.Context, gpu nvml.UUID) error {
 			return err
 		}
 		if before.current == before.pending {
-			return nil // it has become current meanwhile
+			return nil // it has become current in between
 		}
 		activation, err := s.setMode(op, dev, before.pending)
 		if isUnsupported(err) { // the GPU has taken this mode before; as an ErrNotSupported it would lead to a reboot
@@ -157,7 +157,7 @@ func (s *session) capable(op string, gpu nvml.UUID) (device, mode, error) {
 	return dev, m, nil
 }
 
-// setMode requests a mode. The first of the library's two codes tells whether the mode is current, the second
+// setMode requests a mode. The first of the library's two codes says whether the mode is current, the second
 // whether the GPU has taken it at all.
 func (s *session) setMode(op string, d device, on bool) (activation nv.Return, err error) {
 	want := nv.DEVICE_MIG_DISABLE

@@ -117,7 +117,7 @@ var virtualizations = map[nv.GpuVirtualizationMode]nvml.Virtualization{
 	nv.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   nvml.HostOfSharedGPUs,
 }
 
-// readKind reads the compute capability of the GPU, and how it is virtualized. It is no error if the driver does not tell.
+// readKind reads the compute capability of the GPU, and how it is virtualized. It is no error if the driver does not report it.
 func (s *session) readKind(d device, m *model) error {
 	if s.has("nvmlDeviceGetCudaComputeCapability") {
 		var minor int
@@ -144,7 +144,7 @@ func (s *session) readKind(d device, m *model) error {
 	return nil
 }
 
-// profiles reads the profiles of a GPU, which the driver tells whether or not MIG mode is on.
+// profiles reads the profiles of a GPU, which the driver reports whether or not MIG mode is on.
 func (s *session) profiles(d device, memory uint64) ([]profile, error) {
 	if !s.has("nvmlDeviceGetGpuInstanceProfileInfo") {
 		return nil, nil
@@ -183,7 +183,7 @@ func (s *session) profiles(d device, memory uint64) ([]profile, error) {
 	return out, nil
 }
 
-// profileName gives the driver's own name of a profile. If the driver does not tell, it derives the name as NVIDIA's tools do.
+// profileName gives the driver's own name of a profile. If the driver does not report one, it derives the name as NVIDIA's tools do.
 func (s *session) profileName(d device, kind int, info nv.GpuInstanceProfileInfo, memory uint64) (string, error) {
 	if s.has("nvmlDeviceGetGpuInstanceProfileInfoV") {
 		if v, ret := d.GetGpuInstanceProfileInfoV(kind).V2(); ret == nv.SUCCESS {
@@ -225,7 +225,7 @@ func placements(d device, info nv.GpuInstanceProfileInfo, profile string) ([]nvm
 	return out, nil
 }
 
-// deriveCompute gives the compute instances that an instance of so many slices can be divided into. The hardware tells them only for an
+// deriveCompute gives the compute instances that an instance of so many slices can be divided into. The hardware reports them only for an
 // existing instance; until there is one, deriveCompute gives those that all GPUs so far have in common.
 func deriveCompute(slices int) []nvml.ComputeProfile {
 	var out []nvml.ComputeProfile

@@ -20,7 +20,7 @@ func (o *opened) open(path string) (nv.Interface, error) {
 	if lib, ok := o.join(); ok {
 		return lib, nil
 	}
-	// Only open initialises it: go-nvml then binds its functions again, and does not lock out their callers meanwhile.
+	// Only open initialises it: go-nvml then binds its functions again, and does not lock out their callers while it does.
 	lib := nv.New(nv.WithLibraryPath(path))
 	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
 		return nil, err

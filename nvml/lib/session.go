@@ -24,7 +24,7 @@ type device struct {
 	uuid nvml.UUID
 }
 
-// modelCache has the models of the GPUs, by position: it spares some hundred calls with every look, and has the model of a
+// modelCache has the models of the GPUs, by position: it spares some hundred calls with every reading, and has the model of a
 // lost GPU.
 type modelCache map[int]*model
 

@@ -19,7 +19,7 @@ const mebibyte = 1 << 20
 func (d *Driver) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	var out []nvml.GPU
 	d.released.Store(false)
-	err := d.call(ctx, "looking at the GPUs", "", func(ctx context.Context, s *session) (err error) {
+	err := d.call(ctx, "reading the GPUs", "", func(ctx context.Context, s *session) (err error) {
 		out, err = s.snapshot(ctx)
 		return err
 	})
@@ -55,7 +55,7 @@ func (s *session) snapshot(ctx context.Context) ([]nvml.GPU, error) {
 	return out, nil
 }
 
-// gpu looks at one GPU.
+// gpu reads one GPU.
 func (s *session) gpu(index int) (nvml.GPU, error) {
 	d, err := s.deviceAt(index)
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	if err != nil {
 		return nvml.GPU{}, err
 	}
-	g := s.known.gpu(index) // after the look at the instances, which completes the profiles
+	g := s.known.gpu(index) // after the instances were read, which completes the profiles
 	g.Capable, g.Enabled, g.Pending, g.Processes = mode.capable, mode.current, mode.pending, rest
 	g.Persistent, g.ComputeMode, g.UsedMiB = persistent, compute, used
 	for _, i := range standing {
@@ -210,7 +210,7 @@ func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instanc
 	}
 	i.describe()
 	i.UsedMiB = -1
-	if len(i.compute) > 0 { // each of them tells of all
+	if len(i.compute) > 0 { // each of them reports all
 		var err error
 		if i.UsedMiB, err = s.usedMiB(i.compute[0].device, d.uuid); err != nil {
 			return instance{}, err
@@ -253,13 +253,13 @@ func (s *session) askCompute(d device, i *instance) error {
 	return nil
 }
 
-// placesCompute reports whether the driver tells and takes places of compute instances. Older ones do not.
+// placesCompute reports whether the driver reports and takes places of compute instances. Older ones do not.
 func (s *session) placesCompute() bool {
 	return s.has("nvmlGpuInstanceGetComputeInstancePossiblePlacements") && s.has("nvmlGpuInstanceCreateComputeInstanceWithPlacement")
 }
 
 // computePlacements lists the possible places of compute instances of a profile in the instance, taken or not. It is no error if the
-// driver does not tell.
+// driver does not report them.
 func (s *session) computePlacements(d device, i *instance, info nv.ComputeInstanceProfileInfo, name string) ([]nvml.Span, error) {
 	if !s.placesCompute() {
 		return nil, nil

@@ -43,7 +43,7 @@ func (d *Driver) Usage(ctx context.Context, sampled map[nvml.UUID][]int) ([]nvml
 	})
 }
 
-// read looks at all GPUs.
+// read reads all GPUs.
 func (u *usage) read(ctx context.Context, sampled map[nvml.UUID][]int, at aside.At) ([]nvml.Usage, error) {
 	n, err := u.count()
 	if err != nil {
@@ -95,7 +95,7 @@ func (u *usage) read(ctx context.Context, sampled map[nvml.UUID][]int, at aside.
 	return out, nil
 }
 
-// gpu reads one GPU. The error is that of a GPU which is lost, or says that there is no driver: what the driver otherwise does not tell is
+// gpu reads one GPU. The error is that of a GPU which is lost, or says that there is no driver: what the driver otherwise does not report is
 // left unknown.
 func (u *usage) gpu(index int, r *reader) (nvml.Usage, error) {
 	s := u.session
@@ -193,7 +193,7 @@ type measurement struct {
 	samples []nv.GpmSample // that are to be freed
 }
 
-// begin takes the first sample of each instance that has a process. It tells of those that have none, and of those that cannot be sampled.
+// begin takes the first sample of each instance that has a process. It returns those that have none, and those that cannot be sampled.
 func (r *reader) begin(of *nvml.Usage, instances []int, most int) []*measurement {
 	if !of.Enabled || !of.Processes.Known || len(instances) == 0 {
 		return nil

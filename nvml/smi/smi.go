@@ -49,7 +49,7 @@ func Find(library string) (string, error) {
 		strings.Join(roots, ", "))
 }
 
-// Reset has the program reset a GPU that no process holds, and destroys every instance of it. The library's path tells the program where to find it; it may be
+// Reset has the program reset a GPU that no process holds, and destroys every instance of it. The program finds the library by its path; it may be
 // a bare name. Errors match ErrInUse, ErrNotSupported, ErrPermission, ErrLost and ErrNoDriver where the program says so.
 //
 // It returns when the program has ended. Where ctx ends before, it kills the program; one that the kernel holds in a call into the driver cannot be

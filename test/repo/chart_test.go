@@ -179,7 +179,7 @@ var chartSources = []chartSource{
 			new: "  updateStrategy:\n    {{- toYaml .Values.updateStrategy | nindent 4 }}\n",
 		},
 		{
-			old: "          resources:\n            requests:\n              cpu: 10m\n              memory: 64Mi\n            limits:\n              memory: 256Mi # no CPU limit: being throttled in the middle of a change helps nobody\n",
+			old: "          resources:\n            requests:\n              cpu: 10m\n              memory: 64Mi\n            limits:\n              memory: 256Mi # no CPU limit: being throttled in the middle of a change helps no one\n",
 			new: "          resources:\n            {{- toYaml .Values.resources | nindent 12 }}\n",
 		},
 		{
@@ -267,7 +267,7 @@ func valuesOfTheBase(t *testing.T) string {
 		{old: "The agent may read ConfigMaps of its own namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
 		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
 		{old: "(components/impersonation)", new: "(Kubernetes 1.36 and newer, where the chart gives that right in place of the others)"},
-		{old: "components/startup-taint sets one that cluster-autoscaler knows without being told.", new: "cluster-autoscaler knows startup-taint.cluster-autoscaler.kubernetes.io/gpuslice without being told."},
+		{old: "components/startup-taint sets one that cluster-autoscaler knows by itself.", new: "cluster-autoscaler knows startup-taint.cluster-autoscaler.kubernetes.io/gpuslice without being told."},
 		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},
 	} {
 		settings = e.apply(t, "base/configmap-settings.yaml", settings)

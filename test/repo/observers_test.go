@@ -40,7 +40,7 @@ const recordsAnEvent = "(k8s.io/client-go/tools/record.EventRecorder).Event"
 // askOnly are the functions that only ask, by a call by which others write.
 var askOnly = []string{
 	"(*drain.Evictor).DryRun",       // the API server evicts no pod in a dry run
-	"(*openfiles.Look).sharesFiles", // the system call compares two processes
+	"(*openfiles.Scan).sharesFiles", // the system call compares two processes
 }
 
 // givenByCommands are the fields whose functions the commands give, with what these do.

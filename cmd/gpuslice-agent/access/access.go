@@ -116,12 +116,12 @@ func (c *Checker) Begin(ctx context.Context) {
 }
 
 // Run does what Begin has not done. It returns when policies confine the agent, or when ctx ends, or when the API server has not answered nine times.
-// As long as no policies do, it looks again and again; an agent that is confined asks nothing more.
+// As long as no policies do, it asks again and again; an agent that is confined asks nothing more.
 func (c *Checker) Run(ctx context.Context) {
 	c.mu.Lock()
-	told := c.reported
+	reported := c.reported
 	c.mu.Unlock()
-	if !told {
+	if !reported {
 		c.findOut(ctx)
 	}
 	for _, pause := range settles {
@@ -212,7 +212,7 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	}
 	found.Level = c.level(found)
 	if found.Level == config.PodAccessImpersonation {
-		delete(found.InForce, Evictions) // before the policy, the API server looks for the pod, and there is none
+		delete(found.InForce, Evictions) // the API server asks for the pod before the policy, and there is none
 	}
 	if found.InForce[Nodes] {
 		err := c.bounded(ctx, func(ctx context.Context) error { return c.patch(ctx, `{}`) })
@@ -322,7 +322,7 @@ func (c *Checker) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.o.Node, UID: types.UID(c.o.Node)}
 }
 
-// tell reports what users have to know, and what they can do.
+// report reports what users have to know, and what they can do.
 func (c *Checker) report(ctx context.Context, found Findings) {
 	c.mu.Lock()
 	c.found, c.reported = found, true

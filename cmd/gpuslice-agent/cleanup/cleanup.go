@@ -1,5 +1,5 @@
 // Package cleanup removes from a node, and from its host, what agents have left there, before gpuslice is uninstalled. It is for a
-// machine on which no agent runs, and whose node an agent owes nothing any more.
+// machine on which no agent runs, and on whose node nothing is left to restore.
 package cleanup
 
 import (
@@ -61,7 +61,7 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 	if err != nil {
 		return r, err
 	}
-	if _, owed := node.Annotations[config.AnnotationJournal]; owed {
+	if _, pending := node.Annotations[config.AnnotationJournal]; pending {
 		return r, ErrOwed
 	}
 	published, err := c.Published(ctx)
@@ -160,7 +160,7 @@ func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published n
 		return fmt.Errorf("node %s was replaced by another of its name: run the command again", c.Node)
 	}
 	err = writer.Patch(ctx, fresh, func(node *corev1.Node) ([]byte, error) {
-		if _, owed := node.Annotations[config.AnnotationJournal]; owed {
+		if _, pending := node.Annotations[config.AnnotationJournal]; pending {
 			return nil, ErrOwed
 		}
 		return c.lookAt(node, published).patch(node)

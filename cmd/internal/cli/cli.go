@@ -37,7 +37,7 @@ func ExitCode(err error) int {
 // End writes the error of a command for users, if there is one, and gives the exit code.
 func End(w io.Writer, err error) int {
 	if err != nil {
-		_, _ = fmt.Fprintln(w, "error:", sanitize.Lines(err.Error())) // if this write fails too, the exit code still tells
+		_, _ = fmt.Fprintln(w, "error:", sanitize.Lines(err.Error())) // if this write fails too, the exit code still says it
 	}
 	return ExitCode(err)
 }

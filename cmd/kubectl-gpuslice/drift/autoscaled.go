@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// checkAutoscaled refuses a name that nothing has: with it, what it is meant for would be told as a mistake.
+// checkAutoscaled refuses a name that nothing has: with it, what it is meant for would be reported as a mistake.
 func (c *comparison) checkAutoscaled() error {
 	for _, name := range c.known.Autoscaled {
 		if !slices.ContainsFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == name }) &&

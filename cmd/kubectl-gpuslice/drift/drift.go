@@ -375,7 +375,7 @@ func (c *comparison) compareLocalQueues() {
 
 func (c *comparison) compareHardwareProfiles() {
 	for _, p := range c.outdated {
-		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it anew as %s", formerProfiles, kinds.HardwareProfileVersion)
+		c.promisesMore(profileName(p), "is of %s, a group that is replaced: make it again as %s", formerProfiles, kinds.HardwareProfileVersion)
 	}
 	for _, p := range c.profiles {
 		if p.Annotations[kinds.AnnotationDisabled] == "true" {

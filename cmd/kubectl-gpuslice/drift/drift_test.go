@@ -184,7 +184,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"the group of before": {
 			[]string{"{apiVersion: dashboard.opendatahub.io/v1alpha1, kind: HardwareProfile, metadata: {name: a, namespace: b}, spec: {enabled: true}}"},
-			[]drift.Finding{{About: "HardwareProfile b/a", Text: "is of dashboard.opendatahub.io/v1alpha1, a group that is replaced: make it anew as infrastructure.opendatahub.io/v1"}},
+			[]drift.Finding{{About: "HardwareProfile b/a", Text: "is of dashboard.opendatahub.io/v1alpha1, a group that is replaced: make it again as infrastructure.opendatahub.io/v1"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

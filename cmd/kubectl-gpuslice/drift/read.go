@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// Groups tells the versions in which a cluster serves a group of the API; none for a group that it does not serve.
+// Groups lists the versions in which a cluster serves a group of the API; none for a group that it does not serve.
 type Groups func(ctx context.Context, group string) (versions []string, err error)
 
 // GroupsOf asks the API server.

@@ -50,7 +50,7 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 		config.LabelMIGConfig, name, describe(asked, m), cmp.Or(offeredText(offeredBy(n)), "nothing"), sanitize.Listed(texts), who)
 }
 
-// askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not tell.
+// askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not say.
 func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Request, m machine, known bool) {
 	rules, there := j.configs[name]
 	m = machineOf(n.Labels, append(devicesOf(rules), deviceOf(name)))
@@ -115,7 +115,7 @@ func offeredText(offered map[string]int) string {
 	return sanitize.Listed(out)
 }
 
-// loses counts what is offered and not asked for. Where the labels do not tell how many GPUs there are, it counts only what is not asked for at all.
+// loses counts what is offered and not asked for. Where the labels do not say how many GPUs there are, it counts only what is not asked for at all.
 func loses(asked map[nvml.UUID]nvml.Request, m machine, offered map[string]int) map[string]int {
 	stays := map[string]int{}
 	for _, w := range asked {

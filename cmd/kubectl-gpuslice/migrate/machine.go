@@ -14,12 +14,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// machine is a node as its labels tell of it.
+// machine is a node as its labels describe it.
 type machine struct {
-	gpus    []nvml.GPU // of one model, with the profiles that files name and the model has; one GPU if the labels do not tell how many
-	counted bool       // the labels tell how many GPUs
+	gpus    []nvml.GPU // of one model, with the profiles that files name and the model has; one GPU if the labels do not say how many
+	counted bool       // the labels say how many GPUs
 	shape   shape
-	cut     bool // the labels tell what the GPUs can be cut into
+	cut     bool // the labels say what the GPUs can be cut into
 }
 
 // machineOf has the profiles among the names of MIG devices that its GPUs have.
@@ -59,7 +59,7 @@ func withoutFilters(rules catalog.MIGConfig) catalog.MIGConfig {
 
 func (m machine) has(devices map[string]int) bool { return len(m.lacks(devices)) == 0 }
 
-// lacks are the devices that the machine's model does not have, sorted; none if its labels do not tell.
+// lacks are the devices that the machine's model does not have, sorted; none if its labels do not say.
 func (m machine) lacks(devices map[string]int) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(devices)) {

@@ -365,7 +365,7 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 	case files:
 		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
 	default:
-		note(Change, "%s=%s: no file of MIG configs was read, by which to tell whether it is there", config.LabelMIGConfig, name)
+		note(Change, "%s=%s: no file of MIG configs was read that would say whether it is there", config.LabelMIGConfig, name)
 	}
 }
 
@@ -383,7 +383,7 @@ func (j *judge) positions(n corev1.Node, name string, rules catalog.MIGConfig, n
 		note(Change, "%s=%s has no rule for GPUs of the node's model: mig-parted does nothing and says success, where the agent refuses the config; add a rule, or change the label",
 			config.LabelMIGConfig, name)
 	case !m.counted && hasPositions(rules):
-		note(Taken, "%s=%s names GPUs by their positions, and the labels do not tell how many there are: the agent passes over those that the node does not have, as mig-parted does, and says so in its condition",
+		note(Taken, "%s=%s names GPUs by their positions, and the labels do not say how many there are: the agent passes over those that the node does not have, as mig-parted does, and says so in its condition",
 			config.LabelMIGConfig, name)
 	case len(lacks) > 0:
 		note(Change, "%s=%s names %s, which by its labels the node's model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the config or the label",

@@ -55,7 +55,7 @@ func (j *judge) pluginLabels() {
 				at.note(Taken, n.Name, "%s=%s: NVIDIA's config manager obeys it as before, and the agent leaves it; for a profile that asks for another sharing or MIG strategy the agent drains, "+
 					"and sets the label to a key that says so", config.LabelDevicePluginConfig, key)
 			default:
-				at.note(Taken, n.Name, "%s=%s names a key of the ConfigMap of the device plugin's configs, and none was read by which to tell whether it is there: where it is not, "+
+				at.note(Taken, n.Name, "%s=%s names a key of the ConfigMap of the device plugin's configs, and none was read that would say whether it is there: where it is not, "+
 					"NVIDIA's config manager does not start the plugin", config.LabelDevicePluginConfig, key)
 			}
 		}
@@ -113,7 +113,7 @@ func (j *judge) tolerations(p Policy, s Sources) {
 		all = usual
 	}
 	at := rows{}
-	look := func(on string, of []corev1.Taint) {
+	check := func(on string, of []corev1.Taint) {
 		for _, t := range taints.Closing(of, all) {
 			if !said[t.Key] || t.Effect != corev1.TaintEffectNoSchedule {
 				at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add %s", taints.Text(t), taints.Toleration(t))
@@ -121,10 +121,10 @@ func (j *judge) tolerations(p Policy, s Sources) {
 		}
 	}
 	for _, n := range s.Nodes {
-		look(n.Name, n.Spec.Taints)
+		check(n.Name, n.Spec.Taints)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Profiles)) {
-		look("profile "+name, s.Profiles[name].Taints)
+		check("profile "+name, s.Profiles[name].Taints)
 	}
 	j.sayRows(about, at)
 }

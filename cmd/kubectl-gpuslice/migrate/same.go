@@ -81,7 +81,7 @@ func compared(name string, yours catalog.MIGConfig, labels map[string]string) (V
 	case err == nil && m.oneOfFilteredGives(name, here, ours):
 		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does, where the device-filter of that rule is about the GPUs: copy it or not", name, describe(ours, m))
 	}
-	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are divided anew", name, says, describe(ours, m), copyIt)
+	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are cut again", name, says, describe(ours, m), copyIt)
 }
 
 // uncompared says how to compare a config with the agent's own of that name, where migrate does not know how the GPUs can be cut.
@@ -101,7 +101,7 @@ func labelled(labels map[string]string) bool {
 
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
 
-// oneOfFilteredGives reports whether rules differ by their device filters, which labels do not tell, and one of them gives what is asked for.
+// oneOfFilteredGives reports whether rules differ by their device filters, which labels do not show, and one of them gives what is asked for.
 func (m machine) oneOfFilteredGives(name string, rules catalog.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
 	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
 		slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {

@@ -141,7 +141,7 @@ func (from Sources) given(name string) (Given, error) {
 	default:
 		g.Labels = map[string]string{config.LabelMIGConfig: name}
 	}
-	if len(profile.Labels) >= mostLabels { // those that it publishes tell its nodes well enough
+	if len(profile.Labels) >= mostLabels { // those that it publishes select its nodes well enough
 		g.Labels = map[string]string{}
 	}
 	maps.Copy(g.Labels, profile.Labels)

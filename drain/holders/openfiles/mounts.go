@@ -21,7 +21,7 @@ const (
 	foreign               // perhaps a server, or a program
 )
 
-// mounts tells which file systems are this machine's own, by their mounts. The kernel numbers mounts across all processes, and each process
+// mounts says which file systems are this machine's own, by their mounts. The kernel numbers mounts across all processes, and each process
 // shows those that it can reach.
 type mounts struct {
 	known map[int]answer
@@ -57,7 +57,7 @@ func (m *mounts) note(mount mountPoint) {
 	}
 }
 
-// of gives the answer for a mount that a process has a file of. A process that ends meanwhile shows no mounts.
+// of gives the answer for a mount that a process has a file of. A process that has ended shows no mounts.
 func (m *mounts) of(mount int, root string, pid int) answer {
 	if a := m.known[mount]; a != unknown || m.asked[pid] {
 		return a

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// named looks at a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
+// named reads a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
 // It goes by these names, and touches no file.
 func (l *Scan) named(ctx context.Context, pid int) error {
 	process := filepath.Join(l.Root, strconv.Itoa(pid))

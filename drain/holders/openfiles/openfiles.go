@@ -35,12 +35,12 @@ type File struct {
 	Path string // as the process has named the file, as far as that can be printed and is short
 }
 
-// Scan is one look at a process table.
+// Scan is one observation of a process table.
 type Scan struct {
 	Root   string                   // mount point of procfs of the host's PID namespace
 	At     func(what string)        // gets the name of the next process or file; may be nil
 	Found  func(pid int, file File) // gets each open file that counts, as often as it is open
-	Failed func(err error)          // gets each error of looking; the end of a process is none
+	Failed func(err error)          // gets each error of reading; the end of a process is none
 
 	gpus   uint32             // major number of the GPUs' device files; 0 for NVIDIA's
 	target [unix.PathMax]byte // of the link that was read last
@@ -119,7 +119,7 @@ func (l *Scan) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// isProcfs tells a table of the kernel's from one that only looks like it.
+// isProcfs reports whether a table is the kernel's.
 func (l *Scan) isProcfs() (bool, error) {
 	var of unix.Statfs_t
 	if err := unix.Statfs(l.Root, &of); err != nil {
@@ -143,7 +143,7 @@ func (l *Scan) prepare(ctx context.Context) error {
 		return err
 	}
 	l.kcmp = self == strconv.Itoa(os.Getpid())
-	// The mounts of the host's first process tell which file systems are the machine's own, and most processes have some
+	// The mounts of the host's first process show which file systems are the machine's own, and most processes have some
 	// files open that they got from there, such as /dev/null.
 	return l.mounts.readHost(ctx, l.Root)
 }
@@ -164,7 +164,7 @@ func majorOf(driver, devices string) uint32 {
 	return 0
 }
 
-// process looks at the open files of a process, and of those of its threads that have files of their own.
+// process reads the open files of a process, and of those of its threads that have files of their own.
 func (l *Scan) process(ctx context.Context, pid int) error {
 	folder := filepath.Join(l.Root, strconv.Itoa(pid))
 	err := l.openFiles(ctx, pid, folder)
@@ -197,7 +197,7 @@ func (l *Scan) process(ctx context.Context, pid int) error {
 
 // sharesFiles reports whether the thread has the files of its process, as nearly all have. Threads made by clone without CLONE_FILES
 // have not, nor those that have called unshare; and if the first thread has ended, only the others have any. It is false if the kernel
-// does not tell, so that the caller looks at the thread.
+// does not say, so that the caller reads the thread.
 func (l *Scan) sharesFiles(pid, tid int) bool {
 	if !l.kcmp {
 		return false
@@ -207,7 +207,7 @@ func (l *Scan) sharesFiles(pid, tid int) bool {
 	return errno == 0 && order == 0
 }
 
-// openFiles looks at the open files in the folder of a process, or of one of its threads.
+// openFiles reads the open files in the folder of a process, or of one of its threads.
 func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
 	d, err := os.Open(filepath.Clean(of + "/fd"))
 	if err != nil {
@@ -221,10 +221,10 @@ func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
 	defer infos.Close()
 	fds, facts := int(d.Fd()), int(infos.Fd())
 	for {
-		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end meanwhile
+		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end before
 		for _, name := range names {
 			if err := l.file(fds, facts, open{pid: pid, folder: d.Name(), name: name}); err != nil && !Gone(err) {
-				return &fs.PathError{Op: "looking at", Path: d.Name() + "/" + name, Err: err}
+				return &fs.PathError{Op: "reading", Path: d.Name() + "/" + name, Err: err}
 			}
 		}
 		if len(l.later) >= mostLater {
@@ -259,7 +259,7 @@ func printable(path []byte) string {
 	return text
 }
 
-// file looks at one open file.
+// file reads one open file.
 func (l *Scan) file(fds, infos int, f open) error {
 	target, err := l.readLink(fds, f.name)
 	if err != nil || len(target) == 0 || target[0] != '/' {
@@ -346,7 +346,7 @@ func (l *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	return 0, false
 }
 
-// askLater looks at the files whose mounts no process had shown when the observation met them. By now another process may have shown
+// askLater asks for the files whose mounts no process had shown when the observation met them. By now another process may have shown
 // the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
 // which may hang, tells more: so askLater asks for these files last, or when they are many, and gives each to At.
 func (l *Scan) askLater(ctx context.Context) {
@@ -364,7 +364,7 @@ func (l *Scan) askLater(ctx context.Context) {
 			_ = unix.Close(fds)
 		}
 		if err != nil && !Gone(err) {
-			l.Failed(&fs.PathError{Op: "looking at", Path: f.folder + "/" + f.name, Err: err})
+			l.Failed(&fs.PathError{Op: "reading", Path: f.folder + "/" + f.name, Err: err})
 		}
 	}
 	l.later = l.later[:0]
