@@ -1,0 +1,129 @@
+package preview_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report/preview"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+func TestAnAskIsALabelAndAName(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		ask                        preview.Ask
+		label, name, geometry, key string
+	}{
+		{preview.Ask{Profile: "team"}, config.LabelProfile, "team", "team", ""},
+		{preview.Ask{MIGConfig: "all-1g"}, config.LabelMIGConfig, "all-1g", "all-1g", ""},
+		{preview.Ask{PluginConfig: "two"}, config.LabelDevicePluginConfig, "two", "", "two"},
+		{preview.Ask{MIGConfig: "all-1g", PluginConfig: "two"}, config.LabelMIGConfig, "all-1g + two", "all-1g", "two"},
+		{preview.Ask{Profile: "team", MIGConfig: "all-1g", PluginConfig: "two"}, config.LabelProfile, "team", "team", ""},
+	} {
+		label, name := row.ask.Label()
+		if geometry, key := preview.Parts(label, name); label != row.label || name != row.name || geometry != row.geometry || key != row.key {
+			t.Errorf("%+v is %s=%q, that is %q and %q", row.ask, label, name, geometry, key)
+		}
+	}
+}
+
+// Promise 16: an answer has its place among the annotations of a node, whatever it is about, and says what it leaves out.
+func TestAnAnswerIsBounded(t *testing.T) {
+	t.Parallel()
+	const most, longest = 100, 1000
+	p := preview.Result{HeldUp: strings.Repeat("ü", longest), Runs: "at once", Reason: config.ReasonHeld, Patience: time.Hour}
+	evicts := plan.Step{Kind: plan.Evict}
+	for i := range most + 7 {
+		evicts.Pods = append(evicts.Pods, plan.Pod{Namespace: "team", Name: fmt.Sprintf("pod-%03d", most+6-i)})
+		p.Lost = append(p.Lost, strings.Repeat("x", longest+1))
+	}
+	p.Steps = append(p.Steps, plan.Step{Kind: plan.PauseOperands, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin"}}}, evicts, evicts) // a pod counts once
+	for range most {
+		p.Steps = append(p.Steps, plan.Step{Kind: plan.StopUnits, Unit: "a.service"})
+	}
+	var got api.Answer
+	p.AddTo(&got)
+	if len(got.Steps) != most || got.More != 3 || len(got.Pods) != most || got.MorePods != 7 || len(got.Lost) != most || got.MoreLost != 7 {
+		t.Errorf("%d steps and %d more, %d pods and %d more, %d losses and %d more", len(got.Steps), got.More, len(got.Pods), got.MorePods, len(got.Lost), got.MoreLost)
+	}
+	if got.Pods[0] != "team/pod-000" || !slices.IsSorted(got.Pods) || slices.Contains(got.Pods, "kube-system/plugin") {
+		t.Errorf("pods that leave: %v", got.Pods)
+	}
+	for _, text := range slices.Concat(got.Steps, got.Lost, []string{got.HeldUp}) {
+		if len(text) > longest+len("…") || !utf8.ValidString(text) {
+			t.Errorf("%d bytes of text: %q", len(text), text)
+		}
+	}
+	if got.Runs != "at once" || got.Reason != config.ReasonHeld || time.Duration(got.Patience) != time.Hour || got.Reboot {
+		t.Errorf("got %+v", got)
+	}
+	for _, row := range []struct{ text, want string }{
+		{strings.Repeat("x", longest), strings.Repeat("x", longest)},
+		{strings.Repeat("x", longest+1), strings.Repeat("x", longest) + "…"},
+		{"x" + strings.Repeat("ü", longest/2), "x" + strings.Repeat("ü", longest/2-1) + "…"},
+		{"", ""},
+	} {
+		if got := preview.Shortened(row.text); got != row.want {
+			t.Errorf("%d bytes are shortened to %d, want %d", len(row.text), len(got), len(row.want))
+		}
+	}
+}
+
+// A change that waits for a reboot, or does it, says so.
+func TestAnAnswerTellsOfAReboot(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		result preview.Result
+		want   bool
+	}{
+		"by the agent":    {preview.Result{Reboot: true}, true},
+		"by another user": {preview.Result{AtReboot: []nvml.GPU{{UUID: "GPU-a"}}}, true},
+		"without one":     {preview.Result{Before: []nvml.GPU{{UUID: "GPU-a"}}}, false},
+	} {
+		var got api.Answer
+		if row.result.AddTo(&got); got.Reboot != row.want {
+			t.Errorf("%s: %v", name, got.Reboot)
+		}
+	}
+}
+
+// Only what goes with the pods that leave is lost, and only what nothing brings back.
+func TestWhatIsLostForGood(t *testing.T) {
+	t.Parallel()
+	pods := map[string]holders.Pod{
+		"bare":     {},
+		"of-a-set": {Controller: "ReplicaSet/api"},
+		"static":   {Mirror: true},
+		"ending":   {Terminating: true},
+		"scratch":  {Controller: "Job/train", EmptyDirs: []string{"cache", "work"}},
+		"both":     {EmptyDirs: []string{"work"}},
+		"stays":    {EmptyDirs: []string{"work"}},
+	}
+	seen, leave := &state.Observed{}, plan.Step{Kind: plan.Evict}
+	for name, p := range pods {
+		p.Namespace, p.Name = "team", name
+		seen.Holders.Pods = append(seen.Holders.Pods, p)
+		if name != "stays" {
+			leave.Pods = append(leave.Pods, plan.Pod{Namespace: "team", Name: name})
+		}
+	}
+	stays := plan.Step{Kind: plan.PauseOperands, Pods: []plan.Pod{{Namespace: "team", Name: "stays"}}}
+	want := []string{
+		"pod team/bare, which no controller makes anew", "pod team/both, which no controller makes anew",
+		"the files of team/both on emptyDir work", "the files of team/scratch on emptyDir cache, work",
+	}
+	if diff := cmp.Diff(want, preview.Losses(seen, []plan.Step{stays, leave, leave})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
