@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
@@ -38,6 +39,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -75,6 +77,7 @@ type observers struct {
 	sets         *holders.DaemonSets
 	kernel       *host.Kernel
 	processes    *observe.Processes
+	claims       *observe.Claims
 	leftovers    *observe.Leftovers
 	files        *observe.Files
 	devicePlugin *deviceplugin.Plugin
@@ -121,7 +124,7 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.record, a.sets, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
+		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
 		a.fencing, a.monitors,
 	}
 }
@@ -286,7 +289,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 		return err
 	}
 	for _, chore := range []func(context.Context, *state.Observed){
-		a.noteObserved, a.shareObserved, a.tidyRecord, a.setClock, a.slot.Renew, a.rebooter.Withdraw,
+		a.noteObserved, a.shareObserved, a.reportUnreadClaims, a.tidyRecord, a.setClock, a.slot.Renew, a.rebooter.Withdraw,
 	} {
 		chore(ctx, seen)
 	}
@@ -325,6 +328,18 @@ func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	}
 	a.monitors.Observe(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	a.units.ReportNotRunning(seen)
+}
+
+// reportUnreadClaims says why claims count as any GPU, when that is news.
+func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
+	err := a.claims.News(seen)
+	if err == nil {
+		return
+	}
+	a.Log.Warn("resource claims count as any GPU", zap.Error(err))
+	if apierrors.IsForbidden(err) {
+		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonMissingRight, "%s", sanitize.Message(err.Error(), sanitize.Longest))
+	}
 }
 
 // tidyRecord removes a change from the host's record that owes nothing more.

@@ -92,9 +92,19 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	}
 	seen.Kubelet.Err = err
 	seen.Kubelet.Assigned = assigned
+	a.observeClaims(ctx, seen)
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
 	a.devicePlugin.ObservePods(ctx, seen, pods)
 	seen.Capacity = seen.CompareHardware(a.devicePlugin.Strategy(seen, nil))
+}
+
+// observeClaims reads what resource claims have given out: anew with the rest, during a change, and for a plan that a user asks for. A node at rest costs
+// the API server no request for them, whatever its pods do.
+func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
+	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
+	defer cancel()
+	_, asked := seen.Node.Annotations[config.AnnotationPreview]
+	a.claims.Observe(call, seen, a.objects.AreFresh() || seen.Journal != nil || asked)
 }
 
 // observeOthers reads what else on the node matters to a change: operands, clients of the library, other tools, and what an earlier

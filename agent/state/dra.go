@@ -16,8 +16,10 @@ type DRA struct {
 	// Complete says that there are slices, and that each pool has as many as it is to have: a device that is in none of them is not offered.
 	// While the driver starts, and after a restart of kubelet, there are none.
 	Complete bool
-	Err      error          // why the agent does not know the slices; they are then nil
-	Claims   holders.Claims // the resource claims of the node's pods, as far as the agent could read them
+	Err      error // why the agent does not know the slices; they are then nil
+
+	Claims holders.Claims // the resource claims of the node's pods, as far as the agent has read them
+	Unread error          // why it could not read all of them
 }
 
 // Claimed is what holders.GPUPods needs of it. Where the slices are not complete, no device is known.

@@ -10,8 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Claims are resource claims by namespace and name, those that could be read.
-type Claims map[types.NamespacedName]Claim
+// Claims are the resource claims of pods, those that could be read. A claim that several pods use is in it for each of them.
+type Claims map[PodClaim]Claim
+
+// PodClaim is a claim that a pod has, by the claim's name. It is in the namespace of the pod.
+type PodClaim struct {
+	Pod  types.UID
+	Name string
+}
 
 // Claim is what is kept of a resource claim.
 type Claim struct {
@@ -75,7 +81,7 @@ func ClaimNames(pod *corev1.Pod) []string {
 func (c Claimed) AsAdmin(pod *corev1.Pod) bool {
 	admin := false
 	for _, name := range ClaimNames(pod) {
-		claim := c.Claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}]
+		claim := c.Claims[PodClaim{pod.UID, name}]
 		if !claim.IsSettledFor(pod.UID) {
 			return false
 		}
@@ -98,8 +104,8 @@ type held struct {
 
 // by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count.
 func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
-	claim, has := c.Claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}]
-	settled := has && claim.IsSettledFor(pod.UID)
+	claim := c.Claims[PodClaim{pod.UID, name}]
+	settled := claim.IsSettledFor(pod.UID)
 	out := held{known: settled || pod.Unlisted && len(prepared) > 0}
 	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
 		// What the claim has by admin access kubelet does not tell apart.
@@ -190,6 +196,18 @@ func partClaims(given map[string][]string) (devices map[string][]string, claims 
 		}
 	}
 	return devices, claims
+}
+
+// GivesOut reports whether kubelet has prepared a device of the DRA driver for any pod.
+func (a Assignments) GivesOut(driver string) bool {
+	for _, given := range a {
+		for name, ids := range given {
+			if strings.HasPrefix(name, claimPrefix) && slices.ContainsFunc(ids, func(id string) bool { return deviceOf(id).Driver == driver }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // id names the device in Assignments. A pool's name may have slashes, the two others have none.

@@ -143,7 +143,7 @@ func TestWhichGPUsAPodHoldsByAClaim(t *testing.T) {
 					}
 					claimed := holders.Claimed{}
 					if row.claim != nil {
-						claimed.Claims = holders.Claims{{Namespace: "team", Name: "c"}: holders.ReadClaim(row.claim)}
+						claimed.Claims = holders.Claims{{Pod: "uid-a", Name: "c"}: holders.ReadClaim(row.claim)}
 					}
 					if current, complete := holders.CurrentSlices(row.slices); complete {
 						claimed.UUIDs = holders.UUIDs(current)
@@ -175,7 +175,7 @@ func devicesOf(pods []holders.Pod) string {
 
 // A claim that the scheduler makes for an extended resource is all that the pod has of it, and one that kubelet has prepared counts whatever the pod names.
 func TestKubeletAndTheClaimTellOfTheSamePod(t *testing.T) {
-	read := holders.Claimed{Claims: holders.Claims{{Namespace: "team", Name: "c"}: holders.ReadClaim(claimOf("gpu-0"))}, UUIDs: holders.UUIDs(offers)}
+	read := holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: holders.ReadClaim(claimOf("gpu-0"))}, UUIDs: holders.UUIDs(offers)}
 	for _, row := range []struct {
 		name     string
 		pod      corev1.Pod
@@ -213,7 +213,7 @@ func TestWhoReadsGPUsByAdminAccess(t *testing.T) {
 		{"not reserved for it", reserved(claimOf("admin gpu-0")), false},
 	} {
 		p := pod("a", claims("c"))
-		read := holders.Claimed{Claims: holders.Claims{{Namespace: "team", Name: "c"}: holders.ReadClaim(row.claim)}}
+		read := holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: holders.ReadClaim(row.claim)}}
 		if got := read.AsAdmin(&p); got != row.want {
 			t.Errorf("%s: %t, want %t", row.name, got, row.want)
 		}
@@ -326,7 +326,7 @@ func FuzzClaims(f *testing.F) {
 		if complete && (count != 1 || n > resourcev1.ResourceSliceMaxDevices) {
 			t.Errorf("a slice of %d devices is the only one of %d, and they are complete", n, count)
 		}
-		claimed := holders.Claimed{Claims: holders.Claims{{Namespace: "team", Name: claim}: holders.ReadClaim(c)}}
+		claimed := holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: claim}: holders.ReadClaim(c)}}
 		if complete {
 			claimed.UUIDs = holders.UUIDs(current)
 		}

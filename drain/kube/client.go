@@ -11,6 +11,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -113,6 +114,7 @@ func newClient(c *rest.Config, sender *http.Client) (*client, error) {
 		appsv1.SchemeGroupVersion: &out.apps, authenticationv1.SchemeGroupVersion: &out.authentication,
 		authorizationv1.SchemeGroupVersion: &out.authorization, coordinationv1.SchemeGroupVersion: &out.coordination,
 		corev1.SchemeGroupVersion: &out.core, policyv1.SchemeGroupVersion: &out.policy,
+		resourcev1.SchemeGroupVersion: &out.resource,
 	} {
 		shared.GroupVersion, shared.APIPath = &version, "/apis"
 		if version.Group == "" {
@@ -129,7 +131,7 @@ func newClient(c *rest.Config, sender *http.Client) (*client, error) {
 func Kinds() (*runtime.Scheme, error) {
 	kinds := runtime.NewScheme()
 	groups := runtime.NewSchemeBuilder(appsv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
-		corev1.AddToScheme, policyv1.AddToScheme)
+		corev1.AddToScheme, policyv1.AddToScheme, resourcev1.AddToScheme)
 	if err := groups.AddToScheme(kinds); err != nil {
 		return nil, fmt.Errorf("registering kinds: %w", err)
 	}
@@ -137,7 +139,7 @@ func Kinds() (*runtime.Scheme, error) {
 }
 
 type client struct {
-	apps, authentication, authorization, coordination, core, policy *rest.RESTClient
+	apps, authentication, authorization, coordination, core, policy, resource *rest.RESTClient
 
 	pauses *pauses // nil if it makes none
 }
@@ -205,6 +207,11 @@ func (c *client) Pods(namespace string) Pods {
 	return pods{listed[corev1.Pod, corev1.PodList](c.core, "pods", namespace)}
 }
 
+// ResourceClaims implements Interface.
+func (c *client) ResourceClaims(namespace string) ResourceClaims {
+	return single[resourcev1.ResourceClaim](c.resource, "resourceclaims", namespace)
+}
+
 // SelfSubjectAccessReviews implements Interface.
 func (c *client) SelfSubjectAccessReviews() SelfSubjectAccessReviews {
 	return single[authorizationv1.SelfSubjectAccessReview](c.authorization, "selfsubjectaccessreviews", "")
@@ -225,6 +232,9 @@ func (c *client) RawCore() cache.Getter { return c.core }
 
 // RawPolicy implements Interface.
 func (c *client) RawPolicy() cache.Getter { return c.policy }
+
+// RawResource implements Interface.
+func (c *client) RawResource() cache.Getter { return c.resource }
 
 type pods struct {
 	*gentype.ClientWithList[*corev1.Pod, *corev1.PodList]

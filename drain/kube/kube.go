@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -29,6 +30,7 @@ type Interface interface {
 	Nodes() Nodes
 	PodDisruptionBudgets(namespace string) PodDisruptionBudgets
 	Pods(namespace string) Pods
+	ResourceClaims(namespace string) ResourceClaims
 	SelfSubjectAccessReviews() SelfSubjectAccessReviews
 	SubjectAccessReviews() SubjectAccessReviews
 	TokenReviews() TokenReviews
@@ -40,6 +42,8 @@ type Interface interface {
 	RawCore() cache.Getter
 	// RawPolicy makes requests of the group of disruption budgets that only read.
 	RawPolicy() cache.Getter
+	// RawResource makes requests of the group of resource claims and slices that only read.
+	RawResource() cache.Getter
 }
 
 // ConfigMaps are those of a namespace.
@@ -87,6 +91,11 @@ type Pods interface {
 	// EvictV1 asks once. Left to itself, client-go repeats a request that was answered 429 with Retry-After up to ten times, and sleeps in
 	// between, which for a PodDisruptionBudget that is being processed is 100 seconds.
 	EvictV1(ctx context.Context, eviction *policyv1.Eviction) error
+}
+
+// ResourceClaims are those of a namespace.
+type ResourceClaims interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (*resourcev1.ResourceClaim, error)
 }
 
 // SelfSubjectAccessReviews say what the client itself may do.

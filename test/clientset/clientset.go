@@ -40,6 +40,11 @@ func (o of) PodDisruptionBudgets(namespace string) kube.PodDisruptionBudgets {
 // Pods implements kube.Interface.
 func (o of) Pods(namespace string) kube.Pods { return o.client.CoreV1().Pods(namespace) }
 
+// ResourceClaims implements kube.Interface.
+func (o of) ResourceClaims(namespace string) kube.ResourceClaims {
+	return o.client.ResourceV1().ResourceClaims(namespace)
+}
+
 // SelfSubjectAccessReviews implements kube.Interface.
 func (o of) SelfSubjectAccessReviews() kube.SelfSubjectAccessReviews {
 	return o.client.AuthorizationV1().SelfSubjectAccessReviews()
@@ -61,6 +66,9 @@ func (o of) RawCore() cache.Getter { return o.client.CoreV1().RESTClient() }
 
 // RawPolicy implements kube.Interface.
 func (o of) RawPolicy() cache.Getter { return o.client.PolicyV1().RESTClient() }
+
+// RawResource implements kube.Interface.
+func (o of) RawResource() cache.Getter { return o.client.ResourceV1().RESTClient() }
 
 // IsWatchListSemanticsUnSupported tells client-go's informers whether they may ask for a list as a watch, which its fake cannot do.
 func (o of) IsWatchListSemanticsUnSupported() bool {

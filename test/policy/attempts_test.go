@@ -287,6 +287,20 @@ func readSecret(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 	return err
 }
 
+func readClaim(namespace, name string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	}
+}
+
+func readSlices(selector string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector})
+		return err
+	}
+}
+
 // long is a text of 100,000 characters.
 var long = strings.Repeat("a", 100_000)
 
@@ -537,6 +551,25 @@ var attempts = []attempt{
 	{"pods of another node: read them", others, readPodsOf("other")},
 	{"pod of another node: read it", others, readPod("team", "app-other")},
 	{"pod of no node: read it", others, readPod("team", "app-waits")},
+	{"claim of a pod of another node: read it", others, readClaim("team", "claim-other")},
+	{"claim of a pod of no node: read it", others, readClaim("team", "claim-waits")},
+	{"claim of any pod: list them", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		_, err := c.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
+		return err
+	}},
+	{"claim of a pod of its node: allocate another device to it", never, func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		claim, err := s.admin.ResourceV1().ResourceClaims("team").Get(ctx, "claim-own", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		_, err = c.ResourceV1().ResourceClaims("team").UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+		return err
+	}},
+	{"devices of another node: read its ResourceSlices", others, readSlices("spec.nodeName=other")},
+	{"devices of all nodes: read their ResourceSlices", others, readSlices("")},
+	{"devices of its node: delete its ResourceSlices", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=own"})
+	}},
 	{"any DaemonSet: read it, with its environment", open, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		_, err := c.AppsV1().DaemonSets("kube-system").Get(ctx, "plugin", metav1.GetOptions{})
 		return err
@@ -566,6 +599,17 @@ var attempts = []attempt{
 // since has the minor version of Kubernetes in which the field of an attempt is there; before, the API server passes it over.
 var since = map[string]uint{"own node: features": 31}
 
+// claims begin the attempts that need resource.k8s.io/v1.
+var claims = regexp.MustCompile("^(claim|devices) of|its resource claim|its DRA driver")
+
+// servesClaims is the minor version of Kubernetes from which on the API server serves resource.k8s.io/v1.
+const servesClaims = 34
+
+// has reports whether this minor version of Kubernetes has what the attempt is about.
+func (a attempt) has(minor uint) bool {
+	return minor >= since[a.what] && (minor >= servesClaims || !claims.MatchString(a.what))
+}
+
 // needed are what the agent does; its token must be good for it under the policies.
 var needed = []attempt{
 	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null,"karpenter.sh/do-not-disrupt":"true"}},"spec":{"unschedulable":true}}`)},
@@ -581,6 +625,8 @@ var needed = []attempt{
 	{"stale resources", open, status("own", `{"status":{"capacity":{"nvidia.com/mig-1g.10gb":null},"allocatable":{"nvidia.com/mig-1g.10gb":null}}}`)},
 	{"pods of its node", open, readPodsOf("own")},
 	{"pod of its node", open, readPod("team", "app-own")},
+	{"pod of its node: its resource claim", open, readClaim("team", "claim-own")},
+	{"pods of its node: the devices that its DRA driver offers", open, readSlices("spec.nodeName=own,spec.driver=gpu.nvidia.com")},
 	{"evict", open, evict("team", "app-own", "its")},
 	{"evict the device plugin", open, evict("kube-system", "", "its")},
 	{"delete after the deadline", open, remove("team", "app-own", true, 30)},
@@ -600,9 +646,13 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.attempts = slices.DeleteFunc(slices.Clone(attempts), func(a attempt) bool { return minor < since[a.what] })
+	s.attempts = slices.DeleteFunc(slices.Clone(attempts), func(a attempt) bool { return !a.has(minor) })
+	s.needed = slices.DeleteFunc(slices.Clone(needed), func(a attempt) bool { return !a.has(minor) })
 	s.apply("without-policies")
 	s.fill()
+	if minor >= servesClaims {
+		s.putFile("claims.yaml")
+	}
 	bound, loose := s.agent(), s.unbound()
 	s.token = bound
 	s.finds("without the policies", bound, access.Findings{InForce: all(false), Level: config.PodAccessRBAC, MayNotDelete: true})
@@ -670,19 +720,19 @@ func (s *scene) try(clients []kubernetes.Interface, all []attempt, note func(att
 // isGoodForTheAgent fails the test if the agent's token is not good for what the agent does, or another than that of its pod is.
 func (s *scene) isGoodForTheAgent(agent, unbound []kubernetes.Interface) {
 	s.t.Helper()
-	s.try(agent, needed, func(a attempt, done bool) {
+	s.try(agent, s.needed, func(a attempt, done bool) {
 		if !done {
 			s.t.Errorf("the agent needs it, and is refused: %s: %v", a.what, a.do(s.t.Context(), s, agent[len(agent)-1]))
 		}
 	})
 	// A token that names no node may not even do what the agent does.
-	writes := slices.DeleteFunc(slices.Clone(needed), func(a attempt) bool { return strings.HasPrefix(a.what, "pod") })
+	writes := slices.DeleteFunc(slices.Clone(s.needed), func(a attempt) bool { return strings.HasPrefix(a.what, "pod") })
 	s.try(unbound, writes, func(a attempt, done bool) {
 		if done {
 			s.t.Errorf("with a token that is bound to no pod: %s went through", a.what)
 		}
 	})
-	rights := slices.DeleteFunc(slices.Concat(needed, s.attempts), func(a attempt) bool { return a.want == never })
+	rights := slices.DeleteFunc(slices.Concat(s.needed, s.attempts), func(a attempt) bool { return a.want == never })
 	s.try([]kubernetes.Interface{s.tries(s.cluster.Config())}, rights, func(a attempt, done bool) {
 		if !done {
 			s.t.Errorf("the policies touch an administrator: %s", a.what)
@@ -742,7 +792,7 @@ var sums = []struct {
 	is   *regexp.Regexp
 }{
 	{"against other nodes", regexp.MustCompile("^(other node|a node that)")},
-	{"against pods of other nodes, or of none", regexp.MustCompile("^(pods? of (another|no) node|all pods)")},
+	{"against pods of other nodes, or of none", regexp.MustCompile("^((claim of a )?pods? of (another|no) node|all pods|devices of (another node|all nodes))")},
 	{"against Secrets and tokens", regexp.MustCompile("^(Secret|token)|: a token of")},
 	{"against Leases that are no pool's", regexp.MustCompile("^Lease(:| of another node)")},
 	{"in all", regexp.MustCompile("")},

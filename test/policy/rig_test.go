@@ -50,6 +50,7 @@ type scene struct {
 	cluster  *cluster.Cluster
 	admin    kubernetes.Interface
 	attempts []attempt    // those that this version of Kubernetes has the fields for
+	needed   []attempt    // the same of what the agent does
 	token    *rest.Config // of the agent's pod
 	plugin   string       // name of the pod of the DaemonSet in kube-system
 	uids     map[string]string
@@ -82,11 +83,7 @@ func (s *scene) fill() {
 			return err == nil, ignoring(err, apierrors.IsNotFound)
 		})
 	}
-	manifests, err := os.ReadFile("testdata/scene.yaml")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.put(string(manifests))
+	s.putFile("scene.yaml")
 	own, err := s.admin.CoreV1().Nodes().Get(s.t.Context(), "own", metav1.GetOptions{})
 	if err != nil {
 		s.t.Fatal(err)
@@ -149,6 +146,16 @@ func (s *scene) build(files kustomize.Files) string {
 
 // applies is the name by which kubectl apply writes.
 const applies = "kubectl-client-side-apply"
+
+// putFile writes the manifests of a file.
+func (s *scene) putFile(name string) {
+	s.t.Helper()
+	manifests, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.put(string(manifests))
+}
 
 // put writes manifests under the name of kubectl apply, which itself takes a second of processor time for them. A field that the API server does
 // not know fails the test.

@@ -75,7 +75,7 @@ var readers = map[string][]string{
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {
 		"ConfigMaps", "DaemonSets", "Events", "Leases", "Nodes", "PodDisruptionBudgets", "Pods", "SelfSubjectAccessReviews", "SubjectAccessReviews",
-		"TokenReviews", "RawCore", "RawPolicy",
+		"ResourceClaims", "TokenReviews", "RawCore", "RawPolicy", "RawResource",
 	},
 	"kube.ConfigMaps":           {"Get"},
 	"kube.DaemonSets":           {"Get"},
@@ -83,6 +83,7 @@ var readers = map[string][]string{
 	"kube.Nodes":                {"Get", "List", "Watch"},
 	"kube.PodDisruptionBudgets": {"List"},
 	"kube.Pods":                 {"Get", "List"},
+	"kube.ResourceClaims":       {"Get"},
 }
 
 // ourInterface begins the names of interfaces of this module.

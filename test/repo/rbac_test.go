@@ -37,6 +37,9 @@ var unseen = map[grant]string{
 	"watch configmaps":                  "watch.watch",
 	"list poddisruptionbudgets.policy":  "watch.watchBudgetsOf",
 	"watch poddisruptionbudgets.policy": "watch.watchBudgetsOf",
+
+	"list resourceslices.resource.k8s.io":  "watch.listSlices",
+	"watch resourceslices.resource.k8s.io": "watch.watchSlices",
 }
 
 // verbs of the methods of the client of a kind.
@@ -47,6 +50,7 @@ var verbs = map[string]string{
 // groups are the API groups of the kinds that drain/kube has clients of.
 var groups = map[string]string{
 	"ConfigMaps": "", "Events": "", "Nodes": "", "Pods": "", "DaemonSets": "apps", "Leases": "coordination.k8s.io", "PodDisruptionBudgets": "policy",
+	"ResourceClaims":           "resource.k8s.io",
 	"SelfSubjectAccessReviews": "authorization.k8s.io", "SubjectAccessReviews": "authorization.k8s.io", "TokenReviews": "authentication.k8s.io",
 }
 

@@ -9,14 +9,15 @@ import (
 	"io"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Protobuf is read here and not by client-go, which reads a whole answer before it decodes the first pod. The numbers are those of the fields in
-// the .proto files of k8s.io/apimachinery/pkg/runtime (Unknown, in which an answer is wrapped) and of k8s.io/api/core/v1 (PodList).
+// Protobuf is read here and not by client-go, which reads a whole answer before it decodes the first object. The numbers are those of the fields in
+// the .proto files of k8s.io/apimachinery/pkg/runtime (Unknown, in which an answer is wrapped) and of lists, which all kinds have alike.
 const (
-	unknownRaw      = 2
-	podListMetadata = 1
-	podListItems    = 2
+	unknownRaw   = 2
+	listMetadata = 1
+	listItems    = 2
 )
 
 // magic begins each answer of the API server in protobuf.
@@ -29,59 +30,70 @@ var errNoList = errors.New("it is no list in protobuf")
 
 // read takes one pod after the other from a list.
 func read(body io.Reader) (*corev1.PodList, error) {
+	list := &corev1.PodList{}
+	err := readObjects(body, &list.ListMeta, func(text []byte) error {
+		var pod corev1.Pod
+		if err := pod.Unmarshal(text); err != nil {
+			return fmt.Errorf("the pod after %d others: %w", len(list.Items), err)
+		}
+		Shorten(&pod)
+		list.Items = append(list.Items, pod)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// readObjects hands one object after the other of a list to item.
+func readObjects(body io.Reader, about *metav1.ListMeta, item func(text []byte) error) error {
 	in := bufio.NewReader(body)
 	begin := make([]byte, len(magic))
 	if _, err := io.ReadFull(in, begin); err != nil {
-		return nil, fmt.Errorf("reading the list: %w", err)
+		return fmt.Errorf("reading the list: %w", err)
 	}
 	if !bytes.Equal(begin, magic) {
-		return nil, fmt.Errorf("reading the list: %w", errNoList)
+		return fmt.Errorf("reading the list: %w", errNoList)
 	}
-	var list *corev1.PodList
+	found := false
 	err := eachField(in, func(number int, size uint64) error {
 		if number != unknownRaw {
 			_, err := take(in, size)
 			return err
 		}
 		raw := &io.LimitedReader{R: in, N: int64(min(size, 1<<62))}
-		var err error
-		list, err = readList(raw)
+		err := readList(raw, about, item)
 		if err == nil && raw.N > 0 {
 			err = io.ErrUnexpectedEOF
 		}
+		found = true
 		return err
 	})
-	if err == nil && list == nil {
+	if err == nil && !found {
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the list: %w", err)
+		return fmt.Errorf("reading the list: %w", err)
 	}
-	return list, nil
+	return nil
 }
 
-func readList(raw *io.LimitedReader) (*corev1.PodList, error) {
-	out := &corev1.PodList{}
+func readList(raw *io.LimitedReader, about *metav1.ListMeta, item func(text []byte) error) error {
 	in := bufio.NewReader(raw)
-	err := eachField(in, func(number int, size uint64) error {
+	return eachField(in, func(number int, size uint64) error {
 		text, err := take(in, size)
 		if err != nil {
 			return err
 		}
 		switch number {
-		case podListMetadata:
-			return out.ListMeta.Unmarshal(text)
-		case podListItems:
-			var pod corev1.Pod
-			if err := pod.Unmarshal(text); err != nil {
-				return fmt.Errorf("the pod after %d others: %w", len(out.Items), err)
-			}
-			Shorten(&pod)
-			out.Items = append(out.Items, pod)
+		case listMetadata:
+			return about.Unmarshal(text)
+		case listItems:
+			return item(text)
 		}
 		return nil
 	})
-	return out, err
 }
 
 // eachField calls field for each field of a message until its end, which field has to read from there. Each that the two messages have is of the kind

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // kept is what one watch has shown.
@@ -56,6 +58,7 @@ func notFound(configMap string) error {
 func (o *Objects) Watch(ctx context.Context, changed func()) {
 	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
 	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
+	o.beginSlices = func() *watchedSlices { return o.watchSlices(ctx, changed) }
 	for _, ref := range o.o.ConfigMaps {
 		key := config.ConfigMapKey{Namespace: ref.Namespace, Name: ref.Name}
 		if o.configMaps[key] != nil {
@@ -74,7 +77,14 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 			return Read(ctx, client, options)
 		}
 	}
-	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+	store, informer := o.informer(source, kind, changed)
+	go informer.RunWithContext(ctx)
+	return &kept{store: store, informer: informer}
+}
+
+// informer makes an informer, which keeps of each object what counts.
+func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, changed func()) (cache.Store, cache.Controller) {
+	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    kind,
 		Handler: cache.ResourceEventHandlerFuncs{
@@ -89,8 +99,6 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 		},
 		Transform: shortened,
 	})
-	go informer.RunWithContext(ctx)
-	return &kept{store: store, informer: informer}
 }
 
 // shortened returns what the store keeps of a watched object, which may be large.
@@ -102,6 +110,8 @@ func shortened(object any) (any, error) {
 		Shorten(object)
 	case *corev1.ConfigMap:
 		object.ManagedFields = nil
+	case *resourcev1.ResourceSlice:
+		holders.ShortenSlice(object)
 	}
 	return object, nil
 }
@@ -119,6 +129,9 @@ func decidesAlike(before, after any) bool {
 	case *corev1.ConfigMap:
 		before, is := before.(*corev1.ConfigMap)
 		return is && before.UID == after.UID && equality.Semantic.DeepEqual(before.Data, after.Data)
+	case *resourcev1.ResourceSlice:
+		before, is := before.(*resourcev1.ResourceSlice)
+		return is && before.UID == after.UID && equality.Semantic.DeepEqual(before.Spec, after.Spec)
 	default:
 		return false
 	}

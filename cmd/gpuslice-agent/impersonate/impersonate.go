@@ -1,6 +1,6 @@
 // Package impersonate sends the agent's requests about pods in the name of the node that the agent runs on, where the API server lets it
-// (constrained impersonation, Kubernetes 1.36): it then reads and evicts the pods of that node, and no others. Where the API server does not
-// let it, the requests go out in the name of the agent's account.
+// (constrained impersonation, Kubernetes 1.36): it then reads and evicts the pods of that node, and no others, and reads the resource claims that
+// they name and the node's ResourceSlices. Where the API server does not let it, the requests go out in the name of the agent's account.
 //
 // It knows nothing of what the pods are.
 package impersonate
@@ -182,10 +182,15 @@ func (t *transport) shows(request *http.Request, base string, query url.Values) 
 	}
 }
 
-// aboutPods reports whether a request reads pods or evicts one, and returns the path below which the API server has the core group. Other
-// requests, deletions of pods among them, are the account's: admission policies confine those by what they are about.
+// aboutPods reports whether a request reads pods or evicts one, or reads a resource claim or slices, and returns the path below which the API server has the
+// core group. Other requests, deletions of pods among them, are the account's: admission policies confine those by what they are about.
 func aboutPods(request *http.Request) (base string, is bool) {
-	const group = "/api/v1/"
+	const group, resources = "/api/v1/", "/apis/resource.k8s.io/v1/"
+	if before, path, ok := strings.Cut(request.URL.Path, resources); ok {
+		parts := strings.Split(path, "/")
+		claim := len(parts) == 4 && parts[0] == "namespaces" && parts[2] == "resourceclaims"
+		return before + group, request.Method == http.MethodGet && (claim || path == "resourceslices")
+	}
 	before, path, ok := strings.Cut(request.URL.Path, group)
 	if !ok {
 		return "", false

@@ -109,6 +109,34 @@ func list(ctx context.Context, c kubernetes.Interface) error {
 	return err
 }
 
+// What a node may read besides: the claims of its pods, and its slices. Nothing else of the group goes out in its name.
+func TestClaimsAndSlicesAreReadInTheNameOfTheNode(t *testing.T) {
+	t.Parallel()
+	const node, account = "system:node:gpu-1: ", "account: "
+	for _, row := range []struct{ method, path, who string }{
+		{http.MethodGet, "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/c", node},
+		{http.MethodGet, "/apis/resource.k8s.io/v1/resourceslices", node},
+		{http.MethodGet, "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims", account},
+		{http.MethodGet, "/apis/resource.k8s.io/v1/resourceclaims", account},
+		{http.MethodGet, "/apis/resource.k8s.io/v1/resourceslices/s", account},
+		{http.MethodPut, "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/c", account},
+		{http.MethodPost, "/apis/resource.k8s.io/v1/resourceslices", account},
+		{http.MethodPut, "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/c/status", account},
+		{http.MethodGet, "/apis/resource.k8s.io/v1/deviceclasses", account},
+	} {
+		s := &server{status: confines}
+		c, _ := client(t, s, config.PodAccessAuto)
+		_ = c.CoreV1().RESTClient().Verb(row.method).AbsPath(row.path).Do(t.Context()).Error() // the answer is the test's own
+		want := []string{row.who + row.method + " " + row.path}
+		if row.who == node {
+			want = append([]string{askOwn, askAll}, want...)
+		}
+		if diff := cmp.Diff(want, s.takeAsked()); diff != "" {
+			t.Errorf("%s %s: requests (-want +got):\n%s", row.method, row.path, diff)
+		}
+	}
+}
+
 func TestPodsAreReadInTheNameOfTheNodeWhereThatConfines(t *testing.T) {
 	t.Parallel()
 	const asNode, asAccount = "system:node:gpu-1: GET /api/v1/namespaces/team/pods", "account: GET /api/v1/namespaces/team/pods"

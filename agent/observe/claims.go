@@ -1,0 +1,177 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+const (
+	// maxReads bounds how many claims one observation reads. A node of eight GPUs, each in seven, has 56 in use; more are read by the next one.
+	maxReads = 256
+	// readAgain is the least time between two reads of a claim that was not settled for its pod.
+	readAgain = 15 * time.Second
+	// longestName bounds the name of a claim in a message.
+	longestName = 100
+)
+
+// Claims reads the resource claims of the node's pods, and by which ResourceSlices NVIDIA's DRA driver offers its GPUs. A node that has neither claims
+// nor that driver costs the API server nothing. It is not safe for use by several goroutines.
+type Claims struct {
+	Objects *watch.Objects
+	Client  kube.Interface
+	Clock   *monotonic.Clock
+
+	known  map[holders.PodClaim]readClaim
+	driver bool // a trace of the driver was seen on the node
+	told   string
+}
+
+// readClaim is a claim as it was read for a pod. Once it is settled for the pod, it stays so until the pod has ended.
+type readClaim struct {
+	claim holders.Claim
+	err   error
+	at    time.Time
+}
+
+// Forget drops the claims that are to be read again after a while, by the clock as it was.
+func (c *Claims) Forget(time.Time) {
+	for key, has := range c.known {
+		if !has.claim.IsSettledFor(key.Pod) {
+			delete(c.known, key)
+		}
+	}
+}
+
+// Observe adds to the observation what claims have given out. It reads claims only if mayRead says so, and goes by those that it has read otherwise.
+// Whatever it cannot read is no error of the observation: such a claim counts as any GPU.
+func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
+	seen.DRA.Claims, seen.DRA.Unread = c.claims(ctx, seen.Pods, mayRead)
+	c.driver = c.driver || slices.ContainsFunc(seen.Pods, runsDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
+	if !c.driver {
+		return
+	}
+	all, err := c.Objects.Slices(ctx)
+	if err != nil {
+		seen.DRA.Err = err
+		return
+	}
+	seen.DRA.Slices, seen.DRA.Complete = holders.CurrentSlices(all)
+}
+
+// claims returns the claims of the pods, and why some could not be read.
+func (c *Claims) claims(ctx context.Context, pods []corev1.Pod, mayRead bool) (holders.Claims, error) {
+	known, out := map[holders.PodClaim]readClaim{}, holders.Claims{}
+	reads, unread := 0, 0
+	var first error
+	for i := range pods {
+		if state.Ended(&pods[i]) {
+			continue
+		}
+		for _, name := range holders.ClaimNames(&pods[i]) {
+			key := holders.PodClaim{Pod: pods[i].UID, Name: name}
+			has, is := c.known[key]
+			if mayRead && ctx.Err() == nil && reads < maxReads && (!is || c.isDue(has, key.Pod)) {
+				has, is = c.read(ctx, pods[i].Namespace, name), true
+				reads++
+			}
+			if is {
+				known[key] = has
+			}
+			switch {
+			case has.err != nil:
+				first = cmp.Or(first, has.err)
+				unread++
+			case is:
+				out[key] = has.claim
+			}
+		}
+	}
+	c.known = known
+	if unread > 1 {
+		first = fmt.Errorf("%w; so it is with %d resource claims, each of which counts as any GPU", first, unread)
+	}
+	return out, first
+}
+
+// isDue reports whether the claim is to be read again for the pod.
+func (c *Claims) isDue(has readClaim, pod types.UID) bool {
+	return !has.claim.IsSettledFor(pod) && c.Clock.Since(has.at) >= readAgain
+}
+
+func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
+	out := readClaim{at: c.Clock.Now()}
+	// The API server takes any text as the name in a pod's status. A request for a claim of such a name fails each time.
+	if len(apivalidation.NameIsDNSSubdomain(name, false)) > 0 {
+		out.err = fmt.Errorf("a pod in namespace %s names a resource claim %q, which none can be called", namespace, sanitize.Cut(name, longestName))
+		return out
+	}
+	var claim *resourcev1.ResourceClaim
+	err := kube.Retry(ctx, func() (err error) {
+		claim, err = c.Client.ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+	switch {
+	case apierrors.IsForbidden(err):
+		out.err = fmt.Errorf("grant the agent get on resourceclaims of the group resource.k8s.io, as deploy/base/rbac.yaml does: reading resource claim %s/%s: %w", namespace, name, err)
+	case err != nil:
+		out.err = fmt.Errorf("reading resource claim %s/%s: %w", namespace, name, err)
+	default:
+		out.claim = holders.ReadClaim(claim)
+	}
+	return out
+}
+
+// driverProgram is the program of NVIDIA's DRA driver that offers GPUs.
+const driverProgram = "gpu-kubelet-plugin"
+
+// runsDriver reports whether the pod says that it is NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and decides nothing.
+func runsDriver(pod corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
+			return slices.ContainsFunc(strings.Fields(arg), func(word string) bool { return path.Base(word) == driverProgram })
+		})
+	})
+}
+
+// allocates reports whether one of the claims has a device of the driver.
+func allocates(claims holders.Claims) bool {
+	for _, c := range claims {
+		if slices.ContainsFunc(c.Devices, func(d holders.ClaimedDevice) bool { return d.Driver == holders.ClaimDriver }) {
+			return true
+		}
+	}
+	return false
+}
+
+// News returns why the agent does not know what claims have given out; nil if it does, or if the last time it was the same.
+func (c *Claims) News(seen *state.Observed) error {
+	err := cmp.Or(seen.DRA.Err, seen.DRA.Unread)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text == c.told {
+		return nil
+	}
+	c.told = text
+	return err
+}

@@ -1,0 +1,146 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// resourceSlices are the slices in requests.
+const resourceSlices = "resourceslices"
+
+// errNotShown means that the watch of the slices has not shown them yet.
+var errNotShown = errors.New("the API server has not shown them yet")
+
+// watchedSlices is the watch of the slices, and why it has shown none the last time that it was refused.
+type watchedSlices struct {
+	kept
+
+	lock   sync.Mutex
+	failed error
+}
+
+// note keeps the error of a request of the watch.
+func (w *watchedSlices) note(err error) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	w.failed = err
+}
+
+func (w *watchedSlices) why() error {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	if w.failed != nil {
+		return w.failed
+	}
+	return errNotShown
+}
+
+// Slices returns the ResourceSlices by which NVIDIA's DRA driver offers the node's GPUs, cut to what counts. The first call begins to watch them: a node without that
+// driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
+func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
+	if o.slices == nil && o.beginSlices != nil {
+		o.slices = o.beginSlices()
+	}
+	if o.anew || o.slices == nil {
+		return o.readSlices(ctx)
+	}
+	if !o.slices.synced() {
+		return nil, o.sliceError(o.slices.why())
+	}
+	all := o.slices.all()
+	out := make([]resourcev1.ResourceSlice, 0, len(all))
+	for _, object := range all {
+		if s, is := object.(*resourcev1.ResourceSlice); is {
+			out = append(out, *s)
+		}
+	}
+	return out, nil
+}
+
+func (o *Objects) readSlices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
+	var list *resourcev1.ResourceSliceList
+	err := kube.Retry(ctx, func() (err error) {
+		list, err = o.listSlices(ctx, metav1.ListOptions{})
+		return err
+	})
+	if err != nil {
+		return nil, o.sliceError(err)
+	}
+	return list.Items, nil
+}
+
+// sliceError says what cannot be read, and what a user can do.
+func (o *Objects) sliceError(err error) error {
+	err = fmt.Errorf("reading the ResourceSlices of node %s: %w", o.o.Node, err)
+	switch {
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("grant the agent list and watch on resourceslices of the group resource.k8s.io, as deploy/base/rbac.yaml does: %w", err)
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("the API server does not serve resource.k8s.io/v1, which takes Kubernetes 1.34 or newer: %w", err)
+	default:
+		return err
+	}
+}
+
+// selectSlices selects the slices of the driver for the node. Node authorizers let a node read no others than its own.
+func (o *Objects) selectSlices() fields.Selector {
+	return fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", o.o.Node), fields.OneTermEqualSelector("spec.driver", holders.ClaimDriver))
+}
+
+// listSlices asks for a list of slices once, and reads the answer slice by slice.
+func (o *Objects) listSlices(ctx context.Context, options metav1.ListOptions) (*resourcev1.ResourceSliceList, error) {
+	options.FieldSelector = o.selectSlices().String()
+	body, err := o.o.Client.RawResource().Get().Resource(resourceSlices).VersionedParams(&options, metav1.ParameterCodec).
+		SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = body.Close() }() // it is read to its end, or that has failed
+	out := &resourcev1.ResourceSliceList{}
+	err = readObjects(body, &out.ListMeta, func(text []byte) error {
+		var s resourcev1.ResourceSlice
+		if err := s.Unmarshal(text); err != nil {
+			return fmt.Errorf("the slice after %d others: %w", len(out.Items), err)
+		}
+		holders.ShortenSlice(&s)
+		out.Items = append(out.Items, s)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// watchSlices keeps the slices for as long as ctx lasts, and calls changed when one has changed in what the agent decides by.
+func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlices {
+	out := &watchedSlices{}
+	source := cache.NewListWatchFromClient(o.o.Client.RawResource(), resourceSlices, metav1.NamespaceAll, o.selectSlices())
+	watchThem := source.WatchFuncWithContext
+	source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		list, err := o.listSlices(ctx, options)
+		out.note(err)
+		return list, err
+	}
+	source.WatchFuncWithContext = func(ctx context.Context, options metav1.ListOptions) (apiwatch.Interface, error) {
+		events, err := watchThem(ctx, options)
+		out.note(err)
+		return events, err
+	}
+	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, changed)
+	go out.informer.RunWithContext(ctx)
+	return out
+}
