@@ -1,6 +1,8 @@
 package watch
 
 import (
+	"context"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -26,4 +28,10 @@ func (o *Objects) Show(node *corev1.Node, pods ...*corev1.Pod) {
 	for _, pod := range pods {
 		_ = o.pods.store.Add(pod) // as above
 	}
+}
+
+// ShowNode makes the watches show the node and no pods, and lets Slices begin a watch of their own.
+func (o *Objects) ShowNode(ctx context.Context, node *corev1.Node, changed func()) {
+	o.Show(node)
+	o.beginSlices = func() *watchedSlices { return o.watchSlices(ctx, changed) }
 }

@@ -1,0 +1,154 @@
+package watch_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// sliceServer is an API server that lists the slices of node gpu-1, and has a watch that shows nothing. Before it may, it refuses.
+type sliceServer struct {
+	t *testing.T
+
+	mu     sync.Mutex
+	status int // 0 if it answers
+	list   resourcev1.ResourceSliceList
+	asked  []string // "list" and "watch", by what was answered
+}
+
+// ServeHTTP implements http.Handler.
+func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	if !strings.HasSuffix(r.URL.Path, "/resourceslices") {
+		s.t.Errorf("asked for %s", r.URL)
+	}
+	if got := q.Get("fieldSelector"); got != "spec.nodeName=gpu-1,spec.driver=gpu.nvidia.com" {
+		s.t.Errorf("selected by %q, of which a node may read", got)
+	}
+	verb := "list"
+	if q.Has("watch") {
+		verb = "watch"
+	}
+	s.mu.Lock()
+	status, list := s.status, s.list
+	if verb == "watch" && q.Has("sendInitialEvents") {
+		status = http.StatusUnprocessableEntity // as a server without the feature: the informer lists then
+	}
+	s.asked = append(s.asked, verb)
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	if status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	if verb == "watch" {
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		return
+	}
+	var b bytes.Buffer
+	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&list, &b); err != nil {
+		s.t.Error(err)
+	}
+	_, _ = io.Copy(w, &b)
+}
+
+func (s *sliceServer) answers(status int, list resourcev1.ResourceSliceList) (asked []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asked, s.asked = s.asked, nil
+	s.status, s.list = status, list
+	return asked
+}
+
+func offering(devices ...string) resourcev1.ResourceSliceList {
+	slice := resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Annotations: map[string]string{"a": strings.Repeat("x", 1<<20)}}}
+	slice.Spec.Driver, slice.Spec.Pool = "gpu.nvidia.com", resourcev1.ResourcePool{Name: "gpu-1", ResourceSliceCount: 1}
+	for _, d := range devices {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{Name: d})
+	}
+	return resourcev1.ResourceSliceList{
+		TypeMeta: metav1.TypeMeta{Kind: "ResourceSliceList", APIVersion: "resource.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"},
+		Items: []resourcev1.ResourceSlice{slice},
+	}
+}
+
+// The slices are asked for when the first observation needs them, and by a watch from then on.
+func TestSlicesAreWatchedFromTheFirstLookOn(t *testing.T) {
+	t.Parallel()
+	s := &sliceServer{t: t, status: http.StatusForbidden}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	client, err := kube.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel() // before the server closes, which waits for the watch
+	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: client, Pods: &listed{}})
+	changed := make(chan struct{}, 8)
+	o.ShowNode(ctx, node("1", nil), func() { changed <- struct{}{} })
+	if asked := s.answers(http.StatusForbidden, offering()); len(asked) > 0 {
+		t.Errorf("before anything asks for slices, the API server was asked to %v", asked)
+	}
+
+	o.ReadAgain()
+	o.Begin(false)
+	if slices, err := o.Slices(t.Context()); !apierrors.IsForbidden(err) || slices != nil || !strings.HasPrefix(err.Error(), "grant the agent list and watch on resourceslices") {
+		t.Errorf("without the right: %v, %v", slices, err)
+	}
+	o.Begin(false)
+	if slices, err := o.Slices(t.Context()); err == nil || slices != nil {
+		t.Errorf("by a watch that has shown nothing: %v, %v", slices, err)
+	}
+
+	s.answers(0, offering("gpu-0"))
+	select { // the watch begins again by itself
+	case <-changed:
+	case <-time.After(time.Minute):
+		t.Fatal("the watch shows no slice")
+	}
+	for {
+		o.Begin(false)
+		slices, err := o.Slices(t.Context())
+		if err != nil { // shown, and not all yet
+			continue
+		}
+		if len(slices) != 1 || len(slices[0].Spec.Devices) != 1 || slices[0].Annotations != nil {
+			t.Errorf("by the watch: %v", slices)
+		}
+		break
+	}
+	s.answers(0, offering("gpu-0", "gpu-1"))
+	o.Begin(false)
+	if slices, err := o.Slices(t.Context()); err != nil || len(slices[0].Spec.Devices) != 1 {
+		t.Errorf("by the watch: %v, %v", slices, err)
+	}
+	if asked := s.answers(0, offering("gpu-0", "gpu-1")); len(asked) > 1 { // the watch itself
+		t.Errorf("for what the watch shows, the API server was asked to %v", asked)
+	}
+	o.ReadAgain()
+	o.Begin(false)
+	if slices, err := o.Slices(t.Context()); err != nil || len(slices[0].Spec.Devices) != 2 || slices[0].Annotations != nil {
+		t.Errorf("read from the API server: %v, %v", slices, err)
+	}
+	cancel()
+}
