@@ -81,6 +81,7 @@ type observers struct {
 	leftovers    *observe.Leftovers
 	files        *observe.Files
 	devicePlugin *deviceplugin.Plugin
+	ownership    *observe.Ownership
 }
 
 // deciders are what the agent decides by.
@@ -125,7 +126,7 @@ type forgetter interface {
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
 		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
-		a.fencing, a.monitors,
+		a.fencing, a.monitors, a.ownership,
 	}
 }
 

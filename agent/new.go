@@ -139,6 +139,7 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 			File:     deviceplugin.NewFile(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 			Settings: o.Settings, Clock: env.Clock, Log: o.Log,
 		},
+		ownership: &observe.Ownership{Clock: env.Clock},
 	}
 }
 

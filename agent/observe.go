@@ -58,6 +58,9 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 		return seen, err
 	}
 	a.observeKubelet(ctx, seen, pods)
+	if !seen.Owner.MayCut() {
+		seen.Sick = nil // a reset destroys the instances, which here are not the agent's to make again
+	}
 	a.observeOthers(seen)
 	a.rebooter.Observe(ctx, seen, pods)
 	a.hardware.ObserveSpecs(ctx, seen)
@@ -95,6 +98,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	a.observeClaims(ctx, seen)
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
 	a.devicePlugin.ObservePods(ctx, seen, pods)
+	a.ownership.Observe(seen)
 	seen.Capacity = seen.CompareHardware(a.devicePlugin.Strategy(seen, nil))
 }
 

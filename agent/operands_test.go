@@ -153,7 +153,10 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		const label = config.LabelOperandPrefix + "dra-driver"
-		w.operandPod("gpu-operator", label, map[string]string{"nvidia-dra-driver-gpu-component": "kubelet-plugin"})
+		w.driver("", func(p *corev1.Pod) { // a device plugin gives out the GPUs, and this driver compute domains alone
+			p.Spec.NodeSelector = map[string]string{label: "true"}
+			p.Spec.Containers[0].Name, p.Spec.Containers[0].Args = "compute-domains", []string{"compute-domain-kubelet-plugin -v 6"}
+		})
 		w.settings.Operands = append(w.settings.Operands, label)
 		w.restart()
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
@@ -165,7 +168,7 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	})
 }
 
-// Promise 15. Any user's pod may have that driver's label, and select nodes by an operand's.
+// Promise 15. A pod of no DaemonSet may have that driver's label and folder, and select nodes by an operand's.
 func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -173,6 +176,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.pod("tenant", "", func(p *corev1.Pod) {
 			p.Labels = map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
+			p.Spec.Volumes = []corev1.Volume{{Name: "registry", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}}
 			p.Spec.NodeSelector = map[string]string{labelDCGM: "true"}
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})

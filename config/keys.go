@@ -201,6 +201,12 @@ const (
 	//
 	// You can: cut the GPU on the host of the virtual machine, and take the label off this node.
 	ReasonVirtualGPU Reason = "VirtualGPU"
+	// ReasonForeignOwner is given when NVIDIA's DRA driver keeps the agent from cutting the node's GPUs: it cuts them itself (DynamicMIG), gives them
+	// out beside a device plugin, or offers none yet, so that the agent does not know whose they are, or gives them out as they are cut when it starts,
+	// which the agent does not prove yet.
+	//
+	// You can: ask for MIG devices by claims of class mig.nvidia.com, or have the node given out by the device plugin alone, as the message says.
+	ReasonForeignOwner Reason = "ForeignOwner"
 	// ReasonImpossibleSharing is given when the device plugin cannot share the node's resources in the way that is asked for.
 	//
 	// You can: change the sharing of the profile or of the config as the message says.

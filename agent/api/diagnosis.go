@@ -26,6 +26,7 @@ type Diagnosis struct {
 	Processes []ProcessSeen `json:"processes,omitempty"` // processes that hold what the plan changes
 	Operands  []OperandSeen `json:"operands,omitempty"`  // operands that are paused
 	GPUs      GPUsSeen      `json:"gpus"`
+	Owner     Owner         `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
 	Capacity  []string      `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
 	Failed    *Failure      `json:"failed,omitempty"`   // a request that the agent does not try again
 	Unseen    []string      `json:"unseen,omitempty"`   // what the agent could not see, and why

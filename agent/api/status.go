@@ -22,6 +22,19 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
+// Owner is who gives out the GPUs of a node.
+type Owner string
+
+// The owners.
+const (
+	OwnerNone        Owner = ""             // nothing does, as far as the agent sees
+	OwnerPlugin      Owner = "plugin"       // a device plugin
+	OwnerDRAStatic   Owner = "DRA static"   // NVIDIA's DRA driver, as they are cut when it starts
+	OwnerDRADynamic  Owner = "DRA dynamic"  // NVIDIA's DRA driver, which cuts them itself (DynamicMIG)
+	OwnerDRAStarting Owner = "DRA starting" // NVIDIA's DRA driver is on the node and offers nothing yet, or no more
+	OwnerBoth        Owner = "both"         // a device plugin and NVIDIA's DRA driver
+)
+
 // Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent writes it, and
 // reads nothing of it: what it has learnt in earlier changes is in the host's record.
 type Status struct {
@@ -31,6 +44,7 @@ type Status struct {
 	Reason   config.Reason `json:"reason"`
 	GPUs     []StatusGPU   `json:"gpus,omitempty"`
 	Capacity string        `json:"capacity,omitempty"` // what kubelet gives out: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
+	Owner    Owner         `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
 	Left     int           `json:"left,omitempty"`     // steps that are left to the desired config
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for the desired config
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one

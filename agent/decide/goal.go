@@ -50,7 +50,11 @@ func GoalOf(seen *state.Observed, want state.Desired, err error, under config.MI
 	case errors.Is(err, plan.ErrStillPending) && seen.Journal.Undo == nil:
 		return Goal{Kind: StandStill, Why: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
 	}
-	return Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
+	back := Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
+	if seen.Owner.Kind == api.OwnerDRADynamic { // the geometry is not the agent's any more, nor is the way back
+		back.Targets = nil
+	}
+	return back
 }
 
 // Revised returns the goal once its steps are known. Only these show whether they begin a change although a file could not be read, and whether they disturb

@@ -82,6 +82,9 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 			r.read = reading{want.Label, want.Name, seen.Files}
 		}
 		requests, want.MissingPositions = found, beyond
+		if err := geometryRefused(seen, want.Label, want.Name, requests); err != nil {
+			return want, err
+		}
 		after := state.WithTargets(seen.GPUs, state.Targets(found))
 		want.Unanswered = want.Unanswered && !r.asksForTheSame(seen, seen.Node.Labels[config.LabelMIGConfig], after)
 		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
@@ -117,6 +120,9 @@ func (r *Resolver) refuses(ctx context.Context, seen *state.Observed, want state
 // AskPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
 // it. If the startup taint keeps the plugin away from a new node, AskPlugin leaves the config for later.
 func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
+	if err := sharingRefused(seen, by); err != nil {
+		return err
+	}
 	r.DevicePlugin.Observe(ctx, seen)
 	var err error
 	if want.Plugin, err = ask(); want.Plugin != nil {

@@ -156,7 +156,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 		return "", false, nil
 	}
 	status := api.Status{
-		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs),
+		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.Foreign(),
 		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
 	}
 	learnt := t.learnt(seen, want, r)

@@ -36,6 +36,8 @@ func (s *Observed) missing(want *DesiredPlugin, under config.MIGStrategy) (missi
 	switch sharing := want.SharingKnown(); {
 	case s.Kubelet.Err != nil:
 		missing = []string{s.Kubelet.Err.Error()}
+	case s.Owner.ByClaims(): // kubelet then has no device of any plugin
+		missing = capacity.Mismatches(nil, s.Kubelet.Offered, s.Node.Status.Allocatable)
 	case s.DevicePlugin.Rivals != "":
 		missing = []string{s.DevicePlugin.Rivals}
 	case sharing != nil:

@@ -83,25 +83,16 @@ func (s *Observed) returns(p holders.Pod) bool {
 	})
 }
 
-// claimDriverLabels are the labels of the kubelet plugin of NVIDIA's DRA driver, by either name that the driver has had.
-var claimDriverLabels = []string{"nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component"}
-
-func drivesClaims(labels map[string]string) bool {
-	return slices.ContainsFunc(claimDriverLabels, func(l string) bool { return labels[l] == "kubelet-plugin" })
-}
-
-// keepsClaims reports whether a pod of the operand is the kubelet plugin of NVIDIA's DRA driver. It must be of a DaemonSet: any user may set
-// the label.
-func keepsClaims(o fence.Operand) bool {
-	return slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.Daemon && drivesClaims(p.Labels) })
+// keepsClaims reports whether a pod of the operand is a DRA driver, of GPUs or of others, such as NVIDIA's of compute domains.
+func (s *Observed) keepsClaims(o fence.Operand) bool {
+	return slices.ContainsFunc(s.Pods, func(driver corev1.Pod) bool {
+		return registers(&driver) && slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.UID == driver.UID })
+	})
 }
 
 // ClaimDriver reports whether NVIDIA's DRA driver runs on the node.
 func (s *Observed) ClaimDriver() bool {
-	return slices.ContainsFunc(s.Pods, func(p corev1.Pod) bool {
-		_, of := holders.DaemonSetOf(&p)
-		return of && p.Status.Phase == corev1.PodRunning && drivesClaims(p.Labels)
-	})
+	return slices.ContainsFunc(driverPods(s.Pods), func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 }
 
 func byFilesAlone(p holders.Pod) bool {

@@ -40,6 +40,7 @@ type Observed struct {
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet
 	DRA          DRA
+	Owner        Owner // who gives out the GPUs, by what is above and by DevicePlugin
 	DevicePlugin DevicePlugin
 	Plugin       PluginConfig // of the device plugin; read only if a label asks for one, or a change has replaced it
 	Pauses       []fence.Operand
@@ -217,7 +218,7 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 	byLabel := map[string]bool{}
 	for _, o := range s.Pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
-		if !p.Paused && (o.State != fence.OperandRunning || keepsClaims(o)) {
+		if !p.Paused && (o.State != fence.OperandRunning || s.keepsClaims(o)) {
 			continue
 		}
 		for _, pod := range o.Pods {

@@ -327,9 +327,10 @@ func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 // computeMPS is the compute mode of a GPU that MPS uses.
 const computeMPS = nvml.ComputeExclusiveProcess
 
-// LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away.
+// LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away. Where NVIDIA's DRA driver gives
+// out the GPUs, none is missing: one beside it would give each GPU out twice.
 func (s *Observed) LacksDevicePlugin() bool {
-	noPod := s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
+	noPod := !s.Owner.ByClaims() && s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
 	return noPod && !s.Marks.Fenced && !s.paused() && (s.OffersGPUs() || len(s.Marks.Startup) == 0)
 }
 

@@ -4,6 +4,7 @@ package hardware
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"go.uber.org/zap"
@@ -11,10 +12,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -52,6 +55,12 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 			return g.abandonPersistence(ctx, in, failure)
 		}
 		return failure
+	}
+	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() { // it was the agent's when the change began
+		return &api.Failure{
+			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonForeignOwner, Later: true,
+			Message: fmt.Sprintf("the GPUs are %s by now (%s), so that they are not touched", owner.Kind, owner.Driver),
+		}
 	}
 	if !in.Want.Undo && in.Step().Traits().HoldersKnown {
 		if err := g.Evictions.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {

@@ -1,0 +1,105 @@
+package decide_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
+	t.Parallel()
+	const driver, plugin = "NVIDIA's DRA driver (pod dra/driver-1)", "NVIDIA's device plugin (pod kube-system/plugin-1)"
+	parts := map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1}
+	for name, row := range map[string]struct {
+		owner     state.Owner
+		devices   map[string]int
+		pluginKey string
+		reason    config.Reason
+		waits     bool
+		says      []string
+	}{
+		"static": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb": 7},
+			reason: config.ReasonForeignOwner, says: []string{driver, "nvidia-smi mig"},
+		},
+		"static, parts of instances": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: parts,
+			reason: config.ReasonImpossibleGeometry, says: []string{"ask for whole GPU instances", "1c.3g.40gb on GPU 0", "does not start"},
+		},
+		"static, instances with media extensions are whole": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+me": 1}, reason: config.ReasonForeignOwner,
+		},
+		"dynamic": {
+			owner:   state.Owner{Kind: api.OwnerDRADynamic, Driver: driver, Evidence: "sharedCounters in ResourceSlice s"},
+			devices: parts, reason: config.ReasonForeignOwner, says: []string{"class mig.nvidia.com", "DynamicMIG", "sharedCounters in ResourceSlice s", driver},
+		},
+		"both": {
+			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver, Evidence: "GPU 1"}, devices: parts,
+			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "both give out GPU 1", "keep one of them off this node"},
+		},
+		"starting": {
+			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "it has no ResourceSlice for the node", Since: time.Unix(1e9, 0), Left: time.Second},
+			devices: parts, reason: config.ReasonForeignOwner, waits: true, says: []string{driver, "no ResourceSlice", "2001-09-09 01:46:40Z"},
+		},
+		"broken": {
+			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "its container gpus waits (CrashLoopBackOff)", Since: time.Unix(1e9, 0)},
+			devices: parts, reason: config.ReasonForeignOwner, says: []string{driver, "CrashLoopBackOff", "2001-09-09 01:46:40Z"},
+		},
+		"sharing, static": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, pluginKey: "slices",
+			reason: config.ReasonImpossibleSharing, says: []string{"kind: GpuConfig", "strategy: TimeSlicing", "strategy: MPS", driver, config.LabelDevicePluginConfig + "=slices"},
+		},
+		"sharing, both": {
+			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver}, pluginKey: "slices",
+			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "GPUs of this node"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := decide.Resolver{
+				DevicePlugin: &deviceplugin.Plugin{}, Settings: config.Default(),
+				Parse: func([]byte) (map[string]catalog.MIGConfig, error) {
+					return map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: row.devices}}}, nil
+				},
+			}
+			seen := &state.Observed{
+				Node: &corev1.Node{}, Owner: row.owner, GPUs: []nvml.GPU{{UUID: "GPU-0", Capable: true}}, Files: state.Files{Configs: &state.ConfigMapFile{}},
+			}
+			asked := state.Desired{Label: config.LabelMIGConfig, Name: "mine"}
+			if row.pluginKey != "" {
+				asked = state.Desired{Label: config.LabelDevicePluginConfig, Name: row.pluginKey}
+				seen.Node.Labels = map[string]string{config.LabelDevicePluginConfig: row.pluginKey}
+			}
+			_, err := r.Resolve(t.Context(), seen, asked, row.pluginKey)
+			var stalled *outcome.Stalled
+			var waiting *outcome.Waiting
+			var reason config.Reason
+			switch {
+			case errors.As(err, &stalled):
+				reason = stalled.Reason
+			case errors.As(err, &waiting):
+				reason = waiting.Reason
+			}
+			if reason != row.reason || (waiting != nil) != row.waits {
+				t.Fatalf("%v: reason %q, waiting %v, want %q, %v", err, reason, waiting != nil, row.reason, row.waits)
+			}
+			for _, want := range row.says {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("want %q in %v", want, err)
+				}
+			}
+		})
+	}
+}

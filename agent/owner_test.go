@@ -1,0 +1,213 @@
+package agent_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+)
+
+// dynamicGate has NVIDIA's DRA driver cut the GPUs itself.
+const dynamicGate = "DynamicMIG=true"
+
+// driver starts a pod of NVIDIA's DRA driver with these feature gates.
+func (w *world) driver(gates string, change ...func(*corev1.Pod)) {
+	w.t.Helper()
+	w.started++
+	name := fmt.Sprintf("driver-%d", w.started)
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "dra", Name: name, UID: types.UID(name), OwnerReferences: ofDaemonSet("dra-driver")},
+		Spec: corev1.PodSpec{
+			NodeName: nodeName,
+			Volumes: []corev1.Volume{{Name: "registry", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"},
+			}}},
+			Containers: []corev1.Container{{
+				Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"gpu-kubelet-plugin -v 6"}, Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: gates}},
+			}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	if _, err := w.client.CoreV1().Pods(p.Namespace).Create(w.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// crashes is the status of a pod that ends again and again.
+func crashes(p *corev1.Pod) {
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: "gpus", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+		LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error"}},
+	}}
+}
+
+// refused fails the test unless the condition refuses with the reason and these words, and the node is undisturbed.
+func (w *world) refused(reason config.Reason, words ...string) {
+	w.t.Helper()
+	c := w.condition()
+	if c.Reason != string(reason) || c.Status != corev1.ConditionFalse {
+		w.t.Errorf("%s %s, want %s: %s", c.Status, c.Reason, reason, c.Message)
+	}
+	for _, want := range words {
+		if !strings.Contains(c.Message, want) {
+			w.t.Errorf("want %q in %s", want, c.Message)
+		}
+	}
+	if strings.Contains(c.Message, "deploy NVIDIA's device plugin") {
+		w.t.Errorf("a device plugin beside the driver would give out each GPU twice: %s", c.Message)
+	}
+	w.givenBack()
+}
+
+// Where NVIDIA's DRA driver cuts the GPUs itself, it would destroy what the agent makes, and the agent what pods have by claims.
+func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged = true
+		w.driver(dynamicGate)
+		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {
+			cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {team: a}},
+			shared: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}}}`)
+		calls := w.count(nil)
+		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same labels each time
+		known := catalog.Merge(catalog.Generate(w.snapshot()), nil).Names()
+		for range 200 {
+			w.edit(func(n *corev1.Node) {
+				delete(n.Labels, config.LabelProfile)
+				metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, known[random.IntN(len(known))])
+				if pick := random.IntN(4); pick < 2 {
+					n.Labels[config.LabelProfile] = []string{"cut", "shared"}[pick]
+				}
+			})
+			w.turn()
+			w.agent.Pass(t.Context())
+			w.refused(config.ReasonForeignOwner, "claims of class mig.nvidia.com", "DynamicMIG", "pod dra/driver-1")
+		}
+		if s := w.status(); s.Owner != api.OwnerDRADynamic || s.Phase != api.PhaseStalled {
+			t.Errorf("the status is %+v", s)
+		}
+		w.unset(config.LabelProfile)
+		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
+		if given.Reason != config.ReasonForeignOwner || len(given.Steps) > 0 {
+			t.Errorf("the plan is %+v", given)
+		}
+		if *calls > 0 {
+			t.Errorf("%d calls that change a GPU", *calls)
+		}
+	})
+}
+
+// A profile without a geometry goes on: its labels are the node's.
+func TestLabelsOfAProfileArePublishedWhereTheDRADriverOwnsTheGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged = true
+		w.driver(dynamicGate)
+		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
+		w.profile("named")
+		w.reach("named")
+		if got := w.node().Labels["team"]; got != "a" {
+			t.Errorf("label team is %q", got)
+		}
+		w.unset(config.LabelProfile)
+		w.settle(config.ReasonNotRequested)
+		if d := w.agent.Diagnose(t.Context(), true); slices.ContainsFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseCapacityMissing }) {
+			t.Errorf("kubelet has no device of a plugin, as it should be: %+v", d.Causes)
+		}
+	})
+}
+
+func TestSharingIsTheClaimsWhereTheDRADriverOwnsTheGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged = true
+		w.driver(dynamicGate)
+		w.shares()
+		for _, name := range []string{"two", "clients"} {
+			w.profile(name)
+			w.spend(time.Minute)
+			w.refused(config.ReasonImpossibleSharing, "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig", "strategy: TimeSlicing", "MPS", config.LabelProfile+"="+name)
+		}
+	})
+}
+
+// Before the driver has offered GPUs, nothing shows whether it cuts them itself. A driver that cannot start needs its user.
+func TestADRADriverThatOffersNothingIsAwaitedForAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.driver("", crashes)
+		w.turn()
+		w.agent.Pass(t.Context())
+		w.label("all-1g.10gb")
+		w.spend(50 * time.Second)
+		w.refused(config.ReasonForeignOwner, "changes nothing until NVIDIA's DRA driver (pod dra/driver-1) offers GPUs")
+		if s := w.status(); s.Phase != api.PhaseWaiting || s.Owner != api.OwnerDRAStarting {
+			t.Errorf("after 50 seconds the status is %+v", s)
+		}
+		w.spend(11 * time.Second)
+		w.refused(config.ReasonForeignOwner, "see the log of NVIDIA's DRA driver (pod dra/driver-1)", "container gpus waits (CrashLoopBackOff)", "exit code 1 (Error)")
+		if s := w.status(); s.Phase != api.PhaseStalled {
+			t.Errorf("after a minute the status is %+v", s)
+		}
+		if err := w.client.Tracker().Delete(podResource, "dra", "driver-1"); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
+// The owner is observed again right before the first GPU is touched: what has come since the fence ends the change.
+func TestAChangeEndsWhereTheDRADriverTakesTheGPUsOver(t *testing.T) {
+	t.Parallel()
+	t.Run("before the first call", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := busy(t)
+			relent := w.stubborn()
+			calls := w.count(nil)
+			w.label("all-1g.10gb")
+			w.fence()
+			w.driver(dynamicGate)
+			relent()
+			w.settle(config.ReasonForeignOwner)
+			if *calls > 0 {
+				t.Errorf("%d calls that change a GPU", *calls)
+			}
+			w.givenBack()
+		})
+	})
+	t.Run("after the first call", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-balanced")
+			calls := w.count(func(call int) {
+				if call == 1 {
+					w.driver(dynamicGate)
+				}
+			})
+			w.label("all-1g.10gb")
+			w.settle(config.ReasonForeignOwner)
+			if *calls != 2 { // that during which it came was the last
+				t.Errorf("%d calls that change a GPU, want 2", *calls)
+			}
+			w.givenBack()
+		})
+	})
+}

@@ -1,0 +1,298 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Owner is who gives out the node's GPUs, and so who may cut them.
+type Owner struct {
+	Kind   api.Owner
+	Plugin string // what offers GPUs to kubelet as the device plugin does; empty if nothing does
+	Driver string // what publishes GPUs, or is about to, as NVIDIA's DRA driver does; empty if nothing does
+	// Evidence is by what the agent knows that the driver cuts GPUs itself, which GPU both give out, or why the driver offers none yet.
+	Evidence string
+	// Of api.OwnerDRAStarting alone.
+
+	Since time.Time     // since when the driver is on the node and offers nothing
+	Left  time.Duration // how long the agent goes on to wait for it
+}
+
+// ByClaims reports whether NVIDIA's DRA driver gives out the GPUs, or is about to, and nothing offers them to kubelet as a device plugin does.
+func (o Owner) ByClaims() bool { return !o.MayCut() && o.Plugin == "" }
+
+// Foreign returns the kind if NVIDIA's DRA driver has a part in it; otherwise none.
+func (o Owner) Foreign() api.Owner {
+	if o.MayCut() {
+		return api.OwnerNone
+	}
+	return o.Kind
+}
+
+// MayCut reports whether the agent may change the GPUs, and prove by the device plugin's capacity that it has.
+func (o Owner) MayCut() bool { return o.Kind == api.OwnerNone || o.Kind == api.OwnerPlugin }
+
+// OwnerOf says whose the node's GPUs are: by what kubelet offers, by the ResourceSlices of NVIDIA's DRA driver, and by the driver's pod.
+func OwnerOf(s *Observed) Owner {
+	drivers := driverPods(s.Pods)
+	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers)}
+	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
+	switch {
+	case len(s.DRA.Slices) > 0 && (common != "" || s.OffersGPUs()):
+		o.Kind, o.Evidence = api.OwnerBoth, common
+	case dynamic != "":
+		o.Kind, o.Evidence = api.OwnerDRADynamic, dynamic
+	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
+		if o.Plugin != "" {
+			o.Kind = api.OwnerPlugin
+		}
+	case len(s.DRA.Slices) == 0 || !s.DRA.Complete:
+		o.Kind, o.Evidence = api.OwnerDRAStarting, s.whyNothingOffered(drivers)
+	default:
+		o.Kind = api.OwnerDRAStatic
+	}
+	return o
+}
+
+// offersByPlugin names what offers GPUs to kubelet, or is about to; empty if nothing does.
+func (s *Observed) offersByPlugin() string {
+	offered := ""
+	if s.OffersGPUs() {
+		offered = "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet"
+	}
+	if len(s.DevicePlugin.Pods) == 0 {
+		return offered
+	}
+	return "NVIDIA's device plugin (" + podText(&s.DevicePlugin.Pods[0]) + ")"
+}
+
+// driverText names NVIDIA's DRA driver; empty if there is no sign of it.
+func driverText(s *Observed, drivers []*corev1.Pod) string {
+	switch {
+	case len(drivers) > 0:
+		return "NVIDIA's DRA driver (" + podText(drivers[0]) + ")"
+	case len(s.DRA.Slices) > 0:
+		return "NVIDIA's DRA driver (ResourceSlice " + s.DRA.Slices[0].Name + ")"
+	default:
+		return ""
+	}
+}
+
+func podText(p *corev1.Pod) string { return "pod " + p.Namespace + "/" + p.Name }
+
+// What a pod of NVIDIA's DRA driver has, however its chart is called and labelled.
+const (
+	driverContainer = "gpus"
+	driverCommand   = "gpu-kubelet-plugin"
+	driverRegistry  = "plugins_registry"
+)
+
+// driverPods returns the pods of NVIDIA's DRA driver for GPUs that have not ended, those that are about to end last.
+func driverPods(pods []corev1.Pod) []*corev1.Pod {
+	var out, ending []*corev1.Pod
+	for i := range pods {
+		switch p := &pods[i]; {
+		case Ended(p) || gpuDriver(p) == nil:
+		case p.DeletionTimestamp != nil:
+			ending = append(ending, p)
+		default:
+			out = append(out, p)
+		}
+	}
+	return append(out, ending...)
+}
+
+// gpuDriver returns the container by which the pod is NVIDIA's DRA driver for GPUs; nil if it is not. Its labels do not count: they depend on the name of
+// the chart, and any user may set them.
+func gpuDriver(pod *corev1.Pod) *corev1.Container {
+	if !registers(pod) {
+		return nil
+	}
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		if c.Name == driverContainer && slices.ContainsFunc(wordsOf(c), func(word string) bool { return path.Base(word) == driverCommand }) {
+			return c
+		}
+	}
+	return nil
+}
+
+// registers reports whether the pod is of a DaemonSet, and has the folder in which DRA drivers register with kubelet.
+func registers(pod *corev1.Pod) bool {
+	_, of := holders.DaemonSetOf(pod)
+	return of && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && path.Base(v.HostPath.Path) == driverRegistry
+	})
+}
+
+// wordsOf are the words of a container's command, which may be a script for a shell.
+func wordsOf(c *corev1.Container) []string {
+	var out []string
+	for _, text := range slices.Concat(c.Command, c.Args) {
+		for word := range strings.FieldsSeq(text) {
+			out = append(out, strings.Trim(word, `"';`))
+		}
+	}
+	return out
+}
+
+// dynamicMIG says by what NVIDIA's DRA driver shows that it cuts GPUs itself; empty if it does not. An A100 with MIG mode off shows no counters in that mode,
+// so that its slices alone are no proof of the other.
+func (s *Observed) dynamicMIG(drivers []*corev1.Pod) string {
+	for _, slice := range s.DRA.Slices {
+		if len(slice.Spec.SharedCounters) > 0 {
+			return "sharedCounters in ResourceSlice " + slice.Name
+		}
+		for _, d := range slice.Spec.Devices {
+			if len(d.ConsumesCounters) > 0 {
+				return "consumesCounters in ResourceSlice " + slice.Name
+			}
+		}
+	}
+	for _, p := range drivers {
+		if by := dynamicByGates(gpuDriver(p)); by != "" {
+			return fmt.Sprintf("%s of container %s of %s", by, driverContainer, podText(p))
+		}
+	}
+	return ""
+}
+
+// The feature gates of NVIDIA's DRA driver.
+const (
+	envGates  = "FEATURE_GATES"
+	flagGates = "feature-gates"
+)
+
+// dynamicByGates says which feature gates of the container turn DynamicMIG on, or may do so for all that the agent can read; empty if none do.
+func dynamicByGates(c *corev1.Container) string {
+	for _, e := range c.Env {
+		switch {
+		case e.Name != envGates:
+		case e.ValueFrom != nil:
+			return envGates + ", whose value this agent cannot read,"
+		case turnsOnDynamicMIG(e.Value):
+			return envGates + "=" + sanitize.Cut(e.Value, longestOfPod)
+		}
+	}
+	words := wordsOf(c)
+	for i, word := range words {
+		flag, gates, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		if flag != flagGates || !strings.HasPrefix(word, "-") {
+			continue
+		}
+		if !joined && i+1 < len(words) {
+			gates = words[i+1]
+		}
+		if turnsOnDynamicMIG(gates) {
+			return "--" + flagGates + " " + sanitize.Cut(gates, longestOfPod)
+		}
+	}
+	return ""
+}
+
+// longestOfPod bounds each text of a pod in a message: who may create a pod writes them.
+const longestOfPod = 100
+
+// turnsOnDynamicMIG reports whether these feature gates turn DynamicMIG on, or may: a variable in them can have any value. As Kubernetes reads gates, the
+// last value of each counts, and AllAlpha counts for those without a value.
+func turnsOnDynamicMIG(gates string) bool {
+	if strings.Contains(gates, "$") {
+		return true
+	}
+	on := map[string]bool{}
+	for gate := range strings.SplitSeq(gates, ",") {
+		name, value, _ := strings.Cut(strings.Trim(strings.TrimSpace(gate), `"'`), "=")
+		is, err := strconv.ParseBool(strings.Trim(strings.TrimSpace(value), `"'`))
+		on[strings.TrimSpace(name)] = is && err == nil
+	}
+	dynamic, named := on["DynamicMIG"]
+	return named && dynamic || !named && on["AllAlpha"]
+}
+
+// givenOutTwice names a GPU of which kubelet has a device, or a part of it, and NVIDIA's DRA driver too; empty if there is none.
+func (s *Observed) givenOutTwice() string {
+	parent := map[string]string{} // of MIG devices
+	for _, gpu := range s.GPUs {
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				parent[d.UUID] = string(gpu.UUID)
+			}
+		}
+	}
+	claimed := map[string]bool{}
+	for _, slice := range s.DRA.Slices {
+		for _, d := range slice.Spec.Devices {
+			for _, name := range []string{"uuid", "parentUUID"} {
+				if uuid := d.Attributes[resourcev1.QualifiedName(name)].StringValue; uuid != nil {
+					claimed[*uuid], claimed[parent[*uuid]] = true, true
+				}
+			}
+		}
+	}
+	delete(claimed, "")
+	for _, resource := range slices.Sorted(maps.Keys(s.Kubelet.Offered)) {
+		for _, id := range s.Kubelet.Offered[resource] {
+			device, _, _ := strings.Cut(id, nvml.ReplicaSeparator)
+			if claimed[device] || claimed[parent[device]] {
+				return s.DeviceName(device)
+			}
+		}
+	}
+	return ""
+}
+
+// whyNothingOffered says why NVIDIA's DRA driver, which is on the node, offers no GPU, as far as that shows.
+func (s *Observed) whyNothingOffered(drivers []*corev1.Pod) string {
+	if s.DRA.Err != nil {
+		return "its ResourceSlices cannot be read: " + sanitize.Cut(s.DRA.Err.Error(), longestOfPod)
+	}
+	text := "it has no ResourceSlice for the node"
+	if len(s.DRA.Slices) > 0 {
+		text = "its ResourceSlices for the node are not complete"
+	}
+	if len(drivers) > 0 {
+		text += ", and " + lastState(drivers[0])
+	}
+	return text
+}
+
+// lastState describes a pod by the first of its containers that does not run, or that has ended before.
+func lastState(pod *corev1.Pod) string {
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		name := "its container " + sanitize.Cut(c.Name, longestOfPod)
+		before := ""
+		if t := c.LastTerminationState.Terminated; t != nil {
+			before = ", and has ended before: " + ended(t)
+		}
+		switch t := c.State.Terminated; {
+		case c.State.Waiting != nil:
+			return fmt.Sprintf("%s waits (%s)%s", name, sanitize.Cut(c.State.Waiting.Reason, longestOfPod), before)
+		case t != nil && t.ExitCode != 0:
+			return name + " has ended: " + ended(t)
+		case before != "":
+			return name + " runs" + before
+		}
+	}
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return "its pod is " + sanitize.Cut(string(pod.Status.Phase), longestOfPod)
+	}
+	return "its containers run"
+}
+
+func ended(t *corev1.ContainerStateTerminated) string {
+	return fmt.Sprintf("exit code %d (%s)", t.ExitCode, sanitize.Cut(t.Reason, longestOfPod))
+}

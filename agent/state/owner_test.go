@@ -1,0 +1,197 @@
+package state_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// draPod is a pod of NVIDIA's DRA driver, as its chart has it: a script runs it.
+func draPod(change ...func(*corev1.Pod)) corev1.Pod {
+	p := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "dra", Name: "driver-1", UID: "driver-uid",
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "driver", UID: "set", Controller: new(true)}},
+		},
+		Spec: corev1.PodSpec{
+			Volumes: []corev1.Volume{{Name: "r", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}},
+			Containers: []corev1.Container{
+				{Name: "compute-domains", Command: []string{"bash", "-c", "compute-domain-kubelet-plugin"}},
+				{Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"if true; then mount; fi\ngpu-kubelet-plugin -v 6"}},
+			},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+func gated(value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: value}} }
+}
+
+func flagged(args ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[1].Command, p.Spec.Containers[1].Args = []string{"/usr/bin/gpu-kubelet-plugin"}, args
+	}
+}
+
+// published is one slice of the driver with these devices.
+func published(devices ...resourcev1.Device) []resourcev1.ResourceSlice {
+	return []resourcev1.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "slice-1"}, Spec: resourcev1.ResourceSliceSpec{Devices: devices}}}
+}
+
+func draDevice(name string, attributes ...string) resourcev1.Device {
+	d := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
+	for i := 0; i+1 < len(attributes); i += 2 {
+		d.Attributes[resourcev1.QualifiedName(attributes[i])] = resourcev1.DeviceAttribute{StringValue: new(attributes[i+1])}
+	}
+	return d
+}
+
+func TestOwnerOf(t *testing.T) {
+	t.Parallel()
+	whole := published(draDevice("gpu-0", "type", "gpu", "uuid", "GPU-0"), draDevice("gpu-1", "type", "gpu", "uuid", "GPU-1"))
+	cut := published(draDevice("gpu-1-mig-3g40gb-9-4", "type", "mig", "uuid", "MIG-b", "parentUUID", "GPU-1"))
+	counters := []resourcev1.ResourceSlice{
+		{ObjectMeta: metav1.ObjectMeta{Name: "slice-0"}, Spec: resourcev1.ResourceSliceSpec{SharedCounters: []resourcev1.CounterSet{{Name: "gpu-0-counter-set"}}}},
+	}
+	consumes := published(resourcev1.Device{Name: "gpu-0-mig-3g40gb-9-4", ConsumesCounters: []resourcev1.DeviceCounterConsumption{{CounterSet: "gpu-0-counter-set"}}})
+	plugin := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "plugin-1"}}
+	fails := func(p *corev1.Pod) {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "gpus", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff" + strings.Repeat("x", 500)}},
+			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error"}},
+		}}
+	}
+	for name, row := range map[string]struct {
+		pods    []corev1.Pod
+		slices  []resourcev1.ResourceSlice
+		partial bool
+		err     error
+		offered capacity.Resources
+		plugins []corev1.Pod
+		want    api.Owner
+		says    []string
+	}{
+		"nothing":             {want: api.OwnerNone},
+		"the plugin":          {offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0", "GPU-1"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"the plugin's pod":    {plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"an unknown plugin":   {offered: capacity.Resources{"nvidia.com/mig-1g.10gb": {"MIG-a"}}, want: api.OwnerPlugin, says: []string{"nvidia.com/mig-1g.10gb"}},
+		"another's resource":  {offered: capacity.Resources{"nvidia.com/hostdev": {"eth0"}}, want: api.OwnerNone},
+		"slices unreadable":   {plugins: []corev1.Pod{plugin}, err: errors.New("forbidden"), want: api.OwnerPlugin},
+		"static, whole":       {pods: []corev1.Pod{draPod()}, slices: whole, want: api.OwnerDRAStatic, says: []string{"pod dra/driver-1"}},
+		"static, cut":         {pods: []corev1.Pod{draPod()}, slices: cut, want: api.OwnerDRAStatic},
+		"static, driver away": {slices: whole, want: api.OwnerDRAStatic, says: []string{"slice-1"}},
+		"static, gate off":    {pods: []corev1.Pod{draPod(gated("DynamicMIG=false,TimeSlicingSettings=true"))}, slices: whole, want: api.OwnerDRAStatic},
+		"static, the last value of a gate counts": {
+			pods: []corev1.Pod{draPod(gated("DynamicMIG=true,DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic,
+		},
+		"static, all alpha gates but this one": {pods: []corev1.Pod{draPod(gated("AllAlpha=true,DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic},
+		"static, a gate of another container": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: "DynamicMIG=true"}}
+		})}, slices: whole, want: api.OwnerDRAStatic},
+		"dynamic, by sharedCounters":   {pods: []corev1.Pod{draPod()}, slices: append(counters, whole...), want: api.OwnerDRADynamic, says: []string{"sharedCounters in ResourceSlice slice-0"}},
+		"dynamic, by consumesCounters": {slices: consumes, partial: true, want: api.OwnerDRADynamic, says: []string{"consumesCounters in ResourceSlice slice-1"}},
+		"dynamic, an A100 without counters": {
+			pods: []corev1.Pod{draPod(gated("DynamicMIG=true,"))}, slices: whole, want: api.OwnerDRADynamic, says: []string{"FEATURE_GATES=DynamicMIG=true,", "pod dra/driver-1"},
+		},
+		"dynamic, no slice yet":     {pods: []corev1.Pod{draPod(gated(" DynamicMIG = true"))}, want: api.OwnerDRADynamic},
+		"dynamic, all alpha gates":  {pods: []corev1.Pod{draPod(gated("AllAlpha=true,MPSSupport=false"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a flag":        {pods: []corev1.Pod{draPod(flagged("--feature-gates", "DynamicMIG=true"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a flag with =": {pods: []corev1.Pod{draPod(flagged("-v=6", "--feature-gates=DynamicMIG=true"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a flag in a script": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
+			p.Spec.Containers[1].Args = []string{"exec gpu-kubelet-plugin --feature-gates 'DynamicMIG=true'"}
+		})}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, for all that is to see": {pods: []corev1.Pod{draPod(flagged("--feature-gates=$(GATES)"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, a value from elsewhere": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
+			p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", ValueFrom: &corev1.EnvVarSource{}}}
+		})}, slices: whole, want: api.OwnerDRADynamic, says: []string{"cannot read"}},
+		"dynamic, the next pod is": {
+			pods:   []corev1.Pod{draPod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), draPod(gated("DynamicMIG=true"))},
+			slices: whole, want: api.OwnerDRADynamic,
+		},
+		"both, a whole GPU": {
+			pods: []corev1.Pod{draPod()}, slices: whole, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-1"}}, plugins: []corev1.Pod{plugin},
+			want: api.OwnerBoth, says: []string{"GPU 1", "pod kube-system/plugin-1", "pod dra/driver-1"},
+		},
+		"both, a part of what is whole elsewhere": {slices: whole, offered: capacity.Resources{"nvidia.com/mig-3g.40gb": {"MIG-b"}}, want: api.OwnerBoth, says: []string{"GPU 1 3g.40gb"}},
+		"both, a part by its GPU":                 {slices: cut, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-1::2"}}, want: api.OwnerBoth, says: []string{"GPU 1"}},
+		"both, under another name":                {slices: cut, offered: capacity.Resources{"nvidia.com/ours": {"MIG-b::0"}}, want: api.OwnerBoth},
+		"both, without a GPU in common":           {slices: cut, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, want: api.OwnerBoth},
+		"both, DynamicMIG": {
+			pods: []corev1.Pod{draPod(gated("DynamicMIG=true"))}, slices: append(counters, whole...), offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, want: api.OwnerBoth,
+		},
+		"starting":               {pods: []corev1.Pod{draPod()}, want: api.OwnerDRAStarting, says: []string{"no ResourceSlice", "its pod is Running"}},
+		"starting, not complete": {pods: []corev1.Pod{draPod()}, slices: whole, partial: true, want: api.OwnerDRAStarting, says: []string{"not complete"}},
+		"starting, beside the plugin": {
+			pods: []corev1.Pod{draPod()}, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerDRAStarting,
+		},
+		"starting, slices unreadable": {pods: []corev1.Pod{draPod()}, err: errors.New("forbidden"), want: api.OwnerDRAStarting, says: []string{"cannot be read: forbidden"}},
+		"starting, it fails":          {pods: []corev1.Pod{draPod(fails)}, want: api.OwnerDRAStarting, says: []string{"container gpus waits (CrashLoopBackOff", "exit code 1 (Error)"}},
+		"compute domains alone": {
+			pods:    []corev1.Pod{draPod(func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] })},
+			offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, want: api.OwnerPlugin,
+		},
+		"a pod of no DaemonSet": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
+			p.OwnerReferences, p.Labels = nil, map[string]string{"app": "nvidia-dra-driver-kubelet-plugin"}
+		})}, want: api.OwnerNone},
+		"a pod without kubelet's folder": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) { p.Spec.Volumes = nil })}, want: api.OwnerNone},
+		"a pod of another program":       {pods: []corev1.Pod{draPod(func(p *corev1.Pod) { p.Spec.Containers[1].Args = []string{"sleep 1"} })}, want: api.OwnerNone},
+		"a pod that has ended":           {pods: []corev1.Pod{draPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })}, want: api.OwnerNone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seen := &state.Observed{
+				Pods: row.pods, DRA: state.DRA{Slices: row.slices, Complete: len(row.slices) > 0 && !row.partial, Err: row.err},
+				Kubelet: state.Kubelet{Offered: row.offered}, DevicePlugin: state.DevicePlugin{Pods: row.plugins},
+				GPUs: []nvml.GPU{{UUID: "GPU-0"}, {UUID: "GPU-1", Index: 1, Instances: []nvml.Instance{
+					{Placed: nvml.Placed{Profile: "3g.40gb"}, Devices: []nvml.Device{{UUID: "MIG-b", Profile: "3g.40gb"}}},
+				}}},
+			}
+			got := state.OwnerOf(seen)
+			if got.Kind != row.want {
+				t.Errorf("%q: %+v, want %q", got.Kind, got, row.want)
+			}
+			text := got.Plugin + "; " + got.Driver + "; " + got.Evidence
+			for _, want := range row.says {
+				if !strings.Contains(text, want) {
+					t.Errorf("want %q in %s", want, text)
+				}
+			}
+			if len(text) > 600 {
+				t.Errorf("%d bytes: %s", len(text), text)
+			}
+		})
+	}
+}
+
+// GPUCluster labels the driver's pod by another name than the driver's chart does, and any user's pod may have either.
+func TestTheDRADriverIsKnownByWhatItRuns(t *testing.T) {
+	t.Parallel()
+	labelled := func(p *corev1.Pod) { p.Labels = map[string]string{"app": "nvidia-dra-driver-kubelet-plugin"} }
+	for name, row := range map[string]struct {
+		pod  corev1.Pod
+		want bool
+	}{
+		"GPUCluster's":         {draPod(labelled), true},
+		"it does not run":      {draPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), false},
+		"by its label alone":   {corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}}}, false},
+		"compute domain alone": {draPod(func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] }), false},
+	} {
+		if got := (&state.Observed{Pods: []corev1.Pod{row.pod}}).ClaimDriver(); got != row.want {
+			t.Errorf("%s: %v, want %v", name, got, row.want)
+		}
+	}
+}
