@@ -76,6 +76,7 @@ func agentReportOf(n *corev1.Node) agentReport {
 func (t *agentReport) makeLegible() {
 	s, c := &t.status, &t.condition
 	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), longestWord)), config.Reason(sanitize.Cut(string(s.Reason), longestWord))
+	s.Owner = api.Owner(sanitize.Cut(string(s.Owner), longestWord))
 	s.Capacity = sanitize.Message(s.Capacity, sanitize.Longest)
 	for i := range s.Blockers {
 		s.Blockers[i] = sanitize.Message(s.Blockers[i], sanitize.Longest)

@@ -103,6 +103,7 @@ var nodeColumns = []column[nodeView]{
 		}
 		return out
 	}},
+	{name: "owner", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Owner) }},
 	{name: "capacity", folds: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
 	{name: "blockers", folds: true, of: blockers},
 }

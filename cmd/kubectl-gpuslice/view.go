@@ -38,6 +38,7 @@ type nodeView struct {
 	Silent   bool                   `json:"silent,omitempty"`     // the agent has said nothing for longer than two and a half of its heartbeats
 	NotSeen  bool                   `json:"notSeenYet,omitempty"` // all but AskedFor is an answer to what was asked before
 	Capacity string                 `json:"capacity,omitempty"`
+	Owner    api.Owner              `json:"owner,omitempty"` // who gives out the GPUs, where NVIDIA's DRA driver has a part in it
 	Held     *string                `json:"held,omitempty"`  // why
 	Begins   time.Time              `json:"begins,omitzero"` // of the change that waits for its window
 	Blockers []string               `json:"blockers,omitempty"`
@@ -89,7 +90,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 	v := nodeView{
 		Node: n.Name, AskedFor: asks(n), Agent: !t.none(), Ready: t.condition.Status, Phase: s.Phase,
 		Reason: config.Reason(cmp.Or(t.condition.Reason, string(s.Reason))), Message: t.condition.Message, Heard: t.condition.LastHeartbeatTime.UTC(),
-		Capacity: s.Capacity, Begins: s.Next.UTC(), Blockers: s.Blockers,
+		Capacity: s.Capacity, Owner: s.Owner, Begins: s.Next.UTC(), Blockers: s.Blockers,
 		Silent: t.silence(now) > 0, NotSeen: t.answersAnother(n),
 	}
 	if t.standsAlone() { // the rest is of a pass before

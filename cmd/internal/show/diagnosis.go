@@ -30,6 +30,9 @@ func Diagnosis(of api.Diagnosis) string {
 	p.section("Processes", d.processes()...)
 	p.section("Operands", d.operands()...)
 	p.section("GPUs", d.gpus()...)
+	if d.Owner != api.OwnerNone {
+		p.section("Owner", string(d.Owner))
+	}
 	p.section("Capacity", d.capacity()...)
 	p.section("Failed", d.failed()...)
 	p.section("Not seen", d.Unseen...)
