@@ -3,6 +3,8 @@ package node_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,8 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
@@ -300,4 +304,47 @@ func (r *rig) restartDRADriver() {
 		}
 	}
 	r.t.Fatalf("no DRA driver on node %s", r.Name)
+}
+
+// Where the driver cuts the GPUs itself, the agent changes none of them, whatever is asked of the node, and disturbs no pod.
+func TestGPUsThatNVIDIAsDRADriverCutsAreNotCut(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, twoH100, "", node.DRADynamicMIG)
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	r.template(namespace, "one-3g", "mig.nvidia.com", "3g.40gb")
+	r.claimant(namespace, "by-profile", "one-3g")
+	r.awaitRunning(namespace, "by-profile")
+	before := r.changingCalls()
+	if before[gpusim.CreateGpuInstanceWithPlacement]+before[gpusim.CreateGpuInstance] == 0 {
+		t.Fatalf("the driver has cut a GPU, and the library has %v", before)
+	}
+	r.run()
+	r.awaitReason(config.ReasonNotRequested)
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same labels each time
+	configs := []string{"all-disabled", "all-1g.10gb", "all-3g.40gb", "all-7g.80gb", "all-balanced"}
+	for i := range 200 {
+		name := configs[random.IntN(len(configs))]
+		r.labels(map[string]any{config.LabelMIGConfig: name})
+		if i%20 != 19 { // those between may be gone before the agent has seen them
+			continue
+		}
+		n := r.await(name+" to be refused", func(n *corev1.Node) bool {
+			c := condition(n)
+			return c != nil && c.Reason == string(config.ReasonForeignOwner) && strings.Contains(c.Message, config.LabelMIGConfig+"="+name)
+		})
+		r.givenBack(n)
+	}
+	if diff := cmp.Diff(before, r.changingCalls()); diff != "" {
+		t.Errorf("calls of the library that change a GPU (-before +after):\n%s", diff)
+	}
+	r.awaitRunning(namespace, "by-profile")
+}
+
+// changingCalls are the calls of the simulated library so far that change a GPU.
+func (r *rig) changingCalls() map[string]int {
+	calls := r.GPUs.Calls()
+	maps.DeleteFunc(calls, func(function string, _ int) bool {
+		return !strings.HasPrefix(function, "Create") && !strings.HasPrefix(function, "Set") && !strings.HasSuffix(function, "Destroy") && function != gpusim.Reset
+	})
+	return calls
 }
