@@ -302,8 +302,8 @@ func (c *unitBus) endWith(ctx context.Context) {
 // listeners receive signals as long as the line stands. With godbus's own (v5.2.2), a caller that comes after the line's end waits for ever,
 // which is a goroutine of go-systemd's for each bus that hangs up early; and they keep all signals that no caller reads.
 type listeners struct {
-	mu   sync.Mutex
-	over bool
+	mu          sync.Mutex
+	over        bool
 	subscribers []chan<- *dbus.Signal
 }
 
