@@ -2,6 +2,8 @@
 //
 // client-go's own client of all kinds brings the types of every API group into a program, a quarter of its size, of which the programs use
 // six. This one is made of the same parts, and sends the same requests.
+//
+// It stands below drain, which evicts through it and stands alone: drain may import no package of the agent, and all others may import this one.
 package kube
 
 import (

@@ -1,6 +1,8 @@
 // Package aside runs calls that may hang, each in a goroutine of its own, and abandons them at their deadline: reads of files
 // behind a mount that does not answer any more, above all. The kernel does not end such a call, so a caller can only
 // abandon it. It knows nothing of the calls' subjects.
+//
+// It stands below nvml, which is ground to all others: each program part that waits for a device, a file or a bus abandons its calls by this package.
 package aside
 
 import (
