@@ -27,8 +27,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// The table of causes. It has no Leases and windows; an uncordon that does not stick leaves the same as a cordon that
-// lost its journal; and the tests of the loop hold that the agent does not cordon again what it has given back.
+// What the agent reads for a diagnosis, and that it changes nothing for one. Which cause follows from what is read is a table of package
+// diagnosis.
 func TestADiagnosisNamesTheCause(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -42,9 +42,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		never   string
 	}{
 		{
-			name: "nothing", provoke: func(*world) {}, verdict: api.VerdictFree,
-			says: []string{"the node takes pods, and nothing is owed to it"}, never: `"asked"`,
-		}, {
 			name: "a change that nobody has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
 			verdict: api.VerdictFree,
 			says:    []string{`"name":"train","devices":["GPU 0"]`, `"leaves":true`, "MayGo", "fence: journal, cordon, taint"},
@@ -52,18 +49,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseAgentDiedInDrain, api.CauseBudgetBlocks}, verdict: api.VerdictWaitsForYou,
 			says: []string{`"runs":false`, "goes on where this one stopped", `"command":"gpuslice-agent recover`, "evict team/train"},
-		}, {
-			name: "1: the same with an agent", provoke: func(w *world) { w.draining() },
-			causes: []api.Cause{api.CauseChangeUnderWay}, verdict: api.VerdictGivesBack,
-			says: []string{`"ours":true`, `"deadline":`, `"name":"train","devices":["GPU 0"]`, `"leaves":true`, "by itself within"},
-		}, {
-			name: "2: the agent died while it changed the GPU", dead: true, provoke: func(w *world) { w.begin("all-1g.10gb") },
-			causes: []api.Cause{api.CauseAgentDiedInChange}, verdict: api.VerdictWaitsForYou,
-			says: []string{`"before":[{"index":0`, "GPU 0: create 1g.10gb@"},
-		}, {
-			name: "3: a reboot in the middle", provoke: func(w *world) { w.begin("all-1g.10gb"); w.reboot() },
-			causes: []api.Cause{api.CauseRebootInTheMiddle}, verdict: api.VerdictGivesBack,
-			says: []string{"in boot " + bootID(1) + "; this is boot " + bootID(2), "makes anew what the reboot has taken away"},
 		}, {
 			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
@@ -99,24 +84,9 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseBudgetBlocks}, verdict: api.VerdictFree,
 			says: []string{"disturbs nothing before", "the node takes pods, and is not as all-1g.10gb asks"},
 		}, {
-			name: "5: a finalizer", provoke: func(w *world) { w.draining("team.example/backup"); w.spend(10 * time.Minute) },
-			causes: []api.Cause{api.CauseChangeUnderWay, api.CausePodKeepsTerminating}, verdict: api.VerdictGivesBack,
-			says: []string{"team.example/backup", `"command":"kubectl get pod -n team train -o jsonpath='{.metadata.finalizers}'`},
-		}, {
 			name: "6: kubelet is away", provoke: func(w *world) { w.draining(); w.deaf = true; w.readiness(corev1.ConditionUnknown) },
 			causes: []api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{`"ready":"Unknown"`, "believes no pod to be gone", `"command":"systemctl status kubelet`},
-		}, {
-			name: "7: the driver of claims is gone", provoke: func(w *world) {
-				w.grace = 30 * time.Second
-				w.pod("claimant", "", func(p *corev1.Pod) {
-					p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
-					p.Finalizers = nil
-				})
-				w.terminating("claimant")
-			},
-			causes: []api.Cause{api.CauseClaimDriverGone}, verdict: api.VerdictFree,
-			says: []string{"start NVIDIA's DRA driver on this node again"},
 		}, {
 			name: "8: the settings refuse", provoke: func(w *world) {
 				w.pod("train", string(w.snapshot()[0].UUID), bare)
@@ -137,17 +107,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, verdict: api.VerdictGivesBack,
 			says: []string{"drain.rules[0]", `"deadline":"2000-01-01T09:00:`, "within 8h"},
 		}, {
-			name: "8: all pods may end by themselves", provoke: func(w *world) {
-				w.settings.Drain.Mode = config.DrainGradual
-				w.restart()
-				w.trainer()
-				w.label("all-1g.10gb")
-				w.passes("the fence", w.owed)
-				w.spend(time.Hour)
-			},
-			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, verdict: api.VerdictGivesBack,
-			says: []string{"drain.mode", `"deadline":"2000-01-01T09:00:`, "within 8h"},
-		}, {
 			name: "10: our cordon without a journal", provoke: func(w *world) {
 				w.draining()
 				w.unannotate(config.AnnotationJournal)
@@ -155,27 +114,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			},
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{`"left":["the cordon since`, "ours, and no journal says what for"},
-		}, {
-			name: "10: the same while it is given back", provoke: func(w *world) {
-				w.draining()
-				w.unannotate(config.AnnotationJournal)
-				w.label("")
-				w.passes("another journal", w.owed)
-			},
-			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
-			says: []string{`"owed":{"operation"`, "without a journal, found at"},
-		}, {
-			name: "11: the label is gone", provoke: func(w *world) { w.begin("all-1g.10gb"); w.label("") },
-			causes: []api.Cause{api.CauseWishGone}, verdict: api.VerdictGivesBack,
-			says: []string{"the label that asked for all-1g.10gb was removed", "brings the GPUs back to what they were"},
-		}, {
-			name: "12: an administrator's cordon", provoke: func(w *world) { w.cordon(true) },
-			causes: []api.Cause{api.CauseCordonedByPerson}, verdict: api.VerdictNotOurs,
-			says: []string{`"by":"kubectl-edit"`, "never lifts a cordon that is not its own", `"command":"kubectl uncordon gpu-1`, "not ours: cordoned by kubectl-edit"},
-		}, {
-			name: "12: an administrator's cordon from before", provoke: func(w *world) { w.cordon(true); w.draining() },
-			causes: []api.Cause{api.CauseCordonedByPerson, api.CauseChangeUnderWay}, verdict: api.VerdictGivesBack,
-			says: []string{`"wasCordoned":true`, "gives back what is its own within", "the node stays closed: cordoned by kubectl-edit"},
 		}, {
 			name: "outside of its window", provoke: func(w *world) {
 				w.maintain(until(time.Now()))
@@ -187,29 +125,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
 			says: []string{"no window comes", "begins by itself when it may", config.AnnotationForce},
 		}, {
-			name: "12: a cordon that people want to keep", provoke: func(w *world) { w.annotate(config.AnnotationKeepCordoned, "rack move"); w.draining() },
-			causes: []api.Cause{api.CauseKeepCordoned, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
-			says: []string{`gpuslice.io/keep-cordoned="rack move"`, `"command":"kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-`},
-		}, {
-			name: "13: another tool at work", provoke: func(w *world) {
-				w.cordon(true)
-				w.annotate("weave.works/kured-reboot-in-progress", time.Now().UTC().Format(time.RFC3339))
-			},
-			causes: []api.Cause{api.CauseCordonedByTool}, verdict: api.VerdictNotOurs,
-			says: []string{"kured is at work here since", `"tool":"kured"`, "after the reboot"},
-		}, {
-			name: "13: another tool's cordon", provoke: func(w *world) { w.cordonAs("machine-controller") },
-			causes: []api.Cause{api.CauseCordonedByTool}, verdict: api.VerdictNotOurs,
-			says: []string{"cordoned by machine-controller", "not ours"},
-		}, {
-			name: "15: the taint of a cordon that is lifted", provoke: func(w *world) {
-				w.edit(func(n *corev1.Node) {
-					n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
-				})
-			},
-			causes: []api.Cause{api.CauseUnschedulableTaintLeft}, verdict: api.VerdictNotOurs,
-			says: []string{"left behind by a cordon that is lifted", `"command":"kubectl taint node gpu-1 node.kubernetes.io/unschedulable-`},
-		}, {
 			name: "16: a change that failed", provoke: func(w *world) {
 				w.fail(gpusim.CreateGpuInstanceWithPlacement)
 				w.label("all-1g.10gb")
@@ -217,14 +132,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			},
 			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictFree,
 			says: []string{"does not try again by itself", "nvidia.com/mig.config=all-1g.10gb", "the node takes pods, and is not as all-1g.10gb asks"},
-		}, {
-			name: "16: a change that is being undone", provoke: func(w *world) {
-				w.begin("all-1g.10gb")
-				w.fail(gpusim.CreateGpuInstanceWithPlacement)
-				w.says(config.ReasonRollingBack)
-			},
-			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictGivesBack,
-			says: []string{"was given up", "RollingBack"},
 		}, {
 			name: "16: a process that does not go", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
@@ -239,10 +146,6 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "17: operands that we have left paused", provoke: func(w *world) { w.set(config.LabelDevicePlugin, fence.PausedValue) },
 			causes: []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, verdict: api.VerdictGivesBack,
 			says: []string{`"by":"gpuslice"`, `gives the label its value "true" back`},
-		}, {
-			name: "17: operands that mig-manager has left paused", provoke: func(w *world) { w.set(labelDCGM, "paused-for-mig-change") },
-			causes: []api.Cause{api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
-			says: []string{"leaves it alone, unless recover.adopt names mig-manager", `"command":"gpuslice-agent recover --adopt mig-manager`},
 		}, {
 			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.upgrade(true) },
 			causes: []api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,

@@ -37,7 +37,9 @@ func TestThePhaseBesideAReason(t *testing.T) {
 // Scripts read durations as people write them.
 func TestADurationInJSON(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]time.Duration{`"33m0s"`: 33 * time.Minute, `"0s"`: 0, `"-1.5s"`: -1500 * time.Millisecond, `"2562047h47m16.854775807s"`: 1<<63 - 1} {
+	for text, want := range map[string]time.Duration{
+		`"33m0s"`: 33 * time.Minute, `"0s"`: 0, `"-1.5s"`: -1500 * time.Millisecond, `"2562047h47m16.854775807s"`: 1<<63 - 1,
+	} {
 		var d api.Duration
 		if err := json.Unmarshal([]byte(text), &d); err != nil || time.Duration(d) != want {
 			t.Errorf("%s is read as %s: %v", text, time.Duration(d), err)

@@ -34,12 +34,12 @@ func TestTheTimeGoesOnWhereTheHostsClockIsSet(t *testing.T) {
 		by      time.Duration
 		noticed time.Duration // what Step returns, and the clock goes by then
 	}{
-		"not set":                        {0, 0},
-		"set on by a day":                {24 * time.Hour, 24 * time.Hour},
-		"set back by a day":              {-24 * time.Hour, -24 * time.Hour},
-		"set on by what counts":          {monotonic.StepNoticed, monotonic.StepNoticed},
-		"set back by what counts":        {-monotonic.StepNoticed, -monotonic.StepNoticed},
-		"drawn on by what does not yet":  {monotonic.StepNoticed - 1, 0},
+		"not set":                         {0, 0},
+		"set on by a day":                 {24 * time.Hour, 24 * time.Hour},
+		"set back by a day":               {-24 * time.Hour, -24 * time.Hour},
+		"set on by what counts":           {monotonic.StepNoticed, monotonic.StepNoticed},
+		"set back by what counts":         {-monotonic.StepNoticed, -monotonic.StepNoticed},
+		"drawn on by what does not yet":   {monotonic.StepNoticed - 1, 0},
 		"drawn back by what does not yet": {1 - monotonic.StepNoticed, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,7 +35,9 @@ const (
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // train is a pod that holds a GPU.
-var train = holders.Pod{Namespace: "team", Name: "train", UID: "train-uid", Sources: []holders.Source{holders.SourceKubelet}, Devices: []string{"GPU-a"}, DevicesKnown: true}
+var train = holders.Pod{
+	Namespace: "team", Name: "train", UID: "train-uid", Sources: []holders.Source{holders.SourceKubelet}, Devices: []string{"GPU-a"}, DevicesKnown: true,
+}
 
 // evidence is that of a node at rest, of which nothing is asked, with an agent.
 func evidence() *diagnosis.Evidence {
@@ -130,77 +132,389 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 		says    []string
 		never   string
 	}{
-		"a node at rest":                  {nil, nil, api.VerdictFree, []string{free, `"causes":[]`}, `"asked"`},
-		"no answer from the API server":   {[]change{func(e *diagnosis.Evidence) { e.Node = nil }}, nil, api.VerdictUnknown, []string{"before the API server answers"}, ""},
-		"what nobody has begun":           {[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Fence}} }}, nil, api.VerdictFree, []string{"is not as all-1g.10gb asks", `"steps":["fence`}, ""},
-		"what is impossible":              {[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Refused = target, errors.New("no such profile") }}, nil, api.VerdictFree, []string{"is not as all-1g.10gb asks", `"refused":"no such profile"`}, ""},
-		"what waits for its window":       {[]change{func(e *diagnosis.Evidence) { e.NotYet = &outcome.Waiting{Message: "no window", Advice: "force it"} }}, []api.Cause{api.CauseNotAllowedYet}, api.VerdictFree, []string{"no window", `"you":"force it"`}, ""},
-		"a cordon by hand":                {[]change{cordonedBy("kubectl-cordon")}, []api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs, []string{"cordoned by kubectl-cordon since 2026-03-01T11:00:00Z (60m)", `"command":"kubectl uncordon gpu-1"`, "not ours: cordoned by kubectl-cordon"}, ""},
-		"a cordon that managers hide":     {[]change{cordonedBy("")}, []api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs, []string{"does not tell by whom"}, ""},
-		"a cordon of a controller":        {[]change{cordonedBy("machine-controller")}, []api.Cause{api.CauseCordonedByTool}, api.VerdictNotOurs, []string{"cordoned by machine-controller"}, ""},
-		"a cordon by hand before":         {[]change{cordonedBy("kubectl"), drained}, []api.Cause{api.CauseCordonedByPerson, api.CauseChangeUnderWay}, api.VerdictGivesBack, []string{"gives back what is its own within", "the node stays closed: cordoned by kubectl"}, ""},
-		"another tool":                    {[]change{cordonedBy("kured"), kured}, []api.Cause{api.CauseCordonedByTool}, api.VerdictNotOurs, []string{"kured is at work here since", "uncordons after the reboot"}, ""},
-		"another tool that cordons not":   {[]change{kured, func(e *diagnosis.Evidence) { e.Marks.Tools[0].Cordons = false }}, nil, api.VerdictFree, []string{`"tool":"kured"`, free}, ""},
-		"a cordon that is to be kept":     {[]change{drained, func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }}, []api.Cause{api.CauseKeepCordoned, api.CauseChangeUnderWay}, api.VerdictWaitsForYou, []string{`keep-cordoned="rack"`, "kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"}, ""},
-		"one that would be, and is not":   {[]change{func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }}, nil, api.VerdictFree, []string{free}, ""},
-		"the taint of a lifted cordon":    {[]change{func(e *diagnosis.Evidence) { e.Node.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}} }}, []api.Cause{api.CauseUnschedulableTaintLeft}, api.VerdictNotOurs, []string{"left behind by a cordon that is lifted", "kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"}, ""},
-		"the taint of a cordon":           {[]change{cordonedBy("kubectl"), func(e *diagnosis.Evidence) { e.Node.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}} }}, []api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs, nil, "left behind"},
-		"kubelet is away":                 {[]change{drained, func(e *diagnosis.Evidence) { e.Node.Status.Conditions[0].Status = corev1.ConditionUnknown }}, []api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, api.VerdictWaitsForYou, []string{`"ready":"Unknown"`, "waits for you: bring kubelet back"}, ""},
-		"kubelet is away from a node":     {[]change{func(e *diagnosis.Evidence) { e.Node.Status.Conditions = nil }}, []api.Cause{api.CauseNodeNotReady}, api.VerdictNotOurs, []string{"kubelet has never said so"}, ""},
-		"kubelet names no devices":        {[]change{func(e *diagnosis.Evidence) { e.Kubelet.Err = errors.New("no socket") }}, []api.Cause{api.CauseNodeNotReady}, api.VerdictFree, []string{"which pod has which device: no socket"}, ""},
-		"no driver":                       {[]change{drained, func(e *diagnosis.Evidence) { e.Driver = "not loaded" }}, []api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, api.VerdictWaitsForYou, []string{"nvidia-smi # on gpu-1"}, ""},
-		"an upgrade of the driver":        {[]change{operand(fence.PausedForDriverUpgrade), func(e *diagnosis.Evidence) { e.Driver = "not loaded" }}, []api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, api.VerdictNotOurs, []string{"how far the upgrade of the driver has come"}, ""},
-		"a change that drains":            {[]change{drained}, []api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack, []string{`"deadline":"2026-03-01T12:50:00Z"`, "begun at 2026-03-01T11:50:00Z", "3 steps left, the next: evict"}, ""},
-		"one whose agent died in a drain": {[]change{withoutAgent, drained}, []api.Cause{api.CauseAgentDiedInDrain}, api.VerdictWaitsForYou, []string{"goes on where this one stopped", "gpuslice-agent recover --node gpu-1"}, ""},
-		"one whose agent died after":      {[]change{withoutAgent, fenced(plan.SetMode, plan.VerifyCapacity)}, []api.Cause{api.CauseAgentDiedInChange}, api.VerdictWaitsForYou, []string{"gpuslice-agent recover --node gpu-1"}, "deadline"},
-		"a reboot in its middle":          {[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "boot-3" }}, []api.Cause{api.CauseRebootInTheMiddle}, api.VerdictGivesBack, []string{"in boot boot-2; this is boot boot-3", "makes anew what the reboot has taken away"}, ""},
-		"a boot that is not known":        {[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "" }}, []api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack, nil, ""},
-		"a change that is undone":         {[]change{drained, undone}, []api.Cause{api.CauseChangeFailed}, api.VerdictGivesBack, []string{"was given up: the driver refused"}, "deadline"},
-		"one that cannot be undone":       {[]change{drained, undone, stalled}, []api.Cause{api.CauseChangeFailed}, api.VerdictWaitsForYou, []string{"mend what the agent says it cannot do: the unit dcgm does not start"}, ""},
-		"a change that is about to fail":  {[]change{drained, func(e *diagnosis.Evidence) { e.Refused = &api.Failure{Message: "the window has closed"} }}, []api.Cause{api.CauseChangeFailed}, api.VerdictGivesBack, []string{"the window has closed", "gives the change up"}, ""},
-		"a label that is gone":            {[]change{drained, func(e *diagnosis.Evidence) { e.Want.Undo, e.Want.UndoCause = true, errors.New("the label was removed") }}, []api.Cause{api.CauseWishGone}, api.VerdictGivesBack, []string{"the label was removed", "brings the GPUs back"}, "was given up"},
-		"a cordon without a journal":      {[]change{cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Cordon = true }}, []api.Cause{api.CauseOwnCordonLeft}, api.VerdictGivesBack, []string{`"left":["the cordon since 2026-03-01T11:00:00Z`, "no journal says what for"}, ""},
-		"the same, and no agent":          {[]change{withoutAgent, cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Cordon = true }}, []api.Cause{api.CauseOwnCordonLeft}, api.VerdictWaitsForYou, []string{"start the agent"}, ""},
-		"the same, with a new journal":    {[]change{drained, func(e *diagnosis.Evidence) { e.Journal.Target = "" }}, []api.Cause{api.CauseOwnCordonLeft}, api.VerdictGivesBack, []string{"without a journal, found at"}, ""},
-		"a journal that cannot be read":   {[]change{cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Unreadable = "it is of version 99" }}, []api.Cause{api.CauseJournalUnreadable}, api.VerdictWaitsForYou, []string{"kubectl annotate node gpu-1 gpuslice.io/journal-", `"unreadable":"it is of version 99"`}, `"left"`},
-		"a budget":                        {[]change{drained, stays(drain.Verdict{State: drain.Blocked, PDB: "team/train, team/all", Message: "needs 1"})}, []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack, []string{"asks again until 2026-03-01T12:50:00Z; then it goes back to what was before", "kubectl get pdb -n team train all"}, ""},
-		"a budget, before the cordon":     {[]change{stays(drain.Verdict{State: drain.Blocked}), func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Evict}} }}, []api.Cause{api.CauseBudgetBlocks}, api.VerdictFree, []string{"disturbs nothing before", "is not as all-1g.10gb asks", `"kubectl get pdb -n team"`}, ""},
-		"a budget, on the way back":       {[]change{drained, undone, stays(drain.Verdict{State: drain.Blocked})}, []api.Cause{api.CauseChangeFailed, api.CauseBudgetBlocks}, api.VerdictWaitsForYou, []string{"asks again, without a limit"}, ""},
-		"a budget, and pods are deleted":  {[]change{drained, stays(drain.Verdict{State: drain.Blocked}), func(e *diagnosis.Evidence) { e.Settings.Drain.AfterDeadline = config.AfterDeadlineDelete }}, []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack, []string{"then it deletes the pods that are still there"}, ""},
-		"a budget that lacks a pod":       {[]change{drained, stays(drain.Verdict{State: drain.Blocked, Awaits: "team/train-next"})}, []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack, []string{"give team/train-next room on another node; or remove the label nvidia.com/mig.config", "kubectl describe pod -n team train-next"}, ""},
-		"a pod that is not evictable":     {[]change{drained, stays(drain.Verdict{State: drain.Failed, Message: "it is static"})}, []api.Cause{api.CauseChangeUnderWay, api.CausePodNotEvictable}, api.VerdictGivesBack, []string{"it is static", "kubectl describe pod -n team train"}, ""},
-		"a pod that the policy keeps":     {[]change{drained, stays(drain.Verdict{State: drain.Refused, Allow: []drain.Choice{{Flag: "--force-unmanaged"}}})}, []api.Cause{api.CauseChangeUnderWay, api.CausePolicyRefuses}, api.VerdictGivesBack, []string{"kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb --force-unmanaged"}, ""},
-		"a pod that no flag lets go":      {[]change{drained, stays(drain.Verdict{State: drain.Refused})}, []api.Cause{api.CauseChangeUnderWay, api.CausePolicyRefuses}, api.VerdictGivesBack, []string{"or change drain in the settings", "kubectl describe pod -n team train"}, "gpuslice apply"},
-		"pods that go":                    {[]change{drained, stays(drain.Verdict{State: drain.Requested}), stays(drain.Verdict{State: drain.Gone}), stays(drain.Verdict{State: drain.Queued}), stays(drain.Verdict{State: drain.Terminating})}, []api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack, []string{"MayGo"}, ""},
-		"a rule that lets a pod end": {[]change{drained, stays(drain.Verdict{State: drain.Waiting, By: "drain.rules[0]"}), func(e *diagnosis.Evidence) {
-			e.Settings.Drain.Rules = []config.DrainRule{{Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}}
-		}}, []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, api.VerdictGivesBack, []string{`"deadline":"2026-03-01T20:50:00Z"`, "within 8h"}, ""},
-		"a mode that lets pods end": {[]change{drained, stays(drain.Verdict{State: drain.Waiting, By: decide.ModeField}), func(e *diagnosis.Evidence) {
-			e.Settings.Drain.Mode, e.Settings.Drain.GradualFor = config.DrainGradual, 8*time.Hour
-		}}, []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, api.VerdictGivesBack, []string{`"deadline":"2026-03-01T20:50:00Z"`, "within 8h"}, ""},
-		"a finalizer":             {[]change{ending("team.example/backup")}, []api.Cause{api.CausePodKeepsTerminating}, api.VerdictFree, []string{"its grace ended at 2026-03-01T11:59:00Z", "the finalizers team.example/backup", "kubectl get pod -n team train -o jsonpath='{.metadata.finalizers}'"}, ""},
-		"a finalizer, in a drain": {[]change{drained, ending("team.example/backup"), func(e *diagnosis.Evidence) { e.Verdicts = []drain.Verdict{{Pod: e.Holders.Pods[0], State: drain.Terminating}} }}, []api.Cause{api.CauseChangeUnderWay, api.CausePodKeepsTerminating}, api.VerdictGivesBack, []string{"team.example/backup"}, ""},
-		"a pod within its grace":  {[]change{ending(), func(e *diagnosis.Evidence) { e.Holders.Pods[0].GraceEnds = now.Add(time.Minute) }}, nil, api.VerdictFree, []string{`"state":"Terminating"`}, ""},
-		"no driver of claims": {[]change{ending(), func(e *diagnosis.Evidence) {
-			e.Holders.Pods[0].Sources, e.Holders.Pods[0].DeviceClaims = []holders.Source{holders.SourceClaim}, []string{"train-gpu"}
-		}}, []api.Cause{api.CauseClaimDriverGone}, api.VerdictFree, []string{"cannot unprepare the pod's claims (train-gpu)", "grep dra"}, ""},
-		"a process":             {[]change{drained, func(e *diagnosis.Evidence) { e.Processes = []api.ProcessSeen{{PID: 4711, Name: "pid 4711 python", Holds: []string{"GPU 0"}, Unit: "session-3.scope"}} }}, []api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, api.VerdictGivesBack, []string{"pid 4711 python holds GPU 0", "kill 4711 # on gpu-1", "end it, if it is not needed"}, ""},
-		"a process of a unit":   {[]change{drained, func(e *diagnosis.Evidence) { e.Processes = []api.ProcessSeen{{PID: 99, Unit: "dcgm.service", Remedy: "name it"}} }}, []api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, api.VerdictGivesBack, []string{"systemctl stop dcgm.service # on gpu-1", `"you":"name it"`}, "kill 99"},
-		"our operand":           {[]change{operand(fence.PausedValue), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Labels = map[string]string{dcgm: "true"} }}, []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, api.VerdictGivesBack, []string{`gives the label its value "true" back`}, ""},
-		"our operand in change": {[]change{drained, operand(fence.PausedValue)}, []api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack, []string{`"by":"gpuslice"`}, ""},
-		"mig-manager's operand": {[]change{operand(fence.PausedForMIGChange)}, []api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs, []string{"leaves it alone, unless recover.adopt names mig-manager", "gpuslice-agent recover --adopt mig-manager"}, ""},
-		"one that is adopted": {[]change{operand(fence.PausedForMIGChange), func(e *diagnosis.Evidence) { e.Settings.Recover.Adopt = []string{config.AdoptMIGManager} }}, []api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs,
-			[]string{"since recover.adopt names mig-manager"}, "unless"},
-		"an operand that a user has off":  {[]change{operand("false")}, nil, api.VerdictFree, []string{free}, ""},
-		"an operand of some tool":         {[]change{operand("paused-for-lunch")}, []api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs, []string{"a tool that writes paused-for-lunch", "kubectl label node gpu-1 " + dcgm + "=true --overwrite"}, ""},
-		"capacity that does not come":     {[]change{fenced(plan.VerifyCapacity, plan.Release), func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }}, []api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing}, api.VerdictGivesBack, []string{"14, kubelet 0", "and then undoes the change"}, ""},
-		"capacity before the change":      {[]change{fenced(plan.SetMode, plan.VerifyCapacity), func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }}, []api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack, nil, "undoes"},
-		"capacity that was lost":          {[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Capacity.Missing = target, []string{"14, kubelet 0"} }}, []api.Cause{api.CauseCapacityMissing}, api.VerdictFree, []string{"without an end"}, ""},
-		"capacity of which nothing is":    {[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }}, []api.Cause{api.CauseCapacityMissing}, api.VerdictFree, []string{"nothing is asked for", "--field-selector spec.nodeName=gpu-1"}, ""},
-		"capacity by another strategy":    {[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing, e.StrategyAdvice = []string{"x"}, "set mixed" }}, []api.Cause{api.CauseCapacityMissing}, api.VerdictFree, []string{`"you":"set mixed"`}, ""},
-		"capacity without a plugin":       {[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing, e.PluginAdvice = []string{"x"}, "install it" }}, []api.Cause{api.CauseCapacityMissing}, api.VerdictFree, []string{`"you":"install it"`}, ""},
-		"a config that has failed before": {[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Want.Label, e.Want.Fingerprint, e.Record.Learnt.Failed = target, "l", "f", &api.Failure{Fingerprint: "f", Message: "broke"} }}, []api.Cause{api.CauseChangeFailed}, api.VerdictFree, []string{"all-1g.10gb failed: broke", "kubectl label node gpu-1 l- && kubectl label node gpu-1 l=all-1g.10gb"}, ""},
-		"another one has failed":          {[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Want.Fingerprint, e.Record.Learnt.Failed = target, "g", &api.Failure{Fingerprint: "f"} }}, nil, api.VerdictFree, nil, "does not try again"},
+		"a node at rest": {nil, nil, api.VerdictFree, []string{free, `"causes":[]`}, `"asked"`},
+		"no answer from the API server": {
+			[]change{func(e *diagnosis.Evidence) { e.Node = nil }},
+			nil, api.VerdictUnknown,
+			[]string{"before the API server answers"}, "",
+		},
+		"what nobody has begun": {
+			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Fence}} }},
+			nil, api.VerdictFree,
+			[]string{"is not as all-1g.10gb asks", `"steps":["fence`}, "",
+		},
+		"what is impossible": {
+			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Refused = target, errors.New("no such profile") }},
+			nil, api.VerdictFree,
+			[]string{"is not as all-1g.10gb asks", `"refused":"no such profile"`}, "",
+		},
+		"what waits for its window": {
+			[]change{func(e *diagnosis.Evidence) { e.NotYet = &outcome.Waiting{Message: "no window", Advice: "force it"} }},
+			[]api.Cause{api.CauseNotAllowedYet}, api.VerdictFree,
+			[]string{"no window", `"you":"force it"`}, "",
+		},
+		"a cordon by hand": {
+			[]change{cordonedBy("kubectl-cordon")},
+			[]api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs,
+			[]string{
+				"cordoned by kubectl-cordon since 2026-03-01T11:00:00Z (60m)",
+				`"command":"kubectl uncordon gpu-1"`,
+				"not ours: cordoned by kubectl-cordon",
+			}, "",
+		},
+		"a cordon that managers hide": {
+			[]change{cordonedBy("")},
+			[]api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs,
+			[]string{"does not tell by whom"}, "",
+		},
+		"a cordon of a controller": {
+			[]change{cordonedBy("machine-controller")},
+			[]api.Cause{api.CauseCordonedByTool}, api.VerdictNotOurs,
+			[]string{"cordoned by machine-controller"}, "",
+		},
+		"a cordon by hand before": {
+			[]change{cordonedBy("kubectl"), drained},
+			[]api.Cause{api.CauseCordonedByPerson, api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			[]string{"gives back what is its own within", "the node stays closed: cordoned by kubectl"}, "",
+		},
+		"another tool": {
+			[]change{cordonedBy("kured"), kured},
+			[]api.Cause{api.CauseCordonedByTool}, api.VerdictNotOurs,
+			[]string{"kured is at work here since", "uncordons after the reboot"}, "",
+		},
+		"another tool that cordons not": {
+			[]change{kured, func(e *diagnosis.Evidence) { e.Marks.Tools[0].Cordons = false }},
+			nil, api.VerdictFree,
+			[]string{`"tool":"kured"`, free}, "",
+		},
+		"a cordon that is to be kept": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }},
+			[]api.Cause{api.CauseKeepCordoned, api.CauseChangeUnderWay}, api.VerdictWaitsForYou,
+			[]string{`keep-cordoned="rack"`, "kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"}, "",
+		},
+		"one that would be, and is not": {
+			[]change{func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }},
+			nil, api.VerdictFree,
+			[]string{free}, "",
+		},
+		"the taint of a lifted cordon": {
+			[]change{
+				func(e *diagnosis.Evidence) {
+					e.Node.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+				},
+			},
+			[]api.Cause{api.CauseUnschedulableTaintLeft}, api.VerdictNotOurs,
+			[]string{"left behind by a cordon that is lifted", "kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"}, "",
+		},
+		"the taint of a cordon": {
+			[]change{
+				cordonedBy("kubectl"),
+				func(e *diagnosis.Evidence) {
+					e.Node.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+				},
+			},
+			[]api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs,
+			nil, "left behind",
+		},
+		"kubelet is away": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Node.Status.Conditions[0].Status = corev1.ConditionUnknown }},
+			[]api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, api.VerdictWaitsForYou,
+			[]string{`"ready":"Unknown"`, "waits for you: bring kubelet back"}, "",
+		},
+		"kubelet is away from a node": {
+			[]change{func(e *diagnosis.Evidence) { e.Node.Status.Conditions = nil }},
+			[]api.Cause{api.CauseNodeNotReady}, api.VerdictNotOurs,
+			[]string{"kubelet has never said so"}, "",
+		},
+		"kubelet names no devices": {
+			[]change{func(e *diagnosis.Evidence) { e.Kubelet.Err = errors.New("no socket") }},
+			[]api.Cause{api.CauseNodeNotReady}, api.VerdictFree,
+			[]string{"which pod has which device: no socket"}, "",
+		},
+		"no driver": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Driver = "not loaded" }},
+			[]api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, api.VerdictWaitsForYou,
+			[]string{"nvidia-smi # on gpu-1"}, "",
+		},
+		"an upgrade of the driver": {
+			[]change{operand(fence.PausedForDriverUpgrade), func(e *diagnosis.Evidence) { e.Driver = "not loaded" }},
+			[]api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, api.VerdictNotOurs,
+			[]string{"how far the upgrade of the driver has come"}, "",
+		},
+		"a change that drains": {
+			[]change{drained},
+			[]api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			[]string{`"deadline":"2026-03-01T12:50:00Z"`, "begun at 2026-03-01T11:50:00Z", "3 steps left, the next: evict"}, "",
+		},
+		"one whose agent died in a drain": {
+			[]change{withoutAgent, drained},
+			[]api.Cause{api.CauseAgentDiedInDrain}, api.VerdictWaitsForYou,
+			[]string{"goes on where this one stopped", "gpuslice-agent recover --node gpu-1"}, "",
+		},
+		"one whose agent died after": {
+			[]change{withoutAgent, fenced(plan.SetMode, plan.VerifyCapacity)},
+			[]api.Cause{api.CauseAgentDiedInChange}, api.VerdictWaitsForYou,
+			[]string{"gpuslice-agent recover --node gpu-1"}, "deadline",
+		},
+		"a reboot in its middle": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "boot-3" }},
+			[]api.Cause{api.CauseRebootInTheMiddle}, api.VerdictGivesBack,
+			[]string{"in boot boot-2; this is boot boot-3", "makes anew what the reboot has taken away"}, "",
+		},
+		"a boot that is not known": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "" }},
+			[]api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			nil, "",
+		},
+		"a change that is undone": {
+			[]change{drained, undone},
+			[]api.Cause{api.CauseChangeFailed}, api.VerdictGivesBack,
+			[]string{"was given up: the driver refused"}, "deadline",
+		},
+		"one that cannot be undone": {
+			[]change{drained, undone, stalled},
+			[]api.Cause{api.CauseChangeFailed}, api.VerdictWaitsForYou,
+			[]string{"mend what the agent says it cannot do: the unit dcgm does not start"}, "",
+		},
+		"a change that is about to fail": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Refused = &api.Failure{Message: "the window has closed"} }},
+			[]api.Cause{api.CauseChangeFailed}, api.VerdictGivesBack,
+			[]string{"the window has closed", "gives the change up"}, "",
+		},
+		"a label that is gone": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Want.Undo, e.Want.UndoCause = true, errors.New("the label was removed") }},
+			[]api.Cause{api.CauseWishGone}, api.VerdictGivesBack,
+			[]string{"the label was removed", "brings the GPUs back"}, "was given up",
+		},
+		"a cordon without a journal": {
+			[]change{cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Cordon = true }},
+			[]api.Cause{api.CauseOwnCordonLeft}, api.VerdictGivesBack,
+			[]string{`"left":["the cordon since 2026-03-01T11:00:00Z`, "no journal says what for"}, "",
+		},
+		"the same, and no agent": {
+			[]change{withoutAgent, cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Cordon = true }},
+			[]api.Cause{api.CauseOwnCordonLeft}, api.VerdictWaitsForYou,
+			[]string{"start the agent"}, "",
+		},
+		"the same, with a new journal": {
+			[]change{drained, func(e *diagnosis.Evidence) { e.Journal.Target = "" }},
+			[]api.Cause{api.CauseOwnCordonLeft}, api.VerdictGivesBack,
+			[]string{"without a journal, found at"}, "",
+		},
+		"a journal that cannot be read": {
+			[]change{cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Unreadable = "it is of version 99" }},
+			[]api.Cause{api.CauseJournalUnreadable}, api.VerdictWaitsForYou,
+			[]string{"kubectl annotate node gpu-1 gpuslice.io/journal-", `"unreadable":"it is of version 99"`}, `"left"`,
+		},
+		"a budget": {
+			[]change{drained, stays(drain.Verdict{State: drain.Blocked, PDB: "team/train, team/all", Message: "needs 1"})},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack,
+			[]string{"asks again until 2026-03-01T12:50:00Z; then it goes back to what was before", "kubectl get pdb -n team train all"}, "",
+		},
+		"a budget, before the cordon": {
+			[]change{
+				stays(drain.Verdict{State: drain.Blocked}),
+				func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Evict}} },
+			},
+			[]api.Cause{api.CauseBudgetBlocks}, api.VerdictFree,
+			[]string{"disturbs nothing before", "is not as all-1g.10gb asks", `"kubectl get pdb -n team"`}, "",
+		},
+		"a budget, on the way back": {
+			[]change{drained, undone, stays(drain.Verdict{State: drain.Blocked})},
+			[]api.Cause{api.CauseChangeFailed, api.CauseBudgetBlocks}, api.VerdictWaitsForYou,
+			[]string{"asks again, without a limit"}, "",
+		},
+		"a budget, and pods are deleted": {
+			[]change{
+				drained,
+				stays(drain.Verdict{State: drain.Blocked}),
+				func(e *diagnosis.Evidence) { e.Settings.Drain.AfterDeadline = config.AfterDeadlineDelete },
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack,
+			[]string{"then it deletes the pods that are still there"}, "",
+		},
+		"a budget that lacks a pod": {
+			[]change{drained, stays(drain.Verdict{State: drain.Blocked, Awaits: "team/train-next"})},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, api.VerdictGivesBack,
+			[]string{"give team/train-next room on another node; or remove the label nvidia.com/mig.config", "kubectl describe pod -n team train-next"}, "",
+		},
+		"a pod that is not evictable": {
+			[]change{drained, stays(drain.Verdict{State: drain.Failed, Message: "it is static"})},
+			[]api.Cause{api.CauseChangeUnderWay, api.CausePodNotEvictable}, api.VerdictGivesBack,
+			[]string{"it is static", "kubectl describe pod -n team train"}, "",
+		},
+		"a pod that the policy keeps": {
+			[]change{drained, stays(drain.Verdict{State: drain.Refused, Allow: []drain.Choice{{Flag: "--force-unmanaged"}}})},
+			[]api.Cause{api.CauseChangeUnderWay, api.CausePolicyRefuses}, api.VerdictGivesBack,
+			[]string{"kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb --force-unmanaged"}, "",
+		},
+		"a pod that no flag lets go": {
+			[]change{drained, stays(drain.Verdict{State: drain.Refused})},
+			[]api.Cause{api.CauseChangeUnderWay, api.CausePolicyRefuses}, api.VerdictGivesBack,
+			[]string{"or change drain in the settings", "kubectl describe pod -n team train"}, "gpuslice apply",
+		},
+		"pods that go": {
+			[]change{
+				drained,
+				stays(drain.Verdict{State: drain.Requested}),
+				stays(drain.Verdict{State: drain.Gone}),
+				stays(drain.Verdict{State: drain.Queued}),
+				stays(drain.Verdict{State: drain.Terminating}),
+			},
+			[]api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			[]string{"MayGo"}, "",
+		},
+		"a rule that lets a pod end": {
+			[]change{
+				drained,
+				stays(drain.Verdict{State: drain.Waiting, By: "drain.rules[0]"}),
+				func(e *diagnosis.Evidence) {
+					e.Settings.Drain.Rules = []config.DrainRule{{Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}}
+				},
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, api.VerdictGivesBack,
+			[]string{`"deadline":"2026-03-01T20:50:00Z"`, "within 8h"}, "",
+		},
+		"a mode that lets pods end": {
+			[]change{
+				drained,
+				stays(drain.Verdict{State: drain.Waiting, By: decide.ModeField}),
+				func(e *diagnosis.Evidence) {
+					e.Settings.Drain.Mode, e.Settings.Drain.GradualFor = config.DrainGradual, 8*time.Hour
+				},
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, api.VerdictGivesBack,
+			[]string{`"deadline":"2026-03-01T20:50:00Z"`, "within 8h"}, "",
+		},
+		"a finalizer": {
+			[]change{ending("team.example/backup")},
+			[]api.Cause{api.CausePodKeepsTerminating}, api.VerdictFree,
+			[]string{
+				"its grace ended at 2026-03-01T11:59:00Z",
+				"the finalizers team.example/backup",
+				"kubectl get pod -n team train -o jsonpath='{.metadata.finalizers}'",
+			}, "",
+		},
+		"a finalizer, in a drain": {
+			[]change{
+				drained,
+				ending("team.example/backup"),
+				func(e *diagnosis.Evidence) {
+					e.Verdicts = []drain.Verdict{{Pod: e.Holders.Pods[0], State: drain.Terminating}}
+				},
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CausePodKeepsTerminating}, api.VerdictGivesBack,
+			[]string{"team.example/backup"}, "",
+		},
+		"a pod within its grace": {
+			[]change{ending(), func(e *diagnosis.Evidence) { e.Holders.Pods[0].GraceEnds = now.Add(time.Minute) }},
+			nil, api.VerdictFree,
+			[]string{`"state":"Terminating"`}, "",
+		},
+		"no driver of claims": {
+			[]change{
+				ending(),
+				func(e *diagnosis.Evidence) {
+					e.Holders.Pods[0].Sources, e.Holders.Pods[0].DeviceClaims = []holders.Source{holders.SourceClaim}, []string{"train-gpu"}
+				},
+			},
+			[]api.Cause{api.CauseClaimDriverGone}, api.VerdictFree,
+			[]string{"cannot unprepare the pod's claims (train-gpu)", "grep dra"}, "",
+		},
+		"a process": {
+			[]change{
+				drained,
+				func(e *diagnosis.Evidence) {
+					e.Processes = []api.ProcessSeen{{PID: 4711, Name: "pid 4711 python", Holds: []string{"GPU 0"}, Unit: "session-3.scope"}}
+				},
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, api.VerdictGivesBack,
+			[]string{"pid 4711 python holds GPU 0", "kill 4711 # on gpu-1", "end it, if it is not needed"}, "",
+		},
+		"a process of a unit": {
+			[]change{
+				drained,
+				func(e *diagnosis.Evidence) {
+					e.Processes = []api.ProcessSeen{{PID: 99, Unit: "dcgm.service", Remedy: "name it"}}
+				},
+			},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, api.VerdictGivesBack,
+			[]string{"systemctl stop dcgm.service # on gpu-1", `"you":"name it"`}, "kill 99",
+		},
+		"our operand": {
+			[]change{operand(fence.PausedValue), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Labels = map[string]string{dcgm: "true"} }},
+			[]api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, api.VerdictGivesBack,
+			[]string{`gives the label its value "true" back`}, "",
+		},
+		"our operand in change": {
+			[]change{drained, operand(fence.PausedValue)},
+			[]api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			[]string{`"by":"gpuslice"`}, "",
+		},
+		"mig-manager's operand": {
+			[]change{operand(fence.PausedForMIGChange)},
+			[]api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs,
+			[]string{"leaves it alone, unless recover.adopt names mig-manager", "gpuslice-agent recover --adopt mig-manager"}, "",
+		},
+		"one that is adopted": {
+			[]change{operand(fence.PausedForMIGChange), func(e *diagnosis.Evidence) { e.Settings.Recover.Adopt = []string{config.AdoptMIGManager} }},
+			[]api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs,
+			[]string{"since recover.adopt names mig-manager"}, "unless",
+		},
+		"an operand that a user has off": {[]change{operand("false")}, nil, api.VerdictFree, []string{free}, ""},
+		"an operand of some tool": {
+			[]change{operand("paused-for-lunch")},
+			[]api.Cause{api.CauseOperandsPaused}, api.VerdictNotOurs,
+			[]string{"a tool that writes paused-for-lunch", "kubectl label node gpu-1 " + dcgm + "=true --overwrite"}, "",
+		},
+		"capacity that does not come": {
+			[]change{fenced(plan.VerifyCapacity, plan.Release), func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }},
+			[]api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing}, api.VerdictGivesBack,
+			[]string{"14, kubelet 0", "and then undoes the change"}, "",
+		},
+		"capacity before the change": {
+			[]change{fenced(plan.SetMode, plan.VerifyCapacity), func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }},
+			[]api.Cause{api.CauseChangeUnderWay}, api.VerdictGivesBack,
+			nil, "undoes",
+		},
+		"capacity that was lost": {
+			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Capacity.Missing = target, []string{"14, kubelet 0"} }},
+			[]api.Cause{api.CauseCapacityMissing}, api.VerdictFree,
+			[]string{"without an end"}, "",
+		},
+		"capacity of which nothing is": {
+			[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }},
+			[]api.Cause{api.CauseCapacityMissing}, api.VerdictFree,
+			[]string{"nothing is asked for", "--field-selector spec.nodeName=gpu-1"}, "",
+		},
+		"capacity by another strategy": {
+			[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing, e.StrategyAdvice = []string{"x"}, "set mixed" }},
+			[]api.Cause{api.CauseCapacityMissing}, api.VerdictFree,
+			[]string{`"you":"set mixed"`}, "",
+		},
+		"capacity without a plugin": {
+			[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing, e.PluginAdvice = []string{"x"}, "install it" }},
+			[]api.Cause{api.CauseCapacityMissing}, api.VerdictFree,
+			[]string{`"you":"install it"`}, "",
+		},
+		"a config that has failed before": {
+			[]change{
+				func(e *diagnosis.Evidence) {
+					e.Want.Name, e.Want.Label, e.Want.Fingerprint, e.Record.Learnt.Failed = target, "l", "f", &api.Failure{Fingerprint: "f", Message: "broke"}
+				},
+			},
+			[]api.Cause{api.CauseChangeFailed}, api.VerdictFree,
+			[]string{"all-1g.10gb failed: broke", "kubectl label node gpu-1 l- && kubectl label node gpu-1 l=all-1g.10gb"}, "",
+		},
+		"another one has failed": {
+			[]change{
+				func(e *diagnosis.Evidence) {
+					e.Want.Name, e.Want.Fingerprint, e.Record.Learnt.Failed = target, "g", &api.Failure{Fingerprint: "f"}
+				},
+			},
+			nil, api.VerdictFree,
+			nil, "does not try again",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
