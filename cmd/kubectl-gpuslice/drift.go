@@ -35,7 +35,7 @@ func (o *options) againstCluster(ctx context.Context, of agents, autoscaled []st
 	if err != nil {
 		return err
 	}
-	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(), Autoscaled: autoscaled})
+	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(), Autoscaled: autoscaled, Refused: (&askedByLabels{client: client, settings: settings}).refused})
 	if err != nil {
 		return err
 	}
@@ -52,12 +52,16 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		read = []string{"nothing that promises GPUs"}
 	}
 	out.Printf("read: %s\n", strings.Join(read, ", "))
+	for _, line := range r.Unread {
+		out.Printf("not read: %s\n", sanitize.Cut(line, longestLine))
+	}
 	for _, version := range r.Older {
 		out.Printf("read in an older version than render writes: %s\n", sanitize.Cut(version, longestLine))
 	}
 	if len(r.Changing) > 0 {
 		out.Printf("changing, and counted as they are now: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}
+	printDRA(out, r)
 	broken, printed := 0, 0
 	for _, f := range r.Findings {
 		verdict := "idle"
@@ -82,4 +86,14 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 	}
 	out.Printf("no quota, queue or hardware profile promises more than the nodes offer\n")
 	return out.Err
+}
+
+// printDRA says whose the nodes of NVIDIA's DRA driver are.
+func printDRA(out *cli.Printer, r drift.Report) {
+	if len(r.Static) > 0 {
+		out.Printf("NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: %s\n", sanitize.Cut(sanitize.Listed(r.Static), longestLine))
+	}
+	if len(r.Dynamic) > 0 {
+		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG), so agents leave MIG alone there, and each device counts that it could make: %s\n", sanitize.Cut(sanitize.Listed(r.Dynamic), longestLine))
+	}
 }

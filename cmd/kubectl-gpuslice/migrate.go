@@ -117,7 +117,7 @@ func (m *migration) piece(p manifest.Piece) error {
 		}
 		return err
 	}
-	if isClusterPolicy(p) || p.Top["apiVersion"] == "v1" && (p.Foreign == "Node" || p.Foreign == "Pod") {
+	if isClusterPolicy(p) || isGPUCluster(p) || p.Top["apiVersion"] == "v1" && (p.Foreign == "Node" || p.Foreign == "Pod") {
 		m.used = true
 		return m.object(p)
 	}
@@ -136,7 +136,7 @@ func (m *migration) piece(p manifest.Piece) error {
 	return nil
 }
 
-// object takes a ClusterPolicy, a Node or a Pod.
+// object takes a ClusterPolicy, a GPUCluster, a Node or a Pod.
 func (m *migration) object(p manifest.Piece) error {
 	text, err := json.Marshal(p.Top)
 	if err != nil {
@@ -145,6 +145,8 @@ func (m *migration) object(p manifest.Piece) error {
 	switch p.Foreign {
 	case "ClusterPolicy":
 		return m.policy(text)
+	case "GPUCluster":
+		return m.gpuCluster(text)
 	case "Pod":
 		var pod corev1.Pod
 		if err := json.Unmarshal(text, &pod); err != nil {
@@ -185,6 +187,18 @@ func (m *migration) profiles(text []byte) {
 func isClusterPolicy(p manifest.Piece) bool {
 	version, _ := p.Top["apiVersion"].(string)
 	return p.Foreign == "ClusterPolicy" && strings.HasPrefix(version, "nvidia.com/")
+}
+
+// isGPUCluster reports whether a piece is one of the GPU Operator.
+func isGPUCluster(p manifest.Piece) bool {
+	version, _ := p.Top["apiVersion"].(string)
+	return p.Foreign == "GPUCluster" && strings.HasPrefix(version, "nvidia.com/")
+}
+
+func (m *migration) gpuCluster(text []byte) error {
+	c, err := migrate.ReadCluster(text)
+	m.Clusters = append(m.Clusters, c)
+	return err
 }
 
 func (m *migration) policy(text []byte) error {
@@ -314,9 +328,25 @@ func (m *migration) node(n corev1.Node) {
 	}
 }
 
-// policies reads those of the GPU Operator. A cluster without the operator has none, and does not know the kind.
+// policies reads the ClusterPolicies and GPUClusters of the GPU Operator. A cluster without the operator has none, and does not know the kinds.
 func (m *migration) policies(ctx context.Context, client kube.Interface) error {
-	text, err := client.RawCore().Get().AbsPath("/apis/nvidia.com/v1/clusterpolicies").SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+	for _, of := range []struct {
+		path, kind string
+		take       func([]byte) error
+	}{
+		{"/apis/nvidia.com/v1/clusterpolicies", "ClusterPolicies", m.policy},
+		{"/apis/nvidia.com/v1alpha1/gpuclusters", "GPUClusters", m.gpuCluster},
+	} {
+		text, err := client.RawCore().Get().AbsPath(of.path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		if err := m.operators(of.kind, text, err, of.take); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// operators takes each object of the answer to a list of one of the operator's kinds.
+func (m *migration) operators(kind string, text []byte, err error, take func([]byte) error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -325,16 +355,16 @@ func (m *migration) policies(ctx context.Context, client kube.Interface) error {
 		if json.Unmarshal(text, &said) == nil && said.Message != "" {
 			err = &apierrors.StatusError{ErrStatus: said}
 		}
-		return m.unread(fmt.Errorf("reading the ClusterPolicies: %w", err))
+		return m.unread(fmt.Errorf("reading the %s: %w", kind, err))
 	}
 	var list struct {
 		Items []json.RawMessage `json:"items"`
 	}
 	if err := yaml.Unmarshal(text, &list); err != nil {
-		return fmt.Errorf("reading the ClusterPolicies: %w", err)
+		return fmt.Errorf("reading the %s: %w", kind, err)
 	}
 	for _, item := range list.Items {
-		if err := m.policy(item); err != nil {
+		if err := take(item); err != nil {
 			return err
 		}
 	}
@@ -346,7 +376,7 @@ func (m *migration) print(out *cli.Printer, all []migrate.Finding) error {
 	if err := m.printFindings(out, all); err != nil || len(m.unused) == 0 {
 		return err
 	}
-	return fmt.Errorf("give what these files are made of as manifests, or leave them out: nothing of an installation was found in %s; what is read are ConfigMaps, ClusterPolicies, "+
+	return fmt.Errorf("give what these files are made of as manifests, or leave them out: nothing of an installation was found in %s; what is read are ConfigMaps, ClusterPolicies, GPUClusters, "+
 		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(m.unused))
 }
 

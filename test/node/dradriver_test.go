@@ -100,6 +100,43 @@ func TestNVIDIAsDRADriverOffersTheGPUsAndGivesThemToPods(t *testing.T) {
 	}
 }
 
+// What render writes is what its driver's devices fit: by a claim of the profile, and by the name that the device plugin has for it.
+func TestPodsGetMIGDevicesByWhatRenderWrites(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 1}]", "", node.DRAStatic)
+	r.awaitPublished(r.wholeAndCut())
+	r.cut("3g.40gb@4", "2g.20gb@0", "1g.10gb@2", "1g.10gb+me@3")
+	r.restartDRADriver()
+	r.awaitPublished(r.wholeAndCut())
+
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	rendered, err := os.ReadFile("../../cmd/kubectl-gpuslice/testdata/render/dra.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "dra.yaml")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(rendered), "namespace: team\n", "namespace: "+namespace+"\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := deploy(r.cluster, file); err != nil {
+		t.Fatal(err)
+	}
+	r.claimant(namespace, "by-template", "mig-2g.20gb")
+	r.claimant(namespace, "by-attribute", "mig-1g.10gb.me")
+	r.pod(namespace, "by-resource", map[string]string{"nvidia.com/mig-3g.40gb": "1"})
+	got := map[string][]string{}
+	for _, pod := range []string{"by-template", "by-attribute", "by-resource"} {
+		r.awaitRunning(namespace, pod)
+		got[pod] = r.given(namespace, pod)
+	}
+	starts := map[string]string{"by-template": "-0", "by-attribute": "-3", "by-resource": "-4"}
+	for pod, start := range starts {
+		if len(got[pod]) != 1 || !strings.HasPrefix(got[pod][0], "gpu-0-mig-") || !strings.HasSuffix(got[pod][0], start) {
+			t.Errorf("pod %s has %v, want the instance at %s of GPU 0", pod, got[pod], start[1:])
+		}
+	}
+}
+
 func TestNVIDIAsDRADriverCutsGPUsItself(t *testing.T) {
 	t.Parallel()
 	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 2}]", "", node.DRADynamicMIG)

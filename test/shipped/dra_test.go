@@ -68,6 +68,13 @@ func TestKueueReadsTheConfigThatIsRendered(t *testing.T) {
 	}
 }
 
+func TestAnAPIServerTakesTheExampleOfClaims(t *testing.T) {
+	c := clustertest.Start(t)
+	if out, err := kubectl(t, c, "create", "--dry-run=server", "--validate=strict", "-n", "default", "-f", filepath.Join("..", "..", "deploy", "examples", "dra.yaml")); err != nil || strings.Count(out, "\n") != 15 {
+		t.Errorf("error %v\n%s", err, out)
+	}
+}
+
 // Kueue compiles selectors as the API server does, when it starts: with one that is wrong it would not start.
 func TestAnAPIServerCompilesTheSelectorsOfKueuesConfig(t *testing.T) {
 	client := clustertest.Client(t)

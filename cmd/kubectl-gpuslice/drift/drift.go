@@ -44,6 +44,9 @@ type Report struct {
 	Findings []Finding
 	Read     map[string]int // objects, by kind; a kind that the cluster does not serve is missing
 	Changing []string       // nodes whose GPUs are being divided again: they count as they are now
+	Static   []string       // nodes whose GPUs NVIDIA's DRA driver offers as they are cut
+	Dynamic  []string       // nodes whose GPUs it cuts itself
+	Unread   []string       // what the user may not read, and what follows from that
 	Older    []string       // versions that were read since the cluster does not serve the newer one, of which render writes objects
 }
 
@@ -54,6 +57,8 @@ type Known struct {
 	// Autoscaled are names of ResourceFlavors and HardwareProfiles whose nodes are made when they are needed: fewer of them than are promised
 	// for, or none, is no mistake.
 	Autoscaled []string
+	// Refused says why a node of NVIDIA's DRA driver cannot be as its labels ask; empty if it can.
+	Refused func(ctx context.Context, labels map[string]string) (string, error)
 }
 
 // Find reads the cluster. The error is that it cannot be read, that there is more of a kind than is read, or that nothing of a name in
@@ -61,6 +66,9 @@ type Known struct {
 func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface, known Known) (Report, error) {
 	c := comparison{Report: Report{Read: map[string]int{}}, objects: objects, known: known, coming: corev1.ResourceList{}}
 	if err := c.readNodes(ctx, client); err != nil {
+		return Report{}, err
+	}
+	if err := c.readSlices(ctx); err != nil {
 		return Report{}, err
 	}
 	if err := c.readObjects(ctx); err != nil {
@@ -96,6 +104,7 @@ type comparison struct {
 
 // node is what one node offers of GPUs.
 type node struct {
+	name   string
 	labels map[string]string
 	taints []corev1.Taint
 	offers corev1.ResourceList
@@ -115,7 +124,7 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 					offers[name] = quantity
 				}
 			}
-			c.nodes = append(c.nodes, node{labels: n.Labels, taints: n.Spec.Taints, offers: offers})
+			c.nodes = append(c.nodes, node{name: n.Name, labels: n.Labels, taints: n.Spec.Taints, offers: offers})
 			if slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
 				c.Changing = append(c.Changing, n.Name)
 			}

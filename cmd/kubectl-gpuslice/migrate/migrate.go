@@ -25,6 +25,7 @@ import (
 // Sources are the parts of an installation of mig-manager and the GPU Operator.
 type Sources struct {
 	Policies []Policy
+	Clusters []Cluster
 	Catalogs []Catalog
 	Clients  []Clients
 	Nodes    []corev1.Node
@@ -137,6 +138,9 @@ func Judge(s Sources, settings config.Settings) []Finding {
 		if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
 			j.byPluginKey[key] = append(j.byPluginKey[key], n)
 		}
+	}
+	for _, c := range s.Clusters {
+		j.cluster(c, s)
 	}
 	named := map[string]bool{}
 	for _, p := range s.Policies {

@@ -98,7 +98,10 @@ const keyGPU = "nvidia.com/gpu"
 
 // tolerations judges the list of the operator's DaemonSets, which replaces the usual one.
 func (j *judge) tolerations(p Policy, s Sources) {
-	about, all := p.about(), p.Spec.Daemonsets.Tolerations
+	j.tolerated(p.about(), p.Spec.Daemonsets.Tolerations, s)
+}
+
+func (j *judge) tolerated(about string, all []corev1.Toleration, s Sources) {
 	said := map[string]bool{}
 	if len(all) > 0 {
 		for _, key := range append([]string{keyGPU}, j.settings.StartupTaints().Keys()...) {

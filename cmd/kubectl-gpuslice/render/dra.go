@@ -1,6 +1,7 @@
 package render
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -10,17 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// What NVIDIA's DRA driver and its charts call things.
-const (
-	draDriver     = "gpu.nvidia.com"
-	wholeGPUClass = "gpu.nvidia.com"
-	sliceClass    = "mig.nvidia.com"
-	classPrefix   = "mig-" // of the classes that are written here, one for each profile
-)
+// classPrefix begins the names of the classes that are written here, one for each profile.
+const classPrefix = "mig-"
 
 // claimRequest names the one request of a claim.
 const claimRequest = "gpu"
@@ -29,7 +26,7 @@ const claimRequest = "gpu"
 func Claims(given []Given, namespace string) []any {
 	var classes, templates []any
 	for _, device := range claimed(given) {
-		name, class := "gpu", wholeGPUClass
+		name, class := "gpu", devices.ClassGPU
 		if device != "" {
 			name = className(device)
 			class = name
@@ -43,7 +40,7 @@ func Claims(given []Given, namespace string) []any {
 // deviceClass has the MIG devices of a profile. Pods may ask for one by the resource that the device plugin offers it by.
 func deviceClass(name, device string) *resourcev1.DeviceClass {
 	resource := nvml.ResourceMIGPrefix + dotted(device)
-	expression := fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", draDriver, device)
+	expression := fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", devices.Driver, device)
 	return &resourcev1.DeviceClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: kinds.ResourceVersion, Kind: kinds.KindDeviceClass},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -65,34 +62,29 @@ func claimTemplate(namespace, name, class string) *resourcev1.ResourceClaimTempl
 }
 
 // claimed are the MIG devices that the pools give, each once, by NVIDIA's names; "" for whole GPUs.
-func claimed(given []Given) (devices []string) {
+func claimed(given []Given) (names []string) {
 	for _, g := range given {
 		for _, o := range g.Offers {
-			devices = append(devices, attributed.ReplaceAllString(o.Device, "$1+$2"))
+			names = append(names, attributed.ReplaceAllString(o.Device, "$1+$2"))
 		}
 	}
-	slices.Sort(devices)
-	return slices.Compact(devices)
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
-var (
-	// partForm is a compute instance that is smaller than its GPU instance.
-	partForm = regexp.MustCompile(`^[0-9]+c\.`)
-	// attributed is a device with attributes as names of resources have it, which have no "+".
-	attributed = regexp.MustCompile(`^([0-9]+g\.[0-9]+gb)\.(.+)$`)
-)
+// attributed is a device with attributes as names of resources have it, which have no "+".
+var attributed = regexp.MustCompile(`^([0-9]+g\.[0-9]+gb)\.(.+)$`)
 
 // takenByDRA refuses what NVIDIA's DRA driver does not do.
 func takenByDRA(after []nvml.GPU, sharing catalog.Sharing) error {
-	if sharing.Strategy != catalog.SharingNone {
-		return fmt.Errorf("it shares devices by %s, and NVIDIA's DRA driver shares one by the config of its claim: render a profile without sharing, "+
-			"and write GpuConfig or MigDeviceConfig into the claim (deploy/DRA.md)", sharing.Strategy)
+	if why := devices.RefusedSharing(sharing); why != "" {
+		return errors.New(why)
 	}
 	for _, gpu := range after {
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
-				if partForm.MatchString(d.Profile) {
-					return fmt.Errorf("it asks for %s on GPU %d, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one: ask for whole instances", d.Profile, gpu.Index)
+				if why := devices.RefusedDevice(d.Profile); why != "" {
+					return errors.New(why)
 				}
 			}
 		}
@@ -144,11 +136,11 @@ type CounterSource struct {
 // KueueConfig makes the part of Kueue's config by which the quotas that Kueue renders hold for claims too: a device of a class counts as the
 // resource that the device plugin offers it by. With counters, for nodes whose driver cuts the GPUs itself, a device counts by what it takes of each.
 func KueueConfig(given []Given, counters []string) ([]any, error) {
-	devices := claimed(given)
-	mappings := byDevice(devices)
+	profiles := claimed(given)
+	mappings := byDevice(profiles)
 	if len(counters) > 0 {
 		var err error
-		if mappings, err = byCounter(given, devices, counters); err != nil {
+		if mappings, err = byCounter(given, profiles, counters); err != nil {
 			return nil, err
 		}
 	}
@@ -161,9 +153,9 @@ func KueueConfig(given []Given, counters []string) ([]any, error) {
 	}}, nil
 }
 
-func byDevice(devices []string) (out []DeviceClassMapping) {
-	for _, device := range devices {
-		m := DeviceClassMapping{Name: nvml.ResourceGPU, DeviceClassNames: []string{wholeGPUClass}}
+func byDevice(profiles []string) (out []DeviceClassMapping) {
+	for _, device := range profiles {
+		m := DeviceClassMapping{Name: nvml.ResourceGPU, DeviceClassNames: []string{devices.ClassGPU}}
 		if device != "" {
 			m = DeviceClassMapping{Name: nvml.ResourceMIGPrefix + dotted(device), DeviceClassNames: []string{className(device)}}
 		}
@@ -173,9 +165,9 @@ func byDevice(devices []string) (out []DeviceClassMapping) {
 }
 
 // byCounter counts by the sum of what the devices take of GPUs of the pools' models.
-func byCounter(given []Given, devices, counters []string) (out []DeviceClassMapping, err error) {
-	classes := []string{wholeGPUClass, sliceClass}
-	for _, device := range devices {
+func byCounter(given []Given, profiles, counters []string) (out []DeviceClassMapping, err error) {
+	classes := []string{devices.ClassGPU, devices.ClassMIG}
+	for _, device := range profiles {
 		if device != "" {
 			classes = append(classes, className(device))
 		}
@@ -195,11 +187,11 @@ func byCounter(given []Given, devices, counters []string) (out []DeviceClassMapp
 	slices.Sort(models)
 	models = slices.Compact(models)
 	for _, counter := range counters {
-		m := DeviceClassMapping{Name: draDriver + "/" + counter, DeviceClassNames: classes}
+		m := DeviceClassMapping{Name: devices.Driver + "/" + counter, DeviceClassNames: classes}
 		for _, model := range models {
-			expression := fmt.Sprintf("device.attributes['%s'].productName.replace(' ', '-') == '%s'", draDriver, model)
+			expression := fmt.Sprintf("device.attributes['%s'].productName.replace(' ', '-') == '%s'", devices.Driver, model)
 			m.Sources = append(m.Sources, DeviceClassSource{CounterSource{
-				Name: counter, Driver: draDriver,
+				Name: counter, Driver: devices.Driver,
 				DeviceSelector: resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: expression}},
 			}})
 		}

@@ -1,0 +1,150 @@
+// Package devices counts the GPUs and MIG devices that NVIDIA's DRA driver offers, by its ResourceSlices, and those that claims have.
+//
+// It asks no cluster.
+package devices
+
+import (
+	"strings"
+
+	resourcev1 "k8s.io/api/resource/v1"
+
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Driver is the name of NVIDIA's DRA driver for GPUs.
+const Driver = "gpu.nvidia.com"
+
+// The driver's attributes, and one of its values.
+const (
+	attributeType    = "type"
+	attributeProfile = "profile"
+	typeMIG          = "mig"
+)
+
+// Classes are those of the driver's charts.
+const (
+	ClassGPU = "gpu.nvidia.com"
+	ClassMIG = "mig.nvidia.com"
+)
+
+// Kind is a device by what a claim selects it by.
+type Kind struct {
+	Class   string `json:"deviceClass"`
+	Profile string `json:"profile,omitempty"` // of a MIG device
+}
+
+// Resource is the name by which NVIDIA's device plugin offers the same, and the classes that render writes.
+func (k Kind) Resource() string {
+	if k.Class == ClassGPU {
+		return nvml.ResourceGPU
+	}
+	return nvml.ResourceMIGPrefix + strings.ReplaceAll(k.Profile, "+", ".")
+}
+
+// Node is what the driver offers of a node.
+type Node struct {
+	// Dynamic says that the driver makes MIG devices when claims ask for them: then each counts that could be made, of which others exclude it.
+	Dynamic  bool
+	Complete bool // each of its pools has as many slices as it says
+	Offers   map[Kind]int
+
+	kinds map[string]Kind // by pool and device
+}
+
+// longest bounds a name of a profile, in characters.
+const longest = 63
+
+// ByNode reads slices, of which those of other drivers are passed over. Of each pool those of its highest generation count, as they do for the scheduler.
+func ByNode(all []resourcev1.ResourceSlice) map[string]Node {
+	type pool struct {
+		node             string
+		generation, want int64
+		has              []*resourcev1.ResourceSlice
+	}
+	pools := map[string]*pool{}
+	for i := range all {
+		s := &all[i]
+		if s.Spec.Driver != Driver || s.Spec.NodeName == nil || *s.Spec.NodeName == "" {
+			continue
+		}
+		p := pools[s.Spec.Pool.Name]
+		if p == nil || s.Spec.Pool.Generation > p.generation {
+			p = &pool{node: *s.Spec.NodeName, generation: s.Spec.Pool.Generation, want: s.Spec.Pool.ResourceSliceCount}
+			pools[s.Spec.Pool.Name] = p
+		}
+		if s.Spec.Pool.Generation == p.generation {
+			p.has = append(p.has, s)
+		}
+	}
+	out := map[string]Node{}
+	for name, p := range pools {
+		n, known := out[p.node]
+		if !known {
+			n = Node{Complete: true, Offers: map[Kind]int{}, kinds: map[string]Kind{}}
+		}
+		n.Complete = n.Complete && int64(len(p.has)) == p.want
+		for _, s := range p.has {
+			n.add(name, s)
+		}
+		out[p.node] = n
+	}
+	return out
+}
+
+func (n *Node) add(pool string, s *resourcev1.ResourceSlice) {
+	n.Dynamic = n.Dynamic || len(s.Spec.SharedCounters) > 0
+	for _, d := range s.Spec.Devices {
+		n.Dynamic = n.Dynamic || len(d.ConsumesCounters) > 0
+		kind := Kind{Class: ClassGPU}
+		if text(d, attributeType) == typeMIG {
+			kind = Kind{ClassMIG, sanitize.Cut(text(d, attributeProfile), longest)}
+		}
+		n.Offers[kind]++
+		n.kinds[pool+"/"+d.Name] = kind
+	}
+}
+
+func text(d resourcev1.Device, name string) string {
+	for _, key := range []resourcev1.QualifiedName{resourcev1.QualifiedName(name), resourcev1.QualifiedName(Driver + "/" + name)} {
+		if value := d.Attributes[key].StringValue; value != nil {
+			return *value
+		}
+	}
+	return ""
+}
+
+// Taken counts the devices of nodes that claims have, and those of which no node offers any more. One that a claim has for administration is
+// taken from no other claim.
+func Taken(nodes map[string]Node, claims []resourcev1.ResourceClaim) (of map[string]map[Kind]int, gone int) {
+	at := map[string]string{} // node, by pool and device
+	for name, n := range nodes {
+		for device := range n.kinds {
+			at[device] = name
+		}
+	}
+	of = map[string]map[Kind]int{}
+	seen := map[string]bool{} // several claims may share a device
+	for _, c := range claims {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			device := r.Pool + "/" + r.Device
+			if r.Driver != Driver || r.AdminAccess != nil && *r.AdminAccess || seen[device] {
+				continue
+			}
+			seen[device] = true
+			node, there := at[device]
+			if !there {
+				gone++
+				continue
+			}
+			if of[node] == nil {
+				of[node] = map[Kind]int{}
+			}
+			of[node][nodes[node].kinds[device]]++
+		}
+	}
+	return of, gone
+}

@@ -1,0 +1,52 @@
+package migrate
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Cluster has the fields of a GPUCluster of the GPU Operator (v26.7) that matter here: it deploys NVIDIA's DRA driver, and no MIG manager.
+type Cluster struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec struct {
+		DRADriver struct {
+			FeatureGates map[string]bool `json:"featureGates"`
+		} `json:"draDriver"`
+		Daemonsets struct {
+			Tolerations []corev1.Toleration `json:"tolerations"`
+		} `json:"daemonsets"`
+	} `json:"spec"`
+}
+
+// ReadCluster reads a GPUCluster from its JSON or YAML. Fields that do not matter here may be anything.
+func ReadCluster(text []byte) (c Cluster, err error) {
+	if err := yaml.Unmarshal(text, &c); err != nil {
+		return c, fmt.Errorf("reading a GPUCluster: %w", err)
+	}
+	return c, nil
+}
+
+// gateDynamicMIG has the driver cut the GPUs itself.
+const gateDynamicMIG = "DynamicMIG"
+
+// cluster judges a GPUCluster. Of a ClusterPolicy nothing counts beside it.
+func (j *judge) cluster(c Cluster, s Sources) {
+	about := "GPUCluster " + c.Metadata.Name
+	for _, p := range s.Policies {
+		j.say(about, Change, "", "%s is there too, and the operator works with one of the two alone: delete the other; migManager, mig.strategy and devicePlugin of a ClusterPolicy count no more on nodes of a GPUCluster",
+			p.about())
+	}
+	switch {
+	case c.Spec.DRADriver.FeatureGates[gateDynamicMIG]:
+		j.say(about, Change, "", "draDriver.featureGates.%s is true: the driver cuts the GPUs itself, so the agent leaves MIG alone; set it to false where labels are to divide them", gateDynamicMIG)
+	default:
+		j.say(about, Taken, "", "it deploys NVIDIA's DRA driver and no MIG manager: gpuslice divides the GPUs of its nodes by the same labels; deploy overlays/dra (deploy/DRA.md)")
+	}
+	j.say(about, Ignored, "", "MIG strategy and configs of the device plugin have no meaning on its nodes: pods ask by claims, or by the names of DeviceClasses, which kubectl gpuslice render dra writes; "+
+		"time-slicing and MPS are the claim's own config")
+	j.tolerated(about, c.Spec.Daemonsets.Tolerations, s)
+}
