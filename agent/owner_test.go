@@ -1,8 +1,11 @@
 package agent_test
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -10,12 +13,20 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
+	restfake "k8s.io/client-go/rest/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // dynamicGate has NVIDIA's DRA driver cut the GPUs itself.
@@ -44,6 +55,47 @@ func (w *world) driver(gates string, change ...func(*corev1.Pod)) {
 	}
 	if _, err := w.client.CoreV1().Pods(p.Namespace).Create(w.t.Context(), p, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
+	}
+}
+
+// publish has the driver offer these devices.
+func (w *world) publish(devices ...resourcev1.Device) {
+	w.published = nil
+	if len(devices) > 0 {
+		w.published = []resourcev1.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "slice-1"}, Spec: resourcev1.ResourceSliceSpec{
+			Driver: holders.ClaimDriver, NodeName: new(nodeName), Pool: resourcev1.ResourcePool{Name: nodeName, ResourceSliceCount: 1}, Devices: devices,
+		}}}
+	}
+}
+
+// wholeGPU is a device of the driver.
+func wholeGPU(name, uuid string) resourcev1.Device {
+	return resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"uuid": {StringValue: &uuid}}}
+}
+
+// offering answers requests for ResourceSlices, which client-go's fake cannot.
+type offering struct {
+	kube.Interface
+	w *world
+}
+
+// IsWatchListSemanticsUnSupported tells client-go's informers whether they may ask for a list as a watch.
+func (o offering) IsWatchListSemanticsUnSupported() bool {
+	says, has := o.Interface.(interface{ IsWatchListSemanticsUnSupported() bool })
+	return has && says.IsWatchListSemanticsUnSupported()
+}
+
+// RawResource implements kube.Interface.
+func (o offering) RawResource() cache.Getter {
+	kinds := runtime.NewScheme()
+	return &restfake.RESTClient{
+		NegotiatedSerializer: serializer.NewCodecFactory(kinds).WithoutConversion(), GroupVersion: resourcev1.SchemeGroupVersion,
+		Client: restfake.CreateHTTPClient(func(*http.Request) (*http.Response, error) {
+			var body bytes.Buffer
+			list := &resourcev1.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSliceList"}, Items: o.w.published}
+			err := protobuf.NewSerializer(kinds, kinds).Encode(list, &body)
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(&body), Header: http.Header{"Content-Type": {runtime.ContentTypeProtobuf}}}, err
+		}),
 	}
 }
 
@@ -209,5 +261,53 @@ func TestAChangeEndsWhereTheDRADriverTakesTheGPUsOver(t *testing.T) {
 			}
 			w.givenBack()
 		})
+	})
+}
+
+// One or the other: two pods may get a GPU that a device plugin and NVIDIA's DRA driver give out.
+func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		calls := w.count(nil)
+		w.turn()
+		w.driver("")
+		w.publish(wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
+		w.label("all-1g.10gb")
+		w.spend(time.Minute)
+		w.refused(config.ReasonForeignOwner, "pod kube-system/plugin-1", "pod dra/driver-2", "both give out GPU 1")
+		if s := w.status(); s.Owner != api.OwnerBoth || *calls > 0 {
+			t.Errorf("%d calls that change a GPU; the status is %+v", *calls, s)
+		}
+		w.publish()
+		if err := w.client.Tracker().Delete(podResource, "dra", "driver-2"); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-1g.10gb")
+	})
+}
+
+// The driver has read the GPUs when it started: what the agent would cut, it would go on giving out.
+func TestGPUsThatTheDRADriverGivesOutAsTheyAreCutAreNotCutYet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged = true
+		calls := w.count(nil)
+		w.driver("")
+		w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]), wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
+		w.spend(time.Minute)
+		w.administer(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1}}}})
+		for name, reason := range map[string]config.Reason{"all-1g.10gb": config.ReasonForeignOwner, "mine": config.ReasonImpossibleGeometry} {
+			w.label(name)
+			w.spend(time.Minute)
+			w.refused(reason, "pod dra/driver-1")
+			if said := told(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
+				t.Errorf("the diagnosis says %s", said)
+			}
+		}
+		if *calls > 0 {
+			t.Errorf("%d calls that change a GPU", *calls)
+		}
 	})
 }

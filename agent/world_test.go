@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap/zaptest"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -88,6 +89,8 @@ type world struct {
 
 	fileError error // why it cannot be read
 
+	published []resourcev1.ResourceSlice // by NVIDIA's DRA driver
+
 	withoutConfig bool // the device plugin reads no config
 	manager       bool // the device plugin has NVIDIA's config manager
 }
@@ -149,7 +152,7 @@ func (w *world) forget() {
 // optionsFor returns the options of the next agent process on the host.
 func (w *world) optionsFor(h reboot.Host) agent.Options {
 	o := agent.Options{
-		Node: nodeName, Client: clientset.Of(w.client), Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
+		Node: nodeName, Client: offering{clientset.Of(w.client), w}, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]catalog.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
