@@ -103,9 +103,16 @@ var nodeColumns = []column[nodeView]{
 		}
 		return out
 	}},
-	{name: "owner", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Owner) }},
-	{name: "capacity", folds: true, of: func(v *nodeView, _ paper) string { return v.Capacity }},
+	{name: "capacity", folds: true, of: capacity},
 	{name: "blockers", folds: true, of: blockers},
+}
+
+// capacity is what kubelet gives out, and who gives out the GPUs where NVIDIA's DRA driver has a part in it.
+func capacity(v *nodeView, _ paper) string {
+	if v.Owner == api.OwnerNone || v.Capacity == "" {
+		return cmp.Or(string(v.Owner), v.Capacity)
+	}
+	return v.Capacity + " (" + string(v.Owner) + ")"
 }
 
 // What stands in place of a reason where the node has no answer to what is asked of it.

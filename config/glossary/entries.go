@@ -16,6 +16,7 @@ var reasons = Groups{
 		{Name: "NodeKeyConflict", Means: "when a label or taint of the profile is on the node with another value, which is not the agent's", YouCan: "remove the label or taint from the node, or leave it out of the profile"},
 		{Name: "NoCapableGPU", Means: "when a config asks for MIG and no GPU that it names can do MIG, or a profile selects no GPU of this node", YouCan: "take the label off the node, or ask for a config that names GPUs which this node has"},
 		{Name: "VirtualGPU", Means: "when a label asks for MIG or sharing of a vGPU, which only the host of its virtual machine can cut and which one workload has at a time, or for sharing of a GPU that this host lends to virtual machines", YouCan: "cut the GPU on the host of the virtual machine, and take the label off this node"},
+		{Name: "ForeignOwner", Means: "when NVIDIA's DRA driver keeps the agent from cutting the node's GPUs: it cuts them itself (DynamicMIG), gives them out beside a device plugin, or offers none yet, so that the agent does not know whose they are, or gives them out as they are cut when it starts, which the agent does not prove yet", YouCan: "ask for MIG devices by claims of class mig.nvidia.com, or have the node given out by the device plugin alone, as the message says"},
 		{Name: "ImpossibleSharing", Means: "when the device plugin cannot share the node's resources in the way that is asked for", YouCan: "change the sharing of the profile or of the config as the message says"},
 	}},
 	{"Reasons why a change does not begin yet, or not go on.", []Entry{
