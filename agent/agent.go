@@ -252,6 +252,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	want, steps, err := a.plan(ctx, seen)
 	in := act.Input{Seen: seen, Want: want, Steps: steps}
 	a.verifier.Follow(seen)
+	a.resolver.Remember(seen, want)
 	if err == nil {
 		in, err = a.act(ctx, in)
 	}
@@ -390,15 +391,15 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
-	want, err := a.resolver.Desired(ctx, seen)
+	want, err := a.resolver.Desired(seen)
 	if err == nil {
 		want.KeepForeign(seen.Journal)
 		err = plan.Refuse(plan.Observed{GPUs: seen.GPUs, Sick: seen.Sick, Reboots: seen.Reboots}, want.Planned(want.Targets))
 	}
-	under := a.devicePlugin.Strategy(seen, want.Plugin)
+	under := seen.MIGStrategy(a.Settings.MIGStrategy, want.Plugin)
 	goal := decide.GoalOf(seen, want, err, under)
 	if goal.Kind == decide.Undo {
-		want.Undo, want.UndoCause, want.Plugin = true, goal.Why, a.devicePlugin.Former(seen)
+		want.Undo, want.UndoCause, want.Plugin = true, goal.Why, a.resolver.Former(seen)
 	}
 	a.verifier.Compare(seen, want)
 	steps, err := a.planTo(ctx, seen, want, goal)

@@ -127,14 +127,12 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	}
 	var p preview.Result
 	if ended == nil {
-		asked := *seen // the answer asks for something else than the pass
-		seen = &asked
+		node := seen.Node.DeepCopy()
+		metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
 		if allowed.Allows() {
-			seen.Node = seen.Node.DeepCopy()
-			metav1.SetMetaDataAnnotation(&seen.Node.ObjectMeta, config.AnnotationAllowEviction, request)
+			metav1.SetMetaDataAnnotation(&node.ObjectMeta, config.AnnotationAllowEviction, request)
 		}
-		want := a.desiredWithLabel(seen.Node, label, name)
-		p, ended = a.previewOf(ctx, seen, want.Label, want.Name)
+		p, ended = a.previewOf(ctx, seen, node)
 	} else {
 		p, ended = heldUp(p, ended)
 	}
@@ -156,14 +154,6 @@ func belowProfile(seen *state.Observed, profile, label, name string) string {
 	}
 	return fmt.Sprintf("label %s=%s is on the node and wins over %s, which does not count: take it away first (kubectl label node %s %s-)",
 		config.LabelProfile, profile, label, node, config.LabelProfile)
-}
-
-// desiredWithLabel returns what the node would ask for with the label set.
-func (a *Agent) desiredWithLabel(node *corev1.Node, label, name string) state.Desired {
-	node = node.DeepCopy()
-	metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
-	want, _ := a.resolver.Asked(node)
-	return want
 }
 
 // refusal is the reason of a refusal, as the node's condition would have it; empty if it has none.

@@ -43,7 +43,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		e.Verdicts = a.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
 		e.Processes = e.UnownedProcesses()
 		if e.LacksDevicePlugin() {
-			e.PluginAdvice = a.devicePlugin.Advice(e.Observed)
+			e.PluginAdvice = e.DevicePlugin.Advice
 		} else if under := e.RunsUnder(); under != "" {
 			e.StrategyAdvice = a.verifier.OtherStrategy(e.Observed, under)
 		}

@@ -71,7 +71,7 @@ type Options struct {
 
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
-	Plugin    deviceplugin.Configs
+	Plugin    catalog.PluginFormat
 	// PluginFile is the path of the device plugin's config file in this process. If it is empty, it is that on the host, by the settings.
 	PluginFile string
 	Settings   config.Settings
@@ -102,7 +102,7 @@ func New(o Options) *Agent {
 	}
 	a := &Agent{Env: env, edited: o.Edited}
 	a.observers = newObservers(o, env, objects)
-	a.deciders = newDeciders(o, env, a.devicePlugin)
+	a.deciders = newDeciders(o, env)
 	driver := a.addHealth(o)
 	a.actors = newActors(o, driver, a)
 	a.addMonitors(o)
@@ -135,7 +135,7 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 		claims:    &observe.Claims{Objects: objects, Client: o.Client, Clock: env.Clock},
 		files:     &observe.Files{Objects: objects, Settings: o.Settings},
 		devicePlugin: &deviceplugin.Plugin{
-			Objects: objects, Processes: o.Processes, Configs: o.Plugin,
+			Objects: objects, Processes: o.Processes, Format: o.Plugin,
 			File:     deviceplugin.NewFile(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 			Settings: o.Settings, Clock: env.Clock, Log: o.Log,
 		},
@@ -143,9 +143,9 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 	}
 }
 
-func newDeciders(o Options, env act.Env, dp *deviceplugin.Plugin) deciders {
+func newDeciders(o Options, env act.Env) deciders {
 	return deciders{
-		resolver: &decide.Resolver{Parse: o.Parse, DevicePlugin: dp, Settings: o.Settings},
+		resolver: &decide.Resolver{Parse: o.Parse, Format: o.Plugin, Settings: o.Settings},
 		gates:    &decide.Gate{Settings: o.Settings, Wall: o.Clock, Clock: env.Clock},
 		retries:  decide.NewRetries(env.Clock, o.Settings),
 	}

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -65,6 +66,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	a.rebooter.Observe(ctx, seen, pods)
 	a.hardware.ObserveSpecs(ctx, seen)
 	seen.Started = a.units.ObserveStarted(ctx, seen)
+	a.observePlugin(ctx, seen)
 	seen.Complete = true
 	return seen, nil
 }
@@ -99,7 +101,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
 	a.devicePlugin.ObservePods(ctx, seen, pods)
 	a.ownership.Observe(seen)
-	seen.Capacity = seen.CompareHardware(a.devicePlugin.Strategy(seen, nil))
+	seen.Capacity = seen.CompareHardware(seen.MIGStrategy(a.Settings.MIGStrategy, nil))
 }
 
 // observeClaims reads what resource claims have given out: anew with the rest, during a change, and for a plan that a user asks for. A node at rest costs
@@ -121,6 +123,19 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	a.processes.ObserveClients(seen)
 }
 
+// observePlugin reads the config of the device plugin if a change has replaced it, or if what the labels ask for depends on it. So a mount that does not answer
+// holds up no node that asks for none of it, and a config manager's ConfigMap costs no request there. Where nothing is asked for, it sees now and then whether
+// there are configs that a label could name.
+func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
+	want, err := a.resolver.Desired(seen)
+	switch {
+	case decide.NeedsPlugin(err), seen.Journal != nil && seen.Journal.Plugin != nil:
+		a.devicePlugin.Observe(ctx, seen)
+	case err == nil && want.Name == "":
+		a.devicePlugin.ObserveUnpicked(ctx, seen)
+	}
+}
+
 // planned returns what the planner needs of the observation, to which it adds who holds the devices that the way to the targets takes.
 func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	out := plan.Observed{
@@ -135,7 +150,7 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 		out.Sick = s.Sick
 	}
 	if want.Plugin != nil {
-		out.Plugin = a.devicePlugin.Planned(s, want)
+		out.Plugin = s.PlannedPlugin(want.Plugin)
 	}
 	if j := s.Journal; j != nil {
 		out.Journal = plan.Journal{

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -25,25 +25,17 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	return a.previewOf(ctx, seen, label, name)
+	node := seen.Node.DeepCopy()
+	preview.SetLabels(node, label, name)
+	return a.previewOf(ctx, seen, node)
 }
 
-// previewOf plans by an observation that the caller has made, and asks the gates of a change for their verdict.
-func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name string) (preview.Result, error) {
-	want := state.Desired{Name: name, Label: label}
-	seen.Pool = poolFor(seen, label, name)
-	if label != config.LabelProfile {
-		want.Keys = &nodekeys.Keys{} // those of a profile go
-	}
-	_, pluginKey := preview.Parts(label, name)
-	foretold := false
-	if pluginKey != "" {
-		foretold = seen.Node.Labels[config.LabelDevicePluginConfig] != pluginKey
-		// The device plugin's config manager reads the label: it gets the value that it would have.
-		seen.Node = seen.Node.DeepCopy()
-		metav1.SetMetaDataLabel(&seen.Node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-	}
-	want, err := a.resolver.Resolve(ctx, seen, want, pluginKey)
+// previewOf plans for the node with other labels and annotations, by an observation that the caller has made, and asks the gates of a change for their verdict.
+func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1.Node) (preview.Result, error) {
+	seen := a.observedWith(ctx, now, node)
+	key := node.Labels[config.LabelDevicePluginConfig]
+	foretold := key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
+	want, err := a.resolver.Resolve(seen)
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
@@ -52,7 +44,7 @@ func (a *Agent) previewOf(ctx context.Context, seen *state.Observed, label, name
 	planned := a.planned(ctx, seen, want, want.Targets)
 	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
-	p.MIGStrategy, p.Beyond = a.devicePlugin.Strategy(seen, want.Plugin), want.MissingPositions
+	p.MIGStrategy, p.Beyond = seen.MIGStrategy(a.Settings.MIGStrategy, want.Plugin), want.MissingPositions
 	if err != nil || len(p.Steps) == 0 {
 		return p, err
 	}
@@ -105,22 +97,16 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 	return p, nil
 }
 
-// poolFor returns the pool that the node is of once its labels ask for that.
-func poolFor(seen *state.Observed, label, name string) state.Pool {
-	node := seen.Node.DeepCopy()
-	for _, l := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-		delete(node.Labels, l)
+// observedWith returns the observation as it would be if the node were like that: of the pool that its labels choose, and with the config that the device
+// plugin's config manager chooses by them.
+func (a *Agent) observedWith(ctx context.Context, now *state.Observed, node *corev1.Node) *state.Observed {
+	seen := *now
+	seen.Node = node
+	if seen.Pool.Pool = now.Pool.File.For(node); seen.Pool.Name != now.Pool.Name {
+		seen.Pool.Slot = state.Slot{}
 	}
-	geometry, pluginKey := preview.Parts(label, name)
-	if geometry != "" {
-		metav1.SetMetaDataLabel(&node.ObjectMeta, label, geometry)
+	if _, err := a.resolver.Resolve(&seen); seen.Plugin.Read || decide.NeedsPlugin(err) {
+		a.devicePlugin.ObserveWithLabels(ctx, &seen)
 	}
-	if pluginKey != "" {
-		metav1.SetMetaDataLabel(&node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
-	}
-	pool := seen.Pool
-	if pool.Pool = pool.File.For(node); pool.Name != seen.Pool.Name {
-		pool.Slot = state.Slot{}
-	}
-	return pool
+	return &seen
 }

@@ -34,7 +34,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
-	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -155,7 +154,7 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 		Node: nodeName, Client: offering{clientset.Of(w.client), w}, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]catalog.MIGConfig, error) { return w.file, w.fileError },
-		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
+		Plugin: catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
 		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(w.settings), zap.NewNop()),
 	}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
-	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -69,20 +69,18 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := decide.Resolver{
-				DevicePlugin: &deviceplugin.Plugin{}, Settings: config.Default(),
+				Settings: config.Default(),
 				Parse: func([]byte) (map[string]catalog.MIGConfig, error) {
 					return map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: row.devices}}}, nil
 				},
 			}
 			seen := &state.Observed{
-				Node: &corev1.Node{}, Owner: row.owner, GPUs: []nvml.GPU{{UUID: "GPU-0", Capable: true}}, Files: state.Files{Configs: &state.ConfigMapFile{}},
+				Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelMIGConfig: "mine"}}}, Owner: row.owner, GPUs: []nvml.GPU{{UUID: "GPU-0", Capable: true}}, Files: state.Files{Configs: &state.ConfigMapFile{}},
 			}
-			asked := state.Desired{Label: config.LabelMIGConfig, Name: "mine"}
 			if row.pluginKey != "" {
-				asked = state.Desired{Label: config.LabelDevicePluginConfig, Name: row.pluginKey}
 				seen.Node.Labels = map[string]string{config.LabelDevicePluginConfig: row.pluginKey}
 			}
-			_, err := r.Resolve(t.Context(), seen, asked, row.pluginKey)
+			_, err := r.Resolve(seen)
 			var stalled *outcome.Stalled
 			var waiting *outcome.Waiting
 			var reason config.Reason

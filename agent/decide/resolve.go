@@ -1,10 +1,9 @@
 // Package decide says what the node shall have, and whether a step towards that may be performed now. It resolves the labels into the desired state
 // of each GPU and of the device plugin, holds changes back by holds, windows and the maintenance file, turns the settings into the rules by which pods
-// leave, and counts how often steps have failed. It writes nothing.
+// leave, and counts how often steps have failed. It reads nothing and writes nothing: it decides by what was observed.
 package decide
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -16,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -28,58 +26,71 @@ import (
 
 // Resolver resolves the labels of one node.
 type Resolver struct {
-	Parse        func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
-	DevicePlugin *deviceplugin.Plugin
-	Settings     config.Settings
+	Parse    func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
+	Format   catalog.PluginFormat
+	Settings config.Settings
+	// Catalog takes the place of what is generated for the GPUs and of the node's files, where there is no node; nil on a node.
+	Catalog *catalog.Catalog
 
-	read reading // the last one
+	read reading // the last one that Remember was given
 }
 
-// Desired turns labels into targets. A bad request is a *Stalled error, which the agent reports, and which disturbs nothing. Any error ends
-// a change that is under way.
+// errPluginUnread says that what is asked for depends on the device plugin's config, which the observation has not read.
+var errPluginUnread = &outcome.UnseenError{Err: errors.New("the device plugin's config was not read")}
+
+// NeedsPlugin reports whether a request cannot be resolved without the device plugin's config, by the error with which Desired or Resolve has ended on an
+// observation that has not read it.
+func NeedsPlugin(err error) bool { return errors.Is(err, errPluginUnread) }
+
+// Desired turns labels into targets, by the observation alone. A bad request is a *Stalled error, which the agent reports, and which disturbs nothing.
+// Any error ends a change that is under way.
 //
 // A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
 // be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
-func (r *Resolver) Desired(ctx context.Context, seen *state.Observed) (state.Desired, error) {
+func (r *Resolver) Desired(seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
-	if seen.Journal != nil && seen.Journal.Plugin != nil {
-		r.DevicePlugin.Observe(ctx, seen)
-	}
 	if heals, is := seen.Heals(); is && want.Name == "" {
 		return heals, nil
 	}
 	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
 		return want, err
 	}
-	if want.Name == "" {
-		seen.DevicePlugin.Unpicked = r.DevicePlugin.Unpicked(ctx, seen)
-		return want, nil
-	}
-	return r.Resolve(ctx, seen, want, pluginKey)
+	return r.Resolve(seen)
 }
 
-// Resolve turns what is asked for into targets: want as Asked returns it, with the key of the device plugin's config.
-func (r *Resolver) Resolve(ctx context.Context, seen *state.Observed, asked state.Desired, pluginKey string) (state.Desired, error) {
-	want, err := r.resolve(ctx, seen, asked, pluginKey)
+// Resolve is Desired for a node on which a user has yet to set the labels: that they ask for something else than the change under way is no withdrawal.
+func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
+	asked, pluginKey := r.Asked(seen.Node)
+	if asked.Name == "" {
+		return asked, nil
+	}
+	want, err := r.resolve(seen, asked, pluginKey)
+	if NeedsPlugin(err) {
+		return asked, err
+	}
 	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Learnt.Proven) {
 		return asked, want.Unread
 	}
 	return want, err
 }
 
-func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
+// Remember keeps the files by which Desired has resolved the labels, for when one of them cannot be read.
+func (r *Resolver) Remember(seen *state.Observed, want state.Desired) {
+	if want.Label != config.LabelDevicePluginConfig && want.Label != "" && want.Fingerprint != "" && want.Unread == nil {
+		r.read = reading{want.Label, want.Name, seen.Files}
+	}
+}
+
+func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey string) (state.Desired, error) {
 	requests := map[nvml.UUID]nvml.Request{}
 	if want.Label != config.LabelDevicePluginConfig {
 		profile, found, beyond, err := r.Requests(seen, want.Label, migName(want.Name, pluginKey))
 		if unread, is := errors.AsType[*outcome.Stalled](err); is && unread.Unread {
 			want.Unread = err
-			profile, found, beyond, err = r.requestsOfReadable(seen, want.Label, migName(want.Name, pluginKey))
+			profile, found, beyond, err = r.requestsOfReadable(seen, want, migName(want.Name, pluginKey))
 		}
 		if err != nil {
 			return want, err
-		}
-		if asked, _ := r.Asked(seen.Node); want.Unread == nil && asked.Name == want.Name { // a preview may ask for another
-			r.read = reading{want.Label, want.Name, seen.Files}
 		}
 		requests, want.MissingPositions = found, beyond
 		if err := geometryRefused(seen, want.Label, want.Name, requests); err != nil {
@@ -87,12 +98,12 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 		}
 		after := state.WithTargets(seen.GPUs, state.Targets(found))
 		want.Unanswered = want.Unanswered && !r.asksForTheSame(seen, seen.Node.Labels[config.LabelMIGConfig], after)
-		if err := r.Apply(ctx, seen, &want, profile, after); err != nil {
+		if err := r.apply(seen, &want, profile, after); err != nil {
 			return want, err
 		}
 	}
 	if pluginKey != "" {
-		if err := r.AskPlugin(ctx, seen, &want, r.DevicePlugin.AskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.NamedConfig(ctx, seen, pluginKey) }); err != nil {
+		if err := askPlugin(seen, &want, pluginKeyAskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return r.namedConfig(seen, pluginKey) }); err != nil {
 			return want, err
 		}
 	}
@@ -103,12 +114,12 @@ func (r *Resolver) resolve(ctx context.Context, seen *state.Observed, want state
 	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
 	want.Targets = state.Targets(requests)
 	want.Fingerprint = fingerprint(want, requests)
-	return want, r.refuses(ctx, seen, want)
+	return want, r.refuses(seen, want)
 }
 
 // refuses says why what is wanted cannot be on this node, or has failed before.
-func (r *Resolver) refuses(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	if err := r.DevicePlugin.Fits(ctx, seen, want); err != nil {
+func (r *Resolver) refuses(seen *state.Observed, want state.Desired) error {
+	if err := r.fits(seen, want); err != nil {
 		return err
 	}
 	if failed := seen.Failed(want); failed != nil && seen.Journal == nil {
@@ -117,13 +128,15 @@ func (r *Resolver) refuses(ctx context.Context, seen *state.Observed, want state
 	return nil
 }
 
-// AskPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
-// it. If the startup taint keeps the plugin away from a new node, AskPlugin leaves the config for later.
-func (r *Resolver) AskPlugin(ctx context.Context, seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
+// askPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
+// it. If the startup taint keeps the plugin away from a new node, askPlugin leaves the config for later.
+func askPlugin(seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
 	if err := sharingRefused(seen, by); err != nil {
 		return err
 	}
-	r.DevicePlugin.Observe(ctx, seen)
+	if !seen.Plugin.Read {
+		return errPluginUnread
+	}
 	var err error
 	if want.Plugin, err = ask(); want.Plugin != nil {
 		want.Plugin.AskedBy = by
@@ -171,8 +184,8 @@ func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey strin
 	return state.Asked(node, r.Settings.DevicePlugin.DefaultConfig)
 }
 
-// Apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
-func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.Desired, profile catalog.Profile, after []nvml.GPU) error {
+// apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
+func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile catalog.Profile, after []nvml.GPU) error {
 	if want.Label != config.LabelProfile {
 		return nil
 	}
@@ -197,7 +210,7 @@ func (r *Resolver) Apply(ctx context.Context, seen *state.Observed, want *state.
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return r.AskPlugin(ctx, seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.DevicePlugin.SharingOf(ctx, seen, profile, after) })
+	return askPlugin(seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.sharingOf(seen, profile, after) })
 }
 
 // Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
@@ -210,7 +223,7 @@ func (r *Resolver) Requests(seen *state.Observed, label, name string) (
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
 	if requests, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err))}
+		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err)), Cause: err}
 	}
 	profile, isProfile := configs.Profile(name)
 	if label != config.LabelProfile || !isProfile {
@@ -237,24 +250,27 @@ type reading struct {
 	files       state.Files
 }
 
-// wishesOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
+// requestsOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
 // there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
-func (r *Resolver) requestsOfReadable(seen *state.Observed, label, name string) (
+func (r *Resolver) requestsOfReadable(seen *state.Observed, want state.Desired, name string) (
 	profile catalog.Profile, requests map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
 	configs, found := seen.Files.Configs.Only("mig-configs", name)
 	profiles, also := seen.Files.Profiles.Only("profiles", name)
-	if want, _ := r.Asked(seen.Node); !(found && also) && r.read.label == label && r.read.name == want.Name {
+	if !(found && also) && r.read.label == want.Label && r.read.name == want.Name {
 		configs, profiles = r.read.files.Configs, r.read.files.Profiles
 	}
 	readable := *seen
 	readable.Files = state.Files{Configs: configs, Profiles: profiles}
-	return r.Requests(&readable, label, name)
+	return r.Requests(&readable, want.Label, name)
 }
 
 // catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
 // says what is wrong with a file.
 func (r *Resolver) catalog(seen *state.Observed, label, name string) (catalog.Catalog, error) {
+	if r.Catalog != nil {
+		return *r.Catalog, nil
+	}
 	var profiles map[string]catalog.Profile
 	var err error
 	if label == config.LabelProfile {

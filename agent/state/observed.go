@@ -42,7 +42,7 @@ type Observed struct {
 	DRA          DRA
 	Owner        Owner // who gives out the GPUs, by what is above and by DevicePlugin
 	DevicePlugin DevicePlugin
-	Plugin       PluginConfig // of the device plugin; read only if a label asks for one, or a change has replaced it
+	Plugin       PluginConfig // of the device plugin; read only if what the labels ask for depends on it, or a change has replaced it
 	Pauses       []fence.Operand
 	Leftovers    Leftovers
 	Holders      Holders
@@ -116,6 +116,7 @@ type DevicePlugin struct {
 	// ObeysLabel: a config manager gives the plugin the config that config.LabelDevicePluginConfig names, whatever other labels are there.
 	ObeysLabel bool
 	Unpicked   string // configs of the device plugin that exist, on a node whose labels ask for none
+	Advice     string // what a user can do where there is no pod
 }
 
 // Leftovers is what an agent, or another tool, has left on the node.

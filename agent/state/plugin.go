@@ -24,6 +24,7 @@ import (
 
 // PluginConfig is the config of the node's device plugin, and the method by which the agent gives it another one.
 type PluginConfig struct {
+	Read     bool            // the observation has read it; nothing else here is known without
 	Method   config.Handover // empty if the agent knows none
 	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value
@@ -39,6 +40,13 @@ type PluginConfig struct {
 	Manager      *ConfigManager       // of a plugin that gets its config by label
 	Early        bool                 // the plugin has read of MPS before the control daemon was ready, which it is now
 	AwaitsMPS    bool                 // the plugin offers nothing yet of what it shares by MPS, and may be early
+	Named        *PluginConfigs       // those that the settings name; nil unless a config of them may be needed
+}
+
+// PluginConfigs are the configs of the ConfigMap that the settings name, by their keys.
+type PluginConfigs struct {
+	Files map[string]string
+	Err   error // why the agent cannot read it
 }
 
 // ConfigManager is NVIDIA's sidecar of the device plugin, which gives the plugin the config that a label of the node names.
@@ -233,6 +241,55 @@ func (s *Observed) PluginSet(want *DesiredPlugin) bool {
 	}
 }
 
+// UnnotifiedReaders returns the readers of the file that run since before it was written, and got no SIGHUP since.
+func (p PluginConfig) UnnotifiedReaders() []types.UID {
+	var out []types.UID
+	for _, pod := range p.Readers {
+		if p.NotifiedPods[pod.UID] == p.Writing() {
+			continue
+		}
+		for _, c := range pod.Status.ContainerStatuses {
+			// Kubelet rounds StartedAt to whole seconds.
+			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
+				out = append(out, pod.UID)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// PlannedPlugin returns what the planner needs to know of the plugin's config.
+func (s *Observed) PlannedPlugin(want *DesiredPlugin) plan.Plugin {
+	p := s.Plugin
+	out := plan.Plugin{
+		Set: s.PluginSet(want), Reloaded: len(p.UnnotifiedReaders()) == 0, NeedsReload: p.Manager == nil, Early: p.Early,
+		Journaled: s.Journal != nil && s.Journal.ChangesPlugin(),
+	}
+	if p.Current != nil {
+		out.Now = PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
+	}
+	return out
+}
+
+// MIGStrategy returns how the plugin presents MIG devices under the desired config: as the settings say, unless that is auto, else by its environment or
+// arguments, else by the config, else by the node's label.
+func (s *Observed) MIGStrategy(set config.MIGStrategy, want *DesiredPlugin) config.MIGStrategy {
+	if set != config.MIGStrategyAuto {
+		return set
+	}
+	if told := s.ExplicitStrategy(); told != "" {
+		return told
+	}
+	if want != nil && want.Strategy != "" {
+		return want.Strategy
+	}
+	if want != nil && want.Sharing.Strategy == catalog.SharingMPS {
+		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
+	}
+	return set.On(s.Node.Labels[config.LabelMIGStrategy])
+}
+
 // PlannedSharing returns the sharing as the planner needs it.
 func PlannedSharing(s catalog.Sharing, strategy config.MIGStrategy) *plan.Sharing {
 	return &plan.Sharing{MPS: s.Strategy == catalog.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
@@ -300,7 +357,7 @@ func (s *Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 	case len(s.DevicePlugin.Pods) == 0:
 		return false
 	case want != nil:
-		return s.Plugin.Method != "" && want.Known && want.Strategy == ""
+		return want.Known && want.Strategy == ""
 	case s.Plugin.Method != "":
 		return s.Plugin.Current != nil && s.Plugin.Current.MIGStrategy == ""
 	default:

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
-	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -26,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -136,7 +136,7 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Metri
 		Processes: holders.Processes{Root: o.procRoot},
 		Specs:     cdi.New(cdi.Options{Dirs: o.specs, DriverRoot: o.driverRoot, DevRoot: o.devRoot, Logger: log}),
 		Parse:     migparted.Parse,
-		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
+		Plugin:    catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: o.pluginConfig,
 		Edited: file.edited,
 		Events: recorder, Sources: []report.Source{o.access},
 	}), nil

@@ -65,6 +65,14 @@ type PluginConfig struct {
 	MPSRoot     string             // flags.mpsRoot; empty if the file does not say
 }
 
+// PluginFormat reads and writes the text of a config of NVIDIA's device plugin.
+type PluginFormat struct {
+	Parse func(text []byte) (PluginConfig, error)
+	// Render returns a config with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
+	// that as it is too.
+	Render func(base []byte, s Sharing, strategy config.MIGStrategy) ([]byte, error)
+}
+
 // maxReplicas is how many replicas of a resource kubelet can take from the plugin: the plugin sends it the ids of all of them in one message, of
 // which gRPC takes 4 MiB, and a replica takes up to 68 bytes.
 const (

@@ -18,12 +18,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
-	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	agentreport "github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -87,7 +87,7 @@ func (p *plane) startAgent(ctx context.Context) error {
 		Processes: holders.Processes{Root: p.table.Dir()},
 		Specs:     cdi.New(cdi.Options{Dirs: []string{filepath.Join(p.dir, "cdi")}, DriverRoot: p.driverRoot, DevRoot: "/", Logger: p.log}),
 		Parse:     migparted.Parse,
-		Plugin:    plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: p.pluginConfig(),
+		Plugin:    catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: p.pluginConfig(),
 		Events: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: config.FieldManager, Host: nodeName}),
 	})
 	ctx, cancel := context.WithCancel(ctx)

@@ -274,10 +274,15 @@ func byName(name string) string { return pathOfOurs.ReplaceAllString(name, "") }
 
 // pathToWrite is how a function comes to write; nil if it does not. It does not follow what the caller names besides.
 func (c calls) pathToWrite(from string, besides ...string) []string {
+	return c.path(from, c.writes, besides...)
+}
+
+// path is how a function comes to one that is so; nil if it does not. It does not follow what the caller names besides.
+func (c calls) path(from string, is func(function string) bool, besides ...string) []string {
 	parent := map[string]string{from: ""}
 	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {
 		at := queue[0]
-		if c.writes(at) {
+		if is(at) {
 			var path []string
 			for ; at != ""; at = parent[at] {
 				path = append(path, at)

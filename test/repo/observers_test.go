@@ -2,6 +2,7 @@ package repo_test
 
 import (
 	"go/types"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,8 +13,7 @@ import (
 // observers are what looks at the node: all that a pass does before something is decided, and what completes the look. The looks of the parts
 // follow from the interfaces of agent/monitor.
 var observers = []string{
-	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*decide.Resolver).Desired", "(*verify.Verifier).Compare",
-	"decide.GoalOf", "(decide.Goal).Revised", "plan.Make",
+	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent.Agent).observedWith", "(*verify.Verifier).Compare",
 	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
 	"(*agent.Agent).notes",
 }
@@ -45,9 +45,9 @@ var askOnly = []string{
 
 // givenByCommands are the fields whose functions the commands give, with what these do.
 var givenByCommands = map[string]string{
-	asField + "agent.Parse":         "it reads the text of a file in mig-parted's format",
-	asField + "deviceplugin.Parse":  "it reads the text of a config of the device plugin",
-	asField + "deviceplugin.Render": "it makes the text of a config of the device plugin",
+	asField + "agent.Parse":    "it reads the text of a file in mig-parted's format",
+	asField + "catalog.Parse":  "it reads the text of a config of the device plugin",
+	asField + "catalog.Render": "it makes the text of a config of the device plugin",
 }
 
 // readers are the methods by which the interfaces of this module are read. Any other method of an interface
@@ -93,6 +93,12 @@ const ourInterface = "interface "
 // readsOfSystem, or opens a file only for reading.
 var systemPackages = []string{"os", "syscall", "golang.org/x/sys/unix", "github.com/google/renameio/v2"}
 
+// serverPackages are those by which a program asks other programs, beside the client of the API server.
+var serverPackages = []string{"net", "net/http", "os/exec"}
+
+// pureInterfaces are those of this module whose methods work on what they are given alone.
+var pureInterfaces = []string{"check.checked", "check.readable", "check.words"}
+
 // openers open a file by flags, with the place of these among the arguments.
 var openers = map[string]int{"os.OpenFile": 1, "(*os.Root).OpenFile": 1, "golang.org/x/sys/unix.Open": 1, "golang.org/x/sys/unix.Openat": 2}
 
@@ -129,6 +135,30 @@ func TestNoGateReachesAnythingThatWrites(t *testing.T) {
 	}
 	if c.pathToWrite("(*fencing.Fencing).Prepare") == nil {
 		t.Error("no write is found below (*fencing.Fencing).Prepare, which writes for the gates: this test sees nothing")
+	}
+}
+
+// A decision follows from what was observed: of all that the packages which decide and plan reach by calls, nothing asks the API server, kubelet, the driver
+// or the host, and nothing writes. They may ask what time it is.
+func TestWhatDecidesReadsNothing(t *testing.T) {
+	t.Parallel()
+	c, functions := callsOf(t), 0
+	for _, function := range slices.Sorted(maps.Keys(c)) {
+		if !slices.Contains([]string{"decide", "plan"}, packageOf(function)) {
+			continue
+		}
+		functions++
+		if path := c.path(function, c.readsOrWrites); path != nil {
+			t.Errorf("%s reads, or writes: %s", function, strings.Join(path, " -> "))
+		}
+	}
+	if functions < 100 || c["(*decide.Resolver).Desired"] == nil || c["plan.Make"] == nil {
+		t.Errorf("%d functions decide and plan: this test sees too few", functions)
+	}
+	for _, function := range []string{"(*observe.Files).Observe", "(*deviceplugin.Plugin).ObserveWithLabels", "(*hardware.GPUs).Snapshot", "(*deviceplugin.File).Read"} {
+		if c.path(function, c.readsOrWrites) == nil {
+			t.Errorf("no read is found below %s: this test sees nothing", function)
+		}
 	}
 }
 
@@ -287,6 +317,19 @@ func (c calls) writes(function string) bool {
 	}
 	of, ours := strings.CutPrefix(of, ourInterface)
 	return ours && !slices.Contains(readers[of], method)
+}
+
+// readsOrWrites reports whether a function is one of an interface or of the system that reads or changes something, or one that nobody knows.
+func (c calls) readsOrWrites(function string) bool {
+	of := packageOf(function)
+	if slices.Contains(systemPackages, of) || slices.Contains(serverPackages, of) || strings.HasPrefix(of, "k8s.io/client-go/") {
+		return true
+	}
+	if name, ours := strings.CutPrefix(strings.TrimPrefix(function, "("), ourInterface); ours {
+		name, _, _ = strings.Cut(name, ").")
+		return !slices.Contains(pureInterfaces, name)
+	}
+	return c.writes(function)
 }
 
 // packageOf is the path of the package of a function, or of the type of a method.

@@ -33,7 +33,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 			wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 		}
 	case in.Seen.LacksDevicePlugin():
-		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, f.Handover.Advice(in.Seen), in.Seen.WhyNoPlugin()
+		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, in.Seen.DevicePlugin.Advice, in.Seen.WhyNoPlugin()
 		wait.Else = before + "until then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned

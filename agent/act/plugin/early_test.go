@@ -22,7 +22,7 @@ import (
 func newManaged(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t)
-	h.plugin.Configs = deviceplugin.Configs{Parse: func([]byte) (catalog.PluginConfig, error) {
+	h.plugin.Format = catalog.PluginFormat{Parse: func([]byte) (catalog.PluginConfig, error) {
 		return catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingMPS, Replicas: map[string]int{nvml.ResourceGPU: 4}}}, nil
 	}}
 	h.plugin.Settings.DevicePlugin.Handover = config.HandoverFile

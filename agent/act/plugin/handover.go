@@ -69,7 +69,7 @@ func (h *Handover) FormerConfig(seen *state.Observed, want state.Desired) (*jour
 			f.Body = m.Files[p.Text]
 		}
 	} else if !p.Exists {
-		text, err := h.Configs.Render(nil, catalog.Sharing{Strategy: catalog.SharingNone}, "")
+		text, err := h.Format.Render(nil, catalog.Sharing{Strategy: catalog.SharingNone}, "")
 		if err != nil {
 			return nil, err
 		}
@@ -346,7 +346,7 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
 func (h *Handover) Reload(ctx context.Context, in act.Input) error {
-	untold, wait := h.notifyFirst(ctx, in, h.UnnotifiedReaders(in.Seen.Plugin))
+	untold, wait := h.notifyFirst(ctx, in, in.Seen.Plugin.UnnotifiedReaders())
 	if len(untold) == 0 {
 		if wait == nil && in.Seen.Plugin.Early {
 			h.notifyEarly(ctx, in.Seen)
@@ -368,7 +368,7 @@ func (h *Handover) Reload(ctx context.Context, in act.Input) error {
 		if err != nil {
 			return err
 		}
-		still := h.UnnotifiedReaders(in.Seen.Plugin)
+		still := in.Seen.Plugin.UnnotifiedReaders()
 		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
 			return wait
 		}

@@ -16,7 +16,7 @@ func (h *host) restarts() {
 	last := h.plugin
 	h.plugin = &plugin.Handover{
 		Plugin: &deviceplugin.Plugin{
-			Processes: last.Processes, File: last.File, Configs: last.Configs, Settings: last.Settings, Clock: last.Clock, Log: last.Log,
+			Processes: last.Processes, File: last.File, Format: last.Format, Settings: last.Settings, Clock: last.Clock, Log: last.Log,
 		},
 		Retries: decide.NewRetries(last.Clock, last.Settings),
 	}
@@ -28,7 +28,7 @@ func (h *host) restarts() {
 // Promise 12. Each signal makes the device plugin register anew, and kubelet offers no GPU until it has.
 func TestTheNextAgentSignalsOnlyReadersThatHaveNotReadTheFile(t *testing.T) {
 	h := newManaged(t)
-	h.plugin.Configs.Parse = func([]byte) (catalog.PluginConfig, error) {
+	h.plugin.Format.Parse = func([]byte) (catalog.PluginConfig, error) {
 		return catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing}}, nil
 	}
 	for _, step := range []struct {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -45,7 +46,7 @@ func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 		}
 	}
 	if seen.LacksDevicePlugin() {
-		return missing{config.ReasonNoDevicePlugin, p.DevicePlugin.Advice(seen), fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), seen.Blockers()), true}
+		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), seen.Blockers()), true}
 	}
 	if under := seen.RunsUnder(); under != "" {
 		return missing{config.ReasonWrongMIGStrategy, p.OtherStrategy(seen, under), seen.Blockers(), true}
@@ -71,7 +72,7 @@ const causePatience = 10 * time.Second
 
 // OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
 func (p *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
-	set := deviceplugin.HowToSet(seen.Capacity.Strategy)
+	set := decide.HowToSet(seen.Capacity.Strategy)
 	switch told := seen.ExplicitStrategy(); {
 	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)

@@ -54,7 +54,7 @@ const featurePatience = 90 * time.Second
 // Compare compares the capacity with what the pass works towards, and says how many observations in a row agree with this one. Only Follow counts it.
 func (p *Verifier) Compare(seen *state.Observed, want state.Desired) {
 	now := p.Clock.Now()
-	c := seen.Compare(want, p.DevicePlugin.Strategy(seen, want.Plugin))
+	c := seen.Compare(want, seen.MIGStrategy(p.Settings.MIGStrategy, want.Plugin))
 	c.Proof = p.proof
 	if p.awaitsFeatures(&c, seen.Journal != nil) { // they prove nothing, so the first observation counts without them
 		c.Missing = c.Stale

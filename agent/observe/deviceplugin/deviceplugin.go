@@ -1,5 +1,5 @@
-// Package deviceplugin knows NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, which config a
-// profile or a label asks for, and its config file on this host, whose folder may be full, or behind a mount that does not answer.
+// Package deviceplugin observes NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, and its config file on this
+// host, whose folder may be full, or behind a mount that does not answer.
 package deviceplugin
 
 import (
@@ -42,7 +42,7 @@ const Retry = time.Second
 type Plugin struct {
 	Objects   *watch.Objects
 	Processes holders.Processes
-	Configs   Configs
+	Format    catalog.PluginFormat
 	File      *File // its config on the host
 	Settings  config.Settings
 	Clock     *monotonic.Clock
@@ -65,29 +65,64 @@ func (dp *Plugin) Forget(time.Time) {
 	dp.unpicked, dp.early, dp.ending, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}
 }
 
-// Configs reads and writes config files of NVIDIA's device plugin.
-type Configs struct {
-	Parse func(text []byte) (catalog.PluginConfig, error)
-	// Render writes a file with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
-	// that as it is too.
-	Render func(base []byte, s catalog.Sharing, strategy config.MIGStrategy) ([]byte, error)
-}
-
 // Observe reads the config that the device plugin runs by. It changes nothing. If it cannot read that, it returns no error: the labels may
 // not ask for another config at all.
 func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
+	dp.readConfig(ctx, seen)
+	dp.remember(&seen.Plugin)
+	dp.observeEarly(ctx, seen)
+}
+
+// ObserveWithLabels reads the config that the device plugin would run by if the node had the labels that seen has, for a preview. It reads nothing again,
+// and remembers nothing.
+func (dp *Plugin) ObserveWithLabels(ctx context.Context, seen *state.Observed) {
 	p := &seen.Plugin
+	if !p.Read {
+		dp.readConfig(ctx, seen)
+		return
+	}
+	if m := p.Manager; (p.Method == config.HandoverLabel || p.Method == config.HandoverConfigMap) && seen.Node.Labels[m.Label] != p.Text {
+		other := *m
+		*p = state.PluginConfig{Read: true, Method: p.Method, Manager: &other, Named: p.Named}
+		dp.parseManaged(seen)
+	}
+	dp.readNamed(ctx, seen)
+}
+
+func (dp *Plugin) readConfig(ctx context.Context, seen *state.Observed) {
+	p := &seen.Plugin
+	*p = state.PluginConfig{Read: true}
 	p.Method, p.Manager, p.NoMethod = dp.method(seen)
 	switch p.Method {
 	case config.HandoverFile, config.HandoverRestart:
 		dp.readFile(ctx, p)
 		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods), func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
-		dp.readManaged(ctx, seen)
+		m := p.Manager
+		m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)
+		dp.parseManaged(seen)
 	case "", config.HandoverAuto: // method never returns HandoverAuto
 		p.ParseErr = errors.New(p.NoMethod)
 	}
-	dp.observeEarly(ctx, seen)
+	dp.readNamed(ctx, seen)
+}
+
+// readNamed reads the configs that the settings name, where the node goes by one of them: by a label or the settings' default, unless a config manager
+// gives the plugin what the label names; and where the agent's own config keeps the default's other fields.
+func (dp *Plugin) readNamed(ctx context.Context, seen *state.Observed) {
+	p, byDefault := &seen.Plugin, dp.Settings.DevicePlugin.DefaultConfig
+	_, key := state.Asked(seen.Node, byDefault)
+	needs := key != ""
+	if m := p.Manager; m != nil {
+		needs = needs && seen.Node.Labels[config.LabelDevicePluginConfig] != key ||
+			byDefault != "" && strings.HasPrefix(p.Text, config.OwnPluginKey) && m.NotedBase(p.Text) == ""
+	}
+	if !needs || p.Named != nil || p.Method == "" {
+		return
+	}
+	ref := dp.Settings.DevicePlugin.ConfigMap
+	p.Named = &state.PluginConfigs{}
+	p.Named.Files, p.Named.Err = dp.configMap(ctx, ref.Namespace, ref.Name)
 }
 
 // method returns how the plugin gets its config: as the settings say, or by the volumes and containers of its pod. While the agent keeps the
@@ -221,7 +256,7 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 
 // parse reads the config that the plugin runs by. What the plugin passes over is no reason against it, nor against anything that is not about it.
 func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
-	parsed, err := dp.Configs.Parse([]byte(text))
+	parsed, err := dp.Format.Parse([]byte(text))
 	switch {
 	case err == nil:
 		p.Current = &parsed
@@ -250,17 +285,22 @@ func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
 	}
 }
 
-// readManaged reads the config that the plugin's config manager chooses by the node's label.
-func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
+// parseManaged chooses the config that the plugin's config manager gives to a node with the label that the node has, and reads it. If another text has
+// taken the place of the agent's, or none, the agent goes on by what it has read before: that is what the plugin runs by, which reads a key only once.
+func (dp *Plugin) parseManaged(seen *state.Observed) {
 	p, m := &seen.Plugin, seen.Plugin.Manager
 	m.Node = seen.Node.UID
 	p.Text, p.Exists = seen.Node.Labels[m.Label], seen.Node.Labels[m.Label] != ""
-	m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)
 	if m.ReadErr != nil {
 		p.ParseErr = m.ReadErr
 		return
 	}
-	dp.remember(p)
+	if m.Owns(p.Text) && !m.Believes(p.Text) {
+		m.Damaged, m.Files = true, maps.Clone(m.Files)
+		if delete(m.Files, p.Text); dp.own.key == p.Text {
+			m.Files[p.Text] = dp.own.text
+		}
+	}
 	text, err := m.Config(p.Text)
 	if err != nil {
 		p.ParseErr = err
@@ -269,19 +309,10 @@ func (dp *Plugin) readManaged(ctx context.Context, seen *state.Observed) {
 	dp.parse(p, text, m.KeyName(p.Text))
 }
 
-// remember keeps the text of the agent's key by which the node goes. If another has taken its place, or none, the agent goes on by what it has
-// read before: that is what the plugin runs by, which reads a key only once.
+// remember keeps the text of the agent's key by which the node goes.
 func (dp *Plugin) remember(p *state.PluginConfig) {
-	m := p.Manager
-	switch {
-	case !m.Owns(p.Text):
-	case m.Believes(p.Text):
+	if m := p.Manager; m != nil && m.ReadErr == nil && !m.Damaged && m.Owns(p.Text) {
 		dp.own = ownKey{key: p.Text, text: m.Files[p.Text]}
-	default:
-		m.Damaged, m.Files = true, maps.Clone(m.Files)
-		if delete(m.Files, p.Text); dp.own.key == p.Text {
-			m.Files[p.Text] = dp.own.text
-		}
 	}
 }
 

@@ -71,7 +71,7 @@ func offersShared(s catalog.Sharing, offered capacity.Resources) bool {
 
 // EarlyPods returns the plugin's pods that have read their config and can be told.
 func (dp *Plugin) EarlyPods(seen *state.Observed) []types.UID {
-	unnotified := dp.UnnotifiedReaders(seen.Plugin)
+	unnotified := seen.Plugin.UnnotifiedReaders()
 	var out []types.UID
 	for i := range seen.DevicePlugin.Pods {
 		pod := &seen.DevicePlugin.Pods[i]

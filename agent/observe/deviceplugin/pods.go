@@ -20,8 +20,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
-func (dp *Plugin) Advice(seen *state.Observed) string {
+// advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
+func (dp *Plugin) advice(seen *state.Observed) string {
 	if seen.OffersGPUs() {
 		return dp.cure(seen.Pods)
 	}
@@ -72,7 +72,9 @@ func (dp *Plugin) ObservePods(ctx context.Context, seen *state.Observed, pods []
 		m := managerOf(pod)
 		return m != nil && m.Label == config.LabelDevicePluginConfig
 	})
-	seen.DevicePlugin.Unconnected = dp.unconnected(ctx, seen)
+	if seen.DevicePlugin.Unconnected = dp.unconnected(ctx, seen); len(seen.DevicePlugin.Pods) == 0 {
+		seen.DevicePlugin.Advice = dp.advice(seen)
+	}
 }
 
 // ofNVIDIA returns the pods that are what their labels say.

@@ -25,15 +25,15 @@ type unpicked struct {
 	text    string
 }
 
-// Unpicked names the configs of the device plugin that exist, and how this node gets one of them; empty if there are none, or if the node has
+// ObserveUnpicked notes the configs of the device plugin that exist, and how this node gets one of them; nothing if there are none, or if the node has
 // one. It is for a user who has written a config and sees no replicas, since no label or setting names it.
-func (dp *Plugin) Unpicked(ctx context.Context, seen *state.Observed) string {
+func (dp *Plugin) ObserveUnpicked(ctx context.Context, seen *state.Observed) {
 	now := dp.Clock.Now()
 	plugins := uids(seen.DevicePlugin.Pods)
 	if dp.unpicked.at.IsZero() || dp.unpicked.plugins != plugins || now.Sub(dp.unpicked.at) >= unpickedFor || now.Before(dp.unpicked.at) {
 		dp.unpicked = unpicked{at: now, plugins: plugins, text: dp.lookForConfigs(ctx, seen)}
 	}
-	return dp.unpicked.text
+	seen.DevicePlugin.Unpicked = dp.unpicked.text
 }
 
 func (dp *Plugin) lookForConfigs(ctx context.Context, seen *state.Observed) string {

@@ -3,18 +3,24 @@ package preview
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -61,8 +67,25 @@ func (a Ask) Label() (label, name string) {
 	}
 }
 
-// Parts splits what Label returns into the name of the MIG config or profile, and that of the config of the device plugin.
-func Parts(label, name string) (geometry, pluginKey string) {
+// SetLabels sets the labels on a node by which users ask for what Label returns. Beside a profile it leaves that of the device plugin's config as it is, and
+// everywhere a config of it that an agent has set.
+func SetLabels(node *corev1.Node, label, name string) {
+	geometry, pluginKey := parts(label, name)
+	delete(node.Labels, config.LabelProfile)
+	delete(node.Labels, config.LabelMIGConfig)
+	if label != config.LabelProfile && !strings.HasPrefix(node.Labels[config.LabelDevicePluginConfig], config.OwnPluginKey) {
+		delete(node.Labels, config.LabelDevicePluginConfig)
+	}
+	if geometry != "" {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, label, geometry)
+	}
+	if pluginKey != "" {
+		metav1.SetMetaDataLabel(&node.ObjectMeta, config.LabelDevicePluginConfig, pluginKey)
+	}
+}
+
+// parts splits what Label returns into the name of the MIG config or profile, and that of the config of the device plugin.
+func parts(label, name string) (geometry, pluginKey string) {
 	switch label {
 	case config.LabelDevicePluginConfig:
 		return "", name
@@ -83,65 +106,65 @@ type Offline struct {
 
 // Plan plans what the label would ask for, without a cluster. Label and name are those of an Ask.
 func (o Offline) Plan(label, name string) (Result, error) {
-	// Without a node Plan knows neither how its GPUs are shared, nor the device plugin's environment and arguments. It assumes that nothing
-	// is shared, and that the config has the strategy with which overlays/device-plugin begins.
-	has := catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}, MIGStrategy: config.MIGStrategyMixed}
-	seen := plan.Observed{GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof}}
-	geometry, pluginKey := Parts(label, name)
-	want := state.Desired{}
-	var profile catalog.Profile
-	var requests map[nvml.UUID]nvml.Request
-	var err error
-	if geometry != "" {
-		if requests, err = state.RequestsOf(o.Catalog, label, geometry, o.GPUs); err != nil {
-			return Result{}, err
-		}
+	seen := o.observed(label, name)
+	resolver := decide.Resolver{
+		Catalog: &o.Catalog, Settings: config.Settings{MIGStrategy: config.MIGStrategyAuto},
+		Format: catalog.PluginFormat{
+			Parse: func(key []byte) (catalog.PluginConfig, error) {
+				read := o.Plugin[string(key)]
+				read.MIGStrategy = state.OrNone(read.MIGStrategy) // nothing else is known to set one
+				return read, nil
+			},
+			Render: func([]byte, catalog.Sharing, config.MIGStrategy) ([]byte, error) { return nil, nil }, // nothing is written
+		},
 	}
-	if label == config.LabelProfile {
-		profile, _ = o.Catalog.Profile(name)
-		seen.Keys = len(profile.Labels)+len(profile.Taints) > 0
-	}
-	after := state.WithTargets(o.GPUs, state.Targets(requests))
-	switch asked, there := o.Plugin[pluginKey]; {
-	case pluginKey != "" && !there:
-		return Result{}, fmt.Errorf("no config of the device plugin is named %q: the files have %s", pluginKey,
-			cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Plugin)), ", "), "none"))
-	case pluginKey != "":
-		want.Plugin, err = requestedOffline(has, catalog.Profile{Sharing: &asked.Sharing, MIGStrategy: state.OrNone(asked.MIGStrategy)}, after)
-	case profile.Sharing != nil || profile.MIGStrategy != "":
-		want.Plugin, err = requestedOffline(has, profile, after)
+	want, err := resolver.Resolve(seen)
+	if stalled, is := errors.AsType[*outcome.Stalled](err); is && stalled.Cause != nil {
+		return Result{}, stalled.Cause // there is no label yet
 	}
 	if err != nil {
 		return Result{}, err
 	}
-	if want.Plugin != nil {
-		seen.Plugin = plan.Plugin{Now: state.PlannedSharing(has.Sharing, has.MIGStrategy), Reloaded: true, NeedsReload: true, Set: want.Plugin.Matches(&has)}
-		has.MIGStrategy = want.Plugin.Strategy
+	planned := plan.Observed{
+		GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof},
+		Keys: want.Keys != nil && nodekeys.Unpublished(seen.Node, seen.Record.Learnt.Published, *want.Keys),
 	}
-	p, err := Of(want.Planned(state.Targets(requests)), seen)
-	p.MIGStrategy = has.MIGStrategy
+	if want.Plugin != nil {
+		planned.Plugin = seen.PlannedPlugin(want.Plugin)
+	}
+	p, err := Of(want.Planned(want.Targets), planned)
+	p.MIGStrategy, p.Beyond = seen.MIGStrategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
 	if want.Plugin != nil {
 		p.Handover = config.HandoverFile
-	}
-	if _, isProfile := o.Catalog.Profile(geometry); label != config.LabelProfile || !isProfile {
-		p.Beyond = o.Catalog.MissingPositions(geometry, o.GPUs)
 	}
 	return p, err
 }
 
-// requestedOffline returns the config that a profile asks for, if the device plugin has this config and no MIG strategy from elsewhere.
-func requestedOffline(has catalog.PluginConfig, profile catalog.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
-	want := &state.DesiredPlugin{Sharing: has.Sharing, Known: true, Strategy: profile.MIGStrategy}
-	if profile.Sharing != nil {
-		want.Sharing = *profile.Sharing
+// observed is what is assumed of a node with these labels, of which nothing is known but its GPUs: that nothing is shared, that the plugin's config has the
+// MIG strategy with which overlays/device-plugin begins, and that the plugin reads it from a file. What the plugin's environment and arguments say is not
+// known.
+func (o Offline) observed(label, name string) *state.Observed {
+	seen := &state.Observed{Node: &corev1.Node{}, GPUs: o.GPUs}
+	SetLabels(seen.Node, label, name)
+	files := map[string]string{}
+	for key := range o.Plugin {
+		files[key] = key // by which Plan finds the config, read before
 	}
-	if want.Strategy == "" {
-		want.Strategy = catalog.FittingStrategy(after, has.MIGStrategy, want.Sharing.Strategy == catalog.SharingMPS)
+	seen.Plugin = state.PluginConfig{
+		Read: true, Method: config.HandoverFile, Exists: true,
+		Current: &catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}, MIGStrategy: config.MIGStrategyMixed},
+		Named:   &state.PluginConfigs{Files: files},
 	}
-	if err := catalog.CheckStrategy(after, want.Strategy); err != nil {
-		return nil, err
+	_, key := parts(label, name)
+	named, there := o.Plugin[key]
+	switch asks := (&state.DesiredPlugin{Sharing: named.Sharing, Strategy: named.MIGStrategy}); {
+	case key != "" && !there:
+		seen.Plugin.Named.Err = fmt.Errorf("no config of the device plugin is named %q: the files have %s", key,
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(files)), ", "), "none"))
+	case there && asks.Matches(seen.Plugin.Current):
+		seen.Plugin.Text = files[key]
 	}
-	return want, catalog.CheckSharing(after, want.Strategy, want.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, want.Strategy))))
+	return seen
 }
 
 // Of returns what the plan to the desired state would do.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
@@ -32,7 +34,10 @@ func TestAnAskIsALabelAndAName(t *testing.T) {
 		{preview.Ask{Profile: "team", MIGConfig: "all-1g", PluginConfig: "two"}, config.LabelProfile, "team", "team", ""},
 	} {
 		label, name := row.ask.Label()
-		if geometry, key := preview.Parts(label, name); label != row.label || name != row.name || geometry != row.geometry || key != row.key {
+		node := &corev1.Node{}
+		preview.SetLabels(node, label, name)
+		geometry, key := node.Labels[config.LabelProfile]+node.Labels[config.LabelMIGConfig], node.Labels[config.LabelDevicePluginConfig]
+		if label != row.label || name != row.name || geometry != row.geometry || key != row.key {
 			t.Errorf("%+v is %s=%q, that is %q and %q", row.ask, label, name, geometry, key)
 		}
 	}

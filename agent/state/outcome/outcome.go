@@ -86,10 +86,15 @@ type Stalled struct {
 	// NoHandover: the agent cannot give the device plugin a config.
 	NoHandover bool
 	Unread     bool // a file of the administrator could not be read
+	// Cause is what is wrong with the config itself, without the label or setting that asks for it, which the message names; nil if there is no such thing.
+	Cause error
 }
 
 // Error is the message.
 func (s *Stalled) Error() string { return s.Message }
+
+// Unwrap is the cause.
+func (s *Stalled) Unwrap() error { return s.Cause }
 
 // UnseenError says what the agent could not see, for a cause that may pass: it decides nothing by that, and does not end a running change.
 type UnseenError struct{ Err error }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
-	plugin "github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -24,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -137,7 +137,7 @@ func (n *node) agent(ctx context.Context, account *rest.Config, t *tally, log *z
 		Pods: watch.Lister{Client: client, Node: n.name}, Kubelet: n, Host: machine{}, Units: machine{}, Specs: noSpecs{},
 		Record: journal.RecordIn(state), Processes: holders.Processes{Root: filepath.Join(n.dir, "proc")},
 		Parse:  migparted.Parse,
-		Plugin: plugin.Configs{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: filepath.Join(n.dir, "plugin", "config.yaml"),
+		Plugin: catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: filepath.Join(n.dir, "plugin", "config.yaml"),
 		Events: recorder, Sources: []report.Source{checker},
 	}), nil
 }

@@ -1,7 +1,6 @@
-package deviceplugin
+package decide
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,10 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -21,37 +18,19 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// AskedBy names the label or setting that asks for a key of the device plugin's configs.
-func (dp *Plugin) AskedBy(node *corev1.Node, key string) string {
+// pluginKeyAskedBy names the label or setting that asks for a key of the device plugin's configs.
+func pluginKeyAskedBy(node *corev1.Node, key string) string {
 	if node.Labels[config.LabelDevicePluginConfig] != key {
 		return "devicePlugin.defaultConfig of the settings, " + key
 	}
 	return fmt.Sprintf("label %s=%s", config.LabelDevicePluginConfig, key)
 }
 
-// Strategy returns how the plugin presents MIG devices: by the settings, else by its environment or arguments, else by the desired config,
-// else by the node's label.
-func (dp *Plugin) Strategy(seen *state.Observed, want *state.DesiredPlugin) config.MIGStrategy {
-	if dp.Settings.MIGStrategy != config.MIGStrategyAuto {
-		return dp.Settings.MIGStrategy
-	}
-	if s := seen.ExplicitStrategy(); s != "" {
-		return s
-	}
-	if want != nil && want.Strategy != "" {
-		return want.Strategy
-	}
-	if want != nil && want.Sharing.Strategy == catalog.SharingMPS {
-		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
-	}
-	return dp.Settings.MIGStrategy.On(seen.Node.Labels[config.LabelMIGStrategy])
-}
-
-// SharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
-func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile catalog.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
+// sharingOf returns the plugin's config for a profile on this node. After holds the GPUs as the profile cuts them.
+func (r *Resolver) sharingOf(seen *state.Observed, profile catalog.Profile, after []nvml.GPU) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	if p.Method == "" {
-		return nil, dp.noHandover(seen)
+		return nil, r.noHandover(seen)
 	}
 	if p.Manager == nil && outcome.IsUnseen(p.ParseErr) {
 		return nil, p.ParseErr
@@ -71,7 +50,7 @@ func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile c
 		}
 	}
 	var err error
-	if want.Strategy, err = dp.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
+	if want.Strategy, err = r.strategyOf(seen, profile.MIGStrategy, want.Sharing, after); err != nil {
 		return nil, err
 	}
 	if want.Matches(p.Current) {
@@ -79,13 +58,13 @@ func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile c
 		return want, nil
 	}
 	if p.Manager != nil {
-		return dp.keyOf(ctx, seen, want)
+		return r.keyOf(seen, want)
 	}
 	base := p.Text
 	if p.Current == nil {
 		base = "" // the agent cannot edit a config that it cannot read
 	}
-	text, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	text, err := r.Format.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +74,8 @@ func (dp *Plugin) SharingOf(ctx context.Context, seen *state.Observed, profile c
 
 // strategyOf returns the MIG strategy for the plugin's config: that of the profile, or else the present one if it fits the GPUs, or else one
 // that fits. If the plugin's environment, arguments or the settings give the strategy, the config keeps what it has.
-func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s catalog.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
-	now, set := config.MIGStrategy(""), dp.Settings.MIGStrategy
+func (r *Resolver) strategyOf(seen *state.Observed, asked config.MIGStrategy, s catalog.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
+	now, set := config.MIGStrategy(""), r.Settings.MIGStrategy
 	if seen.Plugin.Current != nil {
 		now = seen.Plugin.Current.MIGStrategy
 	}
@@ -116,18 +95,18 @@ func (dp *Plugin) strategyOf(seen *state.Observed, asked config.MIGStrategy, s c
 }
 
 // noHandover returns why the agent cannot give the plugin another config. If no plugin is there yet, it waits for one.
-func (dp *Plugin) noHandover(seen *state.Observed) error {
+func (r *Resolver) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: dp.Advice(seen), Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: seen.DevicePlugin.Advice, Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
 }
 
 // keyOf finds a key of the config manager's ConfigMap with the sharing, or makes a new one.
-func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
+func (r *Resolver) keyOf(seen *state.Observed, want *state.DesiredPlugin) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
 	if outcome.IsUnseen(m.ReadErr) {
 		return nil, m.ReadErr
@@ -139,7 +118,7 @@ func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.D
 		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) || m.Owns(key) && key != p.Text {
 			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own again, by the same name
 		}
-		parsed, err := dp.Configs.Parse([]byte(m.Files[key]))
+		parsed, err := r.Format.Parse([]byte(m.Files[key]))
 		if err != nil || !want.Matches(&parsed) {
 			continue
 		}
@@ -156,8 +135,8 @@ func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.D
 				m.Namespace, m.ConfigMap, state.SharingText(want.Sharing), state.OrNone(want.Strategy)),
 		}
 	}
-	key, base := dp.base(ctx, seen)
-	body, err := dp.Configs.Render([]byte(base), want.Sharing, want.Strategy)
+	key, base := r.base(seen)
+	body, err := r.Format.Render([]byte(base), want.Sharing, want.Strategy)
 	if err != nil {
 		return nil, err
 	}
@@ -168,14 +147,14 @@ func (dp *Plugin) keyOf(ctx context.Context, seen *state.Observed, want *state.D
 
 // base returns the config of people whose fields the agent keeps in one of its own, and its key if that is in the same ConfigMap: paths and hooks that
 // the container runtime goes by as root are among them. Never is it a config of an agent.
-func (dp *Plugin) base(ctx context.Context, seen *state.Observed) (key, text string) {
+func (r *Resolver) base(seen *state.Observed) (key, text string) {
 	m, value := seen.Plugin.Manager, seen.Plugin.Text
 	if strings.HasPrefix(value, config.OwnPluginKey) {
 		if key := m.NotedBase(value); key != "" {
 			return key, m.Files[key]
 		}
-		if byDefault := dp.Settings.DevicePlugin.DefaultConfig; byDefault != "" {
-			if named, err := dp.ownConfig(ctx, seen.Node, byDefault); err == nil {
+		if byDefault := r.Settings.DevicePlugin.DefaultConfig; byDefault != "" {
+			if named, err := r.ownConfig(seen, byDefault); err == nil {
 				return "", named.Text
 			}
 		}
@@ -185,25 +164,25 @@ func (dp *Plugin) base(ctx context.Context, seen *state.Observed) (key, text str
 	return key, m.Files[key]
 }
 
-// NamedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
+// namedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
 // label itself, so that the agent only has to prove the capacity; but it does not know the settings' default.
-func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+func (r *Resolver) namedConfig(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	switch {
 	case p.Method == "":
-		return nil, dp.noHandover(seen)
+		return nil, r.noHandover(seen)
 	case p.Manager != nil && seen.Node.Labels[config.LabelDevicePluginConfig] != key:
-		return dp.managedDefault(ctx, seen, key)
+		return r.managedDefault(seen, key)
 	case outcome.IsUnseen(p.ParseErr):
 		return nil, p.ParseErr
 	case p.Manager != nil && apierrors.IsForbidden(p.ParseErr):
 		return nil, nil // the agent may not read the ConfigMap: it leaves the label to the config manager
 	case p.Manager != nil && p.Current == nil:
-		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(seen.Node, key), p.ParseErr)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", pluginKeyAskedBy(seen.Node, key), p.ParseErr)}
 	case p.Manager != nil:
 		return &state.DesiredPlugin{Sharing: p.Current.Sharing, Strategy: p.Current.MIGStrategy, Known: true, Text: p.Text, UserManaged: true}, nil
 	}
-	want, err := dp.ownConfig(ctx, seen.Node, key)
+	want, err := r.ownConfig(seen, key)
 	if err != nil {
 		return nil, err
 	}
@@ -211,11 +190,14 @@ func (dp *Plugin) NamedConfig(ctx context.Context, seen *state.Observed, key str
 	return want, nil
 }
 
-// ownConfig reads a config of the ConfigMap that the settings name.
-func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) (*state.DesiredPlugin, error) {
-	ref := dp.Settings.DevicePlugin.ConfigMap
-	files, err := dp.configMap(ctx, ref.Namespace, ref.Name)
-	text, ok := files[key]
+// ownConfig returns a config of the ConfigMap that the settings name.
+func (r *Resolver) ownConfig(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+	ref, named := r.Settings.DevicePlugin.ConfigMap, seen.Plugin.Named
+	if named == nil {
+		return nil, errPluginUnread
+	}
+	text, ok := named.Files[key]
+	err := named.Err
 	if outcome.IsUnseen(err) {
 		return nil, err
 	}
@@ -223,23 +205,23 @@ func (dp *Plugin) ownConfig(ctx context.Context, node *corev1.Node, key string) 
 		err = fmt.Errorf("%w: create it, or name yours in devicePlugin.configMap of the settings", err)
 	}
 	if err == nil && !ok {
-		err = state.NoSuchKey(ref.Namespace, ref.Name, files)
+		err = state.NoSuchKey(ref.Namespace, ref.Name, named.Files)
 	}
 	var parsed catalog.PluginConfig
 	if err == nil {
-		parsed, err = dp.Configs.Parse([]byte(text))
+		parsed, err = r.Format.Parse([]byte(text))
 	}
 	if err != nil {
-		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", dp.AskedBy(node, key), err)}
+		return nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("%s: %v", pluginKeyAskedBy(seen.Node, key), err), Cause: err}
 	}
 	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text}, nil
 }
 
 // managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
 // the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's request.
-func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key string) (*state.DesiredPlugin, error) {
+func (r *Resolver) managedDefault(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
-	want, err := dp.ownConfig(ctx, seen.Node, key)
+	want, err := r.ownConfig(seen, key)
 	switch {
 	case err != nil:
 		return nil, err
@@ -261,7 +243,7 @@ func (dp *Plugin) managedDefault(ctx context.Context, seen *state.Observed, key 
 
 // Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where a user
 // has set the config manager's label since to a key that is neither that nor an agent's: it is what is asked for from now on.
-func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
+func (r *Resolver) Former(seen *state.Observed) *state.DesiredPlugin {
 	j := seen.Journal
 	if !j.ChangesPlugin() {
 		return nil
@@ -278,50 +260,15 @@ func (dp *Plugin) Former(seen *state.Observed) *state.DesiredPlugin {
 			want.Text = m.OwnKey(text) // the node may have been made again since, with another UID
 		}
 		if err == nil {
-			if parsed, err := dp.Configs.Parse([]byte(text)); err == nil {
+			if parsed, err := r.Format.Parse([]byte(text)); err == nil {
 				want.Sharing, want.Strategy = parsed.Sharing, parsed.MIGStrategy
 			}
 		}
 		return want
 	}
-	parsed, err := dp.Configs.Parse([]byte(want.Text))
+	parsed, err := r.Format.Parse([]byte(want.Text))
 	want.Sharing, want.Strategy, want.Known = parsed.Sharing, parsed.MIGStrategy, err == nil
 	return want
-}
-
-// allReadersNotified reports whether every pod that reads the plugin's config file has read it as it is.
-func (dp *Plugin) allReadersNotified(seen *state.Observed) bool {
-	return len(dp.UnnotifiedReaders(seen.Plugin)) == 0
-}
-
-// UnnotifiedReaders returns the readers that run since before the file was written, and got no SIGHUP since.
-func (dp *Plugin) UnnotifiedReaders(p state.PluginConfig) []types.UID {
-	var out []types.UID
-	for _, pod := range p.Readers {
-		if p.NotifiedPods[pod.UID] == p.Writing() {
-			continue
-		}
-		for _, c := range pod.Status.ContainerStatuses {
-			// Kubelet rounds StartedAt to whole seconds.
-			if c.State.Running != nil && !c.State.Running.StartedAt.After(p.Written) {
-				out = append(out, pod.UID)
-				break
-			}
-		}
-	}
-	return out
-}
-
-// Planned returns what the planner needs to know of the plugin's config.
-func (dp *Plugin) Planned(seen *state.Observed, want state.Desired) plan.Plugin {
-	p := seen.Plugin
-	out := plan.Plugin{
-		Set: seen.PluginSet(want.Plugin), Reloaded: dp.allReadersNotified(seen), NeedsReload: p.Manager == nil, Early: p.Early, Journaled: seen.Journal != nil && seen.Journal.ChangesPlugin(),
-	}
-	if p.Current != nil {
-		out.Now = state.PlannedSharing(p.Current.Sharing, p.Current.MIGStrategy)
-	}
-	return out
 }
 
 // HowToSet says how a user sets the plugin's MIG strategy.
@@ -329,21 +276,21 @@ func HowToSet(s config.MIGStrategy) string {
 	return fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", s)
 }
 
-// Fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It reads the plugin's config
-// where none is desired, and nothing else tells the MIG strategy.
-func (dp *Plugin) Fits(ctx context.Context, seen *state.Observed, want state.Desired) error {
+// fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It goes by the plugin's
+// config where none is desired, and nothing else tells the MIG strategy.
+func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
 	}
 	after := state.WithTargets(seen.GPUs, want.Targets)
-	strategy, err := dp.strategyFor(seen, want)
+	strategy, err := r.strategyFor(seen, want)
 	switch cut := slices.ContainsFunc(after, func(g nvml.GPU) bool { return g.Enabled }); {
 	case err != nil:
-	case dp.knowsStrategy(seen, want):
+	case r.knowsStrategy(seen, want):
 		err = catalog.CheckStrategy(after, strategy)
 	case cut:
-		if want.Plugin == nil {
-			dp.Observe(ctx, seen)
+		if !seen.Plugin.Read {
+			return errPluginUnread
 		}
 		if seen.RunsWithoutStrategy(want.Plugin) {
 			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
@@ -354,23 +301,23 @@ func (dp *Plugin) Fits(ctx context.Context, seen *state.Observed, want state.Des
 		err = catalog.CheckSharing(after, strategy, want.Plugin.Sharing, slices.Collect(maps.Keys(capacity.Expected(after, strategy))))
 	}
 	if err != nil {
-		return &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err)}
+		return &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v", want.Label, want.Name, err), Cause: err}
 	}
 	return nil
 }
 
 // strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod win over the config.
-func (dp *Plugin) strategyFor(seen *state.Observed, want state.Desired) (config.MIGStrategy, error) {
+func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
 	if want.Plugin != nil {
 		asked = want.Plugin.Strategy
 	}
 	if seen.DevicePlugin.Rivals != "" {
-		return dp.Strategy(seen, want.Plugin), &catalog.StrategyError{Strategy: dp.Strategy(seen, want.Plugin), Problem: seen.DevicePlugin.Rivals}
+		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), Problem: seen.DevicePlugin.Rivals}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
 		told := state.StrategyOf(pod)
-		set := dp.Settings.MIGStrategy
+		set := r.Settings.MIGStrategy
 		switch {
 		case told == "":
 		case asked != "" && asked != told:
@@ -382,11 +329,11 @@ func (dp *Plugin) strategyFor(seen *state.Observed, want state.Desired) (config.
 				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}
-	return dp.Strategy(seen, want.Plugin), nil
+	return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), nil
 }
 
 // knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.
-func (dp *Plugin) knowsStrategy(seen *state.Observed, want state.Desired) bool {
-	return dp.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
+func (r *Resolver) knowsStrategy(seen *state.Observed, want state.Desired) bool {
+	return r.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""
 }
