@@ -107,9 +107,9 @@ test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd
 	go run ./test/binaries/cmd/binaries
 
 .PHONY: demo
-demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane
+demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane (DRA=1: by NVIDIA's DRA driver)
 	@echo "compiling the demo: two minutes the first time, seconds later"
-	go run ./test/demo
+	go run ./test/demo $(if $(DRA),--dra)
 
 .PHONY: bench
 bench: ## tables of figures: gpuslice beside NVIDIA's mig-parted, mig-manager and device plugin, on the same simulated GPUs (needs dbus-daemon)

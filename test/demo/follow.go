@@ -141,8 +141,8 @@ func (f *follower) draw(ctx context.Context, step string) error {
 
 // pod shows what became of a pod.
 func (f *follower) pod(event string, pod *corev1.Pod) {
-	plugin := pod.Namespace == "kube-system" && pod.Spec.NodeName == mainNode
-	if pod.Namespace != namespace && !plugin {
+	offers := (pod.Namespace == "kube-system" || pod.Namespace == "dra-driver-nvidia-gpu") && pod.Spec.NodeName == mainNode
+	if pod.Namespace != namespace && !offers {
 		return
 	}
 	state := ""

@@ -20,11 +20,15 @@ const patience = 5 * time.Minute
 
 func main() { program.Main(command()) }
 
-// manifests is what a user applies, as the README says.
-const manifests = "deploy/base"
+// What a user applies, on nodes of NVIDIA's device plugin and of its DRA driver.
+const (
+	manifests    = "deploy/base"
+	draManifests = "deploy/overlays/dra"
+)
 
 type options struct {
 	config string
+	dra    bool
 	kill   bool
 	keep   bool
 }
@@ -35,6 +39,7 @@ func command() *cobra.Command {
 		return o.show(ctx, newScreen(os.Stdout))
 	})
 	c.Flags().StringVar(&o.config, "config", "all-balanced", "MIG config to ask for")
+	c.Flags().BoolVar(&o.dra, "dra", false, "with NVIDIA's DRA driver in place of its device plugin")
 	c.Flags().BoolVar(&o.kill, "kill", true, "kill the agent in the middle")
 	c.Flags().BoolVar(&o.keep, "keep", false, "stay up at the end, for kubectl, until Ctrl-C")
 	return c
@@ -47,19 +52,33 @@ func (o options) show(ctx context.Context, out *screen) error {
 	if err := program.AtRoot(); err != nil {
 		return err
 	}
-	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own device plugin")
+	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own " + o.offerer())
 	// What is wrong with the config shows here, and not after minutes of building.
 	if err := foresee(ctx, out, o.config); err != nil {
 		return err
 	}
 	out.section("Building what is missing")
-	parts, err := node.Build(ctx, program.Builder(out, os.Stdout))
+	builder := program.Builder(out, os.Stdout)
+	parts, err := node.Build(ctx, builder)
 	if err != nil {
 		return err
+	}
+	if o.dra {
+		if err := parts.BuildDRADriver(ctx, builder); err != nil {
+			return err
+		}
 	}
 	return program.InDir("gpuslice-demo", false, out, func(dir string) error {
 		return o.play(ctx, &scene{options: o, out: out, parts: parts, dir: dir})
 	})
+}
+
+// offerer is what offers the GPUs to pods.
+func (o options) offerer() string {
+	if o.dra {
+		return "DRA driver"
+	}
+	return "device plugin"
 }
 
 // play goes through the scene, and ends all that it has started.

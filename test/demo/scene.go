@@ -73,13 +73,17 @@ func (s *scene) setUp(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.cluster.Apply(ctx, "test/node/manifests/device-plugin.yaml", manifests); err != nil {
+	apply := []string{"test/node/manifests/device-plugin.yaml", manifests}
+	if s.dra {
+		apply = []string{"test/node/manifests/dra-driver.yaml", draManifests}
+	}
+	if err := s.cluster.Apply(ctx, apply...); err != nil {
 		return err
 	}
 	for name, count := range gpus {
 		if err := s.until(ctx, fmt.Sprintf("%d GPUs on %s", count, name), func(ctx context.Context) (bool, error) {
-			object, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-			return err == nil && quantity(object.Status.Allocatable, "nvidia.com/gpu") == count, err
+			offer, err := s.offer(ctx, name)
+			return err == nil && offer["nvidia.com/gpu"] == count, err
 		}); err != nil {
 			return err
 		}
@@ -90,7 +94,7 @@ func (s *scene) setUp(ctx context.Context) error {
 	if err := s.until(ctx, "five running pods and an agent", s.settled); err != nil {
 		return err
 	}
-	s.out.line("NVIDIA's device plugin, the agent and the pods run: %.1fs", time.Since(began).Seconds())
+	s.out.line("NVIDIA's %s, the agent and the pods run: %.1fs", s.offerer(), time.Since(began).Seconds())
 	return nil
 }
 
@@ -99,10 +103,11 @@ func (s *scene) join(ctx context.Context, name string, count int) error {
 	if err != nil {
 		return err
 	}
-	n, err := node.Start(ctx, s.cluster, node.Options{
-		Name: name, Dir: filepath.Join(s.dir, name), GPUs: spec, Parts: s.parts,
-		Labels: map[string]string{corev1.LabelHostname: name, "nvidia.com/gpu.present": "true"},
-	})
+	labels := map[string]string{corev1.LabelHostname: name, "nvidia.com/gpu.present": "true"}
+	if s.dra {
+		labels[node.DRADriverLabel] = node.DRAStatic
+	}
+	n, err := node.Start(ctx, s.cluster, node.Options{Name: name, Dir: filepath.Join(s.dir, name), GPUs: spec, Parts: s.parts, Labels: labels})
 	if err != nil {
 		return err
 	}
@@ -160,7 +165,7 @@ func (s *scene) change(ctx context.Context) error {
 // picture prints what kubelet offers, how the GPUs are cut, and which pods run where.
 func (s *scene) picture(ctx context.Context, when string) ([]corev1.Pod, error) {
 	s.out.section(when)
-	object, err := s.client.CoreV1().Nodes().Get(ctx, mainNode, metav1.GetOptions{})
+	offer, err := s.offer(ctx, mainNode)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +176,7 @@ func (s *scene) picture(ctx context.Context, when string) ([]corev1.Pod, error) 
 	for _, gpu := range gpus {
 		s.out.line("GPU %d  %s", gpu.Index, picture.GPU(gpu, gpu.Geometry()))
 	}
-	s.out.line("allocatable of %s: %s", mainNode, offered(object.Status.Allocatable))
+	s.out.line("%s: %s", s.where(), offered(offer))
 	pods, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -238,18 +243,51 @@ func ready(conditions []corev1.NodeCondition) corev1.ConditionStatus {
 	return corev1.ConditionUnknown
 }
 
-func quantity(list corev1.ResourceList, name string) int {
-	q := list[corev1.ResourceName(name)]
-	return int(q.Value())
+// offer counts the devices that pods can get on the node, by resource: those that kubelet has of the device plugin, or those of the
+// DRA driver's slices, as its DeviceClasses name them.
+func (s *scene) offer(ctx context.Context, name string) (map[string]int, error) {
+	out := map[string]int{}
+	if !s.dra {
+		object, err := s.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		for resource, q := range object.Status.Allocatable {
+			if strings.HasPrefix(string(resource), "nvidia.com/") {
+				out[string(resource)] = int(q.Value())
+			}
+		}
+		return out, nil
+	}
+	list, err := s.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name})
+	if err != nil {
+		return nil, err
+	}
+	for _, slice := range list.Items {
+		for _, d := range slice.Spec.Devices {
+			if profile := d.Attributes["profile"].StringValue; profile != nil {
+				out["mig.nvidia.com "+*profile]++
+			} else {
+				out["nvidia.com/gpu"]++
+			}
+		}
+	}
+	return out, nil
 }
 
-// offered lists the GPU resources as kubelet reports them, also those that it keeps at 0.
-func offered(list corev1.ResourceList) string {
+// where is what offer reads.
+func (s *scene) where() string {
+	if s.dra {
+		return "devices in the ResourceSlice of " + mainNode
+	}
+	return "allocatable of " + mainNode
+}
+
+// offered lists what offer has counted, also resources that kubelet keeps at 0.
+func offered(offer map[string]int) string {
 	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(list)) {
-		if strings.HasPrefix(string(name), "nvidia.com/") {
-			parts = append(parts, fmt.Sprintf("%s %d", name, quantity(list, string(name))))
-		}
+	for _, name := range slices.Sorted(maps.Keys(offer)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, offer[name]))
 	}
 	return strings.Join(parts, ", ")
 }
