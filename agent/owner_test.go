@@ -287,27 +287,69 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 	})
 }
 
-// The driver has read the GPUs when it started: what the agent would cut, it would go on giving out.
-func TestGPUsThatTheDRADriverGivesOutAsTheyAreCutAreNotCutYet(t *testing.T) {
+// cutAsNow are the devices that the driver finds on the GPUs.
+func (w *world) cutAsNow() (out []resourcev1.Device) {
+	w.t.Helper()
+	for _, gpu := range w.snapshot() {
+		if !gpu.Enabled {
+			out = append(out, wholeGPU(fmt.Sprintf("gpu-%d", gpu.Minor), string(gpu.UUID)))
+		}
+		for _, i := range gpu.Instances {
+			d := wholeGPU(fmt.Sprintf("gpu-%d-mig-%d", gpu.Minor, i.Start), i.Devices[0].UUID)
+			d.Attributes["profile"] = resourcev1.DeviceAttribute{StringValue: &i.Devices[0].Profile}
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// The driver reads how the GPUs are cut when it starts, and never again: so the agent starts it again, and the slices prove the change. Beside parts of
+// instances it does not start at all.
+func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged = true
-		calls := w.count(nil)
-		w.driver("")
-		w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]), wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
+		w.unplugged, w.drives = true, true
 		w.spend(time.Minute)
+		w.converge("all-1g.10gb")
+		if c := w.condition(); !strings.Contains(c.Message, "nvidia.com/mig-1g.10gb 14") {
+			t.Errorf("the node says %s", c.Message)
+		}
+		if pods := w.podsIn("dra"); len(pods) != 1 || pods[0].Name != "driver-2" {
+			t.Errorf("pods of the driver: %v, want the second one", pods)
+		}
+		calls := w.count(nil)
 		w.administer(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1}}}})
-		for name, reason := range map[string]config.Reason{"all-1g.10gb": config.ReasonForeignOwner, "mine": config.ReasonImpossibleGeometry} {
-			w.label(name)
-			w.spend(time.Minute)
-			w.refused(reason, "pod dra/driver-1")
-			if said := told(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
-				t.Errorf("the diagnosis says %s", said)
-			}
+		w.label("mine")
+		w.spend(time.Minute)
+		w.refused(config.ReasonImpossibleGeometry, "pod dra/driver-2")
+		if said := told(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
+			t.Errorf("the diagnosis says %s", said)
 		}
 		if *calls > 0 {
 			t.Errorf("%d calls that change a GPU", *calls)
 		}
+	})
+}
+
+// Between the cut and the proof the driver may be away for good: the change is undone, and the node given back once the driver offers what was before.
+func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged, w.drives = true, true
+		w.spend(time.Minute)
+		w.label("all-1g.10gb")
+		w.passes("the cut", func() bool { return len(w.snapshot()[1].Instances) == 7 })
+		w.drives = false
+		w.passes("the undo", func() bool { return len(w.snapshot()[0].Instances) == 0 })
+		if c := w.condition(); !strings.Contains(c.Message, "NVIDIA's DRA driver does not run on this node") || !w.node().Spec.Unschedulable {
+			t.Errorf("the node says %s", c.Message)
+		}
+		w.publish() // kubelet deletes the slices of a driver that is away
+		w.spend(time.Minute)
+		w.drives = true
+		w.settle(config.ReasonCapacityMismatch)
+		w.refused(config.ReasonCapacityMismatch, "NVIDIA's DRA driver does not run on this node")
 	})
 }

@@ -60,6 +60,7 @@ type world struct {
 	broken        bool                // the plugin registers nothing
 	renamed       map[string]string   // what the driver that is loaded calls profiles of the former one
 	unplugged     bool                // there is no plugin
+	drives        bool                // there is a DaemonSet of NVIDIA's DRA driver
 	hosted        bool                // the plugin is a unit of the host, and not a pod
 	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	deaf          bool                // kubelet does not answer
@@ -579,6 +580,10 @@ func (w *world) turn() {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
 	})
 	w.deploy(n)
+	if w.drives && len(w.podsIn("dra")) == 0 { // it offers the GPUs as they are cut when it starts
+		w.driver("")
+		w.publish(w.cutAsNow()...)
+	}
 	plugins := w.podsIn("kube-system")
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {

@@ -25,7 +25,7 @@ func geometryRefused(seen *state.Observed, label, name string, requests map[nvml
 		return foreign(fmt.Sprintf("ask for MIG devices by claims of class mig.nvidia.com, or turn DynamicMIG off in the feature gates of %s: it cuts the GPUs of this node itself, by %s, "+
 			"and would destroy what label %s=%s asks for", seen.Owner.Driver, seen.Owner.Evidence, label, name))
 	case api.OwnerDRAStatic:
-		return cmp.Or(partsRefused(seen, requests), staticRefused(seen))
+		return partsRefused(seen, requests)
 	case api.OwnerNone, api.OwnerPlugin, api.OwnerBoth, api.OwnerDRAStarting:
 	}
 	return unclear(seen)
@@ -89,13 +89,6 @@ func partsRefused(seen *state.Observed, requests map[nvml.UUID]nvml.Request) err
 		}
 	}
 	return nil
-}
-
-// staticRefused refuses to cut GPUs that NVIDIA's DRA driver gives out as they are cut when it starts. What restarts the driver after a cut, and proves the
-// new capacity by its ResourceSlices, takes the place of this function.
-func staticRefused(seen *state.Observed) error {
-	return foreign(fmt.Sprintf("drain the node, cut its GPUs by nvidia-smi mig, and delete the pod of %s, or have a device plugin in its place: it gives out the GPUs as they are cut when it starts, "+
-		"and the agent does not start it anew yet, so that pods would get devices that are gone", seen.Owner.Driver))
 }
 
 func foreign(message string) error {

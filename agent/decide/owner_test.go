@@ -32,14 +32,13 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 	}{
 		"static": {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb": 7},
-			reason: config.ReasonForeignOwner, says: []string{driver, "nvidia-smi mig"},
 		},
 		"static, parts of instances": {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: parts,
 			reason: config.ReasonImpossibleGeometry, says: []string{"ask for whole GPU instances", "1c.3g.40gb on GPU 0", "does not start"},
 		},
 		"static, instances with media extensions are whole": {
-			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+me": 1}, reason: config.ReasonForeignOwner,
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+me": 1},
 		},
 		"dynamic": {
 			owner:   state.Owner{Kind: api.OwnerDRADynamic, Driver: driver, Evidence: "sharedCounters in ResourceSlice s"},

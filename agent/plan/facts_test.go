@@ -155,7 +155,6 @@ func TestOneFactDecides(t *testing.T) {
 		},
 		{"the pod is gone", off + "config set told\nslot has\njournal fenced", "sharing none", []string{resume, verify, "release", "give the slot"}, "evict"},
 		{"its pods end anyway", off + "pod web/a on 0 withdrawn ending\nconfig set told", "sharing none", []string{verify}, fence},
-		{"on the way back", off + "pod web/a on 0 withdrawn\nconfig set told\njournal fenced undo agreed=2", "sharing none", []string{resume, "release"}, "evict"},
 		{"a new node", off + "pod web/a on 0 withdrawn\nconfig set told\nstartup agreed=2", "sharing none", []string{fence, "evict web/a", resume, verify, "release"}, ""},
 
 		// MPS.

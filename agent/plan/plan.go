@@ -78,6 +78,7 @@ type Operand struct {
 	Pod
 	Stale   bool // the journal says that it read the layout of the GPUs before the change
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
+	Stays   bool // it does not keep the library open, so that the driver resets GPUs while it runs
 	ByLabel bool // it is one of Pauses
 	// Withholds: it has run since before a GPU recovered, and does not offer all devices of that GPU.
 	Withholds bool
@@ -469,7 +470,7 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 	operands := seen.Operands
 	seen.Operands = nil
 	for _, o := range operands {
-		if d.changesMode && !o.Returns && !o.ByLabel || d.takesAway && o.ByLabel {
+		if d.changesMode && o.pausable() || d.takesAway && o.ByLabel {
 			continue // the agent pauses it before the change, and a new pod starts after it
 		}
 		o.Stale = o.Stale || len(changes) > 0
@@ -605,10 +606,13 @@ func recordDebts(what *map[string]bool, name string) {
 	(*what)[name] = true
 }
 
+// pausable reports whether the operand has to leave before a GPU is reset, and stays away once the agent evicts it.
+func (o Operand) pausable() bool { return !o.Returns && !o.Stays && !o.ByLabel }
+
 func pausable(operands []Operand) []Pod {
 	var out []Pod
 	for _, o := range operands {
-		if !o.Returns && !o.ByLabel {
+		if o.pausable() {
 			out = append(out, o.Pod)
 		}
 	}

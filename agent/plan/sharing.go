@@ -176,10 +176,10 @@ func (seen Observed) isCut(r Replica) bool {
 }
 
 // withdrawn returns the pods that have what kubelet gives out to others: another program, as the plugin's config manager, has given the plugin its config
-// before they could leave. Where nothing is asked of the node they stay, and in an undo, which brings back no such config. Those that end
+// before they could leave, or NVIDIA's DRA driver has started again since. Where nothing is asked of the node they stay. Those that end
 // anyway are no reason to begin a change.
 func (seen Observed) withdrawn(want Desired) []Pod {
-	if seen.Undo || want.Sharing == nil && len(want.GPUs) == 0 {
+	if want.Sharing == nil && len(want.GPUs) == 0 {
 		return nil
 	}
 	out := slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool {

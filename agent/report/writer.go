@@ -16,7 +16,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -157,7 +156,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	status := api.Status{
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.Foreign(),
-		Capacity: capacity.Offered(seen.Kubelet.Offered).Summary(want.Plugin.SharingKnown()),
+		Capacity: seen.Offered().Summary(want.Plugin.SharingKnown()),
 	}
 	learnt := t.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers

@@ -20,7 +20,7 @@ func (s *Observed) Compare(want Desired, under config.MIGStrategy) Capacity {
 	var stands capacity.Resources
 	out.Missing, stands = s.missing(want.Plugin, under)
 	// Where the config is not known, only what agrees with hardware and node can be what stands.
-	if !want.Undo && (stands != nil && s.DevicePlugin.Unconnected == "" || len(out.Missing) == 0) {
+	if (!want.Undo || s.Owner.ByClaims()) && (stands != nil && s.DevicePlugin.Unconnected == "" || len(out.Missing) == 0) {
 		out.Withdrawn = s.WithdrawnFrom(stands, want)
 		out.Missing = append(out.Missing, s.withdrawnTexts(out.Withdrawn)...)
 	}
@@ -36,8 +36,8 @@ func (s *Observed) missing(want *DesiredPlugin, under config.MIGStrategy) (missi
 	switch sharing := want.SharingKnown(); {
 	case s.Kubelet.Err != nil:
 		missing = []string{s.Kubelet.Err.Error()}
-	case s.Owner.ByClaims(): // kubelet then has no device of any plugin
-		missing = capacity.Mismatches(nil, s.Kubelet.Offered, s.Node.Status.Allocatable)
+	case s.Owner.ByClaims():
+		missing = s.missingInSlices()
 	case s.DevicePlugin.Rivals != "":
 		missing = []string{s.DevicePlugin.Rivals}
 	case sharing != nil:

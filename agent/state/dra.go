@@ -1,9 +1,20 @@
 package state
 
 import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
 	resourcev1 "k8s.io/api/resource/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // DRA is what NVIDIA's DRA driver offers of the node's GPUs, and what resource claims have got of it. It is zero where nothing shows that the
@@ -27,6 +38,111 @@ func (d DRA) Claimed() holders.Claimed {
 	out := holders.Claimed{Claims: d.Claims}
 	if d.Complete {
 		out.UUIDs = holders.UUIDs(d.Slices)
+	}
+	return out
+}
+
+// Offered returns the devices of the complete slices, by the names under which a device plugin would offer them with the MIG strategy mixed. A device
+// without a UUID is one of "".
+func (d DRA) Offered() capacity.Resources {
+	out := capacity.Resources{}
+	if !d.Complete {
+		return out
+	}
+	for _, s := range d.Slices {
+		for _, device := range s.Spec.Devices {
+			name := nvml.ResourceGPU
+			if profile := textOf(device, "profile"); profile != "" {
+				name = nvml.ResourceMIGPrefix + strings.ReplaceAll(profile, "+", ".")
+			}
+			out[name] = append(out[name], textOf(device, "uuid"))
+		}
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
+func textOf(d resourcev1.Device, attribute resourcev1.QualifiedName) string {
+	if value := d.Attributes[attribute].StringValue; value != nil {
+		return *value
+	}
+	return ""
+}
+
+// missingInSlices says how the ResourceSlices and the GPUs disagree. Where the driver cuts the GPUs itself, they have nothing to agree on.
+func (s *Observed) missingInSlices() []string {
+	switch {
+	case s.Owner.Kind == api.OwnerDRADynamic:
+		return nil
+	case s.DRA.unknown() != nil:
+		return []string{s.DRA.unknown().Error()}
+	case !s.ClaimDriver(): // its slices outlast it by half a minute
+		return []string{"NVIDIA's DRA driver does not run on this node"}
+	default:
+		return s.DRA.disagreements(s.GPUs)
+	}
+}
+
+// unknown returns why the agent does not know what the driver offers; nil if it does.
+func (d DRA) unknown() error {
+	switch {
+	case d.Err != nil:
+		return fmt.Errorf("the ResourceSlices of NVIDIA's DRA driver cannot be read: %w", d.Err)
+	case !d.Complete:
+		return errors.New("NVIDIA's DRA driver has not published all of its ResourceSlices for this node")
+	default:
+		return nil
+	}
+}
+
+// disagreements says how the complete slices differ from the GPUs, device by device; empty if they do not.
+func (d DRA) disagreements(gpus []nvml.GPU) []string {
+	expected, offered := capacity.Expected(gpus, config.MIGStrategyMixed), d.Offered()
+	all := maps.Clone(expected)
+	maps.Copy(all, offered)
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		switch {
+		case len(offered[name]) != len(expected[name]):
+			out = append(out, fmt.Sprintf("%s: the GPUs have %d, the ResourceSlices %d", sanitize.Cut(name, longestID), len(expected[name]), len(offered[name])))
+		case !slices.Equal(offered[name], expected[name]):
+			out = append(out, fmt.Sprintf("%s: the ResourceSlices still have devices that no longer exist", sanitize.Cut(name, longestID)))
+		}
+	}
+	return out
+}
+
+// gone returns the pods whose claims have a device that no complete slice has: NVIDIA's DRA driver was started again since, and such a pod cannot start,
+// or runs on what is there no more.
+func (s *Observed) gone() []Withdrawn {
+	if !s.DRA.Complete || s.Owner.Kind != api.OwnerDRAStatic {
+		return nil
+	}
+	offered := map[holders.Device]bool{}
+	for _, slice := range s.DRA.Slices {
+		for _, d := range slice.Spec.Devices {
+			offered[holders.Device{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Name: d.Name}] = true
+		}
+	}
+	var out []Withdrawn
+	for _, pod := range s.Holders.Pods {
+		w := Withdrawn{Pod: pod}
+		for _, name := range pod.DeviceClaims {
+			claim := s.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}]
+			if !claim.IsSettledFor(pod.UID) {
+				continue
+			}
+			for _, d := range claim.Devices {
+				if d.Driver == holders.ClaimDriver && !d.Admin && !offered[d.Device] {
+					w.Gone = append(w.Gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
+				}
+			}
+		}
+		if len(w.Gone) > 0 {
+			out = append(out, w)
+		}
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -59,7 +60,7 @@ func (s *Observed) Computes(unit string) bool {
 // have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
 func (s *Observed) MustLeave() []holders.Pod {
 	apart := map[string]bool{}
-	for _, o := range s.DevicePlugin.Pods {
+	for _, o := range s.KubeletPlugins() {
 		apart[string(o.UID)] = true
 	}
 	for _, o := range s.Pauses {
@@ -104,11 +105,21 @@ func (s *Observed) HoldersUnknown() (config.Reason, error) {
 	switch {
 	case s.Kubelet.Err != nil:
 		return config.ReasonKubeletUnavailable, fmt.Errorf("until kubelet says which pod has which device: %w", s.Kubelet.Err)
+	case s.ClaimsUnknown() != nil:
+		return config.ReasonHoldersUnknown, fmt.Errorf("until it is known which device a claim has: %w", s.ClaimsUnknown())
 	case s.Holders.Err != nil:
 		return config.ReasonHoldersUnknown, fmt.Errorf("until the host's processes show who holds a GPU: %w", s.Holders.Err)
 	default:
 		return "", nil
 	}
+}
+
+// ClaimsUnknown returns why the agent cannot know which device a claim has where NVIDIA's DRA driver gives out the GPUs; nil if it can.
+func (s *Observed) ClaimsUnknown() error {
+	if s.Owner.Kind != api.OwnerDRAStatic || !s.Owner.ByClaims() {
+		return nil
+	}
+	return s.DRA.unknown()
 }
 
 // Started is the state of the units that the agent has started again.

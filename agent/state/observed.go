@@ -214,7 +214,7 @@ func (s *Observed) OperandLabels(ofSettings []string) []string {
 	return out
 }
 
-// PlannedOperands returns the operands that a label of the node deploys, and the device plugin's pods.
+// PlannedOperands returns the operands that a label of the node deploys, and the pods of the device plugin or of NVIDIA's DRA driver.
 func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
 	byLabel := map[string]bool{}
 	for _, o := range s.Pauses {
@@ -228,11 +228,11 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 		}
 		pauses = append(pauses, p)
 	}
-	for _, p := range s.DevicePlugin.Pods {
+	for _, p := range s.KubeletPlugins() {
 		plugins = append(plugins, plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
 			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
-			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()),
+			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()), Stays: s.Owner.ByClaims() && !holdsSession(&p),
 			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p, s.Capacity.Strategy),
 		})
 	}

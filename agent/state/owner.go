@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -33,18 +34,20 @@ type Owner struct {
 }
 
 // ByClaims reports whether NVIDIA's DRA driver gives out the GPUs, or is about to, and nothing offers them to kubelet as a device plugin does.
-func (o Owner) ByClaims() bool { return !o.MayCut() && o.Plugin == "" }
+func (o Owner) ByClaims() bool { return o.Foreign() != api.OwnerNone && o.Plugin == "" }
 
 // Foreign returns the kind if NVIDIA's DRA driver has a part in it; otherwise none.
 func (o Owner) Foreign() api.Owner {
-	if o.MayCut() {
+	if o.Kind == api.OwnerPlugin {
 		return api.OwnerNone
 	}
 	return o.Kind
 }
 
-// MayCut reports whether the agent may change the GPUs, and prove by the device plugin's capacity that it has.
-func (o Owner) MayCut() bool { return o.Kind == api.OwnerNone || o.Kind == api.OwnerPlugin }
+// MayCut reports whether the agent may change the GPUs, and prove by what the device plugin or NVIDIA's DRA driver offers then that it has.
+func (o Owner) MayCut() bool {
+	return o.Kind == api.OwnerNone || o.Kind == api.OwnerPlugin || o.Kind == api.OwnerDRAStatic
+}
 
 // OwnerOf says whose the node's GPUs are: by what kubelet offers, by the ResourceSlices of NVIDIA's DRA driver, and by the driver's pod.
 func OwnerOf(s *Observed) Owner {
@@ -52,15 +55,17 @@ func OwnerOf(s *Observed) Owner {
 	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers)}
 	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
 	switch {
-	case len(s.DRA.Slices) > 0 && (common != "" || s.OffersGPUs()):
+	case len(s.DRA.Slices) > 0 && (common != "" || o.Plugin != ""):
 		o.Kind, o.Evidence = api.OwnerBoth, common
 	case dynamic != "":
 		o.Kind, o.Evidence = api.OwnerDRADynamic, dynamic
+	case s.Journal != nil && s.Journal.ByClaims: // the change starts the driver again itself
+		o.Kind, o.Driver = api.OwnerDRAStatic, cmp.Or(o.Driver, "NVIDIA's DRA driver")
 	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
 		if o.Plugin != "" {
 			o.Kind = api.OwnerPlugin
 		}
-	case len(s.DRA.Slices) == 0 || !s.DRA.Complete:
+	case len(drivers) == 0 || len(s.DRA.Slices) == 0 || !s.DRA.Complete:
 		o.Kind, o.Evidence = api.OwnerDRAStarting, s.whyNothingOffered(drivers)
 	default:
 		o.Kind = api.OwnerDRAStatic
@@ -164,7 +169,7 @@ func (s *Observed) dynamicMIG(drivers []*corev1.Pod) string {
 		}
 	}
 	for _, p := range drivers {
-		if by := dynamicByGates(gpuDriver(p)); by != "" {
+		if by := turnedOn(gpuDriver(p), gateDynamicMIG); by != "" {
 			return fmt.Sprintf("%s of container %s of %s", by, driverContainer, podText(p))
 		}
 	}
@@ -175,16 +180,19 @@ func (s *Observed) dynamicMIG(drivers []*corev1.Pod) string {
 const (
 	envGates  = "FEATURE_GATES"
 	flagGates = "feature-gates"
+
+	gateDynamicMIG  = "DynamicMIG"
+	gateHealthCheck = "NVMLDeviceHealthCheck"
 )
 
-// dynamicByGates says which feature gates of the container turn DynamicMIG on, or may do so for all that the agent can read; empty if none do.
-func dynamicByGates(c *corev1.Container) string {
+// turnedOn says which feature gates of the container turn the gate on, or may do so for all that the agent can read; empty if none do.
+func turnedOn(c *corev1.Container, gate string) string {
 	for _, e := range c.Env {
 		switch {
 		case e.Name != envGates:
 		case e.ValueFrom != nil:
 			return envGates + ", whose value this agent cannot read,"
-		case turnsOnDynamicMIG(e.Value):
+		case turnsOn(e.Value, gate):
 			return envGates + "=" + sanitize.Cut(e.Value, longestOfPod)
 		}
 	}
@@ -197,7 +205,7 @@ func dynamicByGates(c *corev1.Container) string {
 		if !joined && i+1 < len(words) {
 			gates = words[i+1]
 		}
-		if turnsOnDynamicMIG(gates) {
+		if turnsOn(gates, gate) {
 			return "--" + flagGates + " " + sanitize.Cut(gates, longestOfPod)
 		}
 	}
@@ -207,20 +215,26 @@ func dynamicByGates(c *corev1.Container) string {
 // longestOfPod bounds each text of a pod in a message: who may create a pod writes them.
 const longestOfPod = 100
 
-// turnsOnDynamicMIG reports whether these feature gates turn DynamicMIG on, or may: a variable in them can have any value. As Kubernetes reads gates, the
+// holdsSession reports whether the pod of NVIDIA's DRA driver keeps the library open for as long as it runs, or may do so: it watches the health of GPUs then.
+func holdsSession(pod *corev1.Pod) bool {
+	c := gpuDriver(pod)
+	return c == nil || turnedOn(c, gateHealthCheck) != ""
+}
+
+// turnsOn reports whether these feature gates turn the gate on, or may: a variable in them can have any value. As Kubernetes reads gates, the
 // last value of each counts, and AllAlpha counts for those without a value.
-func turnsOnDynamicMIG(gates string) bool {
+func turnsOn(gates, gate string) bool {
 	if strings.Contains(gates, "$") {
 		return true
 	}
 	on := map[string]bool{}
-	for gate := range strings.SplitSeq(gates, ",") {
-		name, value, _ := strings.Cut(strings.Trim(strings.TrimSpace(gate), `"'`), "=")
+	for one := range strings.SplitSeq(gates, ",") {
+		name, value, _ := strings.Cut(strings.Trim(strings.TrimSpace(one), `"'`), "=")
 		is, err := strconv.ParseBool(strings.Trim(strings.TrimSpace(value), `"'`))
 		on[strings.TrimSpace(name)] = is && err == nil
 	}
-	dynamic, named := on["DynamicMIG"]
-	return named && dynamic || !named && on["AllAlpha"]
+	is, named := on[gate]
+	return named && is || !named && on["AllAlpha"]
 }
 
 // givenOutTwice names a GPU of which kubelet has a device, or a part of it, and NVIDIA's DRA driver too; empty if there is none.
@@ -260,14 +274,17 @@ func (s *Observed) whyNothingOffered(drivers []*corev1.Pod) string {
 	if s.DRA.Err != nil {
 		return "its ResourceSlices cannot be read: " + sanitize.Cut(s.DRA.Err.Error(), longestOfPod)
 	}
-	text := "it has no ResourceSlice for the node"
-	if len(s.DRA.Slices) > 0 {
-		text = "its ResourceSlices for the node are not complete"
-	}
+	state := "no pod of it is on the node"
 	if len(drivers) > 0 {
-		text += ", and " + lastState(drivers[0])
+		state = lastState(drivers[0])
 	}
-	return text
+	switch {
+	case len(s.DRA.Slices) == 0:
+		return "it has no ResourceSlice for the node, and " + state
+	case !s.DRA.Complete:
+		return "its ResourceSlices for the node are not complete, and " + state
+	}
+	return state
 }
 
 // lastState describes a pod by the first of its containers that does not run, or that has ended before.

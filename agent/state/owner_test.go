@@ -93,7 +93,7 @@ func TestOwnerOf(t *testing.T) {
 		"slices unreadable":   {plugins: []corev1.Pod{plugin}, err: errors.New("forbidden"), want: api.OwnerPlugin},
 		"static, whole":       {pods: []corev1.Pod{draPod()}, slices: whole, want: api.OwnerDRAStatic, says: []string{"pod dra/driver-1"}},
 		"static, cut":         {pods: []corev1.Pod{draPod()}, slices: cut, want: api.OwnerDRAStatic},
-		"static, driver away": {slices: whole, want: api.OwnerDRAStatic, says: []string{"slice-1"}},
+		"static, driver away": {slices: whole, want: api.OwnerDRAStarting, says: []string{"slice-1", "no pod of it is on the node"}},
 		"static, gate off":    {pods: []corev1.Pod{draPod(gated("DynamicMIG=false,TimeSlicingSettings=true"))}, slices: whole, want: api.OwnerDRAStatic},
 		"static, the last value of a gate counts": {
 			pods: []corev1.Pod{draPod(gated("DynamicMIG=true,DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic,

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -275,6 +276,9 @@ func (s *Observed) PlannedPlugin(want *DesiredPlugin) plan.Plugin {
 // MIGStrategy returns how the plugin presents MIG devices under the desired config: as the settings say, unless that is auto, else by its environment or
 // arguments, else by the config, else by the node's label.
 func (s *Observed) MIGStrategy(set config.MIGStrategy, want *DesiredPlugin) config.MIGStrategy {
+	if s.Owner.ByClaims() {
+		return config.MIGStrategyMixed // NVIDIA's DRA driver offers each device by its profile
+	}
 	if set != config.MIGStrategyAuto {
 		return set
 	}
@@ -389,6 +393,39 @@ const computeMPS = nvml.ComputeExclusiveProcess
 func (s *Observed) LacksDevicePlugin() bool {
 	noPod := !s.Owner.ByClaims() && s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
 	return noPod && !s.Marks.Fenced && !s.paused() && (s.OffersGPUs() || len(s.Marks.Startup) == 0)
+}
+
+// KubeletPlugins returns the pods of what gives out the node's GPUs, and reads how they are cut when it starts: NVIDIA's device plugin, or the
+// kubelet plugin of its DRA driver.
+func (s *Observed) KubeletPlugins() []corev1.Pod {
+	if !s.Owner.ByClaims() {
+		return s.DevicePlugin.Pods
+	}
+	var out []corev1.Pod
+	for _, p := range driverPods(s.Pods) {
+		out = append(out, *p)
+	}
+	return out
+}
+
+// Offerer names what gives out the node's GPUs.
+func (s *Observed) Offerer() string {
+	if s.Owner.ByClaims() {
+		return "NVIDIA's DRA driver"
+	}
+	return "the device plugin"
+}
+
+// Offered returns the GPUs, and the parts of them, that pods can get: those of the device plugin that kubelet gives out, or those in the ResourceSlices of
+// NVIDIA's DRA driver.
+func (s *Observed) Offered() capacity.Resources {
+	switch {
+	case s.Owner.Kind == api.OwnerDRAStatic && s.Owner.ByClaims():
+		return s.DRA.Offered()
+	case s.Owner.ByClaims(): // it is not settled yet how the GPUs are cut
+		return capacity.Resources{}
+	}
+	return capacity.Offered(s.Kubelet.Offered)
 }
 
 // OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the

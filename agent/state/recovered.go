@@ -13,7 +13,7 @@ import (
 // WithholdsRecovered reports whether the agent has to restart a device plugin, which runs under this strategy, so that it offers a GPU again which has
 // recovered.
 func (s *Observed) WithholdsRecovered(under config.MIGStrategy) bool {
-	return slices.ContainsFunc(s.DevicePlugin.Pods, func(p corev1.Pod) bool { return s.withholds(&p, under) })
+	return slices.ContainsFunc(s.KubeletPlugins(), func(p corev1.Pod) bool { return s.withholds(&p, under) })
 }
 
 // withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
@@ -25,7 +25,7 @@ func (s *Observed) withholds(plugin *corev1.Pod, under config.MIGStrategy) bool 
 	}
 	for _, g := range s.GPUs {
 		at, has := s.Recovered[g.UUID]
-		if has && began.Before(at) && capacity.Withheld(g, under, s.Kubelet.Offered) {
+		if has && began.Before(at) && capacity.Withheld(g, under, s.Offered()) {
 			return true
 		}
 	}

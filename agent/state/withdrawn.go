@@ -18,16 +18,21 @@ import (
 )
 
 // Withdrawn is a pod that holds devices which kubelet gives out to others by now: the device plugin was given another config before the agent could
-// have the pod leave, as by its config manager. Kubelet compares nothing but the names of devices.
+// have the pod leave, as by its config manager. Kubelet compares nothing but the names of devices. Or its claims have devices that NVIDIA's DRA driver
+// does not offer any more.
 type Withdrawn struct {
 	Pod      holders.Pod
 	Replicas []plan.Replica // the devices as kubelet has given them to the pod
 	As       string         // how kubelet gives out the first of them now: "nvidia.com/gpu x 4"
+	Gone     []string       // the devices that the driver does not offer: "gpu-0 by claim team-gpu-x7k2p"
 }
 
 // WithdrawnFrom returns the pods that hold what kubelet gives out to others. Stands is what the device plugin offers by its config, as far as that is
 // known: what a pod has by that is not withdrawn, although a plugin that is about to read its config may offer something else for a moment.
 func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []Withdrawn {
+	if s.Owner.ByClaims() {
+		return s.gone()
+	}
 	given := capacity.GivenBy(s.GPUs, s.Kubelet.Offered)
 	var out []Withdrawn
 	for _, pod := range s.Holders.Pods {
@@ -96,6 +101,9 @@ func (s *Observed) withdrawnTexts(withdrawn []Withdrawn) []string {
 	var out []string
 	for _, w := range withdrawn {
 		text := fmt.Sprintf("pod %s holds %s, which kubelet gives out as %s by now", w.Pod, s.replicaNames(w.Replicas), w.As)
+		if len(w.Gone) > 0 {
+			text = fmt.Sprintf("pod %s has %s, which NVIDIA's DRA driver offers no more", w.Pod, sanitize.Names(w.Gone))
+		}
 		if others := s.givenAgain(withdrawn, w); len(others) > 0 {
 			text += ": " + others[0] + " has it, too"
 		}

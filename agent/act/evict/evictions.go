@@ -210,10 +210,10 @@ func (d *Evictions) report(seen *state.Observed, want state.Desired, v drain.Ver
 }
 
 // RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
-// then. An undo waits only for a silent kubelet, without which every pod counts as a holder.
+// then. An undo waits only for a silent kubelet, and for slices of NVIDIA's DRA driver, without which every pod counts as a holder.
 func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
 	reason, busy := seen.HoldersUnknown()
-	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil {
+	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil && seen.ClaimsUnknown() == nil {
 		return nil
 	}
 	until := d.Retries.Deadline(seen, want, step)

@@ -78,10 +78,10 @@ func recordLayouts(j *journal.Journal, in act.Input) {
 
 // notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
 func (f *Fencing) notePlugin(j *journal.Journal, in act.Input) error {
-	j.Strategy = in.Seen.ExplicitStrategy()
+	j.Strategy, j.ByClaims = in.Seen.ExplicitStrategy(), in.Seen.Owner.ByClaims()
 	shapes := plan.Any(in.Steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	if shapes {
-		j.Operands = operandsOf(*j, in.Seen.DevicePlugin.Pods)
+		j.Operands = operandsOf(*j, in.Seen.KubeletPlugins())
 	}
 	changes := plan.Has(in.Steps, plan.WriteSharing)
 	if in.Seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {

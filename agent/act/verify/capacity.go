@@ -45,6 +45,9 @@ func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", seen.Blockers(), true,
 		}
 	}
+	if seen.Owner.ByClaims() {
+		return missing{config.ReasonCapacityMismatch, "see the log of " + seen.Owner.Driver, seen.Blockers(), false}
+	}
 	if seen.LacksDevicePlugin() {
 		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), seen.Blockers()), true}
 	}
@@ -124,7 +127,7 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
-			Message: "capacity is right; verifying it once more: " + capacity.Offered(in.Seen.Kubelet.Offered).Summary(in.Want.Plugin.SharingKnown()),
+			Message: "capacity is right; verifying it once more: " + in.Seen.Offered().Summary(in.Want.Plugin.SharingKnown()),
 		}
 	}
 	if in.Seen.Journal == nil {
@@ -141,11 +144,11 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 	if fresh || now.Before(until) {
 		wait := &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and the device plugin: " + in.Seen.Blockers(),
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + in.Seen.Offerer() + ": " + in.Seen.Blockers(),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.ProofInterval), Blockers: in.Seen.Capacity.Missing,
 		}
 		if lacks.known && now.Sub(p.began) >= causePatience {
-			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and the device plugin: "+lacks.text
+			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+in.Seen.Offerer()+": "+lacks.text
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = p.began, until, in.Seen.DeadlineText(in.Want)
@@ -169,8 +172,8 @@ func (p *Verifier) noteLate(seen *state.Observed, now time.Time) {
 	if p.late != nil || !now.After(p.half()) {
 		return
 	}
-	for i := range seen.DevicePlugin.Pods {
-		p.late = append(p.late, string(seen.DevicePlugin.Pods[i].UID))
+	for _, pod := range seen.KubeletPlugins() {
+		p.late = append(p.late, string(pod.UID))
 	}
 	p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 }

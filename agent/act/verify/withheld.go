@@ -97,7 +97,7 @@ func (w *withheld) forget() { *w = withheld{} }
 // withholdsWell reports whether kubelet does not give out all of a GPU that is well.
 func withholdsWell(seen *state.Observed) bool {
 	for _, g := range seen.GPUs {
-		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Kubelet.Offered) {
+		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Offered()) {
 			return true
 		}
 	}

@@ -387,7 +387,7 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	}
 	f := api.Finding{
 		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.Capacity.Missing, "; "), Waits: e.stalled() && e.ours(),
-		You: "see the log of the device plugin on this node", Command: e.pluginCommand(),
+		You: "see the log of " + e.Offerer() + " on this node", Command: e.pluginCommand(),
 	}
 	switch {
 	case e.PluginAdvice != "":
@@ -399,9 +399,9 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	}
 	switch {
 	case e.Journal != nil:
-		f.Agent = fmt.Sprintf("waits for the device plugin for %s, and then undoes the change that it belongs to", e.Settings.Timeouts.Capacity)
+		f.Agent = fmt.Sprintf("waits for %s for %s, and then undoes the change that it belongs to", e.Offerer(), e.Settings.Timeouts.Capacity)
 	case e.Want.Name != "":
-		f.Agent = "waits for the device plugin, without an end, and disturbs nothing meanwhile"
+		f.Agent = "waits for " + e.Offerer() + ", without an end, and disturbs nothing meanwhile"
 	default:
 		f.Agent = "leaves it alone: nothing is asked for"
 	}

@@ -328,11 +328,11 @@ func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
 
 // pluginCommand returns the command that shows the log of the device plugin of this node.
 func (e *Evidence) pluginCommand() string {
-	if len(e.Observed.DevicePlugin.Pods) == 0 {
+	plugins := e.KubeletPlugins()
+	if len(plugins) == 0 {
 		return "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name
 	}
-	p := e.Observed.DevicePlugin.Pods[0]
-	return fmt.Sprintf("kubectl logs -n %s %s", p.Namespace, p.Name)
+	return fmt.Sprintf("kubectl logs -n %s %s", plugins[0].Namespace, plugins[0].Name)
 }
 
 // parked reports whether the change waits for a reboot on a node that is given back.

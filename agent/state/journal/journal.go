@@ -48,7 +48,8 @@ type Journal struct {
 	Proven           bool               `json:"proven"`                // kubelet offered what the GPUs had when it began
 	Previous         []GPULayout        `json:"previous"`              // the former layout of the GPUs that it changes
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
-	Operands         []string           `json:"operands"`              // UIDs of the device plugin pods from before the change
+	Operands         []string           `json:"operands"`              // UIDs of the pods of the device plugin or DRA driver from before the change
+	ByClaims         bool               `json:"byClaims,omitempty"`    // NVIDIA's DRA driver gave out the GPUs when it began
 	Kept             []string           `json:"kept,omitempty"`        // annotations that it sets, by which autoscalers let the node be
 	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints with which kubelet had registered the node
 	Paused           map[string]string  `json:"paused,omitempty"`      // labels of operands that it changes, with their former values

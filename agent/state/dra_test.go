@@ -1,0 +1,123 @@
+package state
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// sliceOf is a slice of the pool "node" with devices "name uuid profile".
+func sliceOf(devices ...string) resourcev1.ResourceSlice {
+	out := resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: holders.ClaimDriver, Pool: resourcev1.ResourcePool{Name: "node", ResourceSliceCount: 1}}}
+	for _, text := range devices {
+		words := append(strings.Fields(text), "", "")
+		d := resourcev1.Device{Name: words[0], Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
+		for i, name := range []resourcev1.QualifiedName{"uuid", "profile"} {
+			if value := words[i+1]; value != "" {
+				d.Attributes[name] = resourcev1.DeviceAttribute{StringValue: &value}
+			}
+		}
+		out.Spec.Devices = append(out.Spec.Devices, d)
+	}
+	return out
+}
+
+func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
+	t.Parallel()
+	driver := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Controller: new(true)}}},
+		Spec: corev1.PodSpec{
+			Volumes:    []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}},
+			Containers: []corev1.Container{{Name: "gpus", Command: []string{"gpu-kubelet-plugin"}}},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	whole := nvml.GPU{UUID: "GPU-a", Capable: true}
+	cut := nvml.GPU{UUID: "GPU-b", Capable: true, Enabled: true, Instances: []nvml.Instance{
+		{Devices: []nvml.Device{{UUID: "MIG-1", Profile: "1g.10gb"}}}, {Devices: []nvml.Device{{UUID: "MIG-2", Profile: "1g.10gb+me"}}},
+	}}
+	for name, row := range map[string]struct {
+		gpus []nvml.GPU
+		dra  DRA
+		want string
+	}{
+		"the same": {
+			[]nvml.GPU{whole, cut},
+			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me", "gpu-0 GPU-a"), sliceOf("gpu-1-mig-1g10gb-19-0 MIG-1 1g.10gb")}},
+			"",
+		},
+		"nothing cut yet, and nothing offered of it": {[]nvml.GPU{{UUID: "GPU-b", Enabled: true}}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf()}}, ""},
+		"a lost GPU is offered": {
+			[]nvml.GPU{{UUID: "GPU-a", Lost: true}},
+			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}},
+			"nvidia.com/gpu: the GPUs have 0, the ResourceSlices 1",
+		},
+		"as before the cut": {
+			[]nvml.GPU{cut},
+			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1 GPU-b")}},
+			"nvidia.com/gpu: the GPUs have 0, the ResourceSlices 1; nvidia.com/mig-1g.10gb: the GPUs have 1, the ResourceSlices 0; nvidia.com/mig-1g.10gb.me: the GPUs have 1, the ResourceSlices 0",
+		},
+		"as many, of a former cut": {
+			[]nvml.GPU{cut},
+			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-19-0 MIG-9 1g.10gb", "gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me")}},
+			"nvidia.com/mig-1g.10gb: the ResourceSlices still have devices that no longer exist",
+		},
+		"a device without a UUID": {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "nvidia.com/gpu: the ResourceSlices still have devices that no longer exist"},
+		"one of two slices":       {[]nvml.GPU{whole}, DRA{Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}}, "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"},
+		"not to be read":          {[]nvml.GPU{whole}, DRA{Err: errors.New("forbidden")}, "the ResourceSlices of NVIDIA's DRA driver cannot be read: forbidden"},
+	} {
+		s := Observed{GPUs: row.gpus, DRA: row.dra, Owner: Owner{Kind: api.OwnerDRAStatic}, Pods: []corev1.Pod{driver}}
+		if diff := cmp.Diff(row.want, strings.Join(s.missingInSlices(), "; ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestAPodWhoseDeviceIsGoneIsNamed(t *testing.T) {
+	t.Parallel()
+	device := func(driver, name string, admin bool) holders.ClaimedDevice {
+		return holders.ClaimedDevice{Device: holders.Device{Driver: driver, Pool: "node", Name: name}, Admin: admin}
+	}
+	for name, row := range map[string]struct {
+		claim    holders.Claim
+		offered  string
+		complete bool
+		want     string
+	}{
+		"offered no more": {
+			holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false), device(holders.ClaimDriver, "gpu-1", false)}},
+			"gpu-1 GPU-b", true, "pod team/a has gpu-0 by claim c, which NVIDIA's DRA driver offers no more",
+		},
+		"offered": {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-0 GPU-a", true, ""},
+		"the slices are not complete": {
+			holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-1 GPU-b", false, "",
+		},
+		"of another driver":        {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device("net.example", "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
+		"by admin access":          {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", true)}}, "gpu-1 GPU-b", true, ""},
+		"reserved for another pod": {holders.Claim{Allocated: true, Pods: []types.UID{"b"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
+		"not allocated":            {holders.Claim{Pods: []types.UID{"a"}}, "gpu-1 GPU-b", true, ""},
+	} {
+		s := Observed{
+			Owner:   Owner{Kind: api.OwnerDRAStatic},
+			Holders: Holders{Pods: []holders.Pod{{Namespace: "team", Name: "a", UID: "a", DeviceClaims: []string{"c", "unread"}}}},
+			DRA: DRA{
+				Complete: row.complete, Slices: []resourcev1.ResourceSlice{sliceOf(row.offered)},
+				Claims: holders.Claims{{Pod: "a", Name: "c"}: row.claim},
+			},
+		}
+		s.Capacity.Withdrawn = s.WithdrawnFrom(nil, Desired{})
+		if got := strings.Join(s.WithdrawnTexts(), "; "); got != row.want {
+			t.Errorf("%s: %q, want %q", name, got, row.want)
+		}
+	}
+}
