@@ -29,7 +29,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 		wait.Message = before + "until other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil:
 		wait.Reason, wait.Message = reason, before+busy.Error()
-		if reason == config.ReasonKubeletUnavailable {
+		if in.Seen.Kubelet.Err != nil {
 			wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 		}
 	case in.Seen.LacksDevicePlugin():
