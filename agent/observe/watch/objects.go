@@ -46,9 +46,7 @@ type Objects struct {
 	node       *kept
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
-	slices     *watchedSlices // nil until the first look at them
-
-	beginSlices func() *watchedSlices // nil before Watch
+	slices     *watchedSlices // nil before Watch
 
 	requests chan struct{} // has an element if a label of the node asks for something else than before
 	hurried  bool          // WishedBefore has reported a request the last time

@@ -33,5 +33,5 @@ func (o *Objects) Show(node *corev1.Node, pods ...*corev1.Pod) {
 // ShowNode makes the watches show the node and no pods, and lets Slices begin a watch of their own.
 func (o *Objects) ShowNode(ctx context.Context, node *corev1.Node, changed func()) {
 	o.Show(node)
-	o.beginSlices = func() *watchedSlices { return o.watchSlices(ctx, changed) }
+	o.slices = o.watchSlices(ctx, changed)
 }

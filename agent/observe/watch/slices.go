@@ -24,12 +24,22 @@ const resourceSlices = "resourceslices"
 // errNotShown means that the watch of the slices has not shown them yet.
 var errNotShown = errors.New("the API server has not shown them yet")
 
-// watchedSlices is the watch of the slices, and why it has shown none the last time that it was refused.
+// watchedSlices is the watch of the slices, which begins when they are wanted, and why it has shown none the last time that it was refused.
 type watchedSlices struct {
 	kept
 
+	wanted chan struct{} // has an element from the first time that they are wanted
+
 	lock   sync.Mutex
 	failed error
+}
+
+// want has the watch begin.
+func (w *watchedSlices) want() {
+	select {
+	case w.wanted <- struct{}{}:
+	default: // it has begun, or is about to
+	}
 }
 
 // note keeps the error of a request of the watch.
@@ -51,8 +61,8 @@ func (w *watchedSlices) why() error {
 // Slices returns the ResourceSlices by which NVIDIA's DRA driver offers the node's GPUs, cut to what counts. The first call begins to watch them: a node without that
 // driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
 func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
-	if o.slices == nil && o.beginSlices != nil {
-		o.slices = o.beginSlices()
+	if o.slices != nil {
+		o.slices.want()
 	}
 	if o.anew || o.slices == nil {
 		return o.readSlices(ctx)
@@ -125,9 +135,9 @@ func (o *Objects) listSlices(ctx context.Context, options metav1.ListOptions) (*
 	return out, nil
 }
 
-// watchSlices keeps the slices for as long as ctx lasts, and calls changed when one has changed in what the agent decides by.
+// watchSlices keeps the slices from when they are wanted for as long as ctx lasts, and calls changed when one has changed in what the agent decides by.
 func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlices {
-	out := &watchedSlices{}
+	out := &watchedSlices{wanted: make(chan struct{}, 1)}
 	source := cache.NewListWatchFromClient(o.o.Client.RawResource(), resourceSlices, metav1.NamespaceAll, o.selectSlices())
 	watchThem := source.WatchFuncWithContext
 	source.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -141,6 +151,12 @@ func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlice
 		return events, err
 	}
 	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, changed)
-	go out.informer.RunWithContext(ctx)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-out.wanted:
+			out.informer.RunWithContext(ctx)
+		}
+	}()
 	return out
 }

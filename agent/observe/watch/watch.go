@@ -58,7 +58,7 @@ func notFound(configMap string) error {
 func (o *Objects) Watch(ctx context.Context, changed func()) {
 	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
 	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
-	o.beginSlices = func() *watchedSlices { return o.watchSlices(ctx, changed) }
+	o.slices = o.watchSlices(ctx, changed)
 	for _, ref := range o.o.ConfigMaps {
 		key := config.ConfigMapKey{Namespace: ref.Namespace, Name: ref.Name}
 		if o.configMaps[key] != nil {
