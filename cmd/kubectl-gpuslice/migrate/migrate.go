@@ -19,8 +19,10 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/fence"
 )
+
+// pausedForMIGChange is what mig-manager writes as the value of an operand's label while it is at work; drain/fence, which is of the daemon, says more.
+const pausedForMIGChange = "paused-for-mig-change"
 
 // Sources are the parts of an installation of mig-manager and the GPU Operator.
 type Sources struct {
@@ -343,8 +345,8 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 			note(Change, "%s=%s: mig-manager is in the middle of a change, or has failed: wait until it has ended, or set the label to what the GPUs are, before it is turned off", config.LabelMIGConfigState, state)
 		}
 		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
-			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == fence.PausedForMIGChange && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
-				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, fence.PausedForMIGChange)
+			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == pausedForMIGChange && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
+				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, pausedForMIGChange)
 			}
 		}
 	}
