@@ -133,7 +133,7 @@ func the[T runtime.Object](t *testing.T, name string) T {
 }
 
 func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
-	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityLevelConfiguration", "FlowSchema"}
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityLevelConfiguration", "FlowSchema", "DeviceClass"}
 	for _, m := range manifests(t) {
 		want := namespace
 		switch {
@@ -141,7 +141,7 @@ func TestManifestsDecodeStrictlyAndLieInOurNamespace(t *testing.T) {
 			continue // it never gets into the cluster, and says why it is in two
 		case slices.Contains(clusterWide, m.kind):
 			want = ""
-		case filepath.Base(m.file) == "smoke-test.yaml":
+		case slices.Contains([]string{"smoke-test.yaml", "dra.yaml"}, filepath.Base(m.file)):
 			want = "" // wherever people try it
 		case strings.Contains(m.file, "components/gpu-operator/"):
 			want = "gpu-operator" // where its ConfigMaps are

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -225,6 +226,10 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 				err = sigsyaml.UnmarshalStrict(found[1], &rbacv1.ClusterRole{})
 			case "Kustomization":
 				_, err = sigsyaml.YAMLToJSONStrict(found[1])
+			case "Pod":
+				err = sigsyaml.UnmarshalStrict(found[1], &corev1.Pod{})
+			case "ResourceClaim":
+				err = sigsyaml.UnmarshalStrict(found[1], &resourcev1.ResourceClaim{})
 			case "ConfigMap":
 				for name, inside := range file.Data {
 					err = errors.Join(err, readByName(name, []byte(inside)))
