@@ -69,7 +69,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 	})
 }
 
-func TestAnAgentTellsWhichProcessHoldsWhichInstance(t *testing.T) {
+func TestAnAgentReportsWhichProcessHoldsWhichInstance(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -96,7 +96,7 @@ func TestAnAgentTellsWhichProcessHoldsWhichInstance(t *testing.T) {
 	})
 }
 
-func TestAnAgentTellsWhichPodUsesHowMuchOfWhat(t *testing.T) {
+func TestAnAgentReportsWhichPodUsesHowMuchOfWhat(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -31,9 +31,9 @@ func wrongProfiles(n int) string {
 	return b.String()
 }
 
-// TestPromise16ThousandsOfMistakesAreToldInOneMessage: the API server refuses a condition of megabytes, and the node would keep its
+// TestPromise16ThousandsOfMistakesAreReportedInOneMessage: the API server refuses a condition of megabytes, and the node would keep its
 // former condition.
-func TestPromise16ThousandsOfMistakesAreToldInOneMessage(t *testing.T) {
+func TestPromise16ThousandsOfMistakesAreReportedInOneMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
 		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "config.yaml"}

@@ -31,7 +31,7 @@ func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 	})
 }
 
-func TestAWishThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
+func TestARequestThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

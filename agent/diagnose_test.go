@@ -225,7 +225,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 }
 
 // A diagnosis reports what the agent can see, whatever it cannot.
-func TestADiagnosisOfAPartialLook(t *testing.T) {
+func TestADiagnosisOfAPartialObservation(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name string

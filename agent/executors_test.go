@@ -8,7 +8,7 @@ import (
 )
 
 // A kind of step without an executor would stall the change in the middle; for one without a reason the agent could report nothing.
-func TestEachKindOfStepCanBePerformedAndTold(t *testing.T) {
+func TestEachKindOfStepCanBeExecutedAndReported(t *testing.T) {
 	t.Parallel()
 	for _, kind := range plan.Kinds() {
 		performed, reason, phase := agent.Performs(kind)

@@ -16,7 +16,7 @@ import (
 )
 
 // Promise 12: a failed wish stays failed, even if for a moment the agent could not read the file that says what the wish means.
-func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) {
+func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedRequestBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -41,7 +41,7 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedWishBack(t *testing.T) 
 }
 
 // The agent observes the node although it cannot read a file that no label needs.
-func TestAFileThatCannotBeReadEndsNoLookThatDoesNotNeedIt(t *testing.T) {
+func TestAFileThatCannotBeReadEndsNoObservationThatDoesNotNeedIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
 		w.settings.Profiles = config.ConfigMapKey{Namespace: "gpuslice", Name: "profiles", Key: "profiles.yaml"}

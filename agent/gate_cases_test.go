@@ -127,7 +127,7 @@ func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 }
 
 // A waiting node keeps its age while the agent cannot read a file.
-func TestAWishKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
+func TestARequestKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
@@ -156,7 +156,7 @@ profiles:
 `
 
 // A hold that comes between the look and the fence counts.
-func TestAnAnnotationBetweenTheLookAndTheFenceCounts(t *testing.T) {
+func TestAnAnnotationBetweenTheObservationAndTheFenceCounts(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
 		synctest.Test(t, func(t *testing.T) {
@@ -248,7 +248,7 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 }
 
 // A look that ends early does not change the condition about the window.
-func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
+func TestAnObservationThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
@@ -265,7 +265,7 @@ func TestALookThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 }
 
 // An annotation that was meant for a wish which is gone lets no later change begin.
-func TestAForceGoesWithItsWish(t *testing.T) {
+func TestAForceGoesWithItsRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

@@ -612,7 +612,7 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 	w.givenBack()
 }
 
-func TestMetricsTellOfWindows(t *testing.T) {
+func TestMetricsShowWindows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

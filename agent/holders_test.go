@@ -174,7 +174,7 @@ func TestAUnitThatDoesNotStartAgainKeepsNoNode(t *testing.T) {
 }
 
 // A process that is restarted again and again has another pid each time, which the agent need not report.
-func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
+func TestAProcessThatIsStartedAgainAndAgainIsReportedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -203,7 +203,7 @@ func TestAProcessThatIsStartedAgainAndAgainIsToldOnceAMinute(t *testing.T) {
 }
 
 // A job of systemd is done when the unit's process has begun. If the process ends then, the agent reports it, and does not keep the node.
-func TestAUnitThatIsStartedAndFailsIsTold(t *testing.T) {
+func TestAUnitThatIsStartedAndFailsIsReported(t *testing.T) {
 	t.Parallel()
 	const unit = "nvidia-dcgm.service"
 	for name, row := range map[string]struct {

@@ -13,7 +13,7 @@ import (
 )
 
 // The agent does not try the wish again for that.
-func TestWhatAnAgentHasLeftIsGivenBackUnderAWishThatCannotBe(t *testing.T) {
+func TestWhatAnAgentHasLeftIsGivenBackUnderARequestThatCannotBeMet(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no-such-config", "failed"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -135,7 +135,7 @@ func (p *pressure) heard() []string {
 	return out
 }
 
-func TestASharedGPUThatFillsUpIsToldWithItsPods(t *testing.T) {
+func TestASharedGPUThatFillsUpIsReportedWithItsPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
@@ -294,7 +294,7 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 }
 
 // The kernel does not unload a driver that a process has open, and the loop has closed it.
-func TestADriverThatIsBeingUpgradedIsNotLookedAtInBetween(t *testing.T) {
+func TestADriverThatIsBeingUpgradedIsNotPolledInBetween(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
@@ -379,7 +379,7 @@ func TestMemoryIsNotWatchedIfTheSettingsTurnThatOff(t *testing.T) {
 }
 
 // A look between two passes sends the API server no request.
-func TestTheMemoryOfAQuietNodeIsLookedAtWithoutTheAPIServer(t *testing.T) {
+func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)

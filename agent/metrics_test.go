@@ -30,7 +30,7 @@ func expectMetrics(t *testing.T, m *metrics.Metrics, want string, names ...strin
 	}
 }
 
-func TestMetricsOfMemoryAreThoseOfTheLastLook(t *testing.T) {
+func TestMetricsOfMemoryAreThoseOfTheLastObservation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "seed: 1\ngpus: [{model: T4}]")
@@ -73,7 +73,7 @@ gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="
 	})
 }
 
-func TestMetricsTellHowAChangeGoes(t *testing.T) {
+func TestMetricsShowHowAChangeGoes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
@@ -165,7 +165,7 @@ func series(t *testing.T, m *metrics.Metrics) map[string]int {
 	return out
 }
 
-func TestMetricsTellWhatIsAskedForAndWhatThereIs(t *testing.T) {
+func TestMetricsShowWhatIsRequestedAndWhatThereIs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "seed: 1\ngpus: [{model: A100-40GB, mig: true}]")
@@ -204,7 +204,7 @@ gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
 	})
 }
 
-func TestMetricsTellWhatKeepsAChange(t *testing.T) {
+func TestMetricsShowWhatKeepsAChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB, mig: true}]")
@@ -239,7 +239,7 @@ func TestMetricsCountWhatAnAgentTakesOver(t *testing.T) {
 	})
 }
 
-func TestMetricsTellWhetherTheNodeIsKeptFromPods(t *testing.T) {
+func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")

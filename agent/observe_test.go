@@ -11,7 +11,7 @@ import (
 )
 
 // A look writes nothing, reports nothing and closes nothing. So a preview or a diagnosis may look, too.
-func TestLookingChangesNothing(t *testing.T) {
+func TestObservingChangesNothing(t *testing.T) {
 	t.Parallel()
 	// looks lets the agent of w look, and returns what it has done besides.
 	looks := func(w *world, d *leaving, events <-chan string) {

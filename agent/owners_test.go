@@ -70,7 +70,7 @@ func TestATenantsPodIsNoDevicePlugin(t *testing.T) {
 	}
 }
 
-func TestTwoDevicePluginsThatDisagreeAreToldAndNoneIsChosen(t *testing.T) {
+func TestTwoDevicePluginsThatDisagreeAreReportedAndNoneIsChosen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
+func TestAPreviewNamesWhatWaitsForAReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
@@ -40,7 +40,7 @@ func TestAPreviewTellsWhatWaitsForAReboot(t *testing.T) {
 	})
 }
 
-func TestAPreviewTellsWhenTheChangeWouldBegin(t *testing.T) {
+func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)

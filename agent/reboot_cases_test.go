@@ -83,7 +83,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 }
 
 // A user withdraws the wish (or makes it nonsense) while MIG mode is left pending: the agent must cancel mode and request, and its state label goes.
-func TestAPendingModeIsCancelledWithItsWish(t *testing.T) {
+func TestAPendingModeIsCancelledWithItsRequest(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
 		"label removed":    func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) },
@@ -127,7 +127,7 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 }
 
 // self: after the reboot, before the release, a user changes the label to a config that needs another reboot.
-func TestAnotherWishMayTakeARebootOfItsOwn(t *testing.T) {
+func TestAnotherRequestMayTakeARebootOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
@@ -185,7 +185,7 @@ func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 }
 
 // A node that has just been registered. A user changes its label to nonsense in the middle.
-func TestAFreshNodeWhoseWishGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
+func TestAFreshNodeWhoseRequestGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(w *world){
 		"nonsense": func(w *world) { w.label("nonsense") },
@@ -337,7 +337,7 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 }
 
 // Each wish has its own budget of a step: the agent tries another wish anew.
-func TestAnotherWishHasABudgetOfItsOwn(t *testing.T) {
+func TestAnotherRequestHasRetriesOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -125,7 +125,7 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 }
 
 // Promise 15: the agent reports a unit that is not in the settings any more, and leaves it alone, even if the journal is its own.
-func TestAUnitThatLeavesTheSettingsInTheMiddleIsToldAndLeftAlone(t *testing.T) {
+func TestAUnitThatLeavesTheSettingsInTheMiddleIsReportedAndLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := unitStopped(t)
 		w.settings.Units = []string{"nvsm.service"}
@@ -405,7 +405,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 }
 
 // Promise 8. A reboot starts units by itself, and the agent does not start those that the reboot has not.
-func TestWhatARebootGivesBackIsOwedNoMore(t *testing.T) {
+func TestWhatARebootGivesBackIsNotRestoredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := unitStopped(t)
 		w.registerAnew()
@@ -663,7 +663,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 }
 
 // Promises 14 and 15: each message says what a user can do, and the agent touches nothing meanwhile.
-func TestARecordThatCannotBeReadIsTold(t *testing.T) {
+func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 	for name, row := range map[string]struct {
 		spoil func(d *disk)
 		says  string
@@ -753,7 +753,7 @@ func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 }
 
 // The agent owes nothing by a record that the disk has refused.
-func TestAChangeThatCouldNotBeRecordedOwesNothing(t *testing.T) {
+func TestAChangeThatCouldNotBeRecordedLeavesNothingToRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := owing(t)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }

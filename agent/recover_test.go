@@ -42,7 +42,7 @@ func TestAwaitRecoveredReturnsWhenTheNodeIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestAwaitRecoveredInVainReturnsWhatIsOwed(t *testing.T) {
+func TestAwaitRecoveredInVainReturnsWhatIsToBeRestored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
@@ -58,7 +58,7 @@ func TestAwaitRecoveredInVainReturnsWhatIsOwed(t *testing.T) {
 }
 
 // A parked change keeps no pod away. The command does not wait for cordons of users and other tools.
-func TestAwaitRecoveredReturnsAtOnceIfNothingIsOwed(t *testing.T) {
+func TestAwaitRecoveredReturnsAtOnceIfNothingIsToBeRestored(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name    string

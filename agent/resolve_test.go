@@ -11,7 +11,7 @@ import (
 )
 
 // One file serves nodes of four GPUs and of eight. The condition says that a part of it is about other nodes.
-func TestPositionsThatTheNodeDoesNotHaveAreToldAndPassedOver(t *testing.T) {
+func TestPositionsThatTheNodeDoesNotHaveAreReportedAndPassedOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")

@@ -13,7 +13,7 @@ import (
 )
 
 // Wrong settings are not obeyed, and the condition says so while they are; other ones end the run, so that a new process takes them over.
-func TestWrongSettingsAreToldAndOtherOnesEndTheRun(t *testing.T) {
+func TestWrongSettingsAreReportedAndOtherOnesEndTheRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

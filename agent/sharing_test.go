@@ -241,7 +241,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 }
 
 // Promise 9. Under the new config kubelet has the same devices as under the former one, so that looks from before it would agree.
-func TestLooksFromBeforeTheConfigProveNothing(t *testing.T) {
+func TestObservationsFromBeforeTheConfigVerifyNothing(t *testing.T) {
 	t.Parallel()
 	for name, gives := range map[string]func(*world){"by the file": (*world).shares, "by the config manager": (*world).managed} {
 		t.Run(name, func(t *testing.T) {

@@ -21,7 +21,7 @@ func asksAnew(n *corev1.Node, name string) {
 func stateOf(n *corev1.Node) config.State { return config.State(n.Labels[config.LabelMIGConfigState]) }
 
 // A user who removes the former answer with the wish and waits for a success never sees an old one, and need not know how the node was.
-func TestASuccessIsOfTheWishThatIsAskedFor(t *testing.T) {
+func TestASuccessIsOfTheConfigThatIsRequested(t *testing.T) {
 	t.Parallel()
 	for name, wish := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
 		t.Run(name, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestASuccessIsOfTheWishThatIsAskedFor(t *testing.T) {
 }
 
 // The agent has observed the node, and is about to write its answer, when a user asks for another config.
-func TestASuccessIsNotWrittenBesideALaterWish(t *testing.T) {
+func TestASuccessIsNotWrittenBesideALaterRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

@@ -94,9 +94,9 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 	})
 }
 
-// TestPromise1APluginThatIsToldNoStrategyIsNotGuessed: a plugin has no other source of a strategy than its config, its file and its pod. Where no
+// TestPromise1APluginWithoutAStrategyIsNotGuessed: a plugin has no other source of a strategy than its config, its file and its pod. Where no
 // config is mounted, it has the strategy none.
-func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
+func TestPromise1APluginWithoutAStrategyIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	const file = "device-plugin-config"
 	managed := func(w *world) {
@@ -153,7 +153,7 @@ func TestPromise1APluginThatIsToldNoStrategyIsNotGuessed(t *testing.T) {
 }
 
 // The agent writes a config for a profile. If the present config has no strategy, it writes one that fits the profile.
-func TestAProfileTellsThePluginTheStrategyThatNothingElseDoes(t *testing.T) {
+func TestAProfileSetsThePluginsStrategyThatNothingElseSets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)

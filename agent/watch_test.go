@@ -77,7 +77,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 }
 
 // A user who asks for something else waits for no pause of the agent, and nobody who does so again and again keeps the agent busy.
-func TestAnotherWishEndsThePauseAfterAPass(t *testing.T) {
+func TestAnotherRequestEndsThePauseAfterAPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
 		w.converge("all-1g.10gb")
@@ -107,8 +107,8 @@ func TestAnotherWishEndsThePauseAfterAPass(t *testing.T) {
 	})
 }
 
-// TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost: each write to the node or to a pod wakes the agent.
-func TestPromise16ANodeAtRestIsLookedAtOnceASecondAtMost(t *testing.T) {
+// TestPromise16ANodeAtRestIsObservedOnceASecondAtMost: each write to the node or to a pod wakes the agent.
+func TestPromise16ANodeAtRestIsObservedOnceASecondAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")
 		w.converge("all-1g.10gb")

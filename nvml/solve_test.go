@@ -446,7 +446,7 @@ func TestRestoreKeepsOnlyWhatStandsAtItsPlace(t *testing.T) {
 	}
 }
 
-func TestEveryWishOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
+func TestEveryRequestOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
 	fitting, refused := 0, 0
 	for _, empty := range []nvml.GPU{a100(), h100()} {
 		r := rand.New(rand.NewPCG(1, 2))
@@ -481,7 +481,7 @@ func eachWish(g nvml.GPU, yield func(map[string]int)) {
 	choose(0, 7)
 }
 
-func TestRandomWishesAreSolvedAsByBruteForce(t *testing.T) {
+func TestRandomRequestsAreSolvedAsByBruteForce(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	fitting, refused := 0, 0
 	gpus := []nvml.GPU{a100(), h100(), h200(), a30(), onlyApart()}

@@ -87,7 +87,7 @@ func TestAKindThatOpensAChangeDisturbsNothing(t *testing.T) {
 	}
 }
 
-func TestAKindThatOnlyLooksHasNoTraitOfAChange(t *testing.T) {
+func TestAKindThatOnlyObservesHasNoTraitOfAChange(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
 		changes := []bool{has.Apply != nil, has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageDrain, has.AsksBudgets, has.ReachesTarget, has.TakesFromHost}

@@ -6,7 +6,7 @@ import (
 )
 
 // An overlay may put the agent into any namespace, and the device plugin beside it.
-func TestTheAgentLooksInItsOwnNamespace(t *testing.T) {
+func TestTheAgentReadsInItsOwnNamespace(t *testing.T) {
 	o := &options{namespace: "elsewhere"}
 	settings, err := o.load()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-func TestALineOfTheLogIsLegible(t *testing.T) {
+func TestALineOfTheLogIsPlainText(t *testing.T) {
 	e := encoder{zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())}
 	hostile := "\x1b[2J\u009b31m\u202egpj\nlevel=error"
 	buffer, err := e.Clone().EncodeEntry(zapcore.Entry{Message: "telling " + hostile}, []zapcore.Field{

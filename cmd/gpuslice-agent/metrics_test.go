@@ -51,7 +51,7 @@ func TestAnAddressThatIsTakenStopsNoAgent(t *testing.T) {
 }
 
 // A monitor is told in one word whether the loop goes on, and whether a pass has ended.
-func TestMonitorsAreToldWhetherTheLoopGoesOn(t *testing.T) {
+func TestProbesAnswerWhetherTheLoopGoesOn(t *testing.T) {
 	core, logged := observer.New(zapcore.InfoLevel)
 	o := options{metricsAddress: "127.0.0.1:0", alive: report.NewLiveness(time.Nanosecond, zap.NewNop())}
 	o.serve(t.Context(), http.NotFoundHandler(), zap.New(core))

@@ -10,7 +10,7 @@ import (
 )
 
 // What a plan says of resets and reboots comes true.
-func TestAPlanTellsOfTheResetsThatItTakes(t *testing.T) {
+func TestAPlanNamesTheResetsThatItTakes(t *testing.T) {
 	ampere := nvml.GPU{UUID: "GPU-1", Index: 3, Capable: true, ComputeCapability: nvml.ComputeCapability{Major: 8}}
 	with := func(change func(*nvml.GPU)) nvml.GPU {
 		g := ampere
@@ -33,7 +33,7 @@ func TestAPlanTellsOfTheResetsThatItTakes(t *testing.T) {
 	}
 }
 
-func TestAPlanLooksAtTheSettingsThatAreNamed(t *testing.T) {
+func TestAPlanReadsTheSettingsThatAreNamed(t *testing.T) {
 	c := command()
 	c.SetArgs([]string{"plan", "--offline", "--mig-config", "all-disabled", "--settings", "/none.yaml"})
 	if err := c.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "/none.yaml") {

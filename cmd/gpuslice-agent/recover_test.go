@@ -99,7 +99,7 @@ func TestRecoverRefusesFlagsThatMeanNothing(t *testing.T) {
 	}
 }
 
-func TestNewsIsToldOnce(t *testing.T) {
+func TestNewsIsReportedOnce(t *testing.T) {
 	says := func(reason config.Reason, message string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
 			Type: config.ConditionGPUPartitionReady, Reason: string(reason), Message: message,

@@ -20,7 +20,7 @@ func (s sink) Update(e *corev1.Event) (*corev1.Event, error) { s <- e.Reason; re
 func (s sink) Patch(e *corev1.Event, _ []byte) (*corev1.Event, error) { s <- e.Reason; return e, nil }
 
 // Kubelet admits 110 pods to a node by default.
-func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsToldByAnEvent(t *testing.T) {
+func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsReportedByAnEvent(t *testing.T) {
 	const pods = 110
 	told := make(sink)
 	events := newEvents()

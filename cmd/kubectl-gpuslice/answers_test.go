@@ -90,7 +90,7 @@ func (w *world) runsOn(node, name string, labels ...string) *corev1.Pod {
 	return p
 }
 
-func TestAWatchTellsWhatChanges(t *testing.T) {
+func TestAWatchShowsWhatChanges(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("status", "--watch", "gpu-1", "gpu-2")
 		w.says("gpu-1", research(api.PhaseDraining, config.ReasonEvicting, 9), "not asked for any more, as its agent has yet to see")

@@ -169,7 +169,7 @@ func TestAStatusFromBeforeTheLabelIsNotBelieved(t *testing.T) {
 }
 
 // The agent writes the status first, and the condition after.
-func TestTheMessageOfAFormerWishIsNotTakenForThatOfThisOne(t *testing.T) {
+func TestTheMessageOfAFormerRequestIsNotTakenForThatOfThisOne(t *testing.T) {
 	n := func() *corev1.Node {
 		s := api.Status{Desired: "reserch", Label: config.LabelProfile, Phase: api.PhaseStalled, Reason: config.ReasonUnknownConfig}
 		return says(gpuNode("gpu-1"), s, "there is no reserch")
@@ -372,7 +372,7 @@ func TestANodeWithoutAnAgentIsNamedAndNotWaitedForForEver(t *testing.T) {
 }
 
 // An agent that cannot look at its node, as without a driver, writes no status.
-func TestWhatTheConditionAloneSaysIsTold(t *testing.T) {
+func TestWhatTheConditionAloneSaysIsShown(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start(apply("--wait")...)
 		away := api.Status{Reason: config.ReasonDriverNotLoaded}
@@ -448,7 +448,7 @@ func TestALostWatchIsTakenUpAgain(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-func TestAUserWhoMayNotWatchIsTold(t *testing.T) {
+func TestAUserWhoMayNotWatchGetsAnError(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)

@@ -136,7 +136,7 @@ func kubeconfigOf(t *testing.T, answer func(path string) any) (kubeconfig string
 }
 
 // Who may not read a part is told what the rest says, and that it is not all.
-func TestMigrateTellsWhatItMayNotRead(t *testing.T) {
+func TestMigrateReportsWhatItMayNotRead(t *testing.T) {
 	kubeconfig := kubeconfigOf(t, func(path string) any {
 		switch path {
 		case "/apis/nvidia.com/v1/clusterpolicies", "/api/v1/namespaces/default/configmaps/mig-parted-config":
@@ -198,7 +198,7 @@ func TestMigrateReportsAConfigMapThatCannotBeRead(t *testing.T) {
 }
 
 // The device plugin's pods do not start without the ConfigMap that the ClusterPolicy names, and the key in it.
-func TestMigrateLooksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
+func TestMigrateChecksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
 	policy := map[string]any{
 		"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": map[string]any{"name": "p"},
 		"spec": map[string]any{"migManager": map[string]any{"enabled": false}, "devicePlugin": map[string]any{"config": map[string]any{"name": "plugin", "default": "any"}}},
@@ -268,7 +268,7 @@ func TestMigrateLooksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
 const whereTaint = "where that taint is, no pod of the driver or the device plugin is started; add "
 
 // The operator's pods come to no node with a taint that they do not tolerate, whoever has set it.
-func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
+func TestMigrateReportsTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
 	for name, row := range map[string]struct {
 		tolerations, taint string
 		want               string // empty for nothing
@@ -301,7 +301,7 @@ func TestMigrateTellsOfTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
 	}
 }
 
-func TestMigrateTellsOfTaintsOfProfiles(t *testing.T) {
+func TestMigrateReportsTaintsOfProfiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "profiles.yaml")
 	const profiles = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {serving: {taints: [{key: serving, value: a, effect: NoSchedule}]}}\n"
 	text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}}\n---\n" + profiles
@@ -409,7 +409,7 @@ func TestMigrateSaysWhatIsWrongWithItsInput(t *testing.T) {
 }
 
 // A file that mig-manager takes and the agent does not is said to be wrong, with what is right in it still told.
-func TestMigrateTellsOfAFileThatTheAgentWouldRefuse(t *testing.T) {
+func TestMigrateReportsAFileThatTheAgentWouldRefuse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "version: v1\nmig-configs:\n  odd\x1b[2J: [{devices: all, mig-enabled: yes-please}]\n"
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "\x1b", "")), 0o600); err != nil {

@@ -103,7 +103,7 @@ func TestValidateReadsTextsOfOtherEditors(t *testing.T) {
 	}
 }
 
-func TestValidateTakesForeignManifestsForNoErrorIfItIsTold(t *testing.T) {
+func TestValidateTakesForeignManifestsForNoErrorIfItsFlagSaysSo(t *testing.T) {
 	namespace := filepath.Join("..", "..", "deploy", "base", "namespace.yaml")
 	got := validated(t, "", "validate", "--ignore-foreign", "-f", namespace)
 	if want := namespace + ": Namespace, passed over\n"; got != want {

@@ -118,7 +118,7 @@ func all(devices map[string]int, filter ...string) catalog.MIGRule {
 	return catalog.MIGRule{All: true, MIG: devices != nil, Devices: devices, DeviceFilter: filter}
 }
 
-func TestWishes(t *testing.T) {
+func TestRequests(t *testing.T) {
 	type wishes = map[nvml.UUID]nvml.Request
 	sevenOf10 := nvml.Request{MIG: true, Devices: map[string]int{"1g.10gb": 7}}
 	twoOf40 := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
@@ -253,7 +253,7 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 	}
 }
 
-func TestWishesAreRefused(t *testing.T) {
+func TestWrongRequestsAreRefused(t *testing.T) {
 	sevenOf10 := map[string]int{"1g.10gb": 7}
 	tests := map[string]struct {
 		config catalog.MIGConfig

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-func TestOfManyMistakesTheFirstAreTold(t *testing.T) {
+func TestOfManyMistakesTheFirstAreReported(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n")
 	for i := range 3000 {

@@ -463,7 +463,7 @@ func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID
 	return catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests("mine", gpus)
 }
 
-func TestProfileWishes(t *testing.T) {
+func TestRequestedProfiles(t *testing.T) {
 	type wishes = map[nvml.UUID]nvml.Request
 	cut := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
 	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
@@ -527,7 +527,7 @@ func TestProfileWishes(t *testing.T) {
 	}
 }
 
-func TestProfileWishesAreRefused(t *testing.T) {
+func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
 	tests := map[string]struct {
 		entries string
@@ -608,7 +608,7 @@ func TestProfileWishesAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheTwoLabelsLookInTheirOwnPlaces(t *testing.T) {
+func TestEachOfTheTwoLabelsReadsItsOwnPlaces(t *testing.T) {
 	gpus := node(h100())
 	custom := map[string]catalog.MIGConfig{
 		"night":   {all(map[string]int{"7g.80gb": 1})},

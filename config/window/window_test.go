@@ -413,7 +413,7 @@ func same(a, b window.Opening) bool {
 	return a.Start.Equal(b.Start) && a.End.Equal(b.End) && a.Zone == b.Zone
 }
 
-func TestAnOpeningTellsTheZoneThatItBeginsIn(t *testing.T) {
+func TestAnOpeningNamesTheZoneThatItBeginsIn(t *testing.T) {
 	s := window.Schedule{
 		Windows: []window.Window{weekly(t, "Europe/Berlin", "22:00", 2*hour, time.Friday), weekly(t, newYork, "18:00", 2*hour, time.Friday)},
 		Freezes: []window.Freeze{{From: instant(t, "2026-06-12T20:00:00Z"), To: instant(t, "2026-06-12T22:30:00Z")}},

@@ -103,7 +103,7 @@ func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
 	}
 }
 
-func TestClusterTellsWhoCordonedFirstAndSinceWhen(t *testing.T) {
+func TestClusterShowsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	client := clustertest.Client(t)
 	name := clustertest.Node(t).Name
 	before := time.Now().Add(-time.Second) // the API server's times have no fractions
@@ -147,7 +147,7 @@ func kubectl(t *testing.T, args ...string) {
 	}
 }
 
-func TestClusterTellsThatKubectlCordoned(t *testing.T) {
+func TestClusterShowsThatKubectlCordoned(t *testing.T) {
 	client := clustertest.Client(t)
 	for _, command := range []string{"cordon", "drain"} {
 		t.Run(command, func(t *testing.T) {

@@ -34,7 +34,7 @@ func TestClusterTakesEverySignOfAnotherTool(t *testing.T) {
 	}
 }
 
-func TestClusterTellsTheMIGManagersStateFromOurs(t *testing.T) {
+func TestClusterDistinguishesTheMIGManagersStateFromOurs(t *testing.T) {
 	client := clustertest.Client(t)
 	name := clustertest.Node(t).Name
 	const pending = `{"metadata":{"labels":{"nvidia.com/mig.config.state":"pending"}}}`

@@ -174,7 +174,7 @@ func devicesOf(pods []holders.Pod) string {
 }
 
 // A claim that the scheduler makes for an extended resource is all that the pod has of it, and one that kubelet has prepared counts whatever the pod names.
-func TestKubeletAndTheClaimTellOfTheSamePod(t *testing.T) {
+func TestKubeletAndTheClaimNameTheSamePod(t *testing.T) {
 	read := holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: holders.ReadClaim(claimOf("gpu-0"))}, UUIDs: holders.UUIDs(offers)}
 	for _, row := range []struct {
 		name     string

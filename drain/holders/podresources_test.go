@@ -82,7 +82,7 @@ func devices(resource string, ids ...string) *podresources.ContainerDevices {
 	return &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids}
 }
 
-func TestKubeletTellsWhichPodHasWhichDevice(t *testing.T) {
+func TestKubeletReportsWhichPodHasWhichDevice(t *testing.T) {
 	at := socket(t)
 	(&lister{pods: []*podresources.PodResources{
 		{Namespace: "team", Name: "two-containers", Containers: []*podresources.ContainerResources{
@@ -135,7 +135,7 @@ func TestKubeletWithNothingAssignedIsNotUnknown(t *testing.T) {
 }
 
 // A real kubelet does: test/e2e, TestAKubeletThatHasJustStartedListsNoPods.
-func TestAnAnswerFromBeforeKubeletKnowsItsPodsIsToldFromOneThatNothingIsAssigned(t *testing.T) {
+func TestAnAnswerFromBeforeKubeletKnowsItsPodsIsDistinguishedFromOneThatNothingIsAssigned(t *testing.T) {
 	at := func(phase corev1.PodPhase, leaving bool) corev1.Pod {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a"}, Status: corev1.PodStatus{Phase: phase}}
 		if leaving {
@@ -162,7 +162,7 @@ func TestAnAnswerFromBeforeKubeletKnowsItsPodsIsToldFromOneThatNothingIsAssigned
 	}
 }
 
-func TestKubeletTellsWhatCanBeAllocated(t *testing.T) {
+func TestKubeletReportsWhatCanBeAllocated(t *testing.T) {
 	at := socket(t)
 	(&lister{allocatable: []*podresources.ContainerDevices{
 		devices(mig1g, "MIG-2"), devices("example.com/nic", "eth1"), devices(mig1g, "MIG-1"), devices(gpu, "GPU-1::1", "GPU-1::0"),

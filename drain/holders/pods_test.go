@@ -209,7 +209,7 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 	}
 }
 
-func TestGPUPodsTellsHowAPodCanLeave(t *testing.T) {
+func TestGPUPodsSaysHowAPodCanLeave(t *testing.T) {
 	ends := metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	controller := true
 	pods := []corev1.Pod{

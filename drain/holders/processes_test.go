@@ -134,7 +134,7 @@ func TestClientsAreNamedWithWhatTheyBelongTo(t *testing.T) {
 }
 
 // A plan takes away GPU 0 as a whole, two of the instances of GPU 1, and GPU 7, whose minor number the driver does not say.
-func TestHoldersTellWhichDevicesTheyHold(t *testing.T) {
+func TestHoldersNameTheDevicesThatTheyHold(t *testing.T) {
 	table := processTable(t,
 		process{pid: 10, command: "whole", files: []string{"/dev/nvidia0", "/dev/nvidia0"}},
 		process{pid: 20, command: "one", files: []string{"/dev/nvidia1"}},
@@ -178,7 +178,7 @@ func TestHoldersTellWhichDevicesTheyHold(t *testing.T) {
 }
 
 // A look at a few processes is cheap, and an answer even where others may not be looked at.
-func TestWhereNoFilesCountOnlyReportedProcessesAreLookedAt(t *testing.T) {
+func TestWhereNoFilesCountOnlyReportedProcessesAreRead(t *testing.T) {
 	table := processTable(t, process{pid: 99, command: "python"}, process{pid: 100, command: "python"})
 	for _, pid := range []string{"99", "100"} {
 		replace(t, filepath.Join(table.Root, pid, "fd"), asFile)
@@ -268,7 +268,7 @@ func TestTheAgentKnowsItself(t *testing.T) {
 }
 
 // Promise 16. A process that has a device file may give it as many names as it likes, and open each.
-func TestAProcessThatOpensADeviceByThousandsOfNamesIsToldByAFew(t *testing.T) {
+func TestAProcessThatOpensADeviceByThousandsOfNamesIsReportedByAFew(t *testing.T) {
 	var files []string
 	for i := range 5000 {
 		files = append(files, fmt.Sprintf("/%d/dev/nvidia0", i))
@@ -377,7 +377,7 @@ func TestAFolderThatIsNotTheHostsProcessTableIsAnError(t *testing.T) {
 	}
 }
 
-func TestProcessesThatEndMeanwhileAreNoError(t *testing.T) {
+func TestProcessesThatEndWhileTheyAreReadAreNoError(t *testing.T) {
 	for _, missing := range []string{"99", "99/fd", "99/task", "99/comm"} {
 		t.Run(missing, func(t *testing.T) {
 			table := processTable(t,
@@ -511,7 +511,7 @@ func TestReportedProcessesOfARealTableAreNamed(t *testing.T) {
 }
 
 // Promise 14: Never hang. A pod opens a file on a volume whose server it then stops.
-func TestAFileOfASilentServerHoldsUpNoLook(t *testing.T) {
+func TestAFileOfASilentServerHoldsUpNoRead(t *testing.T) {
 	files := stalledfs.Mount(t, "dev/nvidia0")
 	fd, err := unix.Open(filepath.Join(files.Dir, "dev/nvidia0"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -538,7 +538,7 @@ func TestAFileOfASilentServerHoldsUpNoLook(t *testing.T) {
 }
 
 // Promise 14: Never hang. A pod mounts a volume where its program is looked at.
-func TestALookIntoAPodThatHangsIsLeftBehindOnce(t *testing.T) {
+func TestAReadIntoAPodThatHangsIsAbandonedOnce(t *testing.T) {
 	files := stalledfs.Mount(t, "configs/a")
 	table := t.TempDir()
 	listProcess(t, table, 4711, "config-manager", pluginPod)
@@ -561,7 +561,7 @@ func TestALookIntoAPodThatHangsIsLeftBehindOnce(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatMayNotLookAtAllProcessesSaysSo(t *testing.T) {
+func TestAnAgentThatMayNotReadAllProcessesSaysSo(t *testing.T) {
 	result := make(chan error)
 	go func() {
 		// The thread gives up its rights for good, and ends with this goroutine, which does not unlock it.

@@ -220,7 +220,7 @@ func TestLogindAnswersByNamesOfErrors(t *testing.T) {
 	}
 }
 
-func TestLogindTellsBeforeThatItWouldNotReboot(t *testing.T) {
+func TestLogindSaysBeforeThatItWouldNotReboot(t *testing.T) {
 	for answer, want := range map[string]error{
 		"no": host.ErrLogindRefuses, "na": host.ErrLogindRefuses, "challenge": host.ErrLogindRefuses,
 		"inhibited": host.ErrRebootInhibited, "inhibitor-blocked": host.ErrRebootInhibited,

@@ -68,7 +68,7 @@ func wantStates(t *testing.T, units *host.Units, want map[string]string) {
 	}
 }
 
-func TestUnitsTellTheirStates(t *testing.T) {
+func TestUnitsReportTheirStates(t *testing.T) {
 	_, units := unitsOf(t, map[string]systemd.Unit{
 		"nvidia-dcgm.service": {Aliases: []string{"dcgm.service"}},
 		"nvsm.service":        {ActiveState: "inactive"},

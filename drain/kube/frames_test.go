@@ -16,7 +16,7 @@ import (
 )
 
 // Each connection keeps a buffer as long as the longest frame that the API server has sent.
-func TestTheAPIServerIsToldToSendShortFrames(t *testing.T) {
+func TestTheAPIServerIsAskedToSendShortFrames(t *testing.T) {
 	allowed := make(chan uint32, 1)
 	server := httptest.NewUnstartedServer(nil)
 	server.TLS = &tls.Config{NextProtos: []string{http2.NextProtoTLS}, MinVersion: tls.VersionTLS12}

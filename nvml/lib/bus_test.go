@@ -28,7 +28,7 @@ func device(t *testing.T, bus, address, vendor, class, driver, physicalFunction 
 	}
 }
 
-func TestOfTheBusWholeGPUsOfNVIDIAAreTold(t *testing.T) {
+func TestOfTheBusWholeGPUsOfNVIDIAAreReported(t *testing.T) {
 	bus := t.TempDir()
 	device(t, bus, "0000:00:1f.0", "0x8086", "0x060100", "", "")
 	device(t, bus, "0000:17:00.0", "0x10de", "0x030200", "../../../../bus/pci/drivers/nvidia", "")

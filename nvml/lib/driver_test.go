@@ -88,7 +88,7 @@ func TestADriverThatGoesAwayIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestGPUsAreLookedUpAnewAfterTheDriverWasAway(t *testing.T) {
+func TestGPUsAreLookedUpAgainAfterTheDriverWasAway(t *testing.T) {
 	before := gpusimtest.Node(t, "seed: 1\ngpus: [{model: H200}]")
 	d := openDriver(t)
 	snapshot(t, d)
@@ -102,7 +102,7 @@ func TestGPUsAreLookedUpAnewAfterTheDriverWasAway(t *testing.T) {
 	}
 }
 
-func TestADriverThatLosesAllGPUsIsOpenedAnew(t *testing.T) {
+func TestADriverThatLosesAllGPUsIsOpenedAgain(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200}]")
 	d := openDriver(t)
 	lose := func(gpu int) {
@@ -194,7 +194,7 @@ func TestAnEndedContextCallsNothing(t *testing.T) {
 	}
 }
 
-func TestALostGPUIsToldOfAndHidesNoOther(t *testing.T) {
+func TestALostGPUIsReportedAndHidesNoOther(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}, {model: H200, mig: true}]")
 	d := openDriver(t)
 	before := snapshot(t, d)
@@ -394,7 +394,7 @@ func TestABusyInstanceIsNotTouched(t *testing.T) {
 	}
 }
 
-func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
+func TestProcessesThatNVMLDoesNotReportAreAnError(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	g := snapshot(t, d)[0]
@@ -408,7 +408,7 @@ func TestNotBeingToldOfProcessesIsAnError(t *testing.T) {
 	}
 }
 
-func TestALookDoesWithoutWhatOldDriversDoNotSay(t *testing.T) {
+func TestAnObservationDoesWithoutWhatOldDriversDoNotReport(t *testing.T) {
 	for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.FunctionNotFound} {
 		t.Run(code.String(), func(t *testing.T) {
 			n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200, persistence: true}]")
@@ -497,7 +497,7 @@ func TestEventsWithoutADriverSaySo(t *testing.T) {
 	expectError(t, err, nvml.ErrNoDriver, "libnvidia-ml.so.1")
 }
 
-func TestADriverThatGoesAwayWhileEventsAreRegisteredIsToldOf(t *testing.T) {
+func TestADriverThatGoesAwayWhileEventsAreRegisteredIsReported(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200}]")
 	fail(t, n, gpusim.GetHandleByIndex, gpusim.Fault{Return: gpusim.Uninitialized, After: 1})
 	_, err := openDriver(t).Events(t.Context())
@@ -570,7 +570,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-func TestALookTellsWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
+func TestAnObservationHasWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}, {model: A100-40GB, passthrough: true}, {model: T4, virtual: vgpu}]")
 	d := openDriver(t)
 	gpus := snapshot(t, d)
@@ -607,7 +607,7 @@ func TestALookTellsWhatAGPUIsAndHowMuchOfItsMemoryIsInUse(t *testing.T) {
 	}
 }
 
-func TestMemoryThatTheDriverDoesNotTellOfIsNotTakenForNone(t *testing.T) {
+func TestMemoryThatTheDriverDoesNotReportIsNotTakenForNone(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200, mig: true}]")
 	d := openDriver(t)
 	create(t, d, snapshot(t, d)[0], "1g.18gb@0")

@@ -179,7 +179,7 @@ func TestHealthOfADriverThatIsNotThere(t *testing.T) {
 }
 
 // The event names the instance, and is put into words without a call about a GPU that may not answer any more.
-func TestEventsTellTheInstance(t *testing.T) {
+func TestEventsNameTheInstance(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H100-80GB, mig: true}, {model: T4}]")
 	d := openDriver(t)
 	must(t, d.Create(t.Context(), nvml.UUID(n.UUIDs()[0]), nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 2, Size: 1}}))

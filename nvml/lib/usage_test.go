@@ -103,7 +103,7 @@ func agreeOnUse(t *testing.T, spec string) {
 	}
 }
 
-func TestHowBusyProcessesAndInstancesAreIsToldWhereNVMLTellsIt(t *testing.T) {
+func TestHowBusyProcessesAndInstancesAreIsReportedWhereNVMLHasIt(t *testing.T) {
 	for _, c := range []struct {
 		model          string
 		withProcess    nvml.Reading[float64]

@@ -98,7 +98,7 @@ func TestScenariosBeginAsTheySay(t *testing.T) {
 }
 
 // What is lost is counted by identity: an instance that was made again in the same place is another one.
-func TestLossIsTold(t *testing.T) {
+func TestLossIsReported(t *testing.T) {
 	s := scenarios[1]
 	node, before := begin(t, s)
 	driver := node.Driver()
@@ -123,7 +123,7 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
-func TestAPendingModeIsToldThoughNothingIsLost(t *testing.T) {
+func TestAPendingModeIsReportedThoughNothingIsLost(t *testing.T) {
 	i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.gpus[0].Persistence })
 	s := scenarios[i]
 	node, before := begin(t, s)
@@ -139,7 +139,7 @@ func TestAPendingModeIsToldThoughNothingIsLost(t *testing.T) {
 	}
 }
 
-func TestPersistenceModeThatIsNotGivenBackIsTold(t *testing.T) {
+func TestPersistenceModeThatIsNotGivenBackIsReported(t *testing.T) {
 	node, before := begin(t, scenarios[0])
 	if err := node.Driver().SetPersistence(t.Context(), before[3].UUID, true); err != nil {
 		t.Fatal(err)

@@ -188,7 +188,7 @@ func TestBuildersAtTheSameMomentBuildOnce(t *testing.T) {
 	}
 }
 
-func TestAChangedSourceIsBuiltAnew(t *testing.T) {
+func TestAChangedSourceIsBuiltAgain(t *testing.T) {
 	b, root := newBuilder(t)
 	before, err := b.Kube(t.Context())
 	if err != nil {

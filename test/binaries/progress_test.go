@@ -6,7 +6,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
-func TestABuildIsToldByThePackageThatIsCompiledLast(t *testing.T) {
+func TestTheProgressOfABuildIsThePackageThatIsCompiledLast(t *testing.T) {
 	const list = "internal/cpu cpu\nruntime runtime\ngo.example/a-b/v2 b\ngo.example/tool main\n"
 	for name, row := range map[string]struct{ list, said, told, left string }{
 		"nothing is said yet":                      {list, "", "looking at its sources", ""},

@@ -57,7 +57,7 @@ func TestCountsAreExactWithManyWritersAtOnce(t *testing.T) {
 }
 
 // A writer that dies between the two marks leaves the generation odd, and the file that was to be the next in pieces.
-func TestAWriterThatDiedInTheMiddleHarmsNobody(t *testing.T) {
+func TestAWriterThatDiedInTheMiddleHarmsNoReader(t *testing.T) {
 	n := node(t, one("A100-80GB"))
 	for _, profile := range []string{"3g.40gb@0:4", "3g.40gb@4:4"} { // whichever file is the next
 		die(t, n)

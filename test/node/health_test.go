@@ -110,7 +110,7 @@ func (r *rig) serveMetrics() {
 // What happens to GPUs, one after the other on a GPU of its own each, by the agent's own program and NVIDIA's library as it is simulated.
 // The agent is killed in the middle of each, and the next one says the same. Each is over without anybody's restart, and NVIDIA's device
 // plugin, which gives out no GPU again that it took for unhealthy, is restarted by the agent.
-func TestEachFaultOfAGPUIsToldAndHeals(t *testing.T) {
+func TestEachFaultOfAGPUIsReportedAndHeals(t *testing.T) {
 	t.Parallel()
 	faults := []fault{
 		{"uncontained-ecc", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
@@ -256,7 +256,7 @@ func statusHas(n *corev1.Node, uuid string) bool {
 
 // Two pods on one GPU, by NVIDIA's own plugin: the kernel's log names the process, and a program that writes there what the driver does is
 // not believed.
-func TestAProgramsErrorOnASharedGPUIsToldOnItsPodAlone(t *testing.T) {
+func TestAProgramsErrorOnASharedGPUIsReportedOnItsPodAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "gpus: [{model: T4}]", "", configFile)
 	namespace := clustertest.Namespace(t)

@@ -35,7 +35,7 @@ const (
 
 // Promises 2, 3 and 4: a full node of eight GPUs, of which one is cut anew. Whoever holds a part of that one leaves through
 // the Eviction API, once; nobody else can tell that anything has happened.
-func TestOneGPUOfEightIsCutAnewAndTheOthersPodsNeverNotice(t *testing.T) {
+func TestOneGPUOfEightIsRepartitionedAndTheOthersPodsNeverNotice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "gpus:\n- {model: H100-80GB, count: 8, mig: true}\n", "migConfigMap: {name: one-of-eight}\n")
 	r.run()

@@ -125,7 +125,7 @@ func change(t *testing.T, k int) []string {
 }
 
 // Promise 1.
-func TestABadWishDisturbsNothing(t *testing.T) {
+func TestABadRequestDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	const impossible = `version: v1
 mig-configs:
@@ -284,7 +284,7 @@ func TestABudgetIsAskedBeforeTheCordon(t *testing.T) {
 }
 
 // Promises 6 and 10: a label that is removed in the middle brings back what was before; an administrator's cordon stays.
-func TestAWithdrawnWishIsUndoneAndACordonStays(t *testing.T) {
+func TestAWithdrawnRequestIsUndoneAndACordonStays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)

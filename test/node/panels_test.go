@@ -24,7 +24,7 @@ import (
 
 // What a running agent tells in the course of a change that is blocked, of sharing, idleness and a fault, is put before Prometheus as it would have
 // scraped it, a minute apart. Each panel must have shown something by the end, and each alert must ask for series that are there.
-func TestEachPanelShowsWhatARunningAgentTells(t *testing.T) {
+func TestEachPanelShowsWhatARunningAgentReports(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "gpus: [{model: H100-80GB, count: 2}]", `memoryPressure: {for: 1s}
 idle: {every: 1s, after: 10s, instances: sample}

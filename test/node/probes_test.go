@@ -57,7 +57,7 @@ func (r *rig) deployAgent() (selector string) {
 
 // A process that stands still answers no probe. Kubelet asks as the DaemonSet declares it, ends the agent, which takes no notice of
 // SIGTERM, and starts another one, that goes on where the first has stopped.
-func TestKubeletStartsAnAgentAnewThatStandsStill(t *testing.T) {
+func TestKubeletRestartsAnAgentThatStandsStill(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100+"delays: {CreateGpuInstanceWithPlacement: 300ms}", "", func(o *node.Options) {
 		configFile(o)

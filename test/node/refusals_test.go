@@ -49,7 +49,7 @@ var wrongWishes = []wrongWish{
 
 // Promise 1: nothing moves. There is no cordon, not even for a moment, nobody is asked to leave, and the plugin runs on by the
 // config that it has.
-func TestWrongWishesAboutSharingDisturbNothing(t *testing.T) {
+func TestWrongRequestsForSharingDisturbNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "devicePlugin: {configMap: {name: wrong-sharing}}\n", configFile)
 	files := map[string]string{}

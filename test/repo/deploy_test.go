@@ -371,7 +371,7 @@ func TestTheAgentsPathsLieUnderItsMounts(t *testing.T) {
 }
 
 // The agent learns its limit of memory from the pod, so that whoever changes one changes both.
-func TestTheAgentIsToldItsLimitOfMemory(t *testing.T) {
+func TestThePodGivesTheAgentItsLimitOfMemory(t *testing.T) {
 	container := the[*appsv1.DaemonSet](t, "gpuslice-agent").Spec.Template.Spec.Containers[0]
 	if container.Resources.Limits.Memory().IsZero() {
 		t.Error("the agent's container has no limit of memory")

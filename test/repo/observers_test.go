@@ -113,7 +113,7 @@ var readsOfSystem = []string{
 }
 
 // A look changes nothing: of all that the observers reach by calls, nothing writes to the API server, to a GPU, to a process or to the host.
-func TestWhatLooksAtTheNodeReachesNothingThatWrites(t *testing.T) {
+func TestWhatObservesTheNodeReachesNothingThatWrites(t *testing.T) {
 	t.Parallel()
 	c := callsOf(t)
 	for _, observer := range observers {
@@ -164,7 +164,7 @@ func TestWhatDecidesReadsNothing(t *testing.T) {
 
 // Each method by which the loop asks a part is a look, unless the table says what else it is: a new part is held to that without being added to any
 // table. A look may record Events, and change nothing.
-func TestThePartsLookAndChangeNothing(t *testing.T) {
+func TestTheMonitorsObserveAndChangeNothing(t *testing.T) {
 	t.Parallel()
 	c := callsOf(t)
 	asked, looks := asksOfParts(t), 0

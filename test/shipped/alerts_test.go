@@ -106,7 +106,7 @@ func told(t *testing.T, cases []byte) (fires, not map[string]bool) {
 }
 
 // A query of what nobody tells finds nothing, and says so to nobody.
-func TestEachQueryAsksForWhatTheAgentTells(t *testing.T) {
+func TestEachQueryAsksForWhatTheAgentReports(t *testing.T) {
 	atFullLength(t, "Prometheus' parser")
 	metrics := descriptors()
 	metrics["up"] = nil

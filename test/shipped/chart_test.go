@@ -416,7 +416,7 @@ func TestTheChartFindsTheNamespaceOfTheGPUOperator(t *testing.T) {
 }
 
 // Helm stores its release in the namespace first: the chart can make it only where none is stored.
-func TestHelmInstallIsToldThatItCannotMakeTheNamespace(t *testing.T) {
+func TestHelmInstallSaysThatItCannotMakeTheNamespace(t *testing.T) {
 	said, err := helm(t, "template", "namespace: {create: true}", "-there", "kube-system")
 	if err == nil || !strings.Contains(err.Error(), "namespace.create: Helm stores its release in the namespace gpuslice") {
 		t.Errorf("%v\n%s", err, said)

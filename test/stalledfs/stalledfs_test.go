@@ -11,7 +11,7 @@ import (
 )
 
 // Any program of the machine may ask for a mount. A test that took that for the call it waits for would let go of one that has not begun.
-func TestOnlyACallOfTheTestsOwnProcessIsTold(t *testing.T) {
+func TestOnlyACallOfTheTestsOwnProcessIsReported(t *testing.T) {
 	mounted := stalledfs.Mount(t, "file")
 	path := filepath.Join(mounted.Dir, "file")
 	asked := mounted.Stall()

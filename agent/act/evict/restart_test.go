@@ -69,7 +69,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	return wait, evictions, told
 }
 
-func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsTold(t *testing.T) {
+func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsReported(t *testing.T) {
 	t.Parallel()
 	wait, evictions, told := restart(t, nil, nil)
 	if wait.Reason != config.ReasonAwaitingCapacity || evictions != 1 {

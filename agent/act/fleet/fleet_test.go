@@ -405,7 +405,7 @@ func TestANodeThatDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *tes
 	}
 }
 
-func TestTheFirstLookStartsTheClockOfAnObserver(t *testing.T) {
+func TestTheFirstObservationStartsTheClockOfAnObserver(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
@@ -431,7 +431,7 @@ func TestASlotThatWasTakenAgainIsNotTakenForAnOldOne(t *testing.T) {
 	b.refused()
 }
 
-func TestASlotThatWasNotedAnewIsNotTakenForAnOldOne(t *testing.T) {
+func TestASlotThatWasNotedAgainIsNotTakenForAnOldOne(t *testing.T) {
 	w := newWorld(t, nil)
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
@@ -698,7 +698,7 @@ func TestANodeAsksTheMoreRarelyTheLongerTheQueueIs(t *testing.T) {
 }
 
 // Any agent can write the Lease: the next process knows of no slot that it has taken, and asks for it as if it had none.
-func TestAnyRestartAsksForItsOwnSlotAnew(t *testing.T) {
+func TestAnyRestartAsksForItsOwnSlotAgain(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
@@ -843,7 +843,7 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 	}
 }
 
-func TestNodesAreReadAgainWhenANodeHasLeftMeanwhile(t *testing.T) {
+func TestNodesAreReadAgainWhenANodeHasLeftSince(t *testing.T) {
 	w := newWorld(t, atMost(2))
 	x, y, z := w.node("x", 0), w.node("y", 0), w.node("z", 0)
 	x.mustTake()

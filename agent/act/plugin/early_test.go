@@ -58,7 +58,7 @@ func (h *host) offers(ids ...string) {
 	h.seen.Kubelet.Offered = capacity.Resources{nvml.ResourceGPU: ids}
 }
 
-func TestAPluginThatHasReadOfMPSTooEarlyIsToldWhenTheDaemonIsReady(t *testing.T) {
+func TestAPluginThatHasReadOfMPSTooEarlyIsNotifiedWhenTheDaemonIsReady(t *testing.T) {
 	h := newManaged(t)
 	h.offers("GPU-a")
 	h.tells("while it offers what it had", 0)
@@ -79,7 +79,7 @@ func TestAPluginThatHasReadOfMPSTooEarlyIsToldWhenTheDaemonIsReady(t *testing.T)
 	}
 }
 
-func TestAnEarlyPluginIsNotToldForEver(t *testing.T) {
+func TestAnEarlyPluginIsNotNotifiedForEver(t *testing.T) {
 	h := newManaged(t)
 	h.tells("without a daemon", 0)
 	h.startDaemon()
@@ -109,7 +109,7 @@ func TestAPluginThatOffersNothingForLongBesideAReadyDaemonWasEarly(t *testing.T)
 }
 
 // SIGHUP ends a program that does not listen to it yet.
-func TestAPluginThatHasJustBegunIsNotTold(t *testing.T) {
+func TestAPluginThatHasJustStartedIsNotNotified(t *testing.T) {
 	h := newManaged(t)
 	h.seen.DevicePlugin.Pods[0].Status.ContainerStatuses[0].State.Running.StartedAt.Time = h.clock.Now()
 	h.tells("without a daemon", 0)

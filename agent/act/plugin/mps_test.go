@@ -149,7 +149,7 @@ func TestThePluginReadsOfMPSWhenTheControlDaemonIsReady(t *testing.T) {
 	h.expect("with a daemon that is", 100*time.Millisecond, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
-func TestADaemonThatReadsItsConfigAnewIsNotReady(t *testing.T) {
+func TestADaemonThatReadsItsConfigAgainIsNotReady(t *testing.T) {
 	h := newHost(t)
 	h.startDaemon()
 	h.readies()
@@ -177,7 +177,7 @@ func TestADaemonThatDoesNotComeKeepsThePluginFromItsConfigForAMinute(t *testing.
 	h.expect("after a minute", time.Second, catalog.SharingMPS, []int{pluginPID}, false)
 }
 
-func TestNobodyWaitsForADaemonThatIsNotNeeded(t *testing.T) {
+func TestADaemonThatIsNotNeededIsNotWaitedFor(t *testing.T) {
 	h := newHost(t)
 	h.expect("time-slicing", 0, catalog.SharingTimeSlicing, []int{pluginPID, discoveryPID}, false)
 	alone := newHost(t)

@@ -59,7 +59,7 @@ const (
 
 // Each sequence is told within 5 s, by condition, Event, metric and status, said alike by an agent that is killed in the middle, and over
 // within 10 s of its cure. Of harmless ones nothing is told. The machine's reboot ends the agent, too.
-func TestEachSequenceIsToldAndHeals(t *testing.T) {
+func TestEachSequenceIsReportedAndHeals(t *testing.T) {
 	for _, s := range gpusim.Sequences() {
 		for _, when := range []death{lives, diesMeanwhile, diesWhenItTells} {
 			t.Run(fmt.Sprintf("%s, %s", s.Name, when), func(t *testing.T) {
@@ -176,7 +176,7 @@ func (w *world) answers() bool {
 }
 
 // The agent's watch may show the write to a pass of its loop before the write is answered.
-func TestAWriteThatAPassSeesBeforeItsAnswerIsToldOfAllTheSame(t *testing.T) {
+func TestAWriteThatAPassSeesBeforeItsAnswerIsReportedAllTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)
 		w.start()
@@ -241,7 +241,7 @@ func TestAnErrorOfOneInstanceLeavesTheOthersAlone(t *testing.T) {
 	})
 }
 
-func TestProgramsErrorsAreToldOnTheirPodsAlone(t *testing.T) {
+func TestProgramsErrorsAreReportedOnTheirPodsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)
 		w.holds("train-0", w.gpus.UUIDs()[0])
@@ -527,7 +527,7 @@ func mustHealth(t *testing.T, w *world) []nvml.Health {
 	return all
 }
 
-func TestANodeWithoutDriverIsToldFromOneWithoutGPUs(t *testing.T) {
+func TestANodeWithoutDriverIsDistinguishedFromOneWithoutGPUs(t *testing.T) {
 	for _, row := range []struct {
 		onBus  []nvml.BusGPU
 		status corev1.ConditionStatus
@@ -645,7 +645,7 @@ func TestANodeAtRestIsNotWritten(t *testing.T) {
 	})
 }
 
-func TestWhatCouldNotBeToldIsToldLater(t *testing.T) {
+func TestWhatCouldNotBeReportedIsReportedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)
 		w.start()

@@ -90,7 +90,7 @@ func (w *world) counted(xid uint64) float64 {
 	return n
 }
 
-func TestAnXidThatBothSourcesTellCountsOnce(t *testing.T) {
+func TestAnXidThatBothSourcesReportCountsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLoggedWorld(t)
 		both := []func(){func() { w.logs(31, 100) }, func() { w.reports(31) }}

@@ -221,7 +221,7 @@ func (w *world) series() map[string]float64 {
 	return out
 }
 
-func TestAPodThatDoesNotUseWhatItHasIsToldOnceInAWhile(t *testing.T) {
+func TestAPodThatDoesNotUseWhatItHasIsReportedOnceInAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: A100-80GB, mig: true, count: 4}]")
 		w.cut(3, 0, 1)
@@ -245,7 +245,7 @@ func TestAPodThatDoesNotUseWhatItHasIsToldOnceInAWhile(t *testing.T) {
 	})
 }
 
-func TestAShortTimeIsToldToo(t *testing.T) {
+func TestAShortTimeIsReportedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]", func(i *config.Idle) {
 			*i = config.Idle{Every: time.Second, After: 10 * time.Second, Below: 1, Instances: config.IdleInstancesSample}
@@ -262,7 +262,7 @@ func TestAShortTimeIsToldToo(t *testing.T) {
 	})
 }
 
-func TestAPodThatWorksIsToldWhenItHasNotForSoLong(t *testing.T) {
+func TestAPodThatWorksIsReportedWhenItHasNotForSoLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}]")
 		w.after(time.Minute)
@@ -294,7 +294,7 @@ func TestAPodThatWorksIsToldWhenItHasNotForSoLong(t *testing.T) {
 	})
 }
 
-func TestANewAgentCountsAnewAndSaysForAtLeastHowLong(t *testing.T) {
+func TestANewAgentCountsFromItsStartAndSaysForAtLeastHowLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}]")
 		w.give("notebook", w.gpus.UUIDs()[0], 11)
@@ -311,7 +311,7 @@ func TestANewAgentCountsAnewAndSaysForAtLeastHowLong(t *testing.T) {
 }
 
 // Kubelet tells after its restart for a while that nobody has anything.
-func TestAKubeletThatDoesNotTellMakesNoPodNew(t *testing.T) {
+func TestAKubeletThatReportsNothingMakesNoPodNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}, {model: T4}]")
 		w.deaf = true
@@ -418,7 +418,7 @@ func TestASilentDriverIsLeftAlone(t *testing.T) {
 }
 
 // A look that takes long, or fails for a while, is no time for which anything is known.
-func TestTimeWithoutALookCountsForNothing(t *testing.T) {
+func TestTimeWithoutAnObservationCountsForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}]")
 		w.give("notebook", w.gpus.UUIDs()[0], 11)
@@ -435,7 +435,7 @@ func TestTimeWithoutALookCountsForNothing(t *testing.T) {
 	})
 }
 
-func TestNobodyIsAskedWhoWantsToKnowNothing(t *testing.T) {
+func TestAMonitorThatIsSwitchedOffPollsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}]", func(i *config.Idle) { i.Every = 0 })
 		w.give("notebook", w.gpus.UUIDs()[0], 11)

@@ -138,7 +138,7 @@ func TestTheTaintFollowsTheSetting(t *testing.T) {
 	s.want("turned off, though the GPU is as before")
 }
 
-func TestATaintOfSomebodyElseStays(t *testing.T) {
+func TestATaintOfAnotherOwnerStays(t *testing.T) {
 	for name, taint := range map[string]corev1.Taint{
 		"another value":  {Key: config.TaintGPUUnhealthy, Value: "by-hand", Effect: corev1.TaintEffectNoSchedule},
 		"another effect": {Key: config.TaintGPUUnhealthy, Value: config.ValueGPUUnhealthy, Effect: corev1.TaintEffectNoExecute},
@@ -187,7 +187,7 @@ func (s *scene) replace(node *corev1.Node) {
 }
 
 // Others write in between: what they have put there is neither lost nor brought back.
-func TestTaintsOfOthersThatComeMeanwhileAreKept(t *testing.T) {
+func TestTaintsThatOthersAddBetweenReadAndWriteAreKept(t *testing.T) {
 	s := newScene(t, config.HealthTaintNoSchedule, tainted(theirs))
 	s.before = func() error {
 		s.before = nil
@@ -209,7 +209,7 @@ func TestTaintsOfOthersThatComeMeanwhileAreKept(t *testing.T) {
 	s.want("critical", "node.kubernetes.io/unschedulable:NoSchedule", ours)
 }
 
-func TestAWriteThatIsRefusedIsToldOnceAndTriedAgain(t *testing.T) {
+func TestAWriteThatIsRefusedIsReportedOnceAndTriedAgain(t *testing.T) {
 	s := newScene(t, config.HealthTaintNoSchedule, tainted())
 	s.before = func() error {
 		return apierrors.NewForbidden(corev1.Resource("nodes"), "gpu-1", errors.New("the agent does not set the taints"))

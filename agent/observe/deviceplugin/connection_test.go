@@ -170,7 +170,7 @@ func TestSocketsThatCannotBeSeenAreNotMissed(t *testing.T) {
 }
 
 // The look goes through the table of all processes.
-func TestAtRestTheSocketsAreLookedAtOnceAMinute(t *testing.T) {
+func TestAtRestTheSocketsAreCheckedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.seen.Kubelet.Offered = capacity.Resources{"nvidia.com/gpu": {"a"}}

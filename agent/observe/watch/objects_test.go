@@ -67,7 +67,7 @@ func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
 }
 
 // Its versions may be lower than before: a cluster that is restored from a backup counts them anew.
-func TestOfANodeThatIsRegisteredAnewTheAPIServersCounts(t *testing.T) {
+func TestOfANodeThatIsRegisteredAgainTheAPIServersCounts(t *testing.T) {
 	t.Parallel()
 	former, present := node("40", nil), node("5", nil)
 	present.UID = "another"
@@ -103,7 +103,7 @@ func TestANodeThatIsGoneIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestOneLookReadsAnew(t *testing.T) {
+func TestReadAgainIsForOneObservation(t *testing.T) {
 	t.Parallel()
 	server := &listed{pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "new"}}}}
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("2", nil))), Pods: server})
@@ -124,14 +124,14 @@ func TestOneLookReadsAnew(t *testing.T) {
 	}
 	o.ReadAgain()
 	if got := look(); len(got) != 1 || got[0] != "new" || server.asked != 1 || !o.AreFresh() {
-		t.Errorf("anew: %v, %d requests", got, server.asked)
+		t.Errorf("after ReadAgain: %v, %d requests", got, server.asked)
 	}
 	if got := look(); len(got) != 2 || server.asked != 1 || o.AreFresh() {
 		t.Errorf("after that: %v, %d requests", got, server.asked)
 	}
 }
 
-func TestWishesAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
+func TestRequestsAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
 	wished := func() bool {
@@ -240,7 +240,7 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 	}
 }
 
-func TestALookThatIsDueReadsTheAPIServer(t *testing.T) {
+func TestAnObservationThatIsDueReadsTheAPIServer(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("20", nil))), Pods: &listed{}})
 	o.Show(node("20", nil))

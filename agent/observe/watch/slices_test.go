@@ -92,7 +92,7 @@ func offering(devices ...string) resourcev1.ResourceSliceList {
 }
 
 // The slices are asked for when the first observation needs them, and by a watch from then on.
-func TestSlicesAreWatchedFromTheFirstLookOn(t *testing.T) {
+func TestSlicesAreWatchedFromTheFirstObservationOn(t *testing.T) {
 	t.Parallel()
 	s := &sliceServer{t: t, status: http.StatusForbidden}
 	server := httptest.NewServer(s)

@@ -86,7 +86,7 @@ func TestAnAnswerIsBounded(t *testing.T) {
 }
 
 // A change that waits for a reboot, or does it, says so.
-func TestAnAnswerTellsOfAReboot(t *testing.T) {
+func TestAnAnswerNamesTheReboot(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		result preview.Result

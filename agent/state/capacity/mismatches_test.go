@@ -66,7 +66,7 @@ func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 }
 
 // Promise 9: two looks in a row, and not two at the same moment.
-func TestTwoLooksInARowProveAndNotTwoAtTheSameMoment(t *testing.T) {
+func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 	t.Parallel()
 	const soon, later = capacity.ProofInterval / 2, capacity.ProofInterval
 	type look struct {

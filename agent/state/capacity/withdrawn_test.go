@@ -9,7 +9,7 @@ import (
 
 // Promise 19. A pod keeps what it was given under a former config of the device plugin. Kubelet compares names, so it gives the same device to
 // another pod under another name.
-func TestADeviceIsGivenOutAnewUnderAnotherId(t *testing.T) {
+func TestADeviceIsGivenOutAgainUnderAnotherId(t *testing.T) {
 	gpus := []nvml.GPU{
 		{UUID: "GPU-a"},
 		{UUID: "GPU-c", Enabled: true, Instances: []nvml.Instance{{Devices: []nvml.Device{{UUID: "MIG-m"}}}, {Devices: []nvml.Device{{UUID: "MIG-n"}}}}},

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-func TestTheSummaryOfAJournalSaysWhatIsOwed(t *testing.T) {
+func TestTheSummaryOfAJournalSaysWhatIsToBeRestored(t *testing.T) {
 	t.Parallel()
 	j, err := journal.Parse(`{"version":1,"operation":"a","target":"all-1g.10gb","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
 		`"previous":[{"gpu":"GPU","mig":false}],"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["nvidia-dcgm.service"]}`)

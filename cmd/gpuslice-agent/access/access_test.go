@@ -247,7 +247,7 @@ func TestPoliciesThatActLaterAreFound(t *testing.T) {
 
 // A refusal by RBAC shows nothing about the policies. The agent asks an API server that does not answer a bounded number of times, and
 // reports nothing that it does not know.
-func TestWhatIsNotKnownIsNotTold(t *testing.T) {
+func TestWhatIsNotKnownIsNotReported(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]error{"no right to try": errByRBAC, "no answer": errNoAnswer} {
 		t.Run(name, func(t *testing.T) {

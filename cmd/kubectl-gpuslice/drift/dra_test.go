@@ -67,7 +67,7 @@ func TestNodesOfNVIDIAsDRADriverCountByTheirSlices(t *testing.T) {
 	}
 }
 
-func TestWhoMayNotReadSlicesIsToldTheRest(t *testing.T) {
+func TestWhoMayNotReadSlicesIsShownTheRest(t *testing.T) {
 	withSlices := maps.Clone(served)
 	slices := schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}
 	withSlices[slices] = "ResourceSliceList"

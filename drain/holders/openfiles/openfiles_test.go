@@ -269,7 +269,7 @@ func TestFilesOnAMountThatNoProcessShowsTakeNoMemory(t *testing.T) {
 	}
 }
 
-func TestALookEndsWithItsContext(t *testing.T) {
+func TestAReadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	l := openfiles.Scan{Root: "/proc", Found: func(int, openfiles.File) {}, Failed: func(error) {}}

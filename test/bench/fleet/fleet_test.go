@@ -119,7 +119,7 @@ func (f *fleet) audited(t *testing.T) counts {
 	return out
 }
 
-func TestARequestIsToldByItsMethodAndPath(t *testing.T) {
+func TestARequestIsRecognizedByItsMethodAndPath(t *testing.T) {
 	for text, want := range map[string]request{
 		"GET /api/v1/nodes":   {verb: "list", resource: "nodes"},
 		"GET /api/v1/nodes/a": {verb: "get", resource: "nodes"},
@@ -174,7 +174,7 @@ apiserver_request_duration_seconds_bucket{resource="nodes",verb="WATCH",le="+Inf
 	}
 }
 
-func TestTheTableTellsWhatAnAgentAsksFor(t *testing.T) {
+func TestTheTableShowsWhatAnAgentAsksFor(t *testing.T) {
 	of := func(nodes, gets, conflicts int) result {
 		return result{nodes: nodes, phases: []phase{{name: "a change", took: time.Second, agents: counts{
 			{verb: "get", resource: "nodes", code: 200}: gets, {verb: "update", resource: "leases", code: 409}: conflicts,

@@ -123,7 +123,7 @@ func TestNVIDIASMIAnswersTheQueriesOfTestHardware(t *testing.T) {
 }
 
 // A monitoring agent stands in the way of a reset for as long as it runs.
-func TestAMonitorKeepsEveryGPUOpenUntilItIsToldToEnd(t *testing.T) {
+func TestAMonitorKeepsEveryGPUOpenUntilItIsStopped(t *testing.T) {
 	t.Setenv("GPUSIM_NODE", filepath.Join(t.TempDir(), "node"))
 	execute(command(), "gpus: [{model: A100-80GB, count: 2}]", "create", "-")
 	told, end := context.WithCancel(t.Context())
