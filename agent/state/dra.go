@@ -51,6 +51,9 @@ func (d DRA) Offered() capacity.Resources {
 	}
 	for _, s := range d.Slices {
 		for _, device := range s.Spec.Devices {
+			if !slices.Contains([]string{"", "gpu", "mig"}, textOf(device, "type")) {
+				continue // the same GPU once more, as one for virtual machines
+			}
 			name := nvml.ResourceGPU
 			if profile := textOf(device, "profile"); profile != "" {
 				name = nvml.ResourceMIGPrefix + strings.ReplaceAll(profile, "+", ".")

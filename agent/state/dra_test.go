@@ -16,14 +16,14 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// sliceOf is a slice of the pool "node" with devices "name uuid profile".
+// sliceOf is a slice of the pool "node" with devices "name uuid profile type"; "-" stands for no profile.
 func sliceOf(devices ...string) resourcev1.ResourceSlice {
 	out := resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: holders.ClaimDriver, Pool: resourcev1.ResourcePool{Name: "node", ResourceSliceCount: 1}}}
 	for _, text := range devices {
-		words := append(strings.Fields(text), "", "")
+		words := append(strings.Fields(text), "", "", "")
 		d := resourcev1.Device{Name: words[0], Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
-		for i, name := range []resourcev1.QualifiedName{"uuid", "profile"} {
-			if value := words[i+1]; value != "" {
+		for i, name := range []resourcev1.QualifiedName{"uuid", "profile", "type"} {
+			if value := words[i+1]; value != "" && value != "-" {
 				d.Attributes[name] = resourcev1.DeviceAttribute{StringValue: &value}
 			}
 		}
@@ -57,6 +57,7 @@ func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
 			"",
 		},
 		"nothing cut yet, and nothing offered of it": {[]nvml.GPU{{UUID: "GPU-b", Enabled: true}}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf()}}, ""},
+		"a GPU is offered to virtual machines, too":  {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a - gpu", "gpu-vfio-0 GPU-a - vfio")}}, ""},
 		"a lost GPU is offered": {
 			[]nvml.GPU{{UUID: "GPU-a", Lost: true}},
 			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}},
