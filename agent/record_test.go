@@ -464,7 +464,7 @@ func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 				spoil(w)
 				w.settle(config.ReasonNotRequested)
 				w.hostGivenBack()
-				told := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: looking which boot of the host this is")
+				told := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: reading which boot of the host this is")
 				if known := name == "it was readable"; told == known {
 					t.Errorf("people are told: %t; %s", told, w.condition().Message)
 				}
