@@ -169,7 +169,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// lookAtSettings reports whether the settings are other ones by now, and whether what is wrong with them is news for the condition. Wrong ones change
+// checkSettings reports whether the settings are other ones by now, and whether what is wrong with them is news for the condition. Wrong ones change
 // nothing else.
 func (a *Agent) checkSettings() (other, news bool) {
 	if a.edited == nil {
@@ -197,7 +197,7 @@ func (a *Agent) pauseAfterFailures(rest time.Duration, failed bool) time.Duratio
 // its pods many times in a second, and each pass reads both.
 const settleTime = time.Second
 
-// pauseAfterPass waits for settleTime, even if something wakes the loop meanwhile, and returns what is left of the rest. It delays neither
+// pauseAfterPass waits for settleTime, even if something wakes the loop before, and returns what is left of the rest. It delays neither
 // a change under way nor a retry that is due sooner, and a user who asks for something else only the second time in a row.
 func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Duration {
 	if a.changeUnderway || rest <= 0 {
@@ -213,16 +213,16 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 }
 
 // pollInterval is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
-// look costs some ten driver calls a GPU.
+// observation costs some ten driver calls a GPU.
 const pollInterval = 15 * time.Second
 
-// waitForNextPass waits until a watch wakes the loop, at most for d. Meanwhile the monitors observe, which asks nothing of the API server; the wait
+// waitForNextPass waits until a watch wakes the loop, at most for d. Until then the monitors observe, which asks nothing of the API server; the wait
 // ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.Clock.NewTimer(d)
 	defer timer.Stop()
-	looks := a.Clock.NewTicker(pollInterval)
-	defer looks.Stop()
+	polls := a.Clock.NewTicker(pollInterval)
+	defer polls.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -231,7 +231,7 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 			return
 		case <-timer.C():
 			return
-		case <-looks.C():
+		case <-polls.C():
 		}
 		if _, news := a.checkSettings(); news {
 			return
@@ -344,7 +344,7 @@ func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 	}
 }
 
-// tidyRecord removes a change from the host's record that owes nothing more.
+// tidyRecord removes a change from the host's record of which nothing is left to restore.
 func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	a.journal.Tidy(ctx, !seen.NothingToRestore())
 }

@@ -154,7 +154,7 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 // Promise 6. Users ask first which user or tool has cordoned a node, and since when.
 func TestACordonFromBeforeStays(t *testing.T) {
 	t.Parallel()
-	for name, attributed := range map[string]bool{"and is of nobody": false, "and its owner is named": true} {
+	for name, attributed := range map[string]bool{"and has no owner": false, "and its owner is named": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
@@ -170,8 +170,8 @@ func TestACordonFromBeforeStays(t *testing.T) {
 				})
 				w.label("all-balanced")
 				c := w.settle(config.ReasonConverged)
-				if told := strings.Contains(c.Message, "cordoned by "+administrator+" since 2000-01-01"); told != attributed {
-					t.Errorf("the message says whose the cordon is: %t: %s", told, c.Message)
+				if named := strings.Contains(c.Message, "cordoned by "+administrator+" since 2000-01-01"); named != attributed {
+					t.Errorf("the message says whose the cordon is: %t: %s", named, c.Message)
 				}
 				if !w.node().Spec.Unschedulable {
 					t.Error("the cordon was lifted")

@@ -24,7 +24,7 @@ import (
 )
 
 // renewal is the longest time between two passes while a request for a plan stands on the node: what holds a change up may pass without a watch that
-// tells of it, as a disruption budget, a slot of the pool or the beginning of a window.
+// shows it, as a disruption budget, a slot of the pool or the beginning of a window.
 const renewal = 30 * time.Second
 
 // answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. A plan whose request stands

@@ -59,7 +59,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		if diff := cmp.Diff([]string{"team/trainer"}, given.Pods); diff != "" || given.Refused != "" || given.At.IsZero() {
 			t.Errorf("refused %q, at %s, pods (-want +got):\n%s", given.Refused, given.At, diff)
 		}
-		if w.gpus.String() != before || w.owed() || !w.runs("trainer") {
+		if w.gpus.String() != before || w.hasJournal() || !w.runs("trainer") {
 			t.Error("to answer, the agent has changed something")
 		}
 		if done := w.ask(config.LabelProfile + "=all-disabled"); len(done.Steps) > 0 || done.Refused != "" {
@@ -84,12 +84,12 @@ func TestAnAgentReportsWhichProcessHoldsWhichInstance(t *testing.T) {
 		if len(d.Pods) != 1 || d.Pods[0].Name != "notebook" || !slices.Equal(d.Pods[0].Devices, []string{held}) {
 			t.Errorf("the pods are %+v, want notebook on %s", d.Pods, held)
 		}
-		var told []string
+		var named []string
 		for _, i := range d.GPUs.Now[0].Instances {
-			told = append(told, fmt.Sprintf("%s %d", i.Is, i.ID))
+			named = append(named, fmt.Sprintf("%s %d", i.Is, i.ID))
 		}
-		if first := fmt.Sprintf("%s %d", instance.Placed, instance.ID); !slices.Contains(told, first) || len(told) != 7 {
-			t.Errorf("the instances are %q, want 7 with %s", told, first)
+		if first := fmt.Sprintf("%s %d", instance.Placed, instance.ID); !slices.Contains(named, first) || len(named) != 7 {
+			t.Errorf("the instances are %q, want 7 with %s", named, first)
 		}
 		w.withdraw()
 		w.runs("notebook")
@@ -215,7 +215,7 @@ func TestTheStatusSaysWhatItIsAboutAndHowMuchIsLeft(t *testing.T) {
 			return s.Desired == "all-1g.10gb" && s.Reason == config.ReasonConverged
 		})
 		if !slices.IsSortedFunc(lefts, func(a, b int) int { return b - a }) || len(lefts) < 3 || lefts[len(lefts)-1] != 0 {
-			t.Errorf("the steps that are left are told as %v", lefts)
+			t.Errorf("the steps that are left are reported as %v", lefts)
 		}
 		if label := w.status().Label; label != config.LabelMIGConfig {
 			t.Errorf("it is about label %q", label)

@@ -32,7 +32,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 		middle         func(w *world)
 		after          map[string]string
 	}{
-		"nobody has said anything": {
+		"no annotation says anything": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
 		},
 		"a user says so in the middle": {
@@ -91,7 +91,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 	}
 }
 
-// Promise 12: a change by which nobody has to leave keeps nobody away.
+// Promise 12: a change for which no pod has to leave keeps no pod away.
 func TestAChangeWithoutAFenceIsNoMatterForAutoscalers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -44,18 +44,18 @@ func TestPromise16ThousandsOfMistakesAreReportedInOneMessage(t *testing.T) {
 		events := w.listens()
 		w.set(config.LabelProfile, "p1")
 		c := w.settle(config.ReasonInvalidCatalog)
-		isLegible(t, "condition", c.Message, 1024)
+		isPlainText(t, "condition", c.Message, 1024)
 		if !strings.Contains(c.Message, " more") || !strings.Contains(c.Message, "p0") {
 			t.Errorf("neither the first mistake nor how many: %s", c.Message)
 		}
-		isLegible(t, "Event", strings.TrimPrefix(<-events, "Warning InvalidCatalog "), 1024)
+		isPlainText(t, "Event", strings.TrimPrefix(<-events, "Warning InvalidCatalog "), 1024)
 		if n := len(w.node().Annotations[config.AnnotationStatus]); n > 32<<10 {
 			t.Errorf("the status has %d bytes", n)
 		}
 	})
 }
 
-func isLegible(t *testing.T, what, text string, most int) {
+func isPlainText(t *testing.T, what, text string, most int) {
 	t.Helper()
 	if n := utf8.RuneCountInString(text); n > most || n == 0 {
 		t.Errorf("%s of %d characters", what, n)

@@ -24,7 +24,7 @@ func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 		w.fence()
 		w.blocks("trainer")
 		w.cordon(false)
-		if !w.turns(2500, func() bool { return !w.owed() }) {
+		if !w.turns(2500, func() bool { return !w.hasJournal() }) {
 			t.Errorf("%v %s", w.node().Spec, w.condition().Message)
 		}
 		w.givenBack()
@@ -38,7 +38,7 @@ func TestARequestThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 		w.begin("all-balanced")
 		w.cordon(false)
 		w.label("all-1g.10gb")
-		w.passes("an end", func() bool { return !w.owed() && w.reason() != config.ReasonRepartitioning })
+		w.passes("an end", func() bool { return !w.hasJournal() && w.reason() != config.ReasonRepartitioning })
 		if !w.turns(2000, w.done("all-1g.10gb")) {
 			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
 		}

@@ -13,7 +13,7 @@ import (
 )
 
 // Diagnose says why the node is as it is, and changes nothing. The caller passes in running whether another process is this machine's
-// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and tells what the
+// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and has what the
 // rest has shown.
 func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)
@@ -71,7 +71,7 @@ func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	return wait
 }
 
-// lookFurther reads what observe has not, since it ended early: a diagnosis lists the pods even without a driver.
+// observeFurther reads what observe has not, since it ended early: a diagnosis lists the pods even without a driver.
 func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
 	var stalled *outcome.Stalled
 	switch {
@@ -104,7 +104,7 @@ func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended
 	}
 }
 
-// lookAtMachine reads what the machine shows without an API server.
+// observeMachine reads what the machine shows without an API server.
 func (a *Agent) observeMachine(ctx context.Context, e *diagnosis.Evidence) {
 	var err error
 	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {

@@ -101,7 +101,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.restart()
 				w.trainer()
 				w.label("all-1g.10gb")
-				w.passes("the fence", w.owed)
+				w.passes("the fence", w.hasJournal)
 				w.spend(time.Hour)
 			},
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits}, verdict: api.VerdictGivesBack,
@@ -201,7 +201,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				row.provoke(w)
 				before := w.everything()
 				d := w.diagnose(!row.dead)
-				page := told(t, d)
+				page := jsonOf(t, d)
 				if diff := cmp.Diff(row.causes, causesOf(d)); diff != "" {
 					t.Errorf("causes (-want +got):\n%s\n%s", diff, page)
 				}
@@ -246,7 +246,7 @@ func TestADiagnosisOfAPartialObservation(t *testing.T) {
 				w.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, errors.New("connection refused")
 				})
-				text := told(t, w.diagnose(true))
+				text := jsonOf(t, w.diagnose(true))
 				for _, want := range append(row.says, "connection refused") {
 					if !strings.Contains(text, want) {
 						t.Errorf("it does not say %q:\n%s", want, text)
@@ -257,8 +257,8 @@ func TestADiagnosisOfAPartialObservation(t *testing.T) {
 	}
 }
 
-// told is all that a diagnosis says, in JSON as scripts read it.
-func told(t *testing.T, d api.Diagnosis) string {
+// jsonOf is all that a diagnosis says, in JSON as scripts read it.
+func jsonOf(t *testing.T, d api.Diagnosis) string {
 	t.Helper()
 	var b strings.Builder
 	e := json.NewEncoder(&b)
@@ -282,16 +282,16 @@ func TestADiagnosisInJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got struct {
-			Cordon  struct{ Ours bool }
-			Owed    struct{ Target, Phase string }
-			Pods    []struct{ Name string }
-			Causes  []struct{ Cause string }
-			Outcome struct{ Verdict, Within string }
+			Cordon         struct{ Ours bool }
+			PendingRestore struct{ Target, Phase string }
+			Pods           []struct{ Name string }
+			Causes         []struct{ Cause string }
+			Outcome        struct{ Verdict, Within string }
 		}
 		if err := json.Unmarshal(text, &got); err != nil {
 			t.Fatal(err)
 		}
-		if !got.Cordon.Ours || got.Owed.Target != "all-1g.10gb" || len(got.Pods) != 1 || len(got.Causes) != 1 || got.Outcome.Verdict != "GivesBack" {
+		if !got.Cordon.Ours || got.PendingRestore.Target != "all-1g.10gb" || len(got.Pods) != 1 || len(got.Causes) != 1 || got.Outcome.Verdict != "GivesBack" {
 			t.Errorf("got %+v of %s", got, text)
 		}
 		if within, err := time.ParseDuration(got.Outcome.Within); err != nil || within < 30*time.Minute || within > 2*time.Hour {
@@ -356,7 +356,7 @@ func (w *world) draining(finalizers ...string) {
 	w.grace = 5 * time.Minute
 	w.trainer(finalizers...)
 	w.label("all-1g.10gb")
-	w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.owed() })
+	w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.hasJournal() })
 }
 
 // terminating begins the end of a pod, and lets its grace period pass without it.

@@ -27,7 +27,7 @@ func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 		if n := w.writes(10 * time.Minute); n > 11 { // the label, the conditions and the annotation are written apart
 			t.Errorf("%d writes in 10 minutes", n)
 		}
-		if !w.owed() || !w.runs("leaving") {
+		if !w.hasJournal() || !w.runs("leaving") {
 			t.Error("the change did not wait for the pod")
 		}
 	})

@@ -195,7 +195,7 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 				w.specs = specs{used: true, describes: "what was before the agent", broken: errors.New("read-only file system")}
 				w.begin("all-1g.10gb")
 				w.edit(edit)
-				w.passes("an end of the undo", func() bool { return !w.owed() })
+				w.passes("an end of the undo", func() bool { return !w.hasJournal() })
 				w.givenBack()
 				w.are(before)
 			})
@@ -308,7 +308,7 @@ func TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt(t *testing.T) {
 type leaving struct {
 	nvml.Driver
 	released int
-	looks    int
+	observed int
 }
 
 func (d *leaving) Release(context.Context) error {
@@ -317,7 +317,7 @@ func (d *leaving) Release(context.Context) error {
 }
 
 func (d *leaving) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
-	d.looks++
+	d.observed++
 	return d.Driver.Snapshot(ctx)
 }
 
@@ -330,11 +330,11 @@ func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 		w.through = func(nvml.Driver) nvml.Driver { return d }
 		w.restart()
 		w.converge("all-balanced")
-		before := d.looks
+		before := d.observed
 		w.set(plugin, fence.PausedForDriverUpgrade)
 		w.spend(time.Minute)
-		if c := w.condition(); d.released == 0 || d.looks != before || c.Status != corev1.ConditionUnknown {
-			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.looks-before, c.Status, c.Reason, c.Message)
+		if c := w.condition(); d.released == 0 || d.observed != before || c.Status != corev1.ConditionUnknown {
+			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.observed-before, c.Status, c.Reason, c.Message)
 		}
 		w.set(plugin, "true")
 		w.reach("all-balanced")

@@ -54,7 +54,7 @@ var errNotFresh = errors.New("the step needs a fresh observation")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
 func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
-	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyLooks {
+	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
 	forward := in.Seen.Forward(in.Want)

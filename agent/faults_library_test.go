@@ -145,7 +145,7 @@ func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
 }
 
 // looks is how many calls of a function that only looks fail in a venture, spread over all of them: there are hundreds, of the same passes.
-const looks = 4
+const observations = 4
 
 // coveringMishaps lets each call that changes something fail before and after the driver has made the change, each with another code,
 // and so some of those that only look. The first call of each function also fails with each code; if the function only looks, with every fourth
@@ -153,7 +153,7 @@ const looks = 4
 func coveringMishaps(spots []spot, codes []gpusim.Return, changes bool, venture int) []mishap {
 	every := 1
 	if !changes {
-		every = (len(spots) + looks - 1) / looks
+		every = (len(spots) + observations - 1) / observations
 	}
 	var out []mishap
 	for n := 0; n < len(spots); n += every {
@@ -238,7 +238,7 @@ func (v venture) suffer(t *testing.T, s stage, m mishap) (out end, took time.Dur
 		w.throughLibrary()
 		left := w.ambush(m.spot, m.fault)
 		w.restart()
-		w.label(v.wish)
+		w.label(v.request)
 		out = v.conclude(w, s)
 		if m.fault.Times == 0 && len(*left) > 0 {
 			t.Errorf("the call was not made: %+v", *left)
@@ -256,10 +256,10 @@ func (n tally) add(m mishap, e end, took time.Duration) {
 
 // String returns the counts, the slowest run, and the runs that ended with the former config.
 func (n tally) String() string {
-	all := slices.Concat(n[wished], n[previous])
+	all := slices.Concat(n[asRequested], n[previous])
 	slices.Sort(all)
 	return fmt.Sprintf("%d as wished, %d as before, slowest %s\n%s\n",
-		len(n[wished]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
+		len(n[asRequested]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
 }
 
 // No pod can use a GPU instance without its compute instance. If the driver cannot remove it at once, the agent completes or removes it
@@ -277,8 +277,8 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 		restarts bool
 		end      end
 	}{
-		{"the compute instance is made later", 1, false, wished},
-		{"the compute instance is made by the next agent", 1, true, wished},
+		{"the compute instance is made later", 1, false, asRequested},
+		{"the compute instance is made by the next agent", 1, true, asRequested},
 		{"the compute instance cannot be made", config.DefaultFailures, false, previous},
 		{"the compute instance cannot be made, as the next agent finds out", config.DefaultFailures + 1, true, previous},
 	} {
@@ -290,7 +290,7 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources})
 				w.strike(gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
 				w.strike(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
-				w.label(v.wish)
+				w.label(v.request)
 				w.passes("half-made instance", func() bool { return strings.Contains(w.gpus.String(), "half-made") })
 				if row.restarts {
 					w.restart()

@@ -22,11 +22,11 @@ import (
 
 // venture is a change of a node's GPUs in which faults happen.
 type venture struct {
-	name   string
-	models string            // of the simulated node
-	stands [][]nvml.Placed   // on each GPU before the change; its MIG mode is on if the models say so
-	config catalog.MIGConfig // the desired config; nil for the generated one that wish names
-	wish   string
+	name    string
+	models  string            // of the simulated node
+	stands  [][]nvml.Placed   // on each GPU before the change; its MIG mode is on if the models say so
+	config  catalog.MIGConfig // the desired config; nil for the generated one that wish names
+	request string
 }
 
 func placedAt(profile string, start, size int, compute string) nvml.Placed {
@@ -44,16 +44,16 @@ var ventures = []venture{
 			{placedAt("3g.40gb", 0, 4, "1c+2c"), placedAt("3g.40gb", 4, 4, "")},
 			{placedAt("7g.80gb", 0, 8, "")},
 		},
-		config: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "1c.3g.40gb": 2}}},
-		wish:   "mine",
+		config:  catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1c.2g.20gb": 2, "1g.10gb": 2, "1c.3g.40gb": 2}}},
+		request: "mine",
 	},
-	{name: "a H100 is cut", models: "gpus: [{model: H100-80GB}]", wish: "all-balanced"},
-	{name: "an A100 is cut", models: "gpus: [{model: A100-80GB, persistence: true}]", wish: "all-balanced"},
+	{name: "a H100 is cut", models: "gpus: [{model: H100-80GB}]", request: "all-balanced"},
+	{name: "an A100 is cut", models: "gpus: [{model: A100-80GB, persistence: true}]", request: "all-balanced"},
 	{
-		name:   "an A100 is made whole",
-		models: "gpus: [{model: A100-80GB, persistence: true, mig: true}]",
-		stands: [][]nvml.Placed{{placedAt("3g.40gb", 4, 4, ""), placedAt("1g.10gb", 0, 1, "")}},
-		wish:   "all-disabled",
+		name:    "an A100 is made whole",
+		models:  "gpus: [{model: A100-80GB, persistence: true, mig: true}]",
+		stands:  [][]nvml.Placed{{placedAt("3g.40gb", 4, 4, ""), placedAt("1g.10gb", 0, 1, "")}},
+		request: "all-disabled",
 	},
 }
 
@@ -84,7 +84,7 @@ func (v venture) prepare(t *testing.T, dir string) *world {
 	}
 	w.restart()
 	if v.config != nil {
-		w.administer(map[string]catalog.MIGConfig{v.wish: v.config})
+		w.administer(map[string]catalog.MIGConfig{v.request: v.config})
 	}
 	w.turn() // the device plugin has read what stands
 	for n := 1; n < len(v.stands); n++ {
@@ -111,15 +111,15 @@ func (w *world) open(gpus *gpusim.Node, err error) {
 type end string
 
 const (
-	wished   end = "as wished"
-	previous end = "as before"
+	asRequested end = "as requested"
+	previous    end = "as before"
 )
 
 // outcome returns the end of the change by the node's condition, empty while there is none. The agent tries again what the node does not keep as
 // a failure.
-func (w *world) outcome(wish string) end {
+func (w *world) outcome(requested string) end {
 	w.t.Helper()
-	if w.owed() {
+	if w.hasJournal() {
 		return ""
 	}
 	c := w.condition()
@@ -134,8 +134,8 @@ func (w *world) outcome(wish string) end {
 	}
 	state := n.Labels[config.LabelMIGConfigState]
 	switch {
-	case c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, wish+":") && state == string(config.StateSuccess):
-		return wished
+	case c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, requested+":") && state == string(config.StateSuccess):
+		return asRequested
 	case status.Failed != nil && c.Status == corev1.ConditionFalse && state == string(config.StateFailed):
 		return previous
 	default:
@@ -165,7 +165,7 @@ func (w *world) devicesByPlace() map[string]string {
 func (v venture) rehearse(t *testing.T, w *world) stage {
 	t.Helper()
 	s := stage{before: w.gpus.String(), kept: w.devicesByPlace()}
-	w.converge(v.wish)
+	w.converge(v.request)
 	s.after = w.gpus.String()
 	after := w.devicesByPlace()
 	maps.DeleteFunc(s.kept, func(place, uuid string) bool { return after[place] != uuid })
@@ -191,11 +191,11 @@ func (v venture) scout(t *testing.T) (s stage, spots []spot) {
 // conclude lets turns pass to the end of the change, checks that it is one, and that it stays.
 func (v venture) conclude(w *world, s stage) end {
 	w.t.Helper()
-	w.passes("end", func() bool { return w.outcome(v.wish) != "" })
-	got := w.outcome(v.wish)
+	w.passes("end", func() bool { return w.outcome(v.request) != "" })
+	got := w.outcome(v.request)
 	w.spend(10 * time.Minute)
 	w.turn()
-	if again := w.outcome(v.wish); again != got {
+	if again := w.outcome(v.request); again != got {
 		w.t.Errorf("it came out %s, and ten minutes later %q: %s", got, again, w.condition().Message)
 	}
 	v.check(w, s, got)
@@ -206,7 +206,7 @@ func (v venture) conclude(w *world, s stage) end {
 // left of the change.
 func (v venture) check(w *world, s stage, got end) {
 	w.t.Helper()
-	want := map[end]string{wished: s.after, previous: s.before}[got]
+	want := map[end]string{asRequested: s.after, previous: s.before}[got]
 	if diff := cmp.Diff(want, w.gpus.String()); diff != "" {
 		w.t.Errorf("the node says %q, but the GPUs are not %s (-want +got):\n%s", w.condition().Message, got, diff)
 	}
@@ -461,7 +461,7 @@ func (v venture) wait(t *testing.T, s stage, at spot, returns bool) {
 		w := v.prepare(t, "")
 		w.hang(at)
 		w.restart()
-		w.label(v.wish)
+		w.label(v.request)
 		var took time.Duration
 		for turns := 0; !w.hangs(at.function); turns++ {
 			if turns == 1000 {
@@ -519,10 +519,10 @@ func (d astray) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error 
 func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 	t.Parallel()
 	v := venture{
-		models: "gpus: [{model: H100-80GB, mig: true}]",
-		stands: [][]nvml.Placed{{placedAt("2g.20gb", 0, 2, ""), placedAt("3g.40gb", 4, 4, "")}},
-		config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4, "3g.40gb": 1}}},
-		wish:   "mine",
+		models:  "gpus: [{model: H100-80GB, mig: true}]",
+		stands:  [][]nvml.Placed{{placedAt("2g.20gb", 0, 2, ""), placedAt("3g.40gb", 4, 4, "")}},
+		config:  catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 4, "3g.40gb": 1}}},
+		request: "mine",
 	}
 	for _, row := range []struct {
 		name     string
@@ -530,7 +530,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 		fails    gpusim.Fault // of making the last one
 		end      end
 	}{
-		{"a wished one is where it can be", placedAt("1g.10gb", 0, 1, ""), placedAt("1g.10gb", 3, 1, ""), gpusim.Fault{}, wished},
+		{"a requested one is where it can be", placedAt("1g.10gb", 0, 1, ""), placedAt("1g.10gb", 3, 1, ""), gpusim.Fault{}, asRequested},
 		{
 			"one of before must be where it was", placedAt("2g.20gb", 0, 2, ""), placedAt("2g.20gb", 2, 2, ""),
 			gpusim.Fault{Return: gpusim.NotSupported, After: 3},
@@ -546,7 +546,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 				s := stage{before: w.gpus.String(), after: strings.Replace(w.gpus.String(),
 					"  2g.20gb@0\n", "  1g.10gb@0\n  1g.10gb@1\n  1g.10gb@2\n  1g.10gb@3\n", 1)}
 				w.strike(gpusim.CreateGpuInstanceWithPlacement, row.fails)
-				w.label(v.wish)
+				w.label(v.request)
 				if got := v.conclude(w, s); got != row.end || times != 0 {
 					t.Errorf("it came out %s, want %s; %d instances have still to go astray", got, row.end, times)
 				}
@@ -558,7 +558,7 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 // The GPU comes back as it was when it was lost. The tests of reboots have GPUs that come back after a reset.
 func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 	t.Parallel()
-	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", wish: "all-balanced"}
+	v := venture{models: "gpus: [{model: H100-80GB, count: 2}]", request: "all-balanced"}
 	s, spots := v.scout(t)
 	last := spots[len(spots)-1].call
 	for at := 0; at < last; at += 2 {
@@ -579,11 +579,11 @@ func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 						}, func() {}}
 					}
 					w.restart()
-					w.label(v.wish)
+					w.label(v.request)
 					w.passes("loss", func() bool { return call > at })
 					w.spend(away)
 					w.lose(1, false)
-					if got := v.conclude(w, s); got != wished {
+					if got := v.conclude(w, s); got != asRequested {
 						t.Errorf("it came out %s: %s", got, w.condition().Message)
 					}
 				})

@@ -74,7 +74,7 @@ func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 		if n, beats := w.writes(time.Hour), int(time.Hour/w.settings.NodeHeartbeat); n > beats+1 {
 			t.Errorf("%d writes in an hour of %d heartbeats", n, beats)
 		}
-		if !stalled() || !w.owed() || !w.node().Spec.Unschedulable {
+		if !stalled() || !w.hasJournal() || !w.node().Spec.Unschedulable {
 			t.Errorf("the node was given back, or says something else: %s", w.condition().Message)
 		}
 		w.broken = false

@@ -114,7 +114,7 @@ func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 		_, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, config.AnnotationJournal+`":null`) }, true)
 		w.agent.Pass(t.Context())
 		revive()
-		if w.owed() {
+		if w.hasJournal() {
 			t.Fatal("the node is not given back")
 		}
 		w.maintain(until(time.Now()))
@@ -179,7 +179,7 @@ func TestAnAnnotationBetweenTheObservationAndTheFenceCounts(t *testing.T) {
 				}
 			})
 			w.passes("the fence", func() bool { return changed })
-			if w.owed() {
+			if w.hasJournal() {
 				t.Errorf("the fence was raised all the same, %s having changed", key)
 			}
 		})

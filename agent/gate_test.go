@@ -160,7 +160,7 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 			t.Errorf("MaintenancePlanned is %s, %s: %s", p.Status, p.Reason, p.Message)
 		}
 		if next := w.status().Next; !next.Equal(opens) {
-			t.Errorf("tools are told %v", next)
+			t.Errorf("tools read %v", next)
 		}
 		w.passes("the fence", func() bool { return w.node().Spec.Unschedulable || !w.runs("holder") || *calls > 0 })
 		if now := time.Now(); now.Before(opens) || now.Sub(opens) > time.Second {
@@ -454,7 +454,7 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := lost(t)
-		w.passes("the restored node", func() bool { return len(w.snapshot()[0].Instances) == 7 && !w.owed() })
+		w.passes("the restored node", func() bool { return len(w.snapshot()[0].Instances) == 7 && !w.hasJournal() })
 		w.settle(config.ReasonConverged)
 		w.givenBack()
 	})

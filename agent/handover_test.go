@@ -69,7 +69,7 @@ func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
 		})
 		w.profile("four")
 		w.passes("the refusal", func() bool { return refused > 0 })
-		w.passes("the end of the undo", func() bool { return !w.owed() })
+		w.passes("the end of the undo", func() bool { return !w.hasJournal() })
 		w.givenBack()
 		if got := w.offers(); got != "gpu=2" {
 			t.Errorf("kubelet offers %s", got)
@@ -241,7 +241,7 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 		keys := w.pluginConfigs()
 		delete(keys, first)
 		w.setPluginConfigs("kube-system", "plugin-configs", keys)
-		w.passes("the end of the undo", func() bool { return !w.owed() })
+		w.passes("the end of the undo", func() bool { return !w.hasJournal() })
 		w.givenBack()
 		w.turn()
 		if _, there := w.pluginConfigs()[key()]; !there || w.offers() != "gpu=8" {
@@ -256,9 +256,9 @@ func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
 		w := sharing(t, "four")
 		w.refusesConfig = "replicas: 2"
 		w.profile("two")
-		w.passes("the next config", func() bool { w.recovers(); return w.reads > 1 && w.owed() })
+		w.passes("the next config", func() bool { w.recovers(); return w.reads > 1 && w.hasJournal() })
 		w.set("nvidia.com/gpu.replicas", "2")
-		w.passes("the end of the undo", func() bool { w.recovers(); return !w.owed() })
+		w.passes("the end of the undo", func() bool { w.recovers(); return !w.hasJournal() })
 		w.givenBack()
 	})
 }
@@ -280,7 +280,7 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 			return apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
 		})
 		w.profile("two")
-		w.passes("the refused write, and the end", func() bool { return once && !w.owed() })
+		w.passes("the refused write, and the end", func() bool { return once && !w.hasJournal() })
 		if got := w.node().Labels["workload-type"]; got != "training" {
 			t.Errorf("the other program's label is now %s", got)
 		}
@@ -359,7 +359,7 @@ func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
 		w := newWorld(t, h100)
 		w.shares()
 		// The tests may run as root, which can write to any folder: so another folder is in the place of the note.
-		if err := os.MkdirAll(filepath.Join(w.pluginFile+".told", "full"), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(w.pluginFile+".notified", "full"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		w.profile("four")
@@ -392,7 +392,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 		if want := "room for the device plugin's config, for which label gpuslice.io/profile=alone asks"; !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
-		if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") {
+		if w.hasJournal() || w.node().Spec.Unschedulable || !w.runs("train") {
 			t.Errorf("something was begun; %s: %s", c.Reason, c.Message)
 		}
 		empty()
@@ -475,7 +475,7 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 					if want := "two: make room in ConfigMap kube-system/plugin-configs"; c.Reason != string(config.ReasonNoHandover) || !strings.HasPrefix(c.Message, want) {
 						t.Errorf("%s: %q, want %q first", c.Reason, c.Message, want)
 					}
-					if w.owed() || len(*cordons) > 0 || !w.runs("train") {
+					if w.hasJournal() || len(*cordons) > 0 || !w.runs("train") {
 						t.Errorf("something was begun, and the node was cordoned %d times; %s: %s", len(*cordons), c.Reason, c.Message)
 					}
 					full = false
@@ -559,15 +559,15 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 		w.managed()
 		w.attribute()
 		w.set(config.LabelDevicePluginConfig, "default")
-		fences, set, told := 0, 0, []string{}
-		owed := false
+		fences, set, reported := 0, 0, []string{}
+		pending := false
 		w.profile("two")
 		began := time.Now()
 		for time.Since(began) < time.Hour {
-			if w.owed() && !owed {
+			if w.hasJournal() && !pending {
 				fences++
 			}
-			owed = w.owed()
+			pending = w.hasJournal()
 			if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "default" {
 				set++
 				w.set(config.LabelDevicePluginConfig, "default")
@@ -576,14 +576,14 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 			if pause := w.agent.Pass(t.Context()); pause > 0 {
 				<-time.After(pause)
 			}
-			if m := w.condition().Reason + ": " + w.condition().Message; !slices.Contains(told, m) {
-				told = append(told, m)
+			if m := w.condition().Reason + ": " + w.condition().Message; !slices.Contains(reported, m) {
+				reported = append(reported, m)
 			}
 		}
-		t.Logf("fences %d, set %d\n%s", fences, set, strings.Join(told, "\n"))
+		t.Logf("fences %d, set %d\n%s", fences, set, strings.Join(reported, "\n"))
 		c := w.condition()
-		if fences != 1 || set > 3 || w.owed() || c.Reason != string(config.ReasonStepHadNoEffect) {
-			t.Errorf("%d fences, the label was set %d times, owed %t: %s: %s", fences, set, w.owed(), c.Reason, c.Message)
+		if fences != 1 || set > 3 || w.hasJournal() || c.Reason != string(config.ReasonStepHadNoEffect) {
+			t.Errorf("%d fences, the label was set %d times, a journal %t: %s: %s", fences, set, w.hasJournal(), c.Reason, c.Message)
 		}
 		for _, want := range []string{"label " + config.LabelDevicePluginConfig, `set back to "default"`, "by managedFields", "MachineSet"} {
 			if !strings.Contains(c.Message, want) {

@@ -76,7 +76,7 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 		w.label("all-balanced")
 		w.says(config.ReasonHoldersUnknown)
 		w.spend(minutes)
-		if w.owed() || w.node().Spec.Unschedulable || !w.runs("trainer") {
+		if w.hasJournal() || w.node().Spec.Unschedulable || !w.runs("trainer") {
 			t.Error("the node was touched")
 		}
 		if err := os.Symlink("100", self); err != nil {
@@ -149,7 +149,7 @@ func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 				w.units.refuses = map[string]error{"stop nvidia-dcgm.service": why}
 				w.label("all-balanced")
 				w.passes("the end", func() bool {
-					return !w.owed() && slices.Contains([]string{string(config.ReasonUnitFailed), string(config.ReasonHardwareFailure)}, w.condition().Reason)
+					return !w.hasJournal() && slices.Contains([]string{string(config.ReasonUnitFailed), string(config.ReasonHardwareFailure)}, w.condition().Reason)
 				})
 				w.givenBack()
 				if c := w.condition(); !strings.Contains(c.Message, "nvidia-dcgm.service") {
@@ -232,14 +232,14 @@ func TestAUnitThatIsStartedAndFailsIsReported(t *testing.T) {
 				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, unit+" of this host was stopped for a change and does not run since") {
 					t.Errorf("the node says %s: %s", c.Status, c.Message)
 				}
-				starts, told := 0, heard(events, string(config.ReasonUnitFailed), unit)
+				starts, reported := 0, heard(events, string(config.ReasonUnitFailed), unit)
 				for _, d := range w.units.did {
 					if d == "start "+unit {
 						starts++
 					}
 				}
-				if starts != row.starts || told != 1 {
-					t.Errorf("it was started %d times, want %d; and told %d times, want once", starts, row.starts, told)
+				if starts != row.starts || reported != 1 {
+					t.Errorf("it was started %d times, want %d; and told %d times, want once", starts, row.starts, reported)
 				}
 				w.units.states[unit] = "active"
 				w.spend(10 * time.Minute)
@@ -269,8 +269,8 @@ func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
 		w.label("all-balanced")
 		w.says(config.ReasonEvictionBlocked)
 		w.spend(10 * time.Minute)
-		if c := w.condition(); w.owed() || len(*cordons) > 0 || c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "team/monitor") {
-			t.Errorf("owed %t, cordoned %d times; the node says %s: %s", w.owed(), len(*cordons), c.Reason, c.Message)
+		if c := w.condition(); w.hasJournal() || len(*cordons) > 0 || c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "team/monitor") {
+			t.Errorf("a journal %t, cordoned %d times; the node says %s: %s", w.hasJournal(), len(*cordons), c.Reason, c.Message)
 		}
 		full = false
 		w.reach("all-balanced")
@@ -354,7 +354,7 @@ func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 		w.turn()
 		w.pod("innocent", w.gpus.UUIDs()[1])
 		w.label("first-1g")
-		w.passes("a journal", w.owed)
+		w.passes("a journal", w.hasJournal)
 		w.deaf = true
 		w.spend(20 * time.Second)
 		if c := w.condition(); c.Reason != string(config.ReasonKubeletUnavailable) {

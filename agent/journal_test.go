@@ -16,7 +16,7 @@ func TestAChangeGoesOnFromTheMarksWhenTheRecordIsLost(t *testing.T) {
 	for name, wanted := range map[string]bool{"the label stays": true, "the label goes": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
+				w := withPendingRestores(t)
 				w.operator(map[string]string{labelDCGM: "true"})
 				w.label("all-balanced")
 				w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })

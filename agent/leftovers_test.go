@@ -28,7 +28,7 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderARequestThatCannotBeMet(t *testing.T)
 				w.spend(minutes)
 			}
 			w.set(labelDCGM, fence.PausedValue)
-			if !w.turns(500, func() bool { return w.values()[labelDCGM] == "true" && !w.owed() }) {
+			if !w.turns(500, func() bool { return w.values()[labelDCGM] == "true" && !w.hasJournal() }) {
 				t.Errorf("%s: label stays %s: %s", name, w.values()[labelDCGM], w.condition().Message)
 			}
 		})
@@ -60,11 +60,11 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.annotate(config.AnnotationKeepCordoned, "for the night shift")
 			w.passes("the end", w.done("all-balanced"))
 			w.spend(minutes)
-			if !w.node().Spec.Unschedulable || w.owed() {
-				t.Error("the node is uncordoned, or something is owed to it")
+			if !w.node().Spec.Unschedulable || w.hasJournal() {
+				t.Error("the node is uncordoned, or something is still to be restored")
 			}
 			w.unannotate(config.AnnotationKeepCordoned)
-			w.passes("the cordon's end", func() bool { return !w.node().Spec.Unschedulable && !w.owed() })
+			w.passes("the cordon's end", func() bool { return !w.node().Spec.Unschedulable && !w.hasJournal() })
 		})
 	})
 	t.Run("a paused operand", func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.set(config.LabelMIGConfigState, "pending")
 			w.operator(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "paused-for-mig-change"})
 			w.spend(minutes)
-			if w.values()[labelDCGM] != "paused-for-mig-change" || w.owed() {
+			if w.values()[labelDCGM] != "paused-for-mig-change" || w.hasJournal() {
 				t.Fatal("it was touched without being asked for")
 			}
 			w.settings.Recover.Adopt = []string{config.AdoptMIGManager}
@@ -156,14 +156,14 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 			w.turn()
 			w.agent.Pass(w.t.Context())
 		}
-		if got := w.values()[labelDCGM]; got != paused || w.owed() {
-			w.t.Fatalf("the label is %s, and something owed: %t", got, w.owed())
+		if got := w.values()[labelDCGM]; got != paused || w.hasJournal() {
+			w.t.Fatalf("the label is %s, and a journal is there: %t", got, w.hasJournal())
 		}
 	}
 	restored := func(w *world, within time.Duration) {
 		w.t.Helper()
 		began := time.Now()
-		w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" && !w.owed() })
+		w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" && !w.hasJournal() })
 		if took := time.Since(began); took > within {
 			w.t.Errorf("it took %s, want %s at most", took, within)
 		}
@@ -194,7 +194,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := adopting(t)
 			w.operator(map[string]string{labelDCGM: paused})
-			w.passes("the journal", w.owed)
+			w.passes("the journal", w.hasJournal)
 			w.restart()
 			w.agent.Begin()
 			restored(w, 30*time.Second)

@@ -57,7 +57,7 @@ func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
 		w.lose(1, true)
 		w.fail(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("first-3g")
-		w.passes("a journal", w.owed)
+		w.passes("a journal", w.hasJournal)
 		w.lose(1, false)
 		w.settle(config.ReasonHardwareFailure)
 		w.givenBack()

@@ -41,7 +41,7 @@ func newPressure(t *testing.T, models string) *pressure {
 	t.Helper()
 	p := &pressure{world: newWorld(t, models)}
 	p.again()
-	p.look(0)
+	p.poll(0)
 	return p
 }
 
@@ -51,8 +51,8 @@ func (p *pressure) again() {
 	p.events = p.listens()
 }
 
-// look lets the agent look every 15 seconds for d, and once more.
-func (p *pressure) look(d time.Duration) {
+// poll lets the agent observe every 15 seconds for d, and once more.
+func (p *pressure) poll(d time.Duration) {
 	p.t.Helper()
 	for began := time.Now(); ; {
 		for p.turn(); p.agent.Pass(p.t.Context()) == 0; {
@@ -97,7 +97,7 @@ func (p *pressure) leaves(name string) {
 	}
 }
 
-func (p *pressure) told() corev1.NodeCondition {
+func (p *pressure) condition() corev1.NodeCondition {
 	p.t.Helper()
 	c := p.node().Status.Conditions
 	i := slices.IndexFunc(c, func(c corev1.NodeCondition) bool { return c.Type == config.ConditionGPUMemoryPressure })
@@ -109,7 +109,7 @@ func (p *pressure) told() corev1.NodeCondition {
 
 func (p *pressure) expect(status corev1.ConditionStatus, reason config.Reason, words ...string) {
 	p.t.Helper()
-	c := p.told()
+	c := p.condition()
 	if c.Status != status || c.Reason != string(reason) {
 		p.t.Errorf("the node says %s %s: %q, want %s %s", c.Status, c.Reason, c.Message, status, reason)
 	}
@@ -143,13 +143,13 @@ func TestASharedGPUThatFillsUpIsReportedWithItsPods(t *testing.T) {
 		p.sufficient()
 		p.takes("small", gpu+"::0", 3000)
 		p.takes("large", gpu+"::1", 1000)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.sufficient()
 
 		p.fill(gpu)
-		p.look(0)
+		p.poll(0)
 		p.sufficient() // the memory may be free again at once
-		p.look(30 * time.Second)
+		p.poll(30 * time.Second)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull,
 			"GPU 1 ("+gpu+") has 14000 of 15360 MiB in use (91%), shared by team/large 10000 MiB, team/small 4000 MiB")
 		want := []string{"Warning GPUMemoryNearlyFull this pod has grown most, by 9000 MiB: GPU 1 (" + gpu +
@@ -159,12 +159,12 @@ func TestASharedGPUThatFillsUpIsReportedWithItsPods(t *testing.T) {
 		}
 
 		p.takes("large", gpu+"::1", 9000) // 84 %, which is over the lower limit
-		p.look(10 * time.Minute)
+		p.poll(10 * time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/large 9000 MiB")
 		p.takes("large", gpu+"::1", 8000) // 78 %
-		p.look(15 * time.Second)
+		p.poll(15 * time.Second)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull)
-		p.look(15 * time.Second)
+		p.poll(15 * time.Second)
 		p.sufficient()
 		if more := p.heard(); len(more) > 0 {
 			t.Errorf("told more than once: %q", more)
@@ -179,13 +179,13 @@ func TestAGPUIsUnderNoPressureOnceAPodHasLeft(t *testing.T) {
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 2000)
 		p.takes("large", gpu+"::1", 13000)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/small")
 		p.leaves("small")
-		p.look(0)
+		p.poll(0)
 		p.sufficient() // 84 %, of one pod
 		p.takes("large", gpu+"::1", 15000)
-		p.look(time.Hour)
+		p.poll(time.Hour)
 		p.sufficient()
 		if events := p.heard(); len(events) != 1 {
 			t.Errorf("events: %q", events)
@@ -201,9 +201,9 @@ func TestMemoryThatIsGoneAtOnceIsNotReported(t *testing.T) {
 		p.takes("small", gpu+"::0", 2000)
 		for range 10 {
 			p.takes("large", gpu+"::1", 13000)
-			p.look(15 * time.Second)
+			p.poll(15 * time.Second)
 			p.takes("large", gpu+"::1", 10000)
-			p.look(0)
+			p.poll(0)
 			p.sufficient()
 		}
 	})
@@ -216,11 +216,11 @@ func TestAFullGPUWhoseMemoryChangesIsWrittenWithTheHeartbeat(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
 		p.fill(gpu)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		before, hours := len(p.client.Actions()), 2
 		for n := range hours * 240 {
 			p.takes("large", gpu+"::1", 10000+n)
-			p.look(0)
+			p.poll(0)
 			<-time.After(15 * time.Second)
 		}
 		wrote := 0
@@ -233,12 +233,12 @@ func TestAFullGPUWhoseMemoryChangesIsWrittenWithTheHeartbeat(t *testing.T) {
 			t.Errorf("%d writes in %d heartbeats", wrote, beats)
 		}
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/small 4000 MiB")
-		if strings.Contains(p.told().Message, "10000 MiB") {
-			t.Errorf("the numbers are those of two hours ago: %s", p.told().Message)
+		if strings.Contains(p.condition().Message, "10000 MiB") {
+			t.Errorf("the numbers are those of two hours ago: %s", p.condition().Message)
 		}
 
 		p.takes("third", gpu+"::2", 100)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/third 100 MiB")
 	})
 }
@@ -250,10 +250,10 @@ func TestTheNextAgentKnowsWhatWasFull(t *testing.T) {
 		gpu := p.gpus.UUIDs()[0]
 		p.fill(gpu)
 		p.takes("third", p.gpus.UUIDs()[1], 13000)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.takes("large", gpu+"::1", 9000) // between the limits
 		p.again()
-		p.look(time.Hour)
+		p.poll(time.Hour)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/large 9000 MiB")
 		if events := p.heard(); len(events) > 0 {
 			t.Errorf("told again: %q", events)
@@ -271,7 +271,7 @@ func TestInstancesAreFullEachForItself(t *testing.T) {
 		p.takes("small", first+"::0", 1000)
 		p.takes("large", first+"::1", 18000)
 		p.takes("third", second+"::0", 19900)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull,
 			"3g.20gb@0 of GPU 0 ("+p.gpus.UUIDs()[0]+") has 19000 of 19968 MiB in use (95%), shared by team/large 18000 MiB, team/small 1000 MiB;")
 	})
@@ -284,11 +284,11 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 		p.sufficient()
 		p.unload()
 		p.again()
-		p.look(0)
+		p.poll(0)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "the driver does not say how full the GPUs are")
 		p.through = func(d nvml.Driver) nvml.Driver { return d }
 		p.again()
-		p.look(0)
+		p.poll(0)
 		p.sufficient()
 	})
 }
@@ -304,19 +304,19 @@ func TestADriverThatIsBeingUpgradedIsNotPolledInBetween(t *testing.T) {
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 4000)
 		p.takes("large", gpu+"::1", 4000)
-		p.look(0)
+		p.poll(0)
 		p.agent.Rest(t.Context(), time.Minute)
-		if driver.looks < 4 {
-			t.Errorf("%d looks in a minute", driver.looks)
+		if driver.observed < 4 {
+			t.Errorf("%d looks in a minute", driver.observed)
 		}
 		p.edit(func(n *corev1.Node) {
 			n.Labels = map[string]string{config.LabelDevicePlugin: fence.PausedForDriverUpgrade}
 		})
 		p.agent.Pass(t.Context())
-		driver.looks = 0
+		driver.observed = 0
 		p.agent.Rest(t.Context(), time.Minute)
-		if driver.looks > 0 {
-			t.Errorf("%d looks at a driver that was let go of", driver.looks)
+		if driver.observed > 0 {
+			t.Errorf("%d looks at a driver that was let go of", driver.observed)
 		}
 	})
 }
@@ -335,10 +335,10 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 			pod.Labels = map[string]string{"app": "nvidia-device-plugin-mps-control-daemon"}
 		})
 		p.compute(gpu, 5009, "nvidia-cuda-mps", podCgroup(uid))
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.sufficient()
 		p.takes("small", gpu+"::1", 100)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "shared by team/large 13500 MiB, team/small 100 MiB;")
 	})
 }
@@ -353,7 +353,7 @@ func TestPodsAreReportedWithoutTheProcessTable(t *testing.T) {
 		p.ends(agentPID) // without the agent's own process, the table may be an empty folder
 		p.ends(users["small"].pid)
 		p.ends(users["large"].pid)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "has 14000 of 15360 MiB in use (91%), shared by team/large", "team/small")
 	})
 }
@@ -364,16 +364,16 @@ func TestMemoryIsNotWatchedIfTheSettingsTurnThatOff(t *testing.T) {
 		p := newPressure(t, t4)
 		p.settings.MemoryPressure.Threshold = 0
 		p.again()
-		p.look(0)
+		p.poll(0)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched")
 		gpu := p.gpus.UUIDs()[0]
 		p.fill(gpu)
-		p.look(time.Hour)
+		p.poll(time.Hour)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched")
 		p.edit(func(n *corev1.Node) { n.Status.Conditions = nil })
-		p.look(time.Hour)
-		if p.told() != (corev1.NodeCondition{}) {
-			t.Errorf("the node says %v", p.told())
+		p.poll(time.Hour)
+		if p.condition() != (corev1.NodeCondition{}) {
+			t.Errorf("the node says %v", p.condition())
 		}
 	})
 }
@@ -386,7 +386,7 @@ func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 4000)
 		p.takes("large", gpu+"::1", 4000)
-		p.look(0)
+		p.poll(0)
 		before := len(p.client.Actions())
 		woke := make(chan struct{})
 		go func() {
@@ -404,7 +404,7 @@ func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 		if asked := p.client.Actions()[before:]; len(asked) > 0 {
 			t.Errorf("asked of the API server: %v", asked)
 		}
-		p.look(0)
+		p.poll(0)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull)
 
 		woke = make(chan struct{})
@@ -432,14 +432,14 @@ func TestAStepOfTheClockIsNoTimeUnderPressure(t *testing.T) {
 				c := &hostClock{readings: map[time.Time]time.Time{}}
 				p.clock = c
 				p.again()
-				p.look(0)
+				p.poll(0)
 				gpu := p.gpus.UUIDs()[0]
 				p.fill(gpu)
-				p.look(0)
+				p.poll(0)
 				c.ahead = by
-				p.look(15 * time.Second)
+				p.poll(15 * time.Second)
 				p.sufficient()
-				p.look(30 * time.Second)
+				p.poll(30 * time.Second)
 				p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull)
 			})
 		})

@@ -88,7 +88,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.trainers("llama", 0, 3)
 			w.grace = 10 * time.Minute
 			w.label("all-1g.10gb")
-			w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.owed() })
+			w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.hasJournal() })
 			for i := range 3 {
 				p := w.mustPod(fmt.Sprintf("llama-%d", i))
 				p.DeletionTimestamp = nil

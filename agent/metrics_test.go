@@ -41,7 +41,7 @@ func TestMetricsOfMemoryAreThoseOfTheLastObservation(t *testing.T) {
 		expectMetrics(t, m, "", names...)
 		p.takes("small", gpu+"::0", 4096)
 		p.takes("large", gpu+"::1", 10240)
-		p.look(time.Minute)
+		p.poll(time.Minute)
 		head := strings.ReplaceAll(`
 # HELP gpuslice_gpu_memory_pressure 1 if a GPU or an instance that several pods share is nearly full.
 # TYPE gpuslice_gpu_memory_pressure gauge
@@ -60,7 +60,7 @@ gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="
 		expectMetrics(t, m, head, names...)
 
 		p.leaves("small")
-		p.look(0)
+		p.poll(0)
 		gone := strings.ReplaceAll(head, `gpuslice_pod_gpu_memory_used_bytes{device="`+gpu+`",gpu="`+gpu+`",namespace="team",pod="small"} 4.294967296e+09`+"\n", "")
 		gone = strings.ReplaceAll(strings.ReplaceAll(gone, "1.5032385536e+10", "1.073741824e+10"), `gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 1`,
 			`gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 0`)
@@ -68,7 +68,7 @@ gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="
 
 		p.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
 		m = p.measured()
-		p.look(0)
+		p.poll(0)
 		expectMetrics(t, m, "", names...)
 	})
 }
@@ -79,7 +79,7 @@ func TestMetricsShowHowAChangeGoes(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		m := p.measured()
 		expectMetrics(t, m, "", "gpuslice_partition_ready", "gpuslice_converged", "gpuslice_steps_total")
-		p.look(0)
+		p.poll(0)
 		const at = `
 # HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
 # TYPE gpuslice_converged gauge
@@ -170,12 +170,12 @@ func TestMetricsShowWhatIsRequestedAndWhatThereIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "seed: 1\ngpus: [{model: A100-40GB, mig: true}]")
 		m := p.measured()
-		p.look(0)
+		p.poll(0)
 		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
 			t.Errorf("promlint: %v, %v", problems, err)
 		}
 		if got := series(t, m)["gpuslice_wish_info"]; got != 0 {
-			t.Errorf("nobody asks for anything, and gpuslice_wish_info is told %d times", got)
+			t.Errorf("no label asks for anything, and gpuslice_wish_info is exported %d times", got)
 		}
 		p.converge("all-3g.20gb")
 		got := series(t, m)
@@ -211,14 +211,14 @@ func TestMetricsShowWhatKeepsAChange(t *testing.T) {
 		m := p.measured()
 		p.annotate(config.AnnotationHold, "ask team-a")
 		p.label("all-3g.20gb")
-		p.look(0)
+		p.poll(0)
 		<-time.After(time.Minute)
-		p.look(0)
+		p.poll(0)
 		got := counters(t, m)
 		if held := got["gpuslice_blocked_seconds_total "+string(config.ReasonHeld)]; held < 60 {
 			t.Errorf("a change that was held for a minute was blocked for %v s: %v", held, got)
 		}
-		p.look(0)
+		p.poll(0)
 		if got := counters(t, m)["gpuslice_blocks_total "+string(config.ReasonHeld)]; got != 1 {
 			t.Errorf("it was held %v times, want 1", got)
 		}
@@ -245,7 +245,7 @@ func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		relent, m := p.stubborn(), p.measured()
 		fenced := func() string {
-			p.look(0)
+			p.poll(0)
 			return fmt.Sprint(series(t, m)["gpuslice_node_fenced"], " of ", counters(t, m)["gpuslice_node_fenced"])
 		}
 		if got := fenced(); got != "1 of 0" {

@@ -47,7 +47,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Kubelet tells, by its pod-resources API, which pod it has given which device, and which devices it may still give out.
+// Kubelet reports, by its pod-resources API, which pod it has given which device, and which devices it may still give out.
 type Kubelet interface {
 	Assignments(ctx context.Context) (holders.Assignments, error)
 	Allocatable(ctx context.Context) (map[string][]string, error)
@@ -66,7 +66,7 @@ type Options struct {
 	Record  journal.Store
 	// Health is what the agent learns the health of GPUs from. Without a driver in it the agent does not watch their health.
 	Health health.Sources
-	// Usage tells how much processes use of the GPUs. Without it the agent does not watch that.
+	// Usage reports how much processes use of the GPUs. Without it the agent does not watch that.
 	Usage nvml.UsageReader
 
 	Processes holders.Processes
@@ -159,7 +159,7 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 		return o.Driver
 	}
 	h := health.New(health.Options{
-		Sources: o.Health, Settings: o.Settings.Health, Boot: a.kernel.Boot, TellNode: a.Events.Of(o.Node), TellPod: a.Events.Podf,
+		Sources: o.Health, Settings: o.Settings.Health, Boot: a.kernel.Boot, NodeEvent: a.Events.Of(o.Node), PodEvent: a.Events.Podf,
 		Write:             func(ctx context.Context, c []corev1.NodeCondition) error { return a.Nodes.Conditions(ctx, o.Node, c) },
 		ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
 	})
@@ -197,7 +197,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		publisher: &nodekeys.Publisher{Env: env, Journal: writer},
 		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
-		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, Tell: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
+		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
 		resets:    &remedy.Resets{Health: a.health, Clock: env.Clock, Began: env.Clock.Now()},
 	}
 }
@@ -205,13 +205,13 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 // addMonitors makes the other monitors. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
-	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, Tell: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory})
+	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners, PodEvent: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory})
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
 		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // an observation that hangs there holds up no pass
 		busy := idle.New(idle.Options{
-			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, Tell: a.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
+			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
 		})
 		a.monitors = append(a.monitors, busy)
 		a.uses = func() []api.Use {

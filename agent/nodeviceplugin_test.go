@@ -20,11 +20,11 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 		ask  func(w *world)
 		wait string // what the diagnosis says that the agent does
 	}{
-		"as it is asked for already": {func(w *world) { w.label("all-disabled") }, "waits for the device plugin, without an end, and disturbs nothing meanwhile"},
-		"otherwise than asked for":   {func(w *world) { w.label("all-1g.10gb") }, "waits for the device plugin, without an end, and disturbs nothing meanwhile"},
+		"as it is asked for already": {func(w *world) { w.label("all-disabled") }, "waits for the device plugin, without an end, and disturbs nothing while it waits"},
+		"otherwise than asked for":   {func(w *world) { w.label("all-1g.10gb") }, "waits for the device plugin, without an end, and disturbs nothing while it waits"},
 		"a sharing that is asked for": {
 			func(w *world) { w.shares(); w.profile("two") },
-			"waits for the device plugin, without an end, and disturbs nothing meanwhile",
+			"waits for the device plugin, without an end, and disturbs nothing while it waits",
 		},
 		"nothing is asked for": {func(*world) {}, "leaves it alone: nothing is asked for"},
 	} {
@@ -39,7 +39,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				w.spend(time.Hour)
 				c := w.condition()
 				d := w.agent.Diagnose(t.Context(), true)
-				said := told(t, d)
+				said := jsonOf(t, d)
 				if want := "has to select the node, and to tolerate restricted:NoSchedule"; c.Reason != string(config.ReasonNoDevicePlugin) || !strings.Contains(c.Message, want) {
 					t.Errorf("%s: %s: want %q in it", c.Reason, c.Message, want)
 				}
@@ -49,7 +49,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				if !strings.Contains(said, row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != api.CauseCapacityMissing {
 					t.Errorf("the diagnosis says %q, want %q", said, row.wait)
 				}
-				if w.owed() {
+				if w.hasJournal() {
 					t.Error("a change has begun")
 				}
 				w.unplugged = false
@@ -121,10 +121,10 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 						t.Errorf("the node says\n%q, want\n%q in it", text, want)
 					}
 				}
-				if said := told(t, w.agent.Diagnose(t.Context(), true)); strings.Contains(said, "see the log") || strings.Contains(said, "MIG_STRATEGY") {
+				if said := jsonOf(t, w.agent.Diagnose(t.Context(), true)); strings.Contains(said, "see the log") || strings.Contains(said, "MIG_STRATEGY") {
 					t.Errorf("the diagnosis says %q", said)
 				}
-				if w.owed() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {
+				if w.hasJournal() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {
 					t.Errorf("a change has begun: %q", text)
 				}
 			})
@@ -143,7 +143,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowIsNamedBeforeInstancesAreMade(t *
 		w.restart()
 		w.label("all-1g.10gb")
 		w.offered = map[string][]string{"nvidia.com/gpu": {"GPU-of-before"}}
-		if c := w.says(config.ReasonNoDevicePlugin); w.owed() || w.gpus.String() != before || !strings.Contains(c.Message, `add "kube-system" to devicePlugin.namespaces`) {
+		if c := w.says(config.ReasonNoDevicePlugin); w.hasJournal() || w.gpus.String() != before || !strings.Contains(c.Message, `add "kube-system" to devicePlugin.namespaces`) {
 			t.Errorf("a change has begun: %s", c.Message)
 		}
 	})

@@ -103,7 +103,7 @@ func TestAWriteThatSomethingNewSpeaksAgainstIsNotMade(t *testing.T) {
 					changed = true
 				})
 				w.passes("the fence", func() bool { return changed })
-				if w.owed() {
+				if w.hasJournal() {
 					t.Error("the fence was raised all the same")
 				}
 			})

@@ -104,7 +104,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity = seen.CompareHardware(seen.MIGStrategy(a.Settings.MIGStrategy, nil))
 }
 
-// observeClaims reads what resource claims have given out: anew with the rest, during a change, and for a plan that a user asks for. A node at rest costs
+// observeClaims reads what resource claims have given out: with the rest, during a change, and for a plan that a user asks for. A node at rest costs
 // the API server no request for them, whatever its pods do.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)

@@ -14,7 +14,7 @@ import (
 func TestObservingChangesNothing(t *testing.T) {
 	t.Parallel()
 	// looks lets the agent of w look, and returns what it has done besides.
-	looks := func(w *world, d *leaving, events <-chan string) {
+	observe := func(w *world, d *leaving, events <-chan string) {
 		w.t.Helper()
 		released := d.released
 		for len(events) > 0 {
@@ -48,13 +48,13 @@ func TestObservingChangesNothing(t *testing.T) {
 			w.turn()
 			w.label("all-1g.10gb")
 			w.passes("the end", func() bool {
-				looks(w, d, events)
+				observe(w, d, events)
 				return w.reason() == config.ReasonConverged
 			})
 			w.upgrade(true)
-			looks(w, d, events)
+			observe(w, d, events)
 			w.spend(time.Minute)
-			looks(w, d, events)
+			observe(w, d, events)
 			if d.released == 0 {
 				t.Error("the passes do not let go of the driver either")
 			}
@@ -65,16 +65,16 @@ func TestObservingChangesNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := &pressure{world: newWorld(t, t4)}
 			d, events := start(p.world)
-			p.look(0)
+			p.poll(0)
 			gpu := p.gpus.UUIDs()[0]
 			p.takes("small", gpu+"::0", 4000)
 			p.takes("large", gpu+"::1", 10000)
-			p.look(0)
+			p.poll(0)
 			<-time.After(time.Minute)
-			looks(p.world, d, events)
-			p.look(0)
+			observe(p.world, d, events)
+			p.poll(0)
 			if len(events) == 0 {
-				t.Error("the pass does not tell of it either")
+				t.Error("the pass does not report it either")
 			}
 		})
 	})

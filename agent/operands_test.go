@@ -107,7 +107,7 @@ func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testi
 			if w.done("all-balanced")() {
 				return true
 			}
-			if away := w.values()[config.LabelDevicePlugin] != "true"; (away || w.gpus.String() != before) && !n.Spec.Unschedulable && w.owed() {
+			if away := w.values()[config.LabelDevicePlugin] != "true"; (away || w.gpus.String() != before) && !n.Spec.Unschedulable && w.hasJournal() {
 				t.Fatalf("the node is open in the middle of the change: plugin %s, GPUs\n%s", w.values()[config.LabelDevicePlugin], w.gpus)
 			}
 			return false
@@ -285,7 +285,7 @@ func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 					if row.undo(w) {
 						undone++
 					}
-					return !w.owed() && slices.Contains(row.says, w.reason())
+					return !w.hasJournal() && slices.Contains(row.says, w.reason())
 				}) || undone == 0 {
 					t.Errorf("it was undone %d times; %s: %s", undone, w.reason(), w.condition().Message)
 				}
@@ -306,7 +306,7 @@ func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
 		w.pod("late", string(w.snapshot()[1].UUID))
 		w.blocks("late")
 		if !w.turns(2500, func() bool {
-			return !w.owed() && w.values()[config.LabelDevicePlugin] == "true" && w.values()[labelDCGM] == "true"
+			return !w.hasJournal() && w.values()[config.LabelDevicePlugin] == "true" && w.values()[labelDCGM] == "true"
 		}) {
 			t.Errorf("labels %v: %s", w.values(), w.condition().Message)
 		}

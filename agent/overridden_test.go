@@ -31,7 +31,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 				events := w.listens()
 				w.set(config.LabelProfile, "seven")
 				w.reach("seven")
-				w.edit(func(n *corev1.Node) { asksAnew(n, row.label) })
+				w.edit(func(n *corev1.Node) { asksAgain(n, row.label) })
 				w.passes("an answer", func() bool { return stateOf(w.node()) != "" && stateOf(w.node()) != config.StatePending })
 				if got := stateOf(w.node()); got != row.want {
 					t.Errorf("label %s=%s beside a profile is answered %q, want %q", config.LabelMIGConfig, row.label, got, row.want)

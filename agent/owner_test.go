@@ -323,7 +323,7 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 		w.label("mine")
 		w.spend(time.Minute)
 		w.refused(config.ReasonImpossibleGeometry, "pod dra/driver-2")
-		if said := told(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
+		if said := jsonOf(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
 			t.Errorf("the diagnosis says %s", said)
 		}
 		if *calls > 0 {

@@ -80,7 +80,7 @@ func TestTwoDevicePluginsThatDisagreeAreReportedAndNoneIsChosen(t *testing.T) {
 		if got.Status == corev1.ConditionTrue || !strings.Contains(got.Message, "gpu-operator/second") || !strings.Contains(got.Message, "kube-system/plugin-") {
 			t.Errorf("the node says %s, %s: %s; want both pods named", got.Status, got.Reason, got.Message)
 		}
-		if w.owed() {
+		if w.hasJournal() {
 			t.Error("a change has begun")
 		}
 	})
@@ -97,8 +97,8 @@ func TestNothingIsDoneWhileTheOwnerOfAPodIsNotKnown(t *testing.T) {
 		w.restart()
 		w.label("all-balanced")
 		w.spend(time.Minute)
-		if got := w.condition(); w.owed() || !strings.Contains(got.Message, "daemonsets of the group apps") {
-			t.Errorf("a change has begun: %t; the node says %s: %s", w.owed(), got.Reason, got.Message)
+		if got := w.condition(); w.hasJournal() || !strings.Contains(got.Message, "daemonsets of the group apps") {
+			t.Errorf("a change has begun: %t; the node says %s: %s", w.hasJournal(), got.Reason, got.Message)
 		}
 		refused = false
 		w.converge("all-balanced")

@@ -16,10 +16,10 @@ import (
 
 // dividedOtherwise keeps one part of three, and replaces the two others by a larger one.
 var dividedOtherwise = venture{
-	models: "gpus: [{model: H100-80GB, mig: true}]",
-	stands: [][]nvml.Placed{{placedAt("3g.40gb", 0, 4, "1c+1c+1c"), placedAt("3g.40gb", 4, 4, "")}},
-	config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1, "3g.40gb": 1}}},
-	wish:   "mine",
+	models:  "gpus: [{model: H100-80GB, mig: true}]",
+	stands:  [][]nvml.Placed{{placedAt("3g.40gb", 0, 4, "1c+1c+1c"), placedAt("3g.40gb", 4, 4, "")}},
+	config:  catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1, "3g.40gb": 1}}},
+	request: "mine",
 }
 
 // changesOf returns the calls of the library so far that create or destroy something.
@@ -56,8 +56,8 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 						return around{d, func() { calls++; die(!after) }, func() { die(after) }}
 					}
 					w.restart()
-					w.label(dividedOtherwise.wish)
-					w.until("the end", func() {}, func() bool { return w.outcome(dividedOtherwise.wish) != "" })
+					w.label(dividedOtherwise.request)
+					w.until("the end", func() {}, func() bool { return w.outcome(dividedOtherwise.request) != "" })
 
 					if w.runs("goes") || !w.runs("stays") {
 						t.Errorf("the pod on the part that goes runs: %v; the pod on the part that stays: %v", w.runs("goes"), w.runs("stays"))
@@ -89,15 +89,15 @@ func TestAnotherPartDisturbsNoPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := venture{
 			models: "gpus: [{model: H100-80GB, mig: true}]", stands: [][]nvml.Placed{{placedAt("3g.40gb", 4, 4, "1c")}},
-			config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 2}}}, wish: "mine",
+			config: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 2}}}, request: "mine",
 		}
 		w := v.prepare(t, "")
 		w.pod("stays", w.gpus.MIGDevice(0, 4))
 		cordoned := false
-		w.label(v.wish)
+		w.label(v.request)
 		w.passes("the end", func() bool {
 			cordoned = cordoned || w.node().Spec.Unschedulable
-			return w.outcome(v.wish) != ""
+			return w.outcome(v.request) != ""
 		})
 		if cordoned || !w.runs("stays") {
 			t.Errorf("the node was cordoned: %v; the pod runs: %v", cordoned, w.runs("stays"))

@@ -60,9 +60,9 @@ func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.De
 	switch {
 	case err != nil:
 		return err
-	case steps[0].Traits().OnlyLooks && seen.Journal == nil && (!foretold || seen.Kubelet.Err != nil):
+	case steps[0].Traits().OnlyObserves && seen.Journal == nil && (!foretold || seen.Kubelet.Err != nil):
 		return a.verifier.Lacks(seen, want)
-	case steps[0].Traits().OnlyLooks:
+	case steps[0].Traits().OnlyObserves:
 		return nil
 	}
 	err = a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})

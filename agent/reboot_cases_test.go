@@ -138,7 +138,7 @@ func TestAnotherRequestMayTakeARebootOfItsOwn(t *testing.T) {
 		w.label("all-disabled")
 		for range 3 {
 			n := w.host.reboots
-			w.passes("an end or a reboot", func() bool { return w.host.reboots > n || !w.owed() })
+			w.passes("an end or a reboot", func() bool { return w.host.reboots > n || !w.hasJournal() })
 			if w.host.reboots == n {
 				break
 			}
@@ -197,7 +197,7 @@ func TestAFreshNodeWhoseRequestGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 				w.register()
 				w.begin("all-1g.10gb")
 				spoil(w)
-				w.passes("an end", func() bool { return !w.owed() })
+				w.passes("an end", func() bool { return !w.hasJournal() })
 				w.spend(time.Hour)
 				if !w.keepsPodsAway() {
 					t.Errorf("the node is open with %v; %s: %s", w.node().Status.Allocatable, w.condition().Reason, w.condition().Message)

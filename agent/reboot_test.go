@@ -45,7 +45,7 @@ func (w *world) parked() {
 	w.t.Helper()
 	w.passes("an open node that waits for a reboot", func() bool {
 		c := w.condition()
-		return c.Reason == string(config.ReasonNeedsReboot) && strings.Contains(c.Message, "next reboot") && w.owed()
+		return c.Reason == string(config.ReasonNeedsReboot) && strings.Contains(c.Message, "next reboot") && w.hasJournal()
 	})
 	if n := w.node(); n.Spec.Unschedulable || len(n.Spec.Taints) > 0 {
 		w.t.Errorf("unschedulable is %t, taints are %v; want an open node", n.Spec.Unschedulable, n.Spec.Taints)

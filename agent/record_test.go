@@ -23,8 +23,8 @@ import (
 
 const dcgm = "nvidia-dcgm.service"
 
-// owing returns a world of one A100 in persistence mode with a unit that has to stop for its reset: a change owes something of each sort.
-func owing(t *testing.T) *world {
+// withPendingRestores returns a world of one A100 in persistence mode with a unit that has to stop for its reset: a change has to restore something of each sort.
+func withPendingRestores(t *testing.T) *world {
 	t.Helper()
 	w := monitored(t)
 	gpu := w.snapshot()[0]
@@ -49,14 +49,14 @@ func (w *world) hostGivenBack() {
 // unitStopped begins a change of a world that owes, and lets turns pass until the unit is stopped.
 func unitStopped(t *testing.T) *world {
 	t.Helper()
-	w := owing(t)
+	w := withPendingRestores(t)
 	w.label("all-balanced")
 	w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
 	return w
 }
 
-// registerAnew deletes the node object, and kubelet registers it anew.
-func (w *world) registerAnew() {
+// registerAgain deletes the node object, and kubelet registers it again.
+func (w *world) registerAgain() {
 	w.t.Helper()
 	n := w.node()
 	if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
@@ -86,7 +86,7 @@ func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 		for _, known := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, with a record %t", name, known), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := owing(t)
+					w := withPendingRestores(t)
 					if known {
 						w.converge("all-disabled")
 					}
@@ -113,7 +113,7 @@ func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 // Promise 15.
 func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
+		w := withPendingRestores(t)
 		w.units.states["kubelet.service"], w.units.states["sshd.service"] = "active", "active"
 		w.annotate(config.AnnotationJournal, `{"version":1,"operation":"op","target":"all-balanced","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
 			`"cordoned":true,"proven":true,"stopped":["kubelet.service","sshd.service"]}`)
@@ -130,12 +130,12 @@ func TestAUnitThatLeavesTheSettingsInTheMiddleIsReportedAndLeftAlone(t *testing.
 		w := unitStopped(t)
 		w.settings.Units = []string{"nvsm.service"}
 		w.restart()
-		told := false
+		reported := false
 		w.passes("the end", func() bool {
-			told = told || strings.Contains(w.condition().Message, dcgm+" of this host was stopped for a change and is not started")
-			return w.done("all-balanced")() && !w.owed()
+			reported = reported || strings.Contains(w.condition().Message, dcgm+" of this host was stopped for a change and is not started")
+			return w.done("all-balanced")() && !w.hasJournal()
 		})
-		if !told {
+		if !reported {
 			t.Error("the condition has never said so")
 		}
 		if slices.Contains(w.units.did, "start "+dcgm) {
@@ -147,7 +147,7 @@ func TestAUnitThatLeavesTheSettingsInTheMiddleIsReportedAndLeftAlone(t *testing.
 // Promise 15: the agent writes no ConfigMap and no label other than the plugin's.
 func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
+		w := withPendingRestores(t)
 		data := map[string]string{"entrypoint.sh": "theirs"}
 		if _, err := w.client.CoreV1().ConfigMaps("gpu-operator").Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: "entrypoint", Namespace: "gpu-operator"}, Data: data,
@@ -218,7 +218,7 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 func TestAForgedStatusDecidesNothing(t *testing.T) {
 	t.Run("reboots", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := owing(t)
+			w := withPendingRestores(t)
 			w.settings.Reboot.Policy = config.RebootSelf
 			w.restart()
 			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","noReset":{"boot":"00000000-0000-4000-8000-000000000001","gpus":[%q]}}`, w.snapshot()[0].UUID))
@@ -246,9 +246,9 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.converge("all-balanced")
-			wish := w.disk.record(t).Learnt.Proven
+			requested := w.disk.record(t).Learnt.Proven
 			w.converge("all-1g.10gb")
-			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"fingerprint":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, wish))
+			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"fingerprint":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, requested))
 			w.converge("all-balanced")
 		})
 	})
@@ -374,7 +374,7 @@ func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 // Promise 7. Facts of this host are not lost with the node object.
 func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
-		"the node object is deleted": func(w *world) { w.registerAnew() },
+		"the node object is deleted": func(w *world) { w.registerAgain() },
 		"the journal is taken away, and the label": func(w *world) {
 			w.unannotate(config.AnnotationJournal)
 			w.unset(config.LabelMIGConfig)
@@ -408,7 +408,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 func TestWhatARebootGivesBackIsNotRestoredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := unitStopped(t)
-		w.registerAnew()
+		w.registerAgain()
 		w.boot()
 		w.restart()
 		w.units.did = nil
@@ -440,7 +440,7 @@ func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := unitStopped(t)
-				w.registerAnew()
+				w.registerAgain()
 				claim(w)
 				w.restart()
 				w.settle(config.ReasonNotRequested)
@@ -460,13 +460,13 @@ func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := unitStopped(t)
-				w.registerAnew()
+				w.registerAgain()
 				spoil(w)
 				w.settle(config.ReasonNotRequested)
 				w.hostGivenBack()
-				told := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: reading which boot of the host this is")
-				if known := name == "it was readable"; told == known {
-					t.Errorf("people are told: %t; %s", told, w.condition().Message)
+				reported := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: reading which boot of the host this is")
+				if known := name == "it was readable"; reported == known {
+					t.Errorf("it is reported: %t; %s", reported, w.condition().Message)
 				}
 			})
 		})
@@ -497,7 +497,7 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
+				w := withPendingRestores(t)
 				w.label("all-balanced")
 				w.fence()
 				lose(w)
@@ -574,20 +574,20 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 			w.unannotate(config.AnnotationJournal)
 			w.unset(config.LabelMIGConfig)
 		}, config.ReasonNotRequested},
-		"and the node is registered anew": {(*world).registerAnew, config.ReasonNotRequested},
+		"and the node is registered anew": {(*world).registerAgain, config.ReasonNotRequested},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, after := range []bool{false, true} {
 				for n, more := 1, true; more; n++ {
 					synctest.Test(t, func(t *testing.T) {
-						w := owing(t)
+						w := withPendingRestores(t)
 						w.turn()
 						more = false
 						w.diesAtWrite(n, after, &more)
 						w.label("all-balanced")
 						w.until("the end", func() { row.then(w) }, func() bool {
 							reason := config.Reason(w.condition().Reason)
-							return !w.owed() && (reason == row.end || !more && reason == config.ReasonConverged)
+							return !w.hasJournal() && (reason == row.end || !more && reason == config.ReasonConverged)
 						})
 						w.givenBack()
 						w.hostGivenBack()
@@ -608,7 +608,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 	for n, more := 1, true; more; n++ {
 		for _, lost := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
+				w := withPendingRestores(t)
 				w.turn()
 				more = false
 				w.disk.refuses = func(journal.Record) error {
@@ -642,7 +642,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 // Promise 7: the disk takes the record before the unit is stopped, and nothing after that; then the agent is killed and the journal lost.
 func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
+		w := withPendingRestores(t)
 		full := false
 		w.disk.refuses = func(r journal.Record) error {
 			if full {
@@ -662,7 +662,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 	})
 }
 
-// Promises 14 and 15: each message says what a user can do, and the agent touches nothing meanwhile.
+// Promises 14 and 15: each message says what a user can do, and the agent touches nothing until then.
 func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 	for name, row := range map[string]struct {
 		spoil func(d *disk)
@@ -677,7 +677,7 @@ func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := owing(t)
+				w := withPendingRestores(t)
 				row.spoil(&w.disk)
 				before := w.gpus.String()
 				w.label("all-balanced")
@@ -687,8 +687,8 @@ func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 				if !strings.Contains(c.Message, row.says) || strings.Contains(c.Message, row.not) {
 					t.Errorf("the condition says: %s", c.Message)
 				}
-				if after := w.gpus.String(); after != before || w.owed() || len(w.units.did) > 0 {
-					t.Errorf("owed %t, units %v, GPUs\n%s", w.owed(), w.units.did, after)
+				if after := w.gpus.String(); after != before || w.hasJournal() || len(w.units.did) > 0 {
+					t.Errorf("a journal %t, units %v, GPUs\n%s", w.hasJournal(), w.units.did, after)
 				}
 				w.disk = disk{}
 				w.reach("all-balanced")
@@ -699,7 +699,7 @@ func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 
 func TestAnIdleRecordOfANewerAgentIsSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
+		w := withPendingRestores(t)
 		newer := `{"version":9,"knows":"more"}`
 		w.disk.text = []byte(newer)
 		w.converge("all-balanced")
@@ -755,7 +755,7 @@ func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 // The agent owes nothing by a record that the disk has refused.
 func TestAChangeThatCouldNotBeRecordedLeavesNothingToRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := owing(t)
+		w := withPendingRestores(t)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
 		w.label("all-balanced")
 		w.says(config.ReasonHostRecordUnavailable)

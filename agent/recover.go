@@ -23,18 +23,18 @@ import (
 
 var errNodeGone = errors.New("the node was deleted")
 
-// Recover passes as Run does, until the agent owes the node nothing, and begins no change. It is for a machine on which no
+// Recover passes as Run does, until the agent has nothing to restore on the node, and begins no change. It is for a machine on which no
 // agent runs. It calls seen with the node at each observation. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
-// says what the agent still owes the node.
+// says what the agent must still restore.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	wake := a.wakes.Watch(ctx)
-	left := debts{ours: []string{unknown}}
+	left := pendingRestores{ours: []string{unknown}}
 	for passed := false; ctx.Err() == nil; {
 		pause := a.Settings.Retry.First
 		node, err := a.readNode(ctx)
 		if err == nil {
 			seen(node)
-			if left, err = a.owing(ctx, node); err != nil {
+			if left, err = a.pendingRestores(ctx, node); err != nil {
 				return err
 			}
 		}
@@ -43,7 +43,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 			return errors.Join(a.taint.Clear(ctx, node), a.reportFinal(ctx))
 		case err == nil && left.none(): // no one judges the GPUs any more
 			return a.taint.Clear(ctx, node)
-		case err == nil && len(left.ours) > 0: // without own debts a pass might begin a change
+		case err == nil && len(left.ours) > 0: // with nothing of its own to restore a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}
 		if a.driverReplaced {
@@ -60,22 +60,22 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	return errNotRestored(ctx, left)
 }
 
-// debts lists what still keeps pods or operands away from the node, and what is still to be done.
-type debts struct {
+// pendingRestores lists what still keeps pods or operands away from the node, and what is still to be done.
+type pendingRestores struct {
 	ours   []string
 	others []string // follows from a change of the agent, but another program undoes it
 }
 
-// unknown is the debt to a node that could not be read even once.
-const unknown = "what is owed is not known, since the node could not be read"
+// unknown is what is left to restore on a node that could not be read even once.
+const unknown = "what is to be restored is not known, since the node could not be read"
 
-func (d debts) none() bool { return len(d.ours)+len(d.others) == 0 }
+func (d pendingRestores) none() bool { return len(d.ours)+len(d.others) == 0 }
 
-func (d debts) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
+func (d pendingRestores) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
 
 // errNotRestored is the error when ctx ends before the node was given back.
-func errNotRestored(ctx context.Context, left debts) error {
-	return fmt.Errorf("%w; still owed: %s", context.Cause(ctx), left)
+func errNotRestored(ctx context.Context, left pendingRestores) error {
+	return fmt.Errorf("%w; still to be restored: %s", context.Cause(ctx), left)
 }
 
 func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
@@ -88,7 +88,7 @@ func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// reportFinal writes the final condition to a node to which the agent owes nothing more: the last pass reported its last step only.
+// reportFinal writes the final condition to a node on which the agent has nothing more to restore: the last pass reported its last step only.
 func (a *Agent) reportFinal(ctx context.Context) error {
 	seen, err := a.observe(ctx)
 	if err != nil {
@@ -101,8 +101,8 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 	return nil
 }
 
-// AwaitRecovered watches the node until the agent that runs there owes it nothing. It calls seen with the node at each change. If ctx
-// ends, the error says what that agent still owes the node.
+// AwaitRecovered watches the node until the agent that runs there has nothing to restore on it. It calls seen with the node at each change. If ctx
+// ends, the error says what that agent must still restore.
 func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
 	only := fields.OneTermEqualSelector("metadata.name", a.Node).String()
 	nodes := &cache.ListWatch{
@@ -115,7 +115,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 			return a.client.Nodes().Watch(ctx, o)
 		},
 	}
-	left := debts{ours: []string{unknown}}
+	left := pendingRestores{ours: []string{unknown}}
 	source := cache.ToListWatcherWithWatchListSemantics(nodes, a.client)
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
@@ -128,7 +128,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 		seen(node)
 		var err error
 		a.record.Reread() // the running agent writes the record
-		left, err = a.owing(ctx, node)
+		left, err = a.pendingRestores(ctx, node)
 		return left.none(), err
 	})
 	if err != nil && ctx.Err() != nil {
@@ -140,7 +140,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and minds its labels itself")
 
 // Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent
-// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent owes the node nothing: in the
+// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent has nothing to restore on the node: in the
 // middle of a change operands have to stay away.
 func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	node, err := a.readNode(ctx)
@@ -165,10 +165,10 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	return labels, a.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
-// owing returns what the agent must restore on the node. A change that waits for a reboot has given the node back until then.
-func (a *Agent) owing(ctx context.Context, node *corev1.Node) (debts, error) {
+// pendingRestores returns what the agent must restore on the node. A change that waits for a reboot has given the node back until then.
+func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pendingRestores, error) {
 	seen := &state.Observed{Node: node}
-	var left debts
+	var left pendingRestores
 	var err error
 	if seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, ""); err != nil {
 		return left, err

@@ -52,7 +52,7 @@ func TestAwaitRecoveredInVainReturnsWhatIsToBeRestored(t *testing.T) {
 		defer cancel()
 		ended, _ := w.awaiting(ctx)
 		if err := <-ended; !errors.Is(err, late) || !strings.Contains(err.Error(), "all-1g.10gb") {
-			t.Errorf("got %v, want what is owed for all-1g.10gb", err)
+			t.Errorf("got %v, want what is to be restored for all-1g.10gb", err)
 		}
 	})
 }

@@ -272,7 +272,7 @@ func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 						t.Errorf("it does not say %q: %s", want, c.Message)
 					}
 				}
-				if !w.runs("late") || !w.owed() {
+				if !w.runs("late") || !w.hasJournal() {
 					t.Error("the way back has not waited for the pod")
 				}
 				w.restart()

@@ -26,7 +26,7 @@ import (
 
 // conclude reports what the pass has observed and done, and returns how long the loop may sleep.
 func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
-	a.liveness.At(telling)
+	a.liveness.At(reporting)
 	var first plan.Step // zero if observing the node has failed
 	if len(steps) > 0 {
 		first = steps[0]
@@ -44,7 +44,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
 	case seen.Node == nil:
-		a.Log.Warn("looking at the node", zap.Error(err))
+		a.Log.Warn("observing the node", zap.Error(err))
 		return d.After
 	case d.NoReset && seen.Journal != nil:
 		return a.rebooter.NoteNoReset(ctx, act.Input{Seen: seen, Want: want}, first.GPU, err)
@@ -121,10 +121,10 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	}
 }
 
-// activity is what the agent does beside the steps. A user who looks why the agent hangs sees it.
+// activity is what the agent does beside the steps. A user who asks why the agent hangs sees it.
 type activity string
 
-const telling activity = "Tell"
+const reporting activity = "Report"
 
 // String implements fmt.Stringer.
 func (d activity) String() string { return string(d) }

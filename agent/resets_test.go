@@ -85,7 +85,9 @@ func (w *world) unhealthy() corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-func (w *world) healed() bool { return w.unhealthy().Status == corev1.ConditionFalse && !w.owed() }
+func (w *world) healed() bool {
+	return w.unhealthy().Status == corev1.ConditionFalse && !w.hasJournal()
+}
 
 // resets counts those of the library so far.
 func (w *world) resets() int { return w.gpus.Calls()[gpusim.Reset] }
@@ -95,7 +97,7 @@ const cutH100 = "gpus: [{model: H100-80GB, mig: true, count: 2}]"
 // A GPU whose driver recommends a reset is reset when its pods have left, and cut again as asked; the other GPU and its pods are not touched.
 func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 	t.Parallel()
-	for name, row := range map[string]struct{ wish, want string }{
+	for name, row := range map[string]struct{ request, want string }{
 		"as asked":                     {"all-3g.40gb", "3g.40gb@0 3g.40gb@4"},
 		"as before, of a former label": {"", "3g.40gb@0 3g.40gb@4"},
 	} {
@@ -103,7 +105,7 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newSickWorld(t, cutH100, config.HealthResetCritical)
 				w.converge("all-3g.40gb")
-				if row.wish == "" {
+				if row.request == "" {
 					w.label("")
 					w.settle(config.ReasonNotRequested)
 				}
@@ -124,7 +126,7 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 					t.Errorf("the other GPU has %v, and had %v", now, stays)
 				}
 				w.givenBack()
-				if state := w.node().Labels[config.LabelMIGConfigState]; row.wish == "" && state == string(config.StatePending) {
+				if state := w.node().Labels[config.LabelMIGConfigState]; row.request == "" && state == string(config.StatePending) {
 					t.Errorf("the state label says %q, and nothing is asked for", state)
 				}
 			})
@@ -187,7 +189,7 @@ func TestWhichGPUsAreResetIsASetting(t *testing.T) {
 	}
 }
 
-// A reset that does not help is not tried again and again, by this process or the next, and people are told.
+// A reset that does not help is not tried again and again, by this process or the next, and the condition says so.
 func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -196,7 +198,7 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 		w.through = func(d nvml.Driver) nvml.Driver { return around{d, func() {}, func() { w.ail(0, 1) }} }
 		w.restart()
 		w.ail(0, 1)
-		w.passes("a reset", func() bool { return w.resets() > 0 && !w.owed() })
+		w.passes("a reset", func() bool { return w.resets() > 0 && !w.hasJournal() })
 		w.spend(2 * time.Hour)
 		w.restart()
 		w.spend(2 * time.Hour)
@@ -215,7 +217,7 @@ func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 		w := newSickWorld(t, "gpus: [{model: H100-80GB, mig: true, count: 2, passthrough: true}]", config.HealthResetCritical)
 		w.converge("all-3g.40gb")
 		w.ail(0, 1)
-		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.owed() })
+		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.hasJournal() })
 		w.spend(2 * time.Hour)
 		if w.resets() != 1 || w.reason() != config.ReasonConverged || !strings.Contains(w.unhealthy().Message, "does so no more") {
 			t.Errorf("%d attempts; the node says %s: %s, and %s", w.resets(), w.condition().Reason, w.condition().Message, w.unhealthy().Message)
@@ -279,7 +281,7 @@ func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
 				w := newSickWorld(t, cutH100, config.HealthResetCritical)
 				w.converge("all-3g.40gb")
 				w.ail(0, 1)
-				w.passes("the beginning", w.owed)
+				w.passes("the beginning", w.hasJournal)
 				passed := 0
 				w.passes("the end", func() bool {
 					if passed == n {

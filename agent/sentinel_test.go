@@ -50,8 +50,8 @@ func TestASentinelThatDoesNotAnswerIsNamedAndAnsweredWhenItDoes(t *testing.T) {
 		}
 		w.label("all-balanced")
 		want := "asking for a reboot by " + w.settings.Reboot.Sentinel + " is put off"
-		told := func() bool { return strings.Contains(w.condition().Message, want) }
-		w.passes("word of the sentinel", told)
+		reported := func() bool { return strings.Contains(w.condition().Message, want) }
+		w.passes("word of the sentinel", reported)
 		if n := w.node(); n.Spec.Unschedulable {
 			t.Error("the node is kept for it")
 		}

@@ -354,7 +354,7 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 		w.profile("four")
 		w.passes("a failure", func() bool {
 			w.recovers()
-			return w.reason() == config.ReasonPluginFailed && !w.owed()
+			return w.reason() == config.ReasonPluginFailed && !w.hasJournal()
 		})
 		w.givenBack()
 		after, err := os.ReadFile(w.pluginFile)
@@ -397,7 +397,7 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 		w.reach("two")
 		w.profile("four")
 		w.passes("a failure", func() bool {
-			w.serves(!w.owed()) // kubelet loses the plugin when it reads its config
+			w.serves(!w.hasJournal()) // kubelet loses the plugin when it reads its config
 			if w.condition().Status == corev1.ConditionTrue && strings.HasPrefix(w.condition().Message, "four") {
 				t.Fatal("the node says that it gives out four")
 			}
@@ -410,7 +410,7 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 		}
 		w.passes("the node to be given back once kubelet has been restarted", func() bool {
 			w.serves(true)
-			return !w.owed()
+			return !w.hasJournal()
 		})
 		w.givenBack()
 		if got := w.offers(); got != "gpu=4" {
@@ -435,7 +435,7 @@ func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
 		w.profile("four")
 		w.passes("the change to be given up", func() bool {
 			w.serves(false)
-			return !w.owed() && strings.Contains(w.condition().Message, "the GPUs are as they were before")
+			return !w.hasJournal() && strings.Contains(w.condition().Message, "the GPUs are as they were before")
 		})
 		w.givenBack()
 		if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "restart kubelet on this node") {
@@ -455,7 +455,7 @@ func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
 		if w.reads != reads {
-			t.Error("the device plugin has been told to read its file")
+			t.Error("the device plugin has been notified to read its file")
 		}
 		if len(*cordons) > 0 {
 			t.Errorf("the node was cordoned %d times", len(*cordons))
@@ -578,7 +578,7 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 			w.passes(name, func() bool {
 				w.forget()
 				c := w.condition()
-				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
+				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.hasJournal()
 			})
 		}
 	})
@@ -593,7 +593,7 @@ func TestAComputeModeThatMPSHasLeftIsMended(t *testing.T) {
 		}
 		w.profile("four")
 		w.passes("four", func() bool {
-			return strings.HasPrefix(w.condition().Message, "four:") && !w.owed() && w.reason() == config.ReasonConverged
+			return strings.HasPrefix(w.condition().Message, "four:") && !w.hasJournal() && w.reason() == config.ReasonConverged
 		})
 		if mode := w.snapshot()[0].ComputeMode; mode != nvml.ComputeDefault {
 			t.Errorf("the compute mode is %s", mode)
@@ -649,11 +649,11 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				if there != (setting == config.StaleResourcesReport) {
 					t.Errorf("the resource of a former config is there: %t", there)
 				}
-				if told := heard(events, string(config.ReasonStaleResourcesRemoved)); told != map[bool]int{true: 0, false: 1}[there] {
-					t.Errorf("it is there: %t, and the Events tell %d times that it was removed", there, told)
+				if reported := heard(events, string(config.ReasonStaleResourcesRemoved)); reported != map[bool]int{true: 0, false: 1}[there] {
+					t.Errorf("it is there: %t, and the Events tell %d times that it was removed", there, reported)
 				}
-				if told := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); told != there {
-					t.Errorf("it is told of: %t: %s", told, w.condition().Message)
+				if reported := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); reported != there {
+					t.Errorf("it is told of: %t: %s", reported, w.condition().Message)
 				}
 			})
 		})
@@ -677,7 +677,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 				}
 				w.forget()
 				c := w.condition()
-				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+" + plain:") && !w.owed()
+				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+" + plain:") && !w.hasJournal()
 			})
 		}
 		w.unset(config.LabelMIGConfig)

@@ -224,7 +224,7 @@ func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
 			w.agent.Pass(t.Context())
 		}
 		revive()
-		if !w.holdsSlot() || w.owed() {
+		if !w.holdsSlot() || w.hasJournal() {
 			t.Fatalf("the agent was not killed between slot and fence: %s", w.slots())
 		}
 		w.reach("all-1g.10gb")
@@ -249,7 +249,7 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 		w.fail("CreateGpuInstanceWithPlacement")
 		w.label("all-balanced")
 		w.passes("the second failure", func() bool {
-			return w.reason() == config.ReasonHardwareFailure && strings.HasPrefix(w.status().Desired, "all-balanced") && !w.owed()
+			return w.reason() == config.ReasonHardwareFailure && strings.HasPrefix(w.status().Desired, "all-balanced") && !w.hasJournal()
 		})
 		if free(t, slots, pool, other) {
 			t.Fatal("the pool goes on after two failures in a row")

@@ -32,15 +32,15 @@ func (w *world) keepsPodsAway() bool {
 // Promise 9: no pod comes to a fresh node before its capacity is proven, although the device plugin does.
 func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
 	t.Parallel()
-	for _, wish := range []string{"all-balanced", "all-disabled"} { // a new node is as the second asks already
-		t.Run(wish, func(t *testing.T) {
+	for _, requested := range []string{"all-balanced", "all-disabled"} { // a new node is as the second asks already
+		t.Run(requested, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.register()
-				w.label(wish)
+				w.label(requested)
 				w.passes("an open node", func() bool { return !w.keepsPodsAway() })
 				opened, offered := w.gpus.String(), w.node().Status.Allocatable
-				w.reach(wish)
+				w.reach(requested)
 				if diff := cmp.Diff(w.gpus.String(), opened); diff != "" {
 					t.Errorf("the GPUs when the node was opened (-later +then):\n%s", diff)
 				}
@@ -157,7 +157,7 @@ func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
 						w.label("all-balanced")
 						w.until("the end", func() {}, func() bool {
 							reason := config.Reason(w.condition().Reason)
-							return !w.owed() && (reason == config.ReasonConverged || reason == config.ReasonHardwareFailure)
+							return !w.hasJournal() && (reason == config.ReasonConverged || reason == config.ReasonHardwareFailure)
 						})
 						if w.reason() == config.ReasonHardwareFailure {
 							w.has(taints...)
@@ -186,7 +186,7 @@ func TestNoStartupTaintIsLostWhenTheSettingsChangeInTheMiddleOfAChange(t *testin
 						w := registerWith(t, known, registered...)
 						w.label("all-balanced")
 						w.passes("the fence", func() bool {
-							return w.owed() && slices.ContainsFunc(w.node().Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintNotReady }) != opened
+							return w.hasJournal() && slices.ContainsFunc(w.node().Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintNotReady }) != opened
 						})
 						w.knows(!known)
 						if undone {
@@ -237,8 +237,8 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 					w.label("all-balanced")
 					w.settle(config.ReasonConverged)
 				}
-				put, fenced, told := w.putsStartupTaintsBack(20 * time.Minute)
-				t.Logf("put %d, fenced %d, %s", put, fenced, told)
+				put, fenced, reported := w.putsStartupTaintsBack(20 * time.Minute)
+				t.Logf("put %d, fenced %d, %s", put, fenced, reported)
 				if put < 6 || put > 14 {
 					t.Errorf("the taint was put there %d times within 20 minutes", put)
 				}
@@ -246,8 +246,8 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 					t.Errorf("%d fences", fenced)
 				}
 				for _, want := range []string{"the startup taint " + config.TaintNotReady, "puts it back", "spec.taints", "taken away again at"} {
-					if !strings.Contains(told, want) {
-						t.Errorf("the message is %q, want %q in it", told, want)
+					if !strings.Contains(reported, want) {
+						t.Errorf("the message is %q, want %q in it", reported, want)
 					}
 				}
 				c := w.settle(config.ReasonConverged) // once nothing puts it back
@@ -262,7 +262,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 
 // putsStartupTaintsBack runs the agent for so long beside something that sets the startup taint again each time. It returns how often that was, how many
 // fences the agent has raised, and the last condition that says so.
-func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, told string) {
+func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, reported string) {
 	w.t.Helper()
 	began := time.Now()
 	for time.Since(began) < d {
@@ -272,19 +272,19 @@ func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, told st
 			}
 			w.register()
 		}
-		owed := w.owed()
+		pending := w.hasJournal()
 		w.turn()
 		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
 			<-time.After(pause)
 		}
-		if !owed && w.owed() {
+		if !pending && w.hasJournal() {
 			fenced++
 		}
 		if c := w.condition(); strings.Contains(c.Message, "is back") {
-			told = c.Message
+			reported = c.Message
 		}
 	}
-	return put, fenced, told
+	return put, fenced, reported
 }
 
 func isStartup(t corev1.Taint) bool { return t.Key == config.TaintNotReady }

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// asksAnew writes what README tells users who wait for the answer: by one write it sets the wish and removes the former answer.
-func asksAnew(n *corev1.Node, name string) {
+// asksAgain writes what README has users write who wait for the answer: by one write it sets the request and removes the former answer.
+func asksAgain(n *corev1.Node, name string) {
 	metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, name)
 	delete(n.Labels, config.LabelMIGConfigState)
 }
@@ -23,14 +23,14 @@ func stateOf(n *corev1.Node) config.State { return config.State(n.Labels[config.
 // A user who removes the former answer with the wish and waits for a success never sees an old one, and need not know how the node was.
 func TestASuccessIsOfTheConfigThatIsRequested(t *testing.T) {
 	t.Parallel()
-	for name, wish := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
+	for name, requested := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.converge("all-balanced")
-				w.edit(func(n *corev1.Node) { asksAnew(n, wish) })
+				w.edit(func(n *corev1.Node) { asksAgain(n, requested) })
 				w.passes("a success", func() bool { return stateOf(w.node()) == config.StateSuccess })
-				if c := w.condition(); c.Reason != string(config.ReasonConverged) || !strings.HasPrefix(c.Message, wish+":") {
+				if c := w.condition(); c.Reason != string(config.ReasonConverged) || !strings.HasPrefix(c.Message, requested+":") {
 					t.Errorf("at the success the node says %s: %s", c.Reason, c.Message)
 				}
 			})
@@ -49,7 +49,7 @@ func TestASuccessIsNotWrittenBesideALaterRequest(t *testing.T) {
 				return nil
 			}
 			asked = true
-			if err := w.between(func(n *corev1.Node) { asksAnew(n, "all-1g.10gb") }); err != nil {
+			if err := w.between(func(n *corev1.Node) { asksAgain(n, "all-1g.10gb") }); err != nil {
 				return err
 			}
 			if strings.Contains(patch, "resourceVersion") { // as the API server does

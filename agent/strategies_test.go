@@ -62,7 +62,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 				} else {
 					named(c.Message)
 				}
-				named(told(t, w.agent.Diagnose(t.Context(), true)))
+				named(jsonOf(t, w.agent.Diagnose(t.Context(), true)))
 				named(w.settle(config.ReasonWrongMIGStrategy).Message)
 				w.givenBack()
 				if after := w.gpus.String(); after != before {
@@ -137,14 +137,14 @@ func TestPromise1APluginWithoutAStrategyIsNotGuessed(t *testing.T) {
 				w.turn()
 				w.pod("train", w.devices()["nvidia.com/gpu"][0])
 				w.label("all-1g.10gb")
-				w.passes("a refusal", func() bool { return w.reason() == config.ReasonWrongMIGStrategy || w.owed() })
+				w.passes("a refusal", func() bool { return w.reason() == config.ReasonWrongMIGStrategy || w.hasJournal() })
 				c := w.condition()
-				if w.owed() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, row.says) {
+				if w.hasJournal() || w.node().Spec.Unschedulable || !w.runs("train") || !strings.Contains(c.Message, row.says) {
 					t.Errorf("something was begun, or it does not say what to do; %s: %s", c.Reason, c.Message)
 				}
 				if row.mend != nil {
 					row.mend(w)
-					w.passes("the change", w.owed)
+					w.passes("the change", w.hasJournal)
 					w.settle(config.ReasonConverged)
 				}
 			})

@@ -40,7 +40,7 @@ func TestWhenTheStateLabelSaysSuccessTheConditionIsTrue(t *testing.T) {
 			}
 		})
 		for _, asked := range []string{"all-balanced", "all-1g.10gb"} {
-			w.edit(func(n *corev1.Node) { asksAnew(n, asked) })
+			w.edit(func(n *corev1.Node) { asksAgain(n, asked) })
 			w.reach(asked)
 		}
 		watch.Stop()

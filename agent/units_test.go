@@ -42,7 +42,7 @@ func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
 		w.label("all-balanced")
 		w.says(config.ReasonStoppingUnits)
 		w.units.states[unit], w.units.changed = "deactivating", nil
-		w.passes("the end", func() bool { return !w.owed() })
+		w.passes("the end", func() bool { return !w.hasJournal() })
 		started := false
 		for _, d := range w.units.did {
 			started = started || d == "start "+unit

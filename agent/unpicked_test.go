@@ -75,7 +75,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 				test.begin(w)
 				w.turns(5, func() bool { return len(w.offered) > 0 })
 				c := w.settle(config.ReasonNotRequested)
-				said := told(t, w.agent.Diagnose(t.Context(), true))
+				said := jsonOf(t, w.agent.Diagnose(t.Context(), true))
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 					if !strings.Contains(c.Message, label) {
 						t.Errorf("the node says %q, without label %s", c.Message, label)

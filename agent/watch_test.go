@@ -37,11 +37,11 @@ func (mute) Events(ctx context.Context) (<-chan nvml.Event, error) {
 func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, h100)
-	looks := make(chan struct{}, 1)
+	reads := make(chan struct{}, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/api/v1/nodes/"+nodeName {
 			select {
-			case looks <- struct{}{}:
+			case reads <- struct{}{}:
 			default:
 			}
 		}
@@ -68,7 +68,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		}
 	}()
 	select {
-	case <-looks:
+	case <-reads:
 	case <-ctx.Done():
 		t.Error("the agent does not look at its node")
 	}

@@ -161,8 +161,8 @@ func TestPodsLeaveWhatTheConfigManagerHasWithdrawn(t *testing.T) {
 	t.Parallel()
 	for name, c := range withdrawals {
 		for way, begin := range ways {
-			for _, anew := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s, %s, %t", name, way, anew), func(t *testing.T) {
+			for _, restarted := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, %t", name, way, restarted), func(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
 						w := managedWorld(t)
@@ -181,7 +181,7 @@ func TestPodsLeaveWhatTheConfigManagerHasWithdrawn(t *testing.T) {
 						fences := w.cordons()
 						change()
 						w.turn()
-						if anew {
+						if restarted {
 							w.restart()
 						}
 						w.neverTrueWhileWithdrawn("the end", func() bool { return w.done(c.asks(after))() && len(w.withdrawn()) == 0 })
@@ -308,7 +308,7 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 		w.namesHolder(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
 		d := w.diagnose(true)
 		stays := func(p api.PodSeen) bool { return !p.Leaves && p.State == "" }
-		if said := told(t, d); !strings.Contains(said, "kubelet gives out to others what it holds") || slices.ContainsFunc(d.Pods, stays) {
+		if said := jsonOf(t, d); !strings.Contains(said, "kubelet gives out to others what it holds") || slices.ContainsFunc(d.Pods, stays) {
 			t.Errorf("recover --dry-run says of the pod:\n%s", said)
 		}
 		if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
@@ -340,7 +340,7 @@ func TestAChangeOfTheConfigManagerIsCalledOff(t *testing.T) {
 		"the label is removed": {
 			func(w *world) { w.unset(config.LabelDevicePluginConfig) },
 			func(w *world) {
-				w.passes("the end", func() bool { return !w.owed() })
+				w.passes("the end", func() bool { return !w.hasJournal() })
 				w.givenBack()
 				w.spend(time.Minute)
 				w.namesHolder(w.condition())
@@ -490,7 +490,7 @@ func TestALabelThatWasSetDuringAChangeIsObeyedAfterIt(t *testing.T) {
 				w.holdsFirst(map[string]string{"whole": "gpu", "four": "gpu::3"}[row.former])
 				relent := w.stubborn()
 				w.profile("apiece")
-				w.passes("the fence", func() bool { return w.owed() && w.node().Spec.Unschedulable })
+				w.passes("the fence", func() bool { return w.hasJournal() && w.node().Spec.Unschedulable })
 				if !row.early {
 					relent()
 					w.passes("the agent's label", func() bool {

@@ -897,11 +897,11 @@ func (w *world) cordon(on bool) {
 	w.edit(func(n *corev1.Node) { n.Spec.Unschedulable = on })
 }
 
-// owed reports whether there is a journal.
-func (w *world) owed() bool {
+// hasJournal reports whether there is a journal.
+func (w *world) hasJournal() bool {
 	w.t.Helper()
-	_, owed := w.node().Annotations[config.AnnotationJournal]
-	return owed
+	_, pending := w.node().Annotations[config.AnnotationJournal]
+	return pending
 }
 
 func (w *world) condition() corev1.NodeCondition {
@@ -996,7 +996,7 @@ func (w *world) turns(n int, stop func() bool) bool {
 func (w *world) done(name string) func() bool {
 	return func() bool {
 		c := w.condition()
-		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.owed()
+		return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.hasJournal()
 	}
 }
 
@@ -1004,7 +1004,7 @@ func (w *world) done(name string) func() bool {
 func (w *world) settle(reasons ...config.Reason) corev1.NodeCondition {
 	w.t.Helper()
 	w.passes(fmt.Sprint(reasons), func() bool {
-		return slices.Contains(reasons, config.Reason(w.condition().Reason)) && !w.owed()
+		return slices.Contains(reasons, config.Reason(w.condition().Reason)) && !w.hasJournal()
 	})
 	return w.condition()
 }

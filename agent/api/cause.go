@@ -15,8 +15,8 @@ const (
 	CauseRebootInTheMiddle Cause = "RebootInTheMiddle"
 	// CauseRebootAwaited: a MIG mode is pending, and only a reboot makes it current.
 	CauseRebootAwaited Cause = "RebootAwaited"
-	// CauseWishGone: no label asks any more for the config of the change, or that config is impossible.
-	CauseWishGone Cause = "WishGone"
+	// CauseRequestGone: no label asks any more for the config of the change, or that config is impossible.
+	CauseRequestGone Cause = "RequestGone"
 	// CauseChangeFailed: the agent has given up the change.
 	CauseChangeFailed Cause = "ChangeFailed"
 	// CauseJournalUnreadable: a newer agent wrote the journal, or a user has edited it.

@@ -13,25 +13,25 @@ import (
 // would check them, what follows from them, and whether a user has to act. It is plain data. Unseen lists what the agent could not
 // see: it concludes nothing from the absence of that.
 type Diagnosis struct {
-	Node      string        `json:"node"`
-	At        time.Time     `json:"at"`
-	Kubelet   KubeletSeen   `json:"kubelet"`
-	Agent     AgentSeen     `json:"agent"`
-	Cordon    *CordonSeen   `json:"cordon,omitempty"` // nil if the node is not cordoned
-	Owed      *Owed         `json:"owed,omitempty"`   // from the journal
-	Left      []string      `json:"left,omitempty"`   // marks of the agent that are in no journal
-	Others    []ToolSeen    `json:"others,omitempty"` // other tools at work on the node
-	Taints    []TaintSeen   `json:"taints,omitempty"`
-	Pods      []PodSeen     `json:"pods,omitempty"`
-	Processes []ProcessSeen `json:"processes,omitempty"` // processes that hold what the plan changes
-	Operands  []OperandSeen `json:"operands,omitempty"`  // operands that are paused
-	GPUs      GPUsSeen      `json:"gpus"`
-	Owner     Owner         `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
-	Capacity  []string      `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
-	Failed    *Failure      `json:"failed,omitempty"`   // a request that the agent does not try again
-	Unseen    []string      `json:"unseen,omitempty"`   // what the agent could not see, and why
-	Causes    []Finding     `json:"causes"`
-	Outcome   Outcome       `json:"outcome"`
+	Node           string          `json:"node"`
+	At             time.Time       `json:"at"`
+	Kubelet        KubeletSeen     `json:"kubelet"`
+	Agent          AgentSeen       `json:"agent"`
+	Cordon         *CordonSeen     `json:"cordon,omitempty"`         // nil if the node is not cordoned
+	PendingRestore *PendingRestore `json:"pendingRestore,omitempty"` // from the journal
+	Left           []string        `json:"left,omitempty"`           // marks of the agent that are in no journal
+	Others         []ToolSeen      `json:"others,omitempty"`         // other tools at work on the node
+	Taints         []TaintSeen     `json:"taints,omitempty"`
+	Pods           []PodSeen       `json:"pods,omitempty"`
+	Processes      []ProcessSeen   `json:"processes,omitempty"` // processes that hold what the plan changes
+	Operands       []OperandSeen   `json:"operands,omitempty"`  // operands that are paused
+	GPUs           GPUsSeen        `json:"gpus"`
+	Owner          Owner           `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
+	Capacity       []string        `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
+	Failed         *Failure        `json:"failed,omitempty"`   // a request that the agent does not try again
+	Unseen         []string        `json:"unseen,omitempty"`   // what the agent could not see, and why
+	Causes         []Finding       `json:"causes"`
+	Outcome        Outcome         `json:"outcome"`
 }
 
 // KubeletSeen is whether the node's kubelet is at work.
@@ -59,8 +59,8 @@ type CordonSeen struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Owed is the journal, for users.
-type Owed struct {
+// PendingRestore is the journal, for users: what the agent must restore.
+type PendingRestore struct {
 	Unreadable  string            `json:"unreadable,omitempty"` // why there is nothing else
 	Operation   string            `json:"operation,omitempty"`
 	Target      string            `json:"target,omitempty"`
@@ -120,10 +120,10 @@ type ProcessSeen struct {
 
 // OperandSeen is a label that pauses an operand.
 type OperandSeen struct {
-	Label string `json:"label"`
-	Value string `json:"value"`
-	By    string `json:"by"`
-	Owed  bool   `json:"owed"` // the journal holds what it was before
+	Label          string `json:"label"`
+	Value          string `json:"value"`
+	By             string `json:"by"`
+	PendingRestore bool   `json:"pendingRestore"` // the journal holds what it was before
 }
 
 // GPUsSeen is what the labels ask for, and what is left to do.

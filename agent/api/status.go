@@ -103,7 +103,7 @@ type StatusGPU struct {
 	Instances []StatusInstance `json:"instances,omitempty"`
 
 	Health *GPUHealth `json:"health,omitempty"` // nil if the GPU is well
-	// Missing: the driver does not tell of the GPU, so that nothing else is known of it. Index is the last, -1 if the agent has never seen it;
+	// Missing: the driver does not report the GPU, so that nothing else is known of it. Index is the last, -1 if the agent has never seen it;
 	// then UUID is empty, too.
 	Missing bool   `json:"missing,omitempty"`
 	PCI     string `json:"pci,omitempty"` // address on the PCI bus of one that is missing

@@ -32,7 +32,7 @@ func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 	case errors.As(err, &failure):
 		return outcome.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
-		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; starting anew", Waits: outcome.ForDriver}
+		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; starting again", Waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrNoDriver):
 		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; waiting for the driver to be loaded", After: outcome.DriverRetry, Waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrUnresponsive):

@@ -71,8 +71,8 @@ func newRequest(t *testing.T) *request {
 
 func (r *request) label(label, name string) { r.seen.Node.Labels[label] = name }
 
-// tell has the device plugin's pod be told a MIG strategy.
-func (r *request) tell(strategy string) {
+// setStrategy gives the device plugin's pod a MIG strategy.
+func (r *request) setStrategy(strategy string) {
 	r.seen.DevicePlugin.Pods[0].Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{{Name: "MIG_STRATEGY", Value: strategy}}}}
 }
 
@@ -123,7 +123,7 @@ func TestWhatIsAskedForDependsOnTheDevicePluginsConfigOnlyWhereItMustBeKnown(t *
 		"nothing is asked":                     {},
 		"MIG off":                              {label: config.LabelMIGConfig, config: "all-disabled"},
 		"a cut, and nothing says the strategy": {label: config.LabelMIGConfig, config: "all-1g.10gb", needs: true},
-		"a cut, and the plugin's pod says it":  {label: config.LabelMIGConfig, config: "all-1g.10gb", prepare: func(r *request) { r.tell("mixed") }},
+		"a cut, and the plugin's pod says it":  {label: config.LabelMIGConfig, config: "all-1g.10gb", prepare: func(r *request) { r.setStrategy("mixed") }},
 		"a cut, and the node's label says it":  {label: config.LabelMIGConfig, config: "all-1g.10gb", prepare: func(r *request) { r.label(config.LabelMIGStrategy, "mixed") }},
 		"a cut, and the settings say it":       {label: config.LabelMIGConfig, config: "all-1g.10gb", prepare: func(r *request) { r.resolver.Settings.MIGStrategy = config.MIGStrategyMixed }},
 		"a config that is not there":           {label: config.LabelMIGConfig, config: "none"},
@@ -265,7 +265,7 @@ func TestAFileThatCannotBeReadKeepsWhatWasProven(t *testing.T) {
 		"the file can be read":                        {file: "as it was", remembered: true, stays: true},
 	} {
 		r := newRequest(t)
-		r.tell("mixed")
+		r.setStrategy("mixed")
 		r.label(config.LabelMIGConfig, "mine")
 		r.seen.Files.Configs = &state.ConfigMapFile{Name: "ConfigMap gpuslice/configs", Data: []byte("good")}
 		want, err := r.desired(t)

@@ -31,7 +31,7 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 		return nil
 	case held, unreadable, windowClosed:
 	}
-	if v.begun {
+	if v.underWay {
 		return v.postponed(seen, want)
 	}
 	return g.waiting(v, seen, want, now)

@@ -26,7 +26,7 @@ func TestTheGoalOfAPass(t *testing.T) {
 	pending := fmt.Errorf("GPU 0: %w", plan.ErrStillPending)
 	want := state.Desired{Name: "all-1g.10gb", Fingerprint: "wanted", Targets: plan.Targets{gpu: {}}}
 	running := &journal.Journal{Target: want.Name, Cordoned: true}
-	begun := &journal.Journal{Target: want.Name}
+	started := &journal.Journal{Target: want.Name}
 	gaveUp := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Fingerprint: want.Fingerprint}}
 	other := &journal.Journal{Target: "all-2g.20gb", Cordoned: true}
 	othersUndone := &journal.Journal{Target: want.Name, Cordoned: true, Undo: &api.Failure{Fingerprint: "another"}}
@@ -67,7 +67,7 @@ func TestTheGoalOfAPass(t *testing.T) {
 		"uncordoned, which is a mistake by the settings":       {journal: running, uncordoned: true, steps: evicts, on: config.UncordonRefence, kind: decide.Wanted},
 		"uncordoned, and another config is asked for since":    {journal: other, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
 		"uncordoned in the undo":                               {journal: gaveUp, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Undo},
-		"uncordoned by the agent, which had not cordoned then": {journal: begun, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
+		"uncordoned by the agent, which had not cordoned then": {journal: started, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
 		"a file is not read, and a change would begin":         {unread: refused, steps: begins, kind: decide.StandStill, why: refused},
 		"a file is not read, and no change begins":             {unread: refused, steps: verifies, kind: decide.Wanted},
 		"a file is not read, and nothing is to be done":        {unread: refused, kind: decide.Wanted},

@@ -218,7 +218,7 @@ func (r *Resolver) ownConfig(seen *state.Observed, key string) (*state.DesiredPl
 }
 
 // managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
-// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not tell that from a user's request.
+// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not distinguish that from a user's request.
 func (r *Resolver) managedDefault(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
 	want, err := r.ownConfig(seen, key)
@@ -277,7 +277,7 @@ func HowToSet(s config.MIGStrategy) string {
 }
 
 // fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It goes by the plugin's
-// config where none is desired, and nothing else tells the MIG strategy.
+// config where none is desired, and nothing else sets the MIG strategy.
 func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
@@ -316,16 +316,16 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), Problem: seen.DevicePlugin.Rivals}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
-		told := state.StrategyOf(pod)
+		own := state.StrategyOf(pod)
 		set := r.Settings.MIGStrategy
 		switch {
-		case told == "":
-		case asked != "" && asked != told:
-			return told, &catalog.StrategyError{Strategy: told, Problem: fmt.Sprintf(
-				"the config's flags.migStrategy, %s, has no effect: pod %s/%s is told otherwise by its environment or arguments; take it out of either",
+		case own == "":
+		case asked != "" && asked != own:
+			return own, &catalog.StrategyError{Strategy: own, Problem: fmt.Sprintf(
+				"the config's flags.migStrategy, %s, has no effect: pod %s/%s has another by its environment or arguments; take it out of either",
 				asked, pod.Namespace, pod.Name)}
-		case set != config.MIGStrategyAuto && set != told:
-			return told, &catalog.StrategyError{Strategy: told, Problem: fmt.Sprintf(
+		case set != config.MIGStrategyAuto && set != own:
+			return own, &catalog.StrategyError{Strategy: own, Problem: fmt.Sprintf(
 				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}

@@ -28,8 +28,8 @@ type Retries struct {
 	successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
 	waits     map[string]time.Time // when a wait with a deadline of its own began, by waitOf
 
-	failedLooks int          // looks at the node that failed, in a row
-	unanswered  wait.Backoff // the pauses after passes in which the API server has failed requests
+	failedObservations int          // observations of the node that failed, in a row
+	unanswered         wait.Backoff // the pauses after passes in which the API server has failed requests
 }
 
 // NewRetries makes a Retries that knows of no step.
@@ -188,10 +188,10 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	return failure
 }
 
-// ObservationFailed is for a look at the node that failed: the agent looks again after a pause that doubles each time.
+// ObservationFailed is for an observation of the node that failed: the agent observes again after a pause that doubles each time.
 func (b *Retries) ObservationFailed(err error) outcome.Decision {
-	b.failedLooks++
-	pause := b.pauseAfter(b.failedLooks)
+	b.failedObservations++
+	pause := b.pauseAfter(b.failedObservations)
 	if _, is := errors.AsType[*kube.UnansweredError](err); is {
 		pause = min(pause, outcome.APIRetry)
 	}
@@ -205,8 +205,8 @@ func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
 // Answered is for a pass for which the API server has answered all requests.
 func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 
-// ForgetObservations is for a look at the node that has succeeded.
-func (b *Retries) ForgetObservations() { b.failedLooks = 0 }
+// ForgetObservations is for an observation of the node that has succeeded.
+func (b *Retries) ForgetObservations() { b.failedObservations = 0 }
 
 // pauseAfter is the pause after so many failures in a row. It doubles each time.
 func (b *Retries) pauseAfter(failures int) time.Duration {

@@ -22,23 +22,23 @@ const (
 
 // verdict is what the gate says of a change at one moment: all that its wait, its postponement and its preview say is from here.
 type verdict struct {
-	ruling  ruling
-	begun   bool           // the change is under way: the agent postpones it where one that has not begun waits
-	opening window.Opening // if the ruling is by windows: the one that is open; of a change that is under way outside of any, the one before
-	within  bool           // the opening is open
-	begins  time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
-	takes   duration
+	ruling   ruling
+	underWay bool           // the change is under way: the agent postpones it where one that has not begun waits
+	opening  window.Opening // if the ruling is by windows: the one that is open; of a change that is under way outside of any, the one before
+	within   bool           // the opening is open
+	begins   time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
+	takes    duration
 }
 
 // judge returns whether a change may begin or go on. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
 func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) verdict {
-	v := verdict{begun: seen.DisruptionStarted(), takes: estimate(seen)}
+	v := verdict{underWay: seen.DisruptionStarted(), takes: estimate(seen)}
 	needsWindow := needsWindow(seen, want, steps)
 	switch {
 	case want.Undo:
 		v.ruling = unrestricted
 	case seen.HoldText() != "" && seen.StartsChange(want, steps):
-		v.ruling, v.begun = held, seen.Journal != nil // the journal is of another target
+		v.ruling, v.underWay = held, seen.Journal != nil // the journal is of another target
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
 	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):
@@ -58,7 +58,7 @@ func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now t
 	v.begins = beginsAt(seen, want, now)
 	v.opening, v.within = schedule.At(now)
 	may := !v.begins.IsZero() && !v.begins.After(now)
-	if v.begun {
+	if v.underWay {
 		may = v.within && remaining(v.opening, now) >= v.takes.AfterFirstTouch
 	}
 	switch {
@@ -69,12 +69,12 @@ func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now t
 	default:
 		v.ruling = windowClosed
 	}
-	if v.begun && !v.within {
+	if v.underWay && !v.within {
 		v.opening, _ = schedule.Prev(now)
 	}
 }
 
-// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU meanwhile. A node with its startup taint
+// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU until they end. A node with its startup taint
 // runs no workload, and a GPU that has lost its instances by a reboot serves none.
 func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.

@@ -19,9 +19,9 @@ import (
 type Monitor interface {
 	// Watch watches until ctx ends, for a monitor that observes by itself. It calls poke to wake the loop.
 	Watch(ctx context.Context, poke func())
-	// Look takes what the pass has observed. The loop calls it in each pass that has observed all of the node.
+	// Observe takes what the pass has observed. The loop calls it in each pass that has observed all of the node.
 	Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
-	// LookAgain looks between two passes, and reports whether there is something to report.
+	// Poll observes between two passes, and reports whether there is something to report.
 	Poll(ctx context.Context) bool
 	// Conditions returns the conditions that differ from those on the node, or, on beat, all. Complete means that the pass has observed all
 	// of the node; silent says why the agent can say nothing about the GPUs, or is empty.

@@ -74,7 +74,7 @@ func (d Device) Instance() string {
 	return d.Placed.String()
 }
 
-// Name is the device as people are told it, with the UUID of the GPU.
+// Name is the device as messages name it, with the UUID of the GPU.
 func (d Device) Name() string {
 	if d.IsWhole() {
 		return fmt.Sprintf("GPU %d (%s)", d.Index, d.GPU)
@@ -108,7 +108,7 @@ type OwnerFinder struct {
 }
 
 // Owners are, by pid, the pods of the processes that the driver reports on each device. A process of a server of other pods, or of no pod,
-// is not among them; where the process table does not tell, none is.
+// is not among them; where the process table does not show it, none is.
 func (f OwnerFinder) Owners(ctx context.Context, reported map[string][]int, pods []corev1.Pod) map[int]*corev1.Pod {
 	var sought []holders.Sought
 	for _, device := range slices.Sorted(maps.Keys(reported)) {

@@ -40,9 +40,9 @@ type Claims struct {
 	Client  kube.Interface
 	Clock   *monotonic.Clock
 
-	known  map[holders.PodClaim]readClaim
-	driver bool // a trace of the driver was seen on the node
-	told   string
+	known    map[holders.PodClaim]readClaim
+	driver   bool // a trace of the driver was seen on the node
+	reported string
 }
 
 // readClaim is a claim as it was read for a pod. Once it is settled for the pod, it stays so until the pod has ended.
@@ -169,9 +169,9 @@ func (c *Claims) News(seen *state.Observed) error {
 	if err != nil {
 		text = err.Error()
 	}
-	if text == c.told {
+	if text == c.reported {
 		return nil
 	}
-	c.told = text
+	c.reported = text
 	return err
 }

@@ -38,7 +38,7 @@ func (f *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
 	o.Cordon = cordoned && who == config.FieldManager && !kept
 	o.Kept = fence.KeptBy(seen.Node, config.FieldManager, config.AutoscalerAnnotations())
-	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Owed
+	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Pending
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
 		o.Labels[label] = fence.DeployedValue // an operand with any other value would not be paused

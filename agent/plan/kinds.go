@@ -109,8 +109,8 @@ type Traits struct {
 	HoldersKnown bool
 	// TakesFromHost: if the agent is killed, only the host's record says what it has taken from the host.
 	TakesFromHost bool
-	// OnlyLooks: it changes nothing, so it may rest on what the watches have shown.
-	OnlyLooks bool
+	// OnlyObserves: it changes nothing, so it may rest on what the watches have shown.
+	OnlyObserves bool
 	// Restores: it takes nothing away, and names the version of what it changes, so it may rest on what the watches have shown.
 	Restores bool
 	// OnlyAdds: it takes no device from a pod, so in the middle of a change it may rest on what the watches have shown: at worst it adds what the label
@@ -254,7 +254,7 @@ var kinds = map[Kind]Traits{
 		Text:  onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyLooks: true, PartOfProof: true, Wait: WaitCapacity},
+	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyObserves: true, PartOfProof: true, Wait: WaitCapacity},
 	PublishNodeKeys: {Stage: StageConfigure, Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
 	Release:         {Stage: StageVerify, Text: fixedText("release: give the node back")},
 	ReleaseSlot:     {Stage: StageVerify, Text: fixedText("give the slot of the pool back")},

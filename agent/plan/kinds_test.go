@@ -91,7 +91,7 @@ func TestAKindThatOnlyObservesHasNoTraitOfAChange(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
 		changes := []bool{has.Apply != nil, has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageDrain, has.AsksBudgets, has.ReachesTarget, has.TakesFromHost}
-		if has.OnlyLooks && slices.Contains(changes, true) {
+		if has.OnlyObserves && slices.Contains(changes, true) {
 			t.Errorf("%s only looks, and changes something: %+v", kind, has)
 		}
 	}
@@ -100,7 +100,7 @@ func TestAKindThatOnlyObservesHasNoTraitOfAChange(t *testing.T) {
 func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		has := plan.Step{Kind: kind}.Traits()
-		takes := []bool{has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageOpen, has.Stage == plan.StageDrain, has.TakesFromHost, has.HoldersKnown, has.OnlyLooks}
+		takes := []bool{has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageOpen, has.Stage == plan.StageDrain, has.TakesFromHost, has.HoldersKnown, has.OnlyObserves}
 		if has.Restores && slices.Contains(takes, true) {
 			t.Errorf("%s rests on what may be out of date, and takes something: %+v", kind, has)
 		}
@@ -108,7 +108,7 @@ func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 			t.Errorf("%s rests on what may be out of date, and does more than add to a GPU: %+v", kind, has)
 		}
 		for _, forward := range []bool{false, true} {
-			if got := plan.NeedFresh([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyLooks) {
+			if got := plan.NeedFresh([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyObserves) {
 				t.Errorf("%s, alone, needs a fresh look: %t", kind, got)
 			}
 		}

@@ -230,7 +230,7 @@ func NeedFresh(steps []Step, forward bool) bool {
 	if has.OnlyAdds {
 		return !forward || !slices.ContainsFunc(steps[1:], func(s Step) bool { return s.Traits().TouchesGPU() })
 	}
-	return !has.OnlyLooks && !has.Restores
+	return !has.OnlyObserves && !has.Restores
 }
 
 // restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the

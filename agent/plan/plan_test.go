@@ -316,12 +316,12 @@ func parseWant(t *testing.T, text string) plan.Desired {
 			want.GPUs[gpu] = target
 			continue
 		}
-		wish := nvml.Request{MIG: words[2] == "on", Devices: map[string]int{}}
+		requested := nvml.Request{MIG: words[2] == "on", Devices: map[string]int{}}
 		for _, w := range words[3:] {
 			name, n, _ := strings.Cut(w, "=")
-			wish.Devices[name] = number(t, n)
+			requested.Devices[name] = number(t, n)
 		}
-		want.GPUs[gpu] = plan.Target{Request: wish}
+		want.GPUs[gpu] = plan.Target{Request: requested}
 	}
 	return want
 }
@@ -355,7 +355,7 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 		seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
 		seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")
 	}
-	seen.Journal.Paused, seen.Journal.Stopped = owed(words, "paused="), owed(words, "stopped=")
+	seen.Journal.Paused, seen.Journal.Stopped = journaled(words, "paused="), journaled(words, "stopped=")
 	seen.Orphaned = slices.Contains(words, "orphaned")
 	seen.Undo = slices.Contains(words, "undo")
 	seen.Fenced = slices.Contains(words, "fenced")
@@ -382,8 +382,8 @@ func parsePause(words []string) plan.Pause {
 	return p
 }
 
-// owed reads a list of names in the journal.
-func owed(words []string, prefix string) map[string]bool {
+// journaled reads a list of names in the journal.
+func journaled(words []string, prefix string) map[string]bool {
 	out := map[string]bool{}
 	for _, w := range words {
 		if list, ok := strings.CutPrefix(w, prefix); ok {

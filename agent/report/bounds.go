@@ -136,7 +136,7 @@ func halveLongestList(d *api.Diagnosis) bool {
 		return false
 	}
 	longest.cut(longest.size / 2)
-	note := fmt.Sprintf("for want of room, not all %s are told", longest.name)
+	note := fmt.Sprintf("for want of room, not all %s are named", longest.name)
 	if !slices.Contains(d.Unseen, note) {
 		d.Unseen = append(slices.Clone(d.Unseen), note)
 	}

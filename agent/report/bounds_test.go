@@ -76,7 +76,7 @@ func TestADiagnosisSaysWhatItLeavesOut(t *testing.T) {
 			t.Fatalf("%d bytes in %d: %v: %.200s", len(text), room, err, text)
 		}
 		got := given.Diagnosis
-		said := strings.Contains(strings.Join(got.Unseen, "\n"), "not all pods are told")
+		said := strings.Contains(strings.Join(got.Unseen, "\n"), "not all pods are named")
 		if got.Outcome.Verdict != api.VerdictFree || (len(got.Pods) == len(d.Pods)) != whole || said == whole {
 			t.Errorf("in %d bytes: %d of %d pods, unseen %q", room, len(got.Pods), len(d.Pods), got.Unseen)
 		}
@@ -99,6 +99,6 @@ func TestTheUsesOfAFullNodeAreCutToTheRoom(t *testing.T) {
 		t.Fatalf("%d bytes: %v: %.200s", len(text), err, text)
 	}
 	if n := len(given.Uses); n < 100 || n+given.MoreUses != 2000 || given.Uses[0].Pod != "notebook-0" || given.Uses[n-1].Pod != fmt.Sprintf("notebook-%d", n-1) {
-		t.Errorf("%d uses are told and %d not", n, given.MoreUses)
+		t.Errorf("%d uses are named and %d not", n, given.MoreUses)
 	}
 }

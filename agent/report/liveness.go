@@ -49,7 +49,7 @@ func (l *Liveness) Begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.due = time.Now().Add(l.patience)
-	l.at, l.since = "looking at the node", time.Now()
+	l.at, l.since = "observing the node", time.Now()
 	l.overdo = time.AfterFunc(l.patience, func() {
 		l.mu.Lock()
 		at, since := l.at, l.since

@@ -134,7 +134,7 @@ func (t *Writer) condition(ctx context.Context, seen *state.Observed, want state
 		return err
 	}
 	if news {
-		t.Log.Info("telling", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
+		t.Log.Info("reporting", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
 	}
 	if news && !underway {
 		t.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
@@ -149,7 +149,7 @@ func (t *Writer) heartbeatDue(age time.Duration) bool {
 }
 
 // status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the agent
-// does not overwrite the status of an earlier look. It also writes what later changes need into the host's record.
+// does not overwrite the status of an earlier observation. It also writes what later changes need into the host's record.
 func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
 	if !seen.Complete {
 		return "", false, nil
@@ -179,7 +179,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	return "", true, nil
 }
 
-// stateLabel writes the state label, which tools wait for. It is the answer to one request: if a user has asked for another one meanwhile, tools
+// stateLabel writes the state label, which tools wait for. It is the answer to one request: if a user has asked for another one since, tools
 // would take it for the answer to that, so the agent does not write it.
 func (t *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
 	if t.stateLabelStale(seen, r) {
@@ -286,7 +286,7 @@ func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondi
 
 // plannedCondition returns the condition that says when the change begins that waits for its window.
 func (t *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
-	if !seen.Complete { // an earlier, complete look has set it
+	if !seen.Complete { // an earlier, complete observation has set it
 		return nil
 	}
 	old := Find(seen.Node, config.ConditionMaintenancePlanned)

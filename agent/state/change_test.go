@@ -12,8 +12,8 @@ func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) 
 	t.Parallel()
 	before := nvml.GPU{UUID: "GPU-a"}
 	touched := nvml.GPU{UUID: "GPU-a", Enabled: true}
-	owed := &journal.Journal{}
-	owed.RecordLayout(before)
+	change := &journal.Journal{}
+	change.RecordLayout(before)
 	for name, c := range map[string]struct {
 		journal *journal.Journal
 		gpu     nvml.GPU
@@ -21,9 +21,9 @@ func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) 
 		want    bool
 	}{
 		"no change is under way":     {nil, touched, false, false},
-		"no GPU is touched yet":      {owed, before, false, false},
-		"a GPU is touched":           {owed, touched, false, true},
-		"the change is being undone": {owed, touched, true, false},
+		"no GPU is touched yet":      {change, before, false, false},
+		"a GPU is touched":           {change, touched, false, true},
+		"the change is being undone": {change, touched, true, false},
 	} {
 		seen := state.Observed{Journal: c.journal, GPUs: []nvml.GPU{c.gpu}}
 		if got := seen.Forward(state.Desired{Undo: c.undo}); got != c.want {

@@ -28,7 +28,7 @@ type Desired struct {
 	PluginLater      bool           // the agent asks the device plugin for a config once the startup taint does not keep it away
 	Drain            *config.DrainOverrides
 	Windows          []window.Window // of a profile; none for those of the pool
-	Fingerprint      string          // tells this request from any other, on these GPUs
+	Fingerprint      string          // distinguishes this request from any other, on these GPUs
 	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
 	Overridden       []string        // labels, as key=value, that do not count while Label is there
 	Unanswered       bool            // LabelMIGConfig is one of them, and asks for something else than Label does
@@ -52,8 +52,8 @@ const ResetTarget = "reset of a GPU"
 
 // Heals is what is wanted of a node of which nothing is asked while GPUs are to be reset, or are being given back what they had; false if none are.
 func (s *Observed) Heals() (Desired, bool) {
-	begun := s.Journal != nil && s.Journal.Target == ResetTarget
-	if !begun && (s.Journal != nil || len(s.Sick) == 0) {
+	started := s.Journal != nil && s.Journal.Target == ResetTarget
+	if !started && (s.Journal != nil || len(s.Sick) == 0) {
 		return Desired{}, false
 	}
 	return Desired{Name: ResetTarget, Fingerprint: "reset", Targets: plan.Targets{}}, true

@@ -1,4 +1,4 @@
-// Package state is one look at a node, and what its labels ask for: the data by which the agent decides, and what follows from
+// Package state is one observation of a node, and what its labels ask for: the data by which the agent decides, and what follows from
 // that alone. It has no client, no clock and no driver. Package agent fills it by observe.go; what is only known once a plan is made, as who
 // holds the devices that go, it adds then.
 package state
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is one look at everything by which the agent decides, in sections.
+// Observed is one observation of everything by which the agent decides, in sections.
 type Observed struct {
 	Node         *corev1.Node
 	Marks        Marks
@@ -72,7 +72,7 @@ type Boot struct {
 type Record struct {
 	journal.Known
 
-	Owed    ToRestore         // what the agent must restore on the host by a journal that was lost
+	Pending ToRestore         // what the agent must restore on the host by a journal that was lost
 	Dropped map[string]string // units that the agent has stopped and does not start, and why
 }
 
@@ -174,10 +174,10 @@ func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	return config.MIGStrategy(optionOf(pod, "--mig-strategy", "MIG_STRATEGY"))
 }
 
-// readsConfig reports whether the plugin of a pod is told to read a config file, wherever that is.
+// readsConfig reports whether the plugin of a pod has the flag for a config file, wherever that is.
 func readsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
 
-// toldOf is the value of a flag of the plugin, or of the variable that stands for it.
+// optionOf is the value of a flag of the plugin, or of the variable that stands for it.
 func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 	for _, c := range pod.Spec.Containers {
 		all := slices.Concat(c.Command, c.Args)

@@ -20,7 +20,7 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	since := func(d time.Duration) corev1.ContainerStatus {
 		return corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(recovered.Add(d))}}}
 	}
-	look := func(change func(*state.Observed)) *state.Observed {
+	observe := func(change func(*state.Observed)) *state.Observed {
 		s := &state.Observed{
 			GPUs:         []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1}},
 			Recovered:    map[nvml.UUID]time.Time{"GPU-b": recovered},
@@ -47,7 +47,7 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := look(c.change).WithholdsRecovered(config.MIGStrategyNone); got != c.want {
+			if got := observe(c.change).WithholdsRecovered(config.MIGStrategyNone); got != c.want {
 				t.Errorf("the plugin is to be restarted: %t, want %t", got, c.want)
 			}
 		})

@@ -60,7 +60,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		w.answers("gpu-3", some)
 		w.answers("gpu-4", api.Answer{
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
-			Lost: []string{"pod team/a, which no controller makes anew", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
+			Lost: []string{"pod team/a, which no controller makes again", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
 		w.answers("gpu-5", api.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
 		w.is(`
@@ -71,7 +71,7 @@ gpu-1, gpu-3: runs at once
 gpu-2: nothing to do
 gpu-4: runs at once: a window is open
       41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
-      lost for good: pod team/a, which no controller makes anew; the files of team/b on emptyDir scratch and 3 more
+      lost for good: pod team/a, which no controller makes again; the files of team/b on emptyDir scratch and 3 more
    1  evict team/a
       and 40 more
 gpu-5: runs at once

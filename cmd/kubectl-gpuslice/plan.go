@@ -70,7 +70,7 @@ type sameTarget struct {
 	nodes  []corev1.Node
 }
 
-// byWish groups nodes whose labels ask for the same.
+// byTarget groups nodes whose labels ask for the same.
 func byTarget(nodes []corev1.Node) ([]sameTarget, error) {
 	var out []sameTarget
 	var none []string

@@ -277,7 +277,7 @@ func TestTheTimeOfAChangeIsDividedWithoutRest(t *testing.T) {
 	const log = `{"level":"info","ts":"2026-11-24T13:10:54.900Z","msg":"watching"}
 {"level":"info","ts":"2026-11-24T13:10:55.100Z","msg":"step done","step":"fence: journal, cordon, taint","took":"23.9ms"}
 {"level":"info","ts":"2026-11-24T13:10:56.500Z","msg":"step done","step":"GPU 0: destroy 1g.10gb@4","took":"1.1s"}
-{"level":"info","ts":"2026-11-24T13:10:56.600Z","msg":"telling","reason":"Repartitioning"}
+{"level":"info","ts":"2026-11-24T13:10:56.600Z","msg":"reporting","reason":"Repartitioning"}
 {"level":"info","ts":"2026-11-24T13:10:57.800Z","msg":"step done","step":"GPU 0: create 3g.40gb@4","took":"200ms"}
 {"level":"info","ts":"2026-11-24T13:10:58.000Z","msg":"step done","step":"resume device plugin","took":"9ms"}
 {"level":"info","ts":"2026-11-24T13:11:02.000Z","msg":"step done","step":"release: give the node back","took":"10ms"}

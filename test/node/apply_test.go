@@ -158,7 +158,7 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	says(t, kubectl("status", "-l", selector), 0, good.Name, bad.Name, "Converged", "Stalled", "mig-1g.10gb 14")
 }
 
-// A person sees how the GPUs are cut and who uses them, and what is owed to the node, without a shell in a pod.
+// A person sees how the GPUs are cut and who uses them, and what is to be restored on the node, without a shell in a pod.
 func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "")

@@ -37,8 +37,8 @@ func TestRecoverFinishesWhatADeadAgentHasBegun(t *testing.T) {
 	if !slices.ContainsFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseAgentDiedInChange }) || d.Agent.Runs {
 		t.Errorf("the diagnosis does not say that the agent died in the change: %+v", d.Causes)
 	}
-	if d.Owed == nil || d.Owed.Target != "all-balanced" || d.Cordon == nil || !d.Cordon.Ours || d.Outcome.Verdict != api.VerdictWaitsForYou {
-		t.Errorf("the diagnosis is wrong about what is owed: %+v %+v %+v", d.Owed, d.Cordon, d.Outcome)
+	if d.PendingRestore == nil || d.PendingRestore.Target != "all-balanced" || d.Cordon == nil || !d.Cordon.Ours || d.Outcome.Verdict != api.VerdictWaitsForYou {
+		t.Errorf("the diagnosis is wrong about what is to be restored: %+v %+v %+v", d.PendingRestore, d.Cordon, d.Outcome)
 	}
 	if after := r.node(); after.ResourceVersion != before.ResourceVersion && after.Annotations[config.AnnotationJournal] != before.Annotations[config.AnnotationJournal] {
 		t.Error("a dry run has changed the journal")

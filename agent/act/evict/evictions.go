@@ -97,7 +97,7 @@ func (d *Evictions) Evict(ctx context.Context, in act.Input) error {
 	return d.EvictPods(ctx, in, in.Step().Pods)
 }
 
-// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next observation can tell that they
+// EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next observation can show that they
 // are gone.
 func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
 	verdicts, policy := d.request(ctx, in, pods)

@@ -35,7 +35,7 @@ import (
 
 // restart restarts a device plugin. The API server answers the eviction with refusal. It returns how many evictions were no dry run, and the
 // Events.
-func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, told []string) {
+func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, events []string) {
 	t.Helper()
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -64,27 +64,27 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	}
 	close(recorder.Events)
 	for event := range recorder.Events {
-		told = append(told, event)
+		events = append(events, event)
 	}
-	return wait, evictions, told
+	return wait, evictions, events
 }
 
 func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsReported(t *testing.T) {
 	t.Parallel()
-	wait, evictions, told := restart(t, nil, nil)
+	wait, evictions, events := restart(t, nil, nil)
 	if wait.Reason != config.ReasonAwaitingCapacity || evictions != 1 {
 		t.Errorf("%s after %d evictions: %s", wait.Reason, evictions, wait.Message)
 	}
-	if len(told) != 1 || !strings.Contains(told[0], string(config.ReasonPluginRestarted)) || !strings.Contains(told[0], "kube-system/plugin-x") {
-		t.Errorf("Events: %q", told)
+	if len(events) != 1 || !strings.Contains(events[0], string(config.ReasonPluginRestarted)) || !strings.Contains(events[0], "kube-system/plugin-x") {
+		t.Errorf("Events: %q", events)
 	}
 }
 
 func TestAPluginIsNotRestartedWhileAnotherToolWorksOnTheNode(t *testing.T) {
 	t.Parallel()
-	wait, evictions, told := restart(t, nil, []fence.Marker{{Tool: "NVSentinel", Sign: "label dgxc.nvidia.com/nvsentinel-state=quarantined"}})
-	if wait.Reason != config.ReasonOtherMaintenance || !strings.Contains(wait.Message, "NVSentinel") || evictions > 0 || len(told) > 0 {
-		t.Errorf("%s: %s; %d evictions, Events %q", wait.Reason, wait.Message, evictions, told)
+	wait, evictions, events := restart(t, nil, []fence.Marker{{Tool: "NVSentinel", Sign: "label dgxc.nvidia.com/nvsentinel-state=quarantined"}})
+	if wait.Reason != config.ReasonOtherMaintenance || !strings.Contains(wait.Message, "NVSentinel") || evictions > 0 || len(events) > 0 {
+		t.Errorf("%s: %s; %d evictions, Events %q", wait.Reason, wait.Message, evictions, events)
 	}
 	announced, evictions, _ := restart(t, nil, []fence.Marker{{Tool: "kured", Planned: true}})
 	if announced.Reason != config.ReasonAwaitingCapacity || evictions != 1 {
@@ -96,7 +96,7 @@ func TestABudgetThatKeepsThePluginIsNamed(t *testing.T) {
 	t.Parallel()
 	full := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
 	full.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget plugins needs 1 healthy pods and has 1 currently"}}
-	wait, _, told := restart(t, full, nil, &policyv1.PodDisruptionBudget{
+	wait, _, events := restart(t, full, nil, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "plugins"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "plugin"}}, MinAvailable: new(intstr.FromInt32(1)),
@@ -106,7 +106,7 @@ func TestABudgetThatKeepsThePluginIsNamed(t *testing.T) {
 	if wait.Reason != config.ReasonEvictionBlocked || !strings.Contains(wait.Message, "plugins") || !strings.Contains(wait.Message, "kube-system/plugin-x") {
 		t.Errorf("%s: %s", wait.Reason, wait.Message)
 	}
-	if wait.Else == "" || len(told) > 0 {
-		t.Errorf("what helps at once is %q, Events %q", wait.Else, told)
+	if wait.Else == "" || len(events) > 0 {
+		t.Errorf("what helps at once is %q, Events %q", wait.Else, events)
 	}
 }

@@ -206,7 +206,7 @@ func (f *Fencing) LeaveJournal(ctx context.Context, seen *state.Observed, w jour
 	lifted := f.by(&j)
 	j.Cordoned, j.Kept = false, nil
 	if _, err := f.Journal.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) {
-		return lifted.Park(node, text, uncordon, j.Startup()...) // a node that has just been registered keeps its startup taints meanwhile
+		return lifted.Park(node, text, uncordon, j.Startup()...) // a node that has just been registered keeps its startup taints until then
 	}); err != nil {
 		return err
 	}

@@ -208,7 +208,7 @@ func TestWhatIsTakenAwayWhenTheNodeIsGivenBack(t *testing.T) {
 		}
 		h.is(name, row.unschedulable, row.taints...)
 		annotations := h.node().Annotations
-		if _, owed := annotations[config.AnnotationJournal]; owed != (row.waits != "") || annotations[scaleDown] != row.kept {
+		if _, pending := annotations[config.AnnotationJournal]; pending != (row.waits != "") || annotations[scaleDown] != row.kept {
 			t.Errorf("%s: annotations %v", name, annotations)
 		}
 		if h.disk.record.Journal != "" && row.waits == "" {

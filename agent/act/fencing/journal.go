@@ -28,7 +28,7 @@ func (f *Fencing) forgetFormerTarget(in act.Input) {
 	}
 }
 
-// journalWith returns the journal with what the steps will owe to the node beside what it holds already. It writes nothing.
+// journalWith returns the journal with what the agent must restore after the steps, beside what it holds already. It writes nothing.
 func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: in.Seen.Boot.ID,
@@ -113,7 +113,7 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 	return out
 }
 
-// owe notes what the steps take from operands and units, and what an agent has left on the node without a journal.
+// recordTaken adds what the steps take from operands and units, and what an agent has left on the node without a journal.
 func recordTaken(j *journal.Journal, in act.Input) {
 	paused := maps.Clone(in.Seen.Leftovers.Orphan.Labels)
 	if paused == nil {

@@ -32,8 +32,8 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 	undo := asked
 	undo.Undo = true
 	failure := &api.Failure{Fingerprint: "asked", Reason: config.ReasonHardwareFailure, Message: "it broke"}
-	begun := journal.Journal{Target: "all-1g.10gb", Fingerprint: "asked", Operation: "op", BootID: "boot", Started: began, Paused: map[string]string{}}
-	first := begun
+	started := journal.Journal{Target: "all-1g.10gb", Fingerprint: "asked", Operation: "op", BootID: "boot", Started: began, Paused: map[string]string{}}
+	first := started
 	first.Started = now
 	of := func(j journal.Journal, change func(*journal.Journal)) *journal.Journal { change(&j); return &j }
 	shape := plan.Step{Kind: plan.SetMode, GPU: "GPU-a"}
@@ -54,9 +54,9 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 		},
 		"the oldest values count": {
 			func(s *state.Observed) { s.Node.Labels = map[string]string{dcgm: "false"} },
-			of(begun, func(j *journal.Journal) { j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{"a.service"} }), asked,
+			of(started, func(j *journal.Journal) { j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{"a.service"} }), asked,
 			[]plan.Step{{Kind: plan.PauseOperands, Label: dcgm}, {Kind: plan.StopUnits, Unit: monitor}, {Kind: plan.StopUnits, Unit: "a.service"}},
-			of(begun, func(j *journal.Journal) {
+			of(started, func(j *journal.Journal) {
 				j.Paused, j.Stopped = map[string]string{dcgm: "true"}, []string{"a.service", monitor}
 			}),
 		},
@@ -78,16 +78,16 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 			func(s *state.Observed) {
 				s.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "b"}}, {ObjectMeta: metav1.ObjectMeta{UID: "c"}}}
 			},
-			of(begun, func(j *journal.Journal) {
+			of(started, func(j *journal.Journal) {
 				j.Operands, j.Previous = []string{"a", "b"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
 			}), asked,
 			[]plan.Step{shape},
-			of(begun, func(j *journal.Journal) {
+			of(started, func(j *journal.Journal) {
 				j.Operands, j.Previous = []string{"b", "c"}, []journal.GPULayout{{GPU: "GPU-a", Persistent: true}}
 			}),
 		},
 		"another target": {
-			nil, of(begun, func(j *journal.Journal) {
+			nil, of(started, func(j *journal.Journal) {
 				j.Target, j.Fingerprint, j.Reboots, j.RebootAsked, j.NoReset = "other", "former", []string{"boot"}, began, &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-a"}}
 				j.Forced, j.Parked, j.Stopped = true, true, []string{monitor}
 			}), asked, nil,
@@ -100,12 +100,12 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 				s.Record.Learnt.NoReset = &journal.NoReset{Boot: "former", GPUs: []nvml.UUID{"GPU-a"}}
 			}, nil, asked, nil, &first,
 		},
-		"an undo": {nil, of(begun, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" }), undo, nil, of(begun, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" })},
+		"an undo": {nil, of(started, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" }), undo, nil, of(started, func(j *journal.Journal) { j.Undo, j.Target = failure, "other" })},
 		"a user has forced it": {
 			func(s *state.Observed) { s.Node.Annotations[config.AnnotationForce] = "asked" }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Forced = true }),
 		},
 		"a user has edited what was forced": {
-			nil, of(begun, func(j *journal.Journal) { j.Fingerprint, j.Forced = "former", true }), asked, nil, &begun,
+			nil, of(started, func(j *journal.Journal) { j.Fingerprint, j.Forced = "former", true }), asked, nil, &started,
 		},
 		"a proven capacity": {func(s *state.Observed) { s.Capacity.Proven = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Proven = true })},
 		"what an agent has left": {

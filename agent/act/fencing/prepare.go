@@ -20,7 +20,7 @@ func startsDisruption(in act.Input) bool {
 }
 
 // Prepare writes what must be written before the first step, once no gate is in its way: that a user has forced the change, what the disk lacks
-// of the debts, and, before anything is disturbed, the host's record and the room for the device plugin's config. The error is why the step has
+// of the pending restores, and, before anything is disturbed, the host's record and the room for the device plugin's config. The error is why the step has
 // to wait.
 func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	if err := f.noteForced(ctx, in); err != nil {

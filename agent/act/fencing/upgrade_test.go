@@ -82,7 +82,7 @@ func TestWhichNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 		node          []func(*corev1.Node)
 		unschedulable bool
 		taints        []corev1.Taint
-		owed          bool
+		underWay      bool
 	}{
 		"a change is under way":                             {[]func(*corev1.Node){upgrade, fenced}, false, []corev1.Taint{theirs}, true},
 		"no upgrade is under way":                           {[]func(*corev1.Node){fenced}, true, ours, true},
@@ -100,7 +100,7 @@ func TestWhichNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 		u.ReleaseNode(t.Context(), h.seen)
 		h.is(name, row.unschedulable, row.taints...)
 		h.observe()
-		if owed := h.seen.Journal != nil; owed != row.owed {
+		if underWay := h.seen.Journal != nil; underWay != row.underWay {
 			t.Errorf("%s: the journal is %+v", name, h.seen.Journal)
 		}
 	}

@@ -305,7 +305,7 @@ func (a *agent) renew()   { a.Helper(); a.must(a.Renew(a.Context(), a.pool, a.ch
 func (a *agent) leave()   { a.Helper(); a.must(a.Leave(a.Context(), a.pool, a.change)) }
 func (a *agent) fail()    { a.Helper(); a.must(a.Fail(a.Context(), a.pool, a.change, "HardwareFailure")) }
 
-func (a *agent) look() state.Slot {
+func (a *agent) observe() state.Slot {
 	a.Helper()
 	seen, err := a.Read(a.Context(), a.pool, a.change)
 	a.must(err)

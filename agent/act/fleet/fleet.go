@@ -113,8 +113,8 @@ type Leases struct {
 // Forget drops everything that this process has seen of other nodes, as a restart does. Call it when the clock was set.
 func (s *Leases) Forget() { s.views = nil }
 
-// Look reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
-// more often a node looks, the sooner it finds out that the holder of a slot is gone.
+// Read reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
+// more often a node observes, the sooner it finds out that the holder of a slot is gone.
 func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, error) {
 	r, err := s.read(ctx, pool)
 	if err != nil {
@@ -136,7 +136,7 @@ func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, err
 //
 // Call Take once more right before the fence: a node that was away for long may have lost its slot. The context should end well before
 // Duration has passed, and cover the fence too, so that an agent that was stopped in between does not fence with a slot that it has
-// lost meanwhile.
+// lost by then.
 func (s *Leases) Take(ctx context.Context, pool Pool, c Change) error {
 	t := acquisition{slots: s, pool: pool, change: c, view: s.view(pool)}
 	t.view.returned = false
@@ -179,7 +179,7 @@ func (s *Leases) Foresee(ctx context.Context, pool Pool, c Change) error {
 }
 
 // Renew renews the slot, since the change is still under way. It sends no request until RenewAfter has passed since the last one. If
-// the node has lost its slot meanwhile, Renew takes one whether there is room or not: the node is being changed, and other nodes'
+// the node has lost its slot by now, Renew takes one whether there is room or not: the node is being changed, and other nodes'
 // agents have to count it. So call it only for a node that is fenced.
 func (s *Leases) Renew(ctx context.Context, pool Pool, c Change) error {
 	v := s.view(pool)

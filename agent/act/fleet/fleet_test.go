@@ -370,7 +370,7 @@ func TestASlotIsKeptForANodeOfWhichTheLabelsHaveChanged(t *testing.T) {
 	w.patch("a", `{"metadata":{"labels":{"pool":"another"}}}`)
 	b.mustTake()
 	c.wantRefused("pool research: 2 nodes may be unavailable at once; a: being changed by gpuslice, b: being changed by gpuslice")
-	if got := a.look(); !got.Held {
+	if got := a.observe(); !got.Held {
 		t.Errorf("a looks and sees %+v", got)
 	}
 	a.release()
@@ -397,7 +397,7 @@ func TestANodeThatDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *tes
 			b.refused()
 			b.pass(time.Second)
 			b.mustTake()
-			if got := a.look(); got.Held {
+			if got := a.observe(); got.Held {
 				t.Errorf("a looks and sees %+v", got)
 			}
 			a.wantRefused("pool research: 1 node may be unavailable at once; b: being changed by gpuslice")
@@ -424,7 +424,7 @@ func TestASlotThatWasTakenAgainIsNotTakenForAnOldOne(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
-	b.look()
+	b.observe()
 	a.release()
 	b.pass(fleet.Duration)
 	a.mustTake()
@@ -435,7 +435,7 @@ func TestASlotThatWasNotedAgainIsNotTakenForAnOldOne(t *testing.T) {
 	w := newWorld(t, nil)
 	a, b := w.node("a", 0), w.node("b", 0)
 	a.mustTake()
-	b.look()
+	b.observe()
 	if err := w.client.CoordinationV1().Leases(w.namespace).Delete(t.Context(), leaseOfPool, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -569,7 +569,7 @@ func TestANodeThatLeavesIsNotWaitedFor(t *testing.T) {
 	a.mustTake()
 	old.refused()
 	young.refused()
-	if got := old.look(); !got.Waiting || got.Held {
+	if got := old.observe(); !got.Waiting || got.Held {
 		t.Errorf("it looks and sees %+v", got)
 	}
 	old.leave()
@@ -600,8 +600,8 @@ func TestANodeJoinsTheQueueBeforeItReadsTheNodes(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a := w.node("a", 0)
 	early := int64(-1)
-	meanwhile := func() { early = w.wire.lists.Load() }
-	w.wire.before.Store(&meanwhile)
+	between := func() { early = w.wire.lists.Load() }
+	w.wire.before.Store(&between)
 	a.mustTake()
 	if early != 0 || w.wire.lists.Load() != 1 {
 		t.Errorf("the nodes were read %d times before it was in line, and %d times in all", early, w.wire.lists.Load())
@@ -706,14 +706,14 @@ func TestAnyRestartAsksForItsOwnSlotAgain(t *testing.T) {
 	before := a.change.Operation
 	a.restart()
 	w.annotate(config.AnnotationPaused, "tests")
-	if got, want := a.look(), (state.Slot{Held: true, Operation: before, Failed: true, Paused: "tests"}); got != want {
+	if got, want := a.observe(), (state.Slot{Held: true, Operation: before, Failed: true, Paused: "tests"}); got != want {
 		t.Errorf("after the restart it sees %+v, want %+v", got, want)
 	}
 	a.wantRefused("pool research is paused: tests")
 	w.annotate(config.AnnotationPaused, "")
 	b.refused()
 	a.mustTake()
-	if got, want := a.look(), (state.Slot{Held: true, Operation: a.change.Operation}); got != want {
+	if got, want := a.observe(), (state.Slot{Held: true, Operation: a.change.Operation}); got != want {
 		t.Errorf("after it took it sees %+v, want %+v", got, want)
 	}
 	b.refused()
@@ -738,7 +738,7 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 	one(a, failing(a))
 	one(a, failing(a))
 	one(b, func() { b.leave() }) // postponed: neither
-	if got := c.look().Paused; got != "" {
+	if got := c.observe().Paused; got != "" {
 		t.Fatalf("after two failures in a row it is paused: %s", got)
 	}
 	b.restart()
@@ -746,7 +746,7 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 	one(a, failing(a))
 	want := "3 changes in a row failed; to go on: kubectl -n " + w.namespace + " annotate lease gpuslice-pool-research gpuslice.io/paused-; " +
 		"failed are a (HardwareFailure), a (HardwareFailure), a (HardwareFailure)"
-	if got := w.short(c.look().Paused); got != want {
+	if got := w.short(c.observe().Paused); got != want {
 		t.Errorf("it is paused:\n%s\nwant\n%s", got, want)
 	}
 	c.wantRefused("pool research is paused: " + want)
@@ -754,7 +754,7 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 	b.mustTake()
 	b.fail()
 	b.release()
-	if got := w.short(c.look().Paused); got != want {
+	if got := w.short(c.observe().Paused); got != want {
 		t.Errorf("after one more failure it is paused: %s", got)
 	}
 	w.annotate(config.AnnotationPaused, "")
@@ -788,8 +788,8 @@ func TestAPoolThatIsNeverPausedCountsNoFailures(t *testing.T) {
 		a.fail()
 		a.release()
 	}
-	if n := w.state().Failed; n != 0 || a.look().Paused != "" {
-		t.Errorf("%d failures are counted, and it is paused: %q", n, a.look().Paused)
+	if n := w.state().Failed; n != 0 || a.observe().Paused != "" {
+		t.Errorf("%d failures are counted, and it is paused: %q", n, a.observe().Paused)
 	}
 }
 
@@ -838,7 +838,7 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 		w.wire.conflicts.Store(10)
 		call()
 	}
-	if got := a.look(); got != (state.Slot{}) || w.state().Failed != 1 {
+	if got := a.observe(); got != (state.Slot{}) || w.state().Failed != 1 {
 		t.Errorf("it looks and sees %+v; %d failures", got, w.state().Failed)
 	}
 }
@@ -850,13 +850,13 @@ func TestNodesAreReadAgainWhenANodeHasLeftSince(t *testing.T) {
 	w.pool.Limit = atMost(0)
 	z.refused() // z joins the queue
 	w.pool.Limit = atMost(2)
-	meanwhile := func() { // z has read that x looks fine
+	between := func() { // z has read that x looks fine
 		w.cordon("x", true)
 		x.leave()
 		y.mustTake()
 	}
 	y.change.Since = z.change.Since.Add(-time.Hour)
-	w.wire.before.Store(&meanwhile)
+	w.wire.before.Store(&between)
 	z.wantRefused("pool research: 2 nodes may be unavailable at once; y: being changed by gpuslice, x: cordoned by somebody")
 }
 
@@ -954,7 +954,7 @@ func TestTheQueueEndsWhereLongNamesFillTheLease(t *testing.T) {
 	}
 	before := w.lease().ResourceVersion
 	young.refused()
-	if young.look().Waiting || w.lease().ResourceVersion != before {
+	if young.observe().Waiting || w.lease().ResourceVersion != before {
 		t.Error("a node for which the line has no room writes the Lease")
 	}
 }
@@ -978,11 +978,11 @@ func TestTheQueueHasAnEnd(t *testing.T) {
 	}
 	w.annotate(config.AnnotationSlots, string(text))
 	young.wantRefused("pool research: 1 node may be unavailable at once; more than 10 nodes wait longer")
-	if n := len(w.state().Queue); young.look().Waiting || n != fleet.MaxNodes {
-		t.Errorf("%d are in line, and the youngest is: %t", n, young.look().Waiting)
+	if n := len(w.state().Queue); young.observe().Waiting || n != fleet.MaxNodes {
+		t.Errorf("%d are in line, and the youngest is: %t", n, young.observe().Waiting)
 	}
 	old.refused()
-	if n := len(w.state().Queue); !old.look().Waiting || n != fleet.MaxNodes {
-		t.Errorf("%d are in line, and the oldest is: %t", n, old.look().Waiting)
+	if n := len(w.state().Queue); !old.observe().Waiting || n != fleet.MaxNodes {
+		t.Errorf("%d are in line, and the oldest is: %t", n, old.observe().Waiting)
 	}
 }

@@ -82,7 +82,7 @@ func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	}
 	var err error
 	if seen.Pool.Slot, err = t.slots().Read(ctx, poolOf(seen), t.change(seen)); err != nil {
-		t.Log.Warn("looking at the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		t.Log.Warn("observing the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
 	if !seen.DisruptionStarted() && !t.holds(seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
@@ -138,7 +138,7 @@ func (t *Slot) Foresee(ctx context.Context, in act.Input) error {
 	return t.explain(in.Seen, t.Slots.Foresee(ctx, poolOf(in.Seen), c), (*Slot).waitFor)
 }
 
-// Confirm makes sure right before the fence that no other node has got the slot meanwhile.
+// Confirm makes sure right before the fence that no other node has got the slot since.
 func (t *Slot) Confirm(ctx context.Context, in act.Input) error {
 	if !in.Seen.InLimitedPool() || !t.holds(in.Seen) {
 		return nil
@@ -259,6 +259,6 @@ func (t *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *
 		return
 	}
 	if err := t.slots().Fail(ctx, poolOf(seen), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
-		t.Log.Warn("telling the pool of a failure", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		t.Log.Warn("reporting a failure to the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }

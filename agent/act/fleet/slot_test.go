@@ -41,7 +41,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		seen.Pool.Pool = file.For(seen.Node)
 		return seen
 	}
-	look := func(pool string, fresh bool) (*state.Observed, int) {
+	observe := func(pool string, fresh bool) (*state.Observed, int) {
 		client.ClearActions()
 		seen := observed(pool)
 		turn.Observe(t.Context(), seen, fresh)
@@ -52,7 +52,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		fresh bool
 		reads int
 	}{{"a", false, 1}, {"a", false, 0}, {"a", true, 1}, {"a", false, 0}, {"b", false, 1}, {"a", false, 1}, {"a", false, 0}} {
-		if _, reads := look(step.pool, step.fresh); reads != step.reads {
+		if _, reads := observe(step.pool, step.fresh); reads != step.reads {
 			t.Errorf("look %d, %+v, sends %d requests", i, step, reads)
 		}
 	}
@@ -63,16 +63,16 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if seen, reads := look("a", false); reads != 1 || !seen.Pool.Slot.Held {
+		if seen, reads := observe("a", false); reads != 1 || !seen.Pool.Slot.Held {
 			t.Errorf("with a slot, a look sends %d requests and finds %+v", reads, seen.Pool.Slot)
 		}
 	}
-	seen, _ := look("a", false)
+	seen, _ := observe("a", false)
 	if err := turn.Return(t.Context(), act.Input{Seen: seen}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []int{1, 0} {
-		if seen, reads := look("a", false); reads != want || seen.Pool.Slot.Held {
+		if seen, reads := observe("a", false); reads != want || seen.Pool.Slot.Held {
 			t.Errorf("look %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
 		}
 	}

@@ -265,7 +265,7 @@ func (t *acquisition) count(ctx context.Context, r *record, changed bool) (bool,
 	return changed, t.full(limit, rank, st, away)
 }
 
-// grant gives so many nodes that wait the slots that are free by this count, so that no others take them meanwhile. Such a node finds its slot when it looks again, and counts the
+// grant gives so many nodes that wait the slots that are free by this count, so that no others take them before. Such a node finds its slot at its next observation, and counts the
 // nodes itself before it goes by it: any agent can write the Lease. If it wants none any more it returns it, and if its agent is dead it loses it
 // after Duration, like any other.
 func (t *acquisition) grant(st *leaseState, room int) {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Specs are the CDI specs that tell container runtimes what GPUs and instances there are.
+// Specs are the CDI specs that describe to container runtimes what GPUs and instances there are.
 type Specs interface {
 	// Stale names the specs that describe other instances than the present ones. It names none if no spec is in use.
 	Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error)

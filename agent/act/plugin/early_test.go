@@ -32,8 +32,8 @@ func newManaged(t *testing.T) *host {
 	return h
 }
 
-// looks observes the plugin after d, and has the agent tell it if it is early. It returns who got a signal.
-func (h *host) looks(d time.Duration) []int {
+// observe observes the plugin after d, and has the agent notify it if it is early. It returns who got a signal.
+func (h *host) observe(d time.Duration) []int {
 	h.t.Helper()
 	h.clock.Step(d)
 	h.signals = nil
@@ -47,10 +47,10 @@ func (h *host) looks(d time.Duration) []int {
 	return h.signals
 }
 
-func (h *host) tells(what string, d time.Duration, want ...int) {
+func (h *host) notifies(what string, d time.Duration, want ...int) {
 	h.t.Helper()
-	if got := h.looks(d); !slices.Equal(got, want) {
-		h.t.Errorf("%s: the programs %v are told, want %v", what, got, want)
+	if got := h.observe(d); !slices.Equal(got, want) {
+		h.t.Errorf("%s: the programs %v are notified, want %v", what, got, want)
 	}
 }
 
@@ -61,40 +61,40 @@ func (h *host) offers(ids ...string) {
 func TestAPluginThatHasReadOfMPSTooEarlyIsNotifiedWhenTheDaemonIsReady(t *testing.T) {
 	h := newManaged(t)
 	h.offers("GPU-a")
-	h.tells("while it offers what it had", 0)
+	h.notifies("while it offers what it had", 0)
 	h.offers()
-	h.tells("without a daemon", time.Second)
+	h.notifies("without a daemon", time.Second)
 	if every := deviceplugin.AwaitsMPS(h.seen, 5*time.Second); every != time.Second {
-		t.Errorf("the agent looks again after %s, and no watch tells it of the daemon", every)
+		t.Errorf("the agent polls again after %s, and no watch shows it the daemon", every)
 	}
 	h.startDaemon()
-	h.tells("with a daemon that is not ready", 4*time.Second)
+	h.notifies("with a daemon that is not ready", 4*time.Second)
 	h.readies()
-	h.tells("with a daemon that is", 100*time.Millisecond, pluginPID)
-	h.tells("while it reads", 4*time.Second)
+	h.notifies("with a daemon that is", 100*time.Millisecond, pluginPID)
+	h.notifies("while it reads", 4*time.Second)
 	h.offers("GPU-a::0", "GPU-a::1")
-	h.tells("when it offers", 20*time.Second)
+	h.notifies("when it offers", 20*time.Second)
 	if every := deviceplugin.AwaitsMPS(h.seen, 5*time.Second); every != 5*time.Second {
-		t.Errorf("the agent looks again after %s at a plugin that waits for nothing", every)
+		t.Errorf("the agent polls again after %s at a plugin that waits for nothing", every)
 	}
 }
 
 func TestAnEarlyPluginIsNotNotifiedForEver(t *testing.T) {
 	h := newManaged(t)
-	h.tells("without a daemon", 0)
+	h.notifies("without a daemon", 0)
 	h.startDaemon()
 	h.readies()
-	var told []time.Duration
+	var notified []time.Duration
 	for at := time.Duration(0); at < 10*time.Minute; at += time.Second {
-		if len(h.looks(time.Second)) > 0 {
-			told = append(told, at)
+		if len(h.observe(time.Second)) > 0 {
+			notified = append(notified, at)
 		}
 	}
-	if want := []time.Duration{0, 5 * time.Second, 15 * time.Second}; !slices.Equal(told, want) {
-		t.Errorf("told at %v, want %v", told, want)
+	if want := []time.Duration{0, 5 * time.Second, 15 * time.Second}; !slices.Equal(notified, want) {
+		t.Errorf("told at %v, want %v", notified, want)
 	}
 	if every := deviceplugin.AwaitsMPS(h.seen, 5*time.Second); every != 5*time.Second {
-		t.Errorf("the agent still looks again after %s", every)
+		t.Errorf("the agent still polls again after %s", every)
 	}
 }
 
@@ -103,20 +103,20 @@ func TestAPluginThatOffersNothingForLongBesideAReadyDaemonWasEarly(t *testing.T)
 	h := newManaged(t)
 	h.startDaemon()
 	h.readies()
-	h.tells("at first", 0)
-	h.tells("after four seconds", 4*time.Second)
-	h.tells("after five", time.Second, pluginPID)
+	h.notifies("at first", 0)
+	h.notifies("after four seconds", 4*time.Second)
+	h.notifies("after five", time.Second, pluginPID)
 }
 
 // SIGHUP ends a program that does not listen to it yet.
 func TestAPluginThatHasJustStartedIsNotNotified(t *testing.T) {
 	h := newManaged(t)
 	h.seen.DevicePlugin.Pods[0].Status.ContainerStatuses[0].State.Running.StartedAt.Time = h.clock.Now()
-	h.tells("without a daemon", 0)
+	h.notifies("without a daemon", 0)
 	h.startDaemon()
 	h.readies()
-	h.tells("after a second", time.Second)
-	h.tells("after two", time.Second, pluginPID)
+	h.notifies("after a second", time.Second)
+	h.notifies("after two", time.Second, pluginPID)
 }
 
 // A plugin that has not read the file yet is told by that alone.
@@ -125,8 +125,8 @@ func TestAPluginThatHasNotReadTheFileIsNotEarly(t *testing.T) {
 	folder := corev1.HostPathVolumeSource{Path: filepath.Dir(h.plugin.Settings.DevicePlugin.ConfigFile)}
 	h.seen.DevicePlugin.Pods[0].Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &folder}}}
 	h.seen.Pods = h.seen.DevicePlugin.Pods
-	h.tells("without a daemon", 0)
+	h.notifies("without a daemon", 0)
 	h.startDaemon()
 	h.readies()
-	h.tells("with one", 10*time.Second)
+	h.notifies("with one", 10*time.Second)
 }

@@ -48,12 +48,12 @@ type Handover struct {
 	Evictions *evict.Evictions
 	Retries   *decide.Retries
 
-	toldFirst   time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
-	labelWrites labelWrites // of the config manager's label
+	notifiedFirst time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
+	labelWrites   labelWrites // of the config manager's label
 }
 
 // Forget drops what depends on times that the clock gave. The plugin that it embeds has a Forget of its own.
-func (h *Handover) Forget(time.Time) { h.toldFirst = time.Time{} }
+func (h *Handover) Forget(time.Time) { h.notifiedFirst = time.Time{} }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
@@ -225,7 +225,7 @@ func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
 	return err
 }
 
-// awaitKey waits until the config manager sees the key. If the agent cannot look, it waits until kubelet must have shown it.
+// awaitKey waits until the config manager sees the key. If the agent cannot read that, it waits until kubelet must have shown it.
 func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: in.Want.Plugin.ConfigText()}
@@ -346,8 +346,8 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 // Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
 // restarting its pod. It is over when all have read it.
 func (h *Handover) Reload(ctx context.Context, in act.Input) error {
-	untold, wait := h.notifyFirst(ctx, in, in.Seen.Plugin.UnnotifiedReaders())
-	if len(untold) == 0 {
+	unnotified, wait := h.notifyFirst(ctx, in, in.Seen.Plugin.UnnotifiedReaders())
+	if len(unnotified) == 0 {
 		if wait == nil && in.Seen.Plugin.Early {
 			h.notifyEarly(ctx, in.Seen)
 		}
@@ -356,26 +356,26 @@ func (h *Handover) Reload(ctx context.Context, in act.Input) error {
 	if in.Seen.Plugin.Method == config.HandoverFile {
 		call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 		defer cancel()
-		told, err := h.Processes.Hangup(call, untold, deviceplugin.Readers)
-		for _, c := range told {
+		notified, err := h.Processes.Hangup(call, unnotified, deviceplugin.Readers)
+		for _, c := range notified {
 			in.Seen.Plugin.NotifiedPods[c.PodUID] = in.Seen.Plugin.Writing()
-			h.Log.Info("told to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
+			h.Log.Info("notified to read the device plugin's config", zap.String("command", c.Command), zap.Int("pid", c.PID))
 		}
 		h.NoteNotified(call, in.Seen.Plugin)
-		if plugins, _ := h.readersByRole(in.Seen); slices.ContainsFunc(told, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
+		if plugins, _ := h.readersByRole(in.Seen); slices.ContainsFunc(notified, func(c holders.Client) bool { return slices.Contains(plugins, c.PodUID) }) {
 			h.NoteEarlyNotified()
 		}
 		if err != nil {
 			return err
 		}
 		still := in.Seen.Plugin.UnnotifiedReaders()
-		if untold = slices.DeleteFunc(slices.Clone(untold), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(untold) == 0 {
+		if unnotified = slices.DeleteFunc(slices.Clone(unnotified), func(pod types.UID) bool { return !slices.Contains(still, pod) }); len(unnotified) == 0 {
 			return wait
 		}
 	}
 	var restarted []plan.Pod
 	for _, pod := range in.Seen.Plugin.Readers {
-		for _, uid := range untold {
+		for _, uid := range unnotified {
 			if pod.UID == uid {
 				restarted = append(restarted, state.PlannedPod(holders.Describe(&pod)))
 			}

@@ -17,23 +17,23 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// tellFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
+// notifyFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
 // ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
-func (h *Handover) notifyFirst(ctx context.Context, in act.Input, untold []types.UID) ([]types.UID, error) {
+func (h *Handover) notifyFirst(ctx context.Context, in act.Input, unnotified []types.UID) ([]types.UID, error) {
 	plugins, others := h.readersByRole(in.Seen)
-	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != catalog.SharingMPS || len(others) == 0 || !slices.ContainsFunc(untold, isIn(plugins)) {
-		return untold, nil
+	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != catalog.SharingMPS || len(others) == 0 || !slices.ContainsFunc(unnotified, isIn(plugins)) {
+		return unnotified, nil
 	}
 	began := h.Retries.Began(in.Step())
 	until := began.Add(min(deviceplugin.MPSPatience, h.Settings.Timeouts.Capacity/2))
-	first := slices.DeleteFunc(slices.Clone(untold), isIn(plugins))
-	// A control daemon that has just been told still has the file.
-	ready := len(first) == 0 && h.Clock.Since(h.toldFirst) >= deviceplugin.Retry && h.MPSReady(ctx, in.Seen)
+	first := slices.DeleteFunc(slices.Clone(unnotified), isIn(plugins))
+	// A control daemon that has just been notified still has the file.
+	ready := len(first) == 0 && h.Clock.Since(h.notifiedFirst) >= deviceplugin.Retry && h.MPSReady(ctx, in.Seen)
 	if len(first) > 0 {
-		h.toldFirst = h.Clock.Now()
+		h.notifiedFirst = h.Clock.Now()
 	}
 	if ready || !h.Clock.Now().Before(until) {
-		return untold, nil
+		return unnotified, nil
 	}
 	return first, &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: in.Seen.MissingMPS(),
@@ -57,16 +57,16 @@ func isIn(pods []types.UID) func(types.UID) bool {
 	return func(pod types.UID) bool { return slices.Contains(pods, pod) }
 }
 
-// tellEarly tells an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
+// notifyEarly notifies an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
 func (h *Handover) notifyEarly(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 	defer cancel()
 	h.NoteEarlyNotified()
-	told, err := h.Processes.Hangup(call, h.EarlyPods(seen), []string{deviceplugin.Command})
+	notified, err := h.Processes.Hangup(call, h.EarlyPods(seen), []string{deviceplugin.Command})
 	if err != nil {
-		h.Log.Warn("telling the device plugin that the MPS control daemon is ready: it tries again by itself", zap.Error(err))
+		h.Log.Warn("notifying the device plugin that the MPS control daemon is ready: it tries again by itself", zap.Error(err))
 	}
-	for _, c := range told {
-		h.Log.Info("told the device plugin that the MPS control daemon is ready", zap.Int("pid", c.PID))
+	for _, c := range notified {
+		h.Log.Info("notified the device plugin that the MPS control daemon is ready", zap.Int("pid", c.PID))
 	}
 }

@@ -134,7 +134,7 @@ func (h *host) expect(what string, d time.Duration, sharing catalog.SharingStrat
 	signals, waits := h.after(d, sharing)
 	slices.Sort(signals)
 	if !slices.Equal(signals, want) || waits != waiting {
-		h.t.Errorf("%s: the programs %v are told, and the agent waits: %t; want %v and %t", what, signals, waits, want, waiting)
+		h.t.Errorf("%s: the programs %v are notified, and the agent waits: %t; want %v and %t", what, signals, waits, want, waiting)
 	}
 }
 

@@ -25,7 +25,7 @@ func (r *Rebooter) ObserveBoot(ctx context.Context, seen *state.Observed) {
 		text = err.Error()
 	}
 	if text != "" && text != r.trouble {
-		r.Log.Warn("it cannot be told whether the host is rebooted", zap.Error(err))
+		r.Log.Warn("whether the host is rebooted is not known", zap.Error(err))
 	}
 	r.id, r.trouble = cmp.Or(boot, r.id), text
 	if seen.Boot.ID = r.id; seen.Boot.ID == "" {

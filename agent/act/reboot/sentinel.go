@@ -26,7 +26,7 @@ type Sentinel struct {
 // longestRequest bounds what the agent reads of the file, in bytes. It never writes a longer one.
 const longestRequest = 64 << 10
 
-// State returns whether the file asks for a reboot, and whether the agent wrote it. Only a regular file asks: kured looks by "test -f". If
+// State returns whether the file asks for a reboot, and whether the agent wrote it. Only a regular file asks: kured tests by "test -f". If
 // State cannot stat the file, it does not ask, and Ask will say why. If State cannot read the file, it asks, and counts as another program's.
 func (s *Sentinel) State(ctx context.Context) plan.Asked {
 	ctx, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
@@ -83,7 +83,7 @@ func (s *Sentinel) write(ctx context.Context, why string) (err error) {
 	if err == nil || errors.Is(err, fs.ErrExist) && s.asked() != plan.NotAsked {
 		return nil
 	}
-	if is, told := os.Lstat(s.Path); told == nil && !is.Mode().IsRegular() {
+	if is, failed := os.Lstat(s.Path); failed == nil && !is.Mode().IsRegular() {
 		return fmt.Errorf("asking for a reboot: %s is %s, and should be a file or nothing; remove it, or set reboot.sentinel",
 			s.Path, kindOf(is.Mode()))
 	}

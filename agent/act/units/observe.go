@@ -44,7 +44,7 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 }
 
 // states asks systemd for the units of the settings, and never for others. After a systemd has not answered, it does not ask again for a while,
-// unless the agent owes the start of a unit.
+// unless the agent has still to start a unit.
 func (u *Units) states(ctx context.Context, stopped []string) (map[string]string, error) {
 	if len(stopped) == 0 && u.Clock.Now().Before(u.next) {
 		return nil, nil
@@ -64,19 +64,19 @@ func (u *Units) states(ctx context.Context, stopped []string) (map[string]string
 // runs reports whether a unit in the state has processes, or may have.
 func runs(state string) bool { return state != "" && state != "inactive" && state != "failed" }
 
-// ObserveToRestore finds what the agent still owes the host for a change without a journal: a user may have removed that, or deleted the node
+// ObserveToRestore finds what the agent must still restore on the host for a change without a journal: a user may have removed that, or deleted the node
 // object. The agent does not start units that are not in the settings any more, and reports them.
 func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
-	owed := u.Journal.Record.Now().Host
+	pending := u.Journal.Record.Now().Host
 	if seen.Journal != nil || u.Journal.Record.Now().Ends && !seen.Record.StrangeJournal {
 		return
 	}
 	for _, gpu := range seen.GPUs {
-		if !gpu.Persistent && !gpu.Lost && slices.Contains(owed.Persistent, string(gpu.UUID)) {
-			seen.Record.Owed.Persistent = append(seen.Record.Owed.Persistent, gpu.UUID)
+		if !gpu.Persistent && !gpu.Lost && slices.Contains(pending.Persistent, string(gpu.UUID)) {
+			seen.Record.Pending.Persistent = append(seen.Record.Pending.Persistent, gpu.UUID)
 		}
 	}
-	named := u.named(seen, owed.Stopped)
+	named := u.named(seen, pending.Stopped)
 	if len(named) == 0 {
 		return
 	}
@@ -88,7 +88,7 @@ func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
 		case err == nil && !exists:
 			seen.NoteDroppedUnit(unit, notStartable)
 		case !runs(state):
-			seen.Record.Owed.Stopped = append(seen.Record.Owed.Stopped, unit)
+			seen.Record.Pending.Stopped = append(seen.Record.Pending.Stopped, unit)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func notStarted(unit, why string) string {
 	return fmt.Sprintf("%s of this host was stopped for a change and is not started: %s", sanitize.Cut(unit, 256), why)
 }
 
-// ReportDropped logs, and tells by an Event, each unit that was stopped for a change and is not started. It tells each once, and remembers those that
+// ReportDropped logs, and reports by an Event, each unit that was stopped for a change and is not started. It reports each once, and remembers those that
 // the settings name: Down names them until they run.
 func (u *Units) ReportDropped(seen *state.Observed) {
 	for _, unit := range slices.Sorted(maps.Keys(seen.Record.Dropped)) {
@@ -137,7 +137,7 @@ func (u *Units) ReportDropped(seen *state.Observed) {
 }
 
 // ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
-// and that may end a moment later, when the agent owes the unit nothing any more.
+// and that may end a moment later, when the agent has nothing to restore of the unit any more.
 func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.Started {
 	if seen.Journal != nil || len(u.started) == 0 || u.Clock.Now().Before(u.startedNext) {
 		return state.Started{}

@@ -63,7 +63,7 @@ const systemdRetry = 5 * time.Minute
 // notStartable is why the agent does not start a unit that it has stopped: systemd does not list it as one that can start.
 const notStartable = "the host has no such unit that it may start: it is masked or was removed"
 
-// Retry is the pause between two looks at a unit that stops or starts.
+// Retry is the pause between two observations of a unit that stops or starts.
 const Retry = outcome.HostTimeout
 
 // Stop stops a unit of the host that is in the way. If the unit does not stop, that ends the change.

@@ -318,7 +318,7 @@ func TestWhichUnitsOfTheHostAreObserved(t *testing.T) {
 // not run.
 func TestWhatIsPendingOnTheHostWithoutAJournal(t *testing.T) {
 	t.Parallel()
-	owed := journal.Host{Stopped: []string{dcgm, "ssh.service"}, Persistent: []string{"GPU-a", "GPU-b", "GPU-c"}}
+	pending := journal.Host{Stopped: []string{dcgm, "ssh.service"}, Persistent: []string{"GPU-a", "GPU-b", "GPU-c"}}
 	gpus := []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Persistent: true}, {UUID: "GPU-c", Lost: true}}
 	for name, row := range map[string]struct {
 		states  map[string]string
@@ -340,9 +340,9 @@ func TestWhatIsPendingOnTheHostWithoutAJournal(t *testing.T) {
 		m := newMachine(t)
 		m.states, m.silent, m.seen.Journal, m.seen.GPUs = row.states, row.silent, row.journal, gpus
 		m.seen.Record.StrangeJournal = row.strange
-		m.units.Journal.Record.Keep(t.Context(), journal.Record{Host: owed, Ends: row.ends}, now)
+		m.units.Journal.Record.Keep(t.Context(), journal.Record{Host: pending, Ends: row.ends}, now)
 		m.units.ObserveToRestore(t.Context(), m.seen)
-		if diff := cmp.Diff(row.want, m.seen.Record.Owed); diff != "" {
+		if diff := cmp.Diff(row.want, m.seen.Record.Pending); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		if text := m.units.Dropped(m.seen); strings.Contains(text, "ssh.service") != (row.want.Persistent != nil) {

@@ -76,10 +76,10 @@ const causePatience = 10 * time.Second
 // OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
 func (p *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
 	set := decide.HowToSet(seen.Capacity.Strategy)
-	switch told := seen.ExplicitStrategy(); {
+	switch own := seen.ExplicitStrategy(); {
 	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
-	case told != "":
+	case own != "":
 		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
 	case seen.Plugin.Current != nil && seen.Plugin.Current.MIGStrategy == seen.Capacity.Strategy:
 		set = "its config says so, which it has not read: delete its pod on this node"

@@ -47,7 +47,7 @@ func (p *Verifier) Pause() { p.began = time.Time{} }
 // End ends the wait for capacity.
 func (p *Verifier) End() { p.began, p.late = time.Time{}, nil }
 
-// featurePatience is how long the agent waits for the labels of GPU feature discovery: that looks each minute, and node feature discovery
+// featurePatience is how long the agent waits for the labels of GPU feature discovery: that polls each minute, and node feature discovery
 // copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.
 const featurePatience = 90 * time.Second
 
@@ -81,13 +81,13 @@ func (p *Verifier) awaitsFeatures(c *state.Capacity, underway bool) bool {
 	return p.Clock.Since(*since) < min(featurePatience, p.Settings.Timeouts.Capacity/2)
 }
 
-// LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that look
+// LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that observation
 // has to read the API server.
 func (p *Verifier) LastObservationDue() bool {
 	return !p.began.IsZero() && p.proof.Agreed == plan.Proof-1 && p.proof.StaleSince.IsZero() && p.proof.Left(p.Clock.Now()) <= 0
 }
 
-// Rest returns how much of the pause after a pass is left: it ends when the next look at a capacity that was right counts.
+// Rest returns how much of the pause after a pass is left: it ends when the next observation of a capacity that was right counts.
 func (p *Verifier) Rest(pause time.Duration) time.Duration {
 	left := p.proof.Left(p.Clock.Now())
 	if p.began.IsZero() || p.proof.Agreed != plan.Proof-1 || left <= 0 {

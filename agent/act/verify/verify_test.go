@@ -177,16 +177,16 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 
 // Who reads that capacity is missing looks where the message points.
 func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
-	for name, owed := range map[string]*journal.Journal{"nothing is owed": nil, "a change is under way": {}} {
+	for name, change := range map[string]*journal.Journal{"no change is under way": nil, "a change is under way": {}} {
 		c := newChange(t)
-		seen := state.Observed{Node: &corev1.Node{}, Journal: owed, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
+		seen := state.Observed{Node: &corev1.Node{}, Journal: change, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
 		c.prover.Compare(&seen, c.want)
 		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 		var reason config.Reason
-		if waiting, is := errors.AsType[*outcome.Waiting](err); is && owed == nil {
+		if waiting, is := errors.AsType[*outcome.Waiting](err); is && change == nil {
 			reason = waiting.Reason
 		}
-		if owed != nil {
+		if change != nil {
 			c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
 			err = c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 			if failure, is := errors.AsType[*api.Failure](err); is {

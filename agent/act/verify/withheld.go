@@ -104,7 +104,7 @@ func withholdsWell(seen *state.Observed) bool {
 	return false
 }
 
-// takesDevicesForUnhealthy reports whether the device plugin has told kubelet of a device that it is unhealthy: kubelet counts such a device in the
+// takesDevicesForUnhealthy reports whether the device plugin has reported to kubelet of a device that it is unhealthy: kubelet counts such a device in the
 // node's capacity, and not in what pods may have.
 func takesDevicesForUnhealthy(node *corev1.Node) bool {
 	for name, all := range node.Status.Capacity {

@@ -40,8 +40,8 @@ func newWorld(strategy config.MIGStrategy) *world {
 	}
 }
 
-// look returns whether the device plugin is to be restarted, by a look at a node where it withholds GPU-b, which the change has altered.
-func (w *world) look(change func(*state.Observed)) bool {
+// observe returns whether the device plugin is to be restarted, by an observation of a node where it withholds GPU-b, which the change has altered.
+func (w *world) observe(change func(*state.Observed)) bool {
 	amount := func(n int64) corev1.ResourceList {
 		return corev1.ResourceList{nvml.ResourceGPU: *resource.NewQuantity(n, resource.DecimalSI)}
 	}
@@ -67,7 +67,7 @@ func unchanged(*state.Observed) {}
 func (w *world) restart(t *testing.T) time.Duration {
 	t.Helper()
 	began := w.clock.Now()
-	for !w.look(unchanged) {
+	for !w.observe(unchanged) {
 		if w.clock.Since(began) > 24*time.Hour {
 			t.Fatal("the plugin is never restarted")
 		}
@@ -88,7 +88,7 @@ func TestAPluginThatTakesAWellGPUForUnhealthyIsRestartedEverMoreSeldom(t *testin
 		}
 	}
 	w.clock.Step(time.Hour)
-	w.look(func(s *state.Observed) { s.Kubelet.Offered = capacity.Resources{nvml.ResourceGPU: {"GPU-a", "GPU-b"}} })
+	w.observe(func(s *state.Observed) { s.Kubelet.Offered = capacity.Resources{nvml.ResourceGPU: {"GPU-a", "GPU-b"}} })
 	if took := w.restart(t); took != time.Minute {
 		t.Errorf("after an hour without doubt it is restarted after %s, want a minute", took)
 	}
@@ -112,7 +112,7 @@ func TestAPluginIsNotRestartedForWhatIsNotItsFault(t *testing.T) {
 			t.Parallel()
 			w := newWorld(config.MIGStrategyNone)
 			for range 240 {
-				if w.look(change) {
+				if w.observe(change) {
 					t.Fatal("the plugin is to be restarted")
 				}
 				w.clock.Step(30 * time.Second)
@@ -132,7 +132,7 @@ func TestErrorsOfAProgramRestartThePluginEverMoreSeldom(t *testing.T) {
 			if w.clock.Since(trouble) >= every {
 				trouble = w.clock.Now()
 			}
-			due := w.look(func(s *state.Observed) {
+			due := w.observe(func(s *state.Observed) {
 				s.Recovered["GPU-b"] = trouble
 				if w.clock.Since(trouble) < calm {
 					delete(s.Recovered, "GPU-b")
@@ -169,11 +169,11 @@ func TestAClockThatWasSetRestartsNoPlugin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(config.MIGStrategyNone)
 	for range 2 {
-		w.look(unchanged)
+		w.observe(unchanged)
 		w.clock.Step(40 * time.Second)
 		w.prover.Forget(w.clock.Now())
 	}
-	if w.look(unchanged) {
+	if w.observe(unchanged) {
 		t.Error("the plugin is to be restarted")
 	}
 }

@@ -101,7 +101,7 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 	case when == diesMeanwhile: // what was reported while no agent ran shows in the GPU's state alone
 	case len(end.soon) == 0:
 		w.stays(time.Minute, corev1.ConditionFalse)
-		w.tells(s.Name, 1, true)
+		w.agrees(s.Name, 1, true)
 		if heard := w.heard("node Warning"); len(heard) > 0 {
 			t.Errorf("the node hears: %q", heard)
 		}
@@ -115,7 +115,7 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 		if len(w.heard(string(config.ReasonGPUUnhealthy)+": ")) == 0 {
 			t.Error("no Event tells that a GPU is unhealthy")
 		}
-		w.tells(s.Name, 1, false)
+		w.agrees(s.Name, 1, false)
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("all of that took %s", took)
 		}
@@ -140,11 +140,11 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 	}
 	w.within(10*time.Second, corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	w.stays(time.Minute, corev1.ConditionFalse)
-	w.tells(s.Name, 1, true)
+	w.agrees(s.Name, 1, true)
 }
 
-// tells checks that metric and status say of a GPU what the condition does.
-func (w *world) tells(sequence string, gpu int, healthy bool) {
+// agrees checks that metric and status say of a GPU what the condition does.
+func (w *world) agrees(sequence string, gpu int, healthy bool) {
 	w.t.Helper()
 	sum, found := w.metric("gpuslice_gpu_healthy")
 	all, problems := float64(len(w.gpus.UUIDs())), 0.0
@@ -198,7 +198,7 @@ func TestAWriteThatAPassSeesBeforeItsAnswerIsReportedAllTheSame(t *testing.T) {
 	})
 }
 
-// A GPU with instances does not tell of its rows: an Xid is all that shows that one is to be replaced, and a reset what ends it.
+// A GPU with instances does not report its rows: an Xid is all that shows that one is to be replaced, and a reset what ends it.
 func TestAnErrorOfOneInstanceLeavesTheOthersAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, twoH200)
@@ -227,11 +227,11 @@ func TestAnErrorOfOneInstanceLeavesTheOthersAlone(t *testing.T) {
 			t.Errorf("of the contained error the pods hear %q, want ml/one alone", heard)
 		}
 		w.within(time.Minute, corev1.ConditionTrue, config.ReasonRowRemapPending)
-		if _, told := w.metric("gpuslice_gpu_row_remap_pending", w.gpus.UUIDs()[0]); !told {
+		if _, there := w.metric("gpuslice_gpu_row_remap_pending", w.gpus.UUIDs()[0]); !there {
 			t.Error("the metric does not have the row that is pending")
 		}
-		if _, told := w.metric("gpuslice_gpu_remapped_rows", w.gpus.UUIDs()[0]); told {
-			t.Error("rows that the driver does not tell of have a metric")
+		if _, there := w.metric("gpuslice_gpu_remapped_rows", w.gpus.UUIDs()[0]); there {
+			t.Error("rows that the driver does not report have a metric")
 		}
 		w.kill()
 		w.start()
@@ -435,7 +435,7 @@ func TestAnOlderDriverRecommendsNothing(t *testing.T) {
 		must(t, w.gpus.Play(t.Context(), 0, gpusim.NoInstance, "uncontained-ecc"))
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
 		w.stays(5*time.Minute, corev1.ConditionTrue)
-		if _, told := w.metric("gpuslice_gpu_recovery_action"); told {
+		if _, there := w.metric("gpuslice_gpu_recovery_action"); there {
 			t.Error("an action that no driver tells has a metric")
 		}
 		must(t, w.gpus.Cure(t.Context(), 0, "uncontained-ecc"))
@@ -506,9 +506,9 @@ func TestGPUsThatNoDriverAnswersForAreFoundOnTheBus(t *testing.T) {
 		if !strings.Contains(c.Message, "3 are on the PCI bus, and 1 answer") || !strings.Contains(c.Message, w.onBus[1].PCI) || strings.Contains(c.Message, w.onBus[2].PCI) {
 			t.Errorf("the message is %q, want that it names %s alone", c.Message, w.onBus[1].PCI)
 		}
-		told := w.status().GPUs
-		if last := told[len(told)-1]; len(told) != 2 || !last.Missing || last.PCI != w.onBus[1].PCI || last.Index != -1 || last.Health == nil || last.Health.Reason != config.ReasonGPUMissing {
-			t.Errorf("the status has %+v, want one GPU and the missing one", told)
+		there := w.status().GPUs
+		if last := there[len(there)-1]; len(there) != 2 || !last.Missing || last.PCI != w.onBus[1].PCI || last.Index != -1 || last.Health == nil || last.Health.Reason != config.ReasonGPUMissing {
+			t.Errorf("the status has %+v, want one GPU and the missing one", there)
 		}
 		must(t, w.gpus.SetHealth(1, gpusim.Health{}))
 		w.within(10*time.Second, corev1.ConditionFalse)
@@ -737,7 +737,7 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 	}
 }
 
-// What the agent does beside telling is said in the message, and that it resets nothing where NVSentinel minds the node.
+// What the agent does beside reporting is said in the message, and that it resets nothing where NVSentinel minds the node.
 func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
 	const byTaint = "New pods stay away by the taint gpuslice.io/gpu-unhealthy."
 	const resetsNothing = " NVSentinel minds this node (condition GpuMemWatch): the agent resets nothing."

@@ -51,7 +51,7 @@ type culprit struct {
 // readKernelLog takes the Xids of the kernel's log until ctx ends.
 func (m *Monitor) readKernelLog(ctx context.Context) {
 	lookups := lookupBudget{}
-	for told := false; ctx.Err() == nil; {
+	for known := false; ctx.Err() == nil; {
 		xids, err := m.KernelLog.Xids(ctx)
 		m.setReadsLog(err == nil)
 		if err == nil {
@@ -59,9 +59,9 @@ func (m *Monitor) readKernelLog(ctx context.Context) {
 				m.takeLogged(x, m.culprit(ctx, x.PID, &lookups))
 			}
 			m.setReadsLog(false)
-		} else if !told {
+		} else if !known {
 			m.Log.Info("errors of GPUs are taken from the driver's library alone, without the processes whose they are", zap.Error(err))
-			told = true
+			known = true
 		}
 		select {
 		case <-ctx.Done():
@@ -130,7 +130,7 @@ func (m *Monitor) takeLogged(l kernellog.Xid, by culprit) {
 	}
 	now := m.Clock.Now()
 	e := nvml.Event{GPU: g.UUID(), Kind: nvml.EventXid, Xid: l.Number, GI: l.GI, CI: l.CI}
-	if _, told := m.twice.pair(now, fromLog, e, by, true); told {
+	if _, known := m.twice.pair(now, fromLog, e, by, true); known {
 		m.nameHeld(now, e, by)
 		return
 	}
@@ -148,7 +148,7 @@ const (
 	fromLog
 )
 
-// sighting is an Xid of which one source has told, and the other has not yet.
+// sighting is an Xid that one source has reported, and the other has not yet.
 type sighting struct {
 	source source
 	gpu    nvml.UUID
@@ -168,7 +168,7 @@ type match struct {
 	by     culprit
 }
 
-// sightings tell which Xid was seen by the other source, too, so that each counts once. What one source leaves out counts by the other.
+// sightings say which Xid was seen by the other source, too, so that each counts once. What one source leaves out counts by the other.
 type sightings map[sighting]seen
 
 // pair finds the sighting of the same Xid by the other source, and takes it away. If there is none, and both sources are there, this one waits for the other.
@@ -207,7 +207,7 @@ type heldXid struct {
 	until time.Time
 }
 
-// hold keeps a program's error from being told until the kernel's log may have named its process. It is false if that cannot be. Where a pass has seen one
+// hold keeps a program's error from being reported until the kernel's log may have named its process. It is false if that cannot be. Where a pass has seen one
 // pod on the GPU, another may have begun since.
 func (m *Monitor) hold(now time.Time, r xidReport) bool {
 	if !m.readsLog || !r.own() || r.o == nil || len(m.held) >= mostHeld {
@@ -218,7 +218,7 @@ func (m *Monitor) hold(now time.Time, r xidReport) bool {
 	return true
 }
 
-// nameHeld tells of what was held, now that the kernel's log has it, and notes whose error it was.
+// nameHeld reports what was held, now that the kernel's log has it, and notes whose error it was.
 func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by culprit) {
 	at := slices.IndexFunc(m.held, func(h heldXid) bool {
 		return h.e.GPU == e.GPU && h.e.Xid == e.Xid && (h.e.GI == e.GI || h.e.GI == nvml.WholeGPU || e.GI == nvml.WholeGPU)
@@ -233,7 +233,7 @@ func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by culprit) {
 	m.reportXid(now, r)
 }
 
-// tellHeld tells of what the kernel's log has not named in time, until ctx ends.
+// reportHeld reports what the kernel's log has not named in time, until ctx ends.
 func (m *Monitor) reportHeld(ctx context.Context) {
 	for {
 		select {

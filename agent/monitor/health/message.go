@@ -15,10 +15,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// mostXidsTold is how many Xids of a GPU a message names.
-const mostXidsTold = 3
+// mostXidsNamed is how many Xids of a GPU a message names.
+const mostXidsNamed = 3
 
-// detail is how much a message tells.
+// detail is how much a message says.
 type detail struct {
 	gpus, pods, others int // GPUs; of each, pods by name, and findings beside the worst
 }
@@ -63,7 +63,7 @@ func (m *Monitor) reportVerdict(v verdict.Verdict, now time.Time, d detail) stri
 	return text + m.remedied(v)
 }
 
-// remedied says what the agent does about a verdict beside telling of it, or why it does not do what the settings ask for.
+// remedied says what the agent does about a verdict beside reporting it, or why it does not do what the settings ask for.
 func (m *Monitor) remedied(v verdict.Verdict) string {
 	taints := m.Settings.Taint == config.HealthTaintNoSchedule || m.Settings.Taint == config.HealthTaintPreferNoSchedule
 	critical, _ := v.Critical()
@@ -90,7 +90,7 @@ func (m *Monitor) healthy() string {
 		}
 	}
 	if noECC > 0 {
-		text += fmt.Sprintf("; with ECC off, %d of them cannot tell errors of memory", noECC)
+		text += fmt.Sprintf("; with ECC off, %d of them cannot report errors of memory", noECC)
 	}
 	if !m.node.HasEvents() {
 		text += "; errors that show in no state are not seen, since the driver does not hand out its events"
@@ -140,7 +140,7 @@ func (m *Monitor) next(g *verdict.GPU, f verdict.Finding, now time.Time) string 
 func (m *Monitor) afterXids(g *verdict.GPU) string {
 	xids := m.node.RelevantXids(g)
 	var out []string
-	for _, x := range xids[max(0, len(xids)-mostXidsTold):] {
+	for _, x := range xids[max(0, len(xids)-mostXidsNamed):] {
 		times := ""
 		if x.Count == 2 {
 			times = ", twice"

@@ -17,11 +17,11 @@ import (
 // counts is what has happened since the process began.
 type counts struct {
 	xids   map[xidCount]float64
-	errors map[string]float64 // of looks, by code
+	errors map[string]float64 // of observations, by code
 	took   time.Duration      // the last observation
-	last   time.Time          // look that went well
+	last   time.Time          // observation that went well
 
-	events []time.Time // that were told lately
+	events []time.Time // that were reported lately
 }
 
 type xidCount struct {
@@ -41,7 +41,7 @@ func (c *counts) addXid(g *verdict.GPU, x verdict.Xid) {
 	c.xids[xidCount{g.UUID(), number, x.Class}]++
 }
 
-// addLook counts a look at all GPUs.
+// addRead counts a reading of all GPUs.
 func (c *counts) addRead(now time.Time, took time.Duration, err error) {
 	c.took = took
 	if err == nil {
@@ -108,16 +108,16 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	told := map[string]bool{}
+	written := map[string]bool{}
 	for _, g := range m.node.GPUs() {
 		id := string(g.UUID())
 		if id == "" {
 			id = g.PCI()
 		}
-		if id == "" || told[id] {
+		if id == "" || written[id] {
 			continue
 		}
-		told[id] = true
+		written[id] = true
 		gauge(descHealthy, number(len(g.Findings()) == 0), id)
 		for _, f := range g.Findings() {
 			gauge(descProblem, 1, id, string(f.Reason), string(f.Severity()))
@@ -145,7 +145,7 @@ func number(is bool) float64 {
 	return 0
 }
 
-// collect gives what the driver has last told of one GPU, and nothing that it does not tell.
+// collect gives what the driver has last reported of one GPU, and nothing that it does not report.
 func collect(g *verdict.GPU, id string, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	h, _ := g.Reading()
 	if h.Action.Known && h.UUID != "" {

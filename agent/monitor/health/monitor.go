@@ -1,8 +1,8 @@
-// Package health watches how the node's GPUs are, and tells it by condition GPUUnhealthy, by Events, by metrics and in the status.
+// Package health watches how the node's GPUs are, and reports it by condition GPUUnhealthy, by Events, by metrics and in the status.
 //
-// A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is told at once and taken back by itself. A
+// A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is reported at once and taken back by itself. A
 // process of the agent goes on from what the one before has remembered. The driver is asked beside the agent's loop, in a lane of its own:
-// if it hangs, that is what is told. What is decided is decided by verdict, which calls nothing.
+// if it hangs, that is what is reported. What is decided is decided by verdict, which calls nothing.
 package health
 
 import (
@@ -33,11 +33,11 @@ import (
 const (
 	// deadline is what one observation may take. All that changes often is one call a GPU, of less than a millisecond.
 	deadline = 3 * time.Second
-	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is looked at; unwellEvery is how often the former while a GPU is
+	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is read; unwellEvery is how often the former while a GPU is
 	// not well, so that what mends is seen to be well in seconds.
 	thoroughEvery, busEvery, unwellEvery = time.Minute, 10 * time.Second, 4 * time.Second
-	// tellAgain is the least time between two writes, of the node or of the record.
-	tellAgain = time.Second
+	// writeAgain is the least time between two writes, of the node or of the record.
+	writeAgain = time.Second
 	// recordEvery is how often the record is written for numbers that have changed and nothing else.
 	recordEvery = time.Minute
 	// skew is how far the clock of a person's machine may be ahead of this one's.
@@ -64,9 +64,9 @@ type Options struct {
 	Boot func(ctx context.Context) (string, error)
 	// Write writes conditions of the node.
 	Write func(ctx context.Context, conditions []corev1.NodeCondition) error
-	// TellNode and TellPod record Events.
-	TellNode func(kind string, reason config.Reason, format string, args ...any)
-	TellPod  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
+	// NodeEvent and PodEvent record Events.
+	NodeEvent func(kind string, reason config.Reason, format string, args ...any)
+	PodEvent  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
 	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
 	ComputesForOthers func(pod *corev1.Pod) bool
 	Clock             clock.WithTicker
@@ -86,7 +86,7 @@ type Monitor struct {
 	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
 	nodeSeen     bool                  // at least once
 	nvsentinel   string                // the sign by which NVSentinel minds the node; empty if it does not
-	reportedKey  string                // of the verdict that was last told
+	reportedKey  string                // of the verdict that was last reported
 	acknowledged acknowledgement       // what a person has written to have looked at, as last seen
 	followed     acknowledgement       // as last followed
 	resets       map[nvml.UUID]bool    // which the agent was to reset when it was last asked
@@ -95,15 +95,15 @@ type Monitor struct {
 	savedAt  time.Time // when
 
 	readsLog     bool      // the kernel's log is read
-	twice        sightings // Xids that the driver's events and the kernel's log both may tell
+	twice        sightings // Xids that the driver's events and the kernel's log both may report
 	held         []heldXid // whose Events wait for the kernel's log to name the process
-	reportedPods map[toldPod]podTold
+	reportedPods map[reportedXid]lastReport
 
-	blind bool // the last look at the GPUs has failed
+	blind bool // the last observation of the GPUs has failed
 
 	counts  counts
-	changed chan struct{} // there may be something to tell
-	readNow chan struct{} // the GPUs are worth a look at once
+	changed chan struct{} // there may be something to report
+	readNow chan struct{} // the GPUs are to be read at once
 	holds   chan struct{} // there is something in held
 }
 
@@ -117,12 +117,12 @@ type lastPass struct {
 // New makes a Monitor that has seen nothing.
 func New(o Options) *Monitor {
 	return &Monitor{
-		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, reportedPods: map[toldPod]podTold{},
+		Options: o, node: verdict.New(o.Settings), counts: newCounts(), twice: sightings{}, reportedPods: map[reportedXid]lastReport{},
 		changed: make(chan struct{}, 1), readNow: make(chan struct{}, 1), holds: make(chan struct{}, 1),
 	}
 }
 
-// Watch watches until ctx ends. Poke is called when the agent's loop should look.
+// Watch watches until ctx ends. Poke is called when the agent's loop should observe.
 func (m *Monitor) Watch(ctx context.Context, poke func()) {
 	var all sync.WaitGroup
 	m.recall(ctx)
@@ -155,13 +155,13 @@ func (m *Monitor) recall(ctx context.Context) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.boot, m.reportedKey, m.recalled = boot, r.Told, true
+	m.boot, m.reportedKey, m.recalled = boot, r.Reported, true
 	m.node.Recall(r, boot)
 	m.node.LimitTimes(m.Clock.Now())
 	m.readAcknowledgement() // a pass may have seen it before
 }
 
-// poll looks at the GPUs every verdict.Interval, and at once when there is news.
+// poll observes the GPUs every verdict.Interval, and at once when there is news.
 func (m *Monitor) poll(ctx context.Context) {
 	ticker := m.Clock.NewTicker(verdict.Interval)
 	defer ticker.Stop()
@@ -198,14 +198,14 @@ func (m *Monitor) readBus(ctx context.Context) {
 	defer cancel()
 	found, err := m.Bus.GPUs(ctx)
 	if err != nil {
-		m.Log.Debug("the PCI bus cannot be looked at", zap.Error(err))
+		m.Log.Debug("the PCI bus cannot be read", zap.Error(err))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.node.ObserveBus(found, err == nil)
 }
 
-// lookAtGPUs reports whether the driver has told.
+// readGPUs reads them, and reports whether the driver has answered.
 func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	call, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -230,14 +230,14 @@ func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	return err == nil
 }
 
-// logLook logs the first of several looks that fail, and the first that succeeds again. What has been found stands meanwhile, and its reason with it, so
+// logRead logs the first of several readings that fail, and the first that succeeds again. Until then what has been found stands with its reason, so
 // that the log alone has the moment.
 func (m *Monitor) logRead(err error) {
 	switch {
 	case err != nil && !m.blind:
-		m.Log.Info("the GPUs cannot be looked at: what was found of them stands until they can", zap.Error(err))
+		m.Log.Info("the GPUs cannot be observed: what was found of them stands until they can", zap.Error(err))
 	case err == nil && m.blind:
-		m.Log.Info("the GPUs can be looked at again")
+		m.Log.Info("the GPUs can be observed again")
 	}
 	m.blind = err != nil
 }
@@ -252,20 +252,20 @@ func (m *Monitor) signal(c chan struct{}) {
 
 // listen takes the driver's events until ctx ends.
 func (m *Monitor) listen(ctx context.Context) {
-	for failureTold := false; ctx.Err() == nil; {
+	for failureReported := false; ctx.Err() == nil; {
 		events, err := m.Driver.Events(ctx)
 		m.mu.Lock()
 		m.node.SetEvents(err == nil)
 		answers := m.node.DriverAnswers()
 		m.mu.Unlock()
 		if err == nil {
-			failureTold = false
+			failureReported = false
 			for e := range events {
 				m.takeEvent(e)
 			}
-		} else if answers && !failureTold {
-			m.TellNode(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
-			failureTold = true
+		} else if answers && !failureReported {
+			m.NodeEvent(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
+			failureReported = true
 		}
 		select {
 		case <-ctx.Done():
@@ -288,10 +288,10 @@ func (m *Monitor) takeEvent(e nvml.Event) {
 	m.signal(m.readNow)
 }
 
-// takeXid takes over an Xid of the driver's events, which the kernel's log may have told already.
+// takeXid takes over an Xid of the driver's events, which the kernel's log may have reported already.
 func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 	var x verdict.Xid
-	if first, told := m.twice.pair(now, fromDriver, e, culprit{}, m.readsLog); told {
+	if first, known := m.twice.pair(now, fromDriver, e, culprit{}, m.readsLog); known {
 		var g *verdict.GPU
 		e.GI, e.CI = first.gi, first.ci
 		if g, x = m.node.ConfirmLogged(now, e); g != nil {
@@ -311,7 +311,7 @@ func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 	m.follow(x)
 }
 
-// follow has the GPUs looked at after an Xid: state decides, and is read at once, and again until the driver has had its time. Xids of
+// follow has the GPUs read after an Xid: state decides, and is read at once, and again until the driver has had its time. Xids of
 // programs alone change no state.
 func (m *Monitor) follow(x verdict.Xid) {
 	m.signal(m.changed)
@@ -320,7 +320,7 @@ func (m *Monitor) follow(x verdict.Xid) {
 	}
 }
 
-// tell writes the record and the condition when they are other ones, until ctx ends.
+// report writes the record and the condition when they are other ones, until ctx ends.
 func (m *Monitor) report(ctx context.Context, poke func()) {
 	for {
 		select {
@@ -340,7 +340,7 @@ func (m *Monitor) report(ctx context.Context, poke func()) {
 			continue
 		}
 		if err := m.Write(ctx, []corev1.NodeCondition{c}); err != nil {
-			m.Log.Warn("telling of the health of the GPUs", zap.Error(err))
+			m.Log.Warn("reporting the health of the GPUs", zap.Error(err))
 		} else {
 			m.noteWritten(old, c, key)
 			poke() // the GPUs are worth an observation of the loop, too
@@ -362,12 +362,12 @@ func (m *Monitor) resetsChanged() bool {
 func (m *Monitor) pause(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-m.Clock.After(tellAgain):
+	case <-m.Clock.After(writeAgain):
 	}
 	m.signal(m.changed)
 }
 
-// conditionToTell is the condition that is to be told, with the key of its verdict, if it differs from old, which the node has.
+// conditionToReport is the condition that is to be reported, with the key of its verdict, if it differs from old, which the node has.
 func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -379,7 +379,7 @@ func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeC
 	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey
 }
 
-// condition is what is to be told now, with the key of its verdict. It is false while too little is known.
+// condition is what is to be reported now, with the key of its verdict. It is false while too little is known.
 func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	now := m.Clock.Now()
 	v, known := m.node.Judge(now)
@@ -389,7 +389,7 @@ func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	return report.After(m.shown, config.ConditionGPUUnhealthy, v.Status, v.Reason, m.message(v, now), now), v.Key(), true
 }
 
-// noteWritten takes over that the node has the condition instead of old, and tells of a change by an Event. A pass of the loop may have seen
+// noteWritten takes over that the node has the condition instead of old, and reports a change by an Event. A pass of the loop may have seen
 // the write before its answer came, so that m.shown need not be old any more.
 func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition, key string) {
 	m.mu.Lock()
@@ -398,17 +398,17 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	is := c.Status == corev1.ConditionTrue
 	switch {
 	case is && (!was || verdict.Worse(config.Reason(c.Reason), config.Reason(old.Reason))):
-		m.TellNode(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
+		m.NodeEvent(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
 	case was && c.Status == corev1.ConditionFalse:
-		m.TellNode(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
+		m.NodeEvent(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
 	}
 	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
-		m.Log.Info("telling of the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
+		m.Log.Info("reporting the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
 	}
 	m.shown, m.reportedKey = &c, key
 }
 
-// save has the disk take the record if it is another one. It is written before the node is told, so that a process that is killed in
+// save has the disk take the record if it is another one. It is written before the node has the condition, so that a process that is killed in
 // between is followed by one that knows. That the disk does not take it is no reason to be silent. It reports whether it has tried.
 func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	if m.Store == nil {
@@ -495,7 +495,7 @@ func (m *Monitor) readAcknowledgement() {
 	}
 	m.followed = a
 	if dropped := m.node.Acknowledge(until); len(dropped) > 0 {
-		m.TellNode(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
+		m.NodeEvent(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
 			cmp.Or(a.by, "a program that managedFields do not name"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
 	}
 	m.signal(m.readNow)
@@ -504,7 +504,7 @@ func (m *Monitor) readAcknowledgement() {
 // Poll is for parts that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions takes over the condition that the node shows, and gives it again on beat, or if somebody has changed it.
+// Conditions takes over the condition that the node shows, and gives it again on beat, or if another client has changed it.
 func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -518,7 +518,7 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 		return nil
 	}
 	c, key, known := m.condition()
-	if !known || key != m.reportedKey { // which is told by itself
+	if !known || key != m.reportedKey { // which is reported by itself
 		return nil
 	}
 	m.shown = &c
@@ -552,7 +552,7 @@ func (m *Monitor) Report(s *api.Status) {
 		return
 	}
 	for _, g := range m.node.GPUs() {
-		if index, missing := g.Missing(); missing && !slices.ContainsFunc(s.GPUs, func(told api.StatusGPU) bool { return g.UUID() != "" && told.UUID == g.UUID() }) {
+		if index, missing := g.Missing(); missing && !slices.ContainsFunc(s.GPUs, func(known api.StatusGPU) bool { return g.UUID() != "" && known.UUID == g.UUID() }) {
 			s.GPUs = append(s.GPUs, api.StatusGPU{Index: index, UUID: g.UUID(), PCI: g.PCI(), Missing: true, Health: m.status(g)})
 		}
 	}

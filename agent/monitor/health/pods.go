@@ -75,7 +75,7 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 	return out
 }
 
-// report is an Xid that is to be told.
+// report is an Xid that is to be reported.
 type xidReport struct {
 	g      *verdict.GPU
 	x      verdict.Xid
@@ -103,7 +103,7 @@ func (m *Monitor) podsOf(r xidReport) []holder {
 		return m.podsOn(r.g.UUID(), r.on())
 	case r.by.ofPod:
 		return []holder{r.by.pod}
-	case r.by.unseen != "": // a pass may have seen it meanwhile
+	case r.by.unseen != "": // a pass may have seen it by now
 		for i := range m.lastPass.pods {
 			if pod := &m.lastPass.pods[i]; pod.UID == r.by.unseen {
 				return []holder{holderOf(pod)}
@@ -125,7 +125,7 @@ func (m *Monitor) noteProgramError(now time.Time, r xidReport) {
 	}
 }
 
-// tellXid tells of an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
+// reportXid reports an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
 // is what comes in a storm.
 func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	if r.o == nil || (r.x.Class == verdict.ClassInfo || r.x.Class == verdict.ClassState) && !r.x.Critical {
@@ -146,7 +146,7 @@ func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	pods := m.podsOf(r)
 	switch {
 	case r.own() && r.by.known && !r.by.ofPod:
-		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, which is of no pod, has made an error on %s, and was stopped%s",
+		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, which is of no pod, has made an error on %s, and was stopped%s",
 			r.x.Number, r.x.Meaning, r.by.pid, where, again)
 	case r.own():
 		did := "has made an error on"
@@ -157,7 +157,7 @@ func (m *Monitor) reportXid(now time.Time, r xidReport) {
 			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s%s", r.x.Number, r.x.Meaning, whose, did, where, again, withheldBy(r.x))
 		})
 	default:
-		m.TellNode(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
+		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		m.reportPods(pods, config.ReasonXidError, func(string) string {
 			return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		})
@@ -178,23 +178,23 @@ func withheldBy(x verdict.Xid) string {
 // containedError is the Xid of an error of memory that has hit one program, which is not its own fault.
 const containedError = 94
 
-// toldPod is an Xid of a pod's own program, and podTold when an Event last told of it.
+// reportedXid is an Xid of a pod's own program, and lastReport when an Event last reported it.
 type (
-	toldPod struct {
+	reportedXid struct {
 		gpu nvml.UUID
 		xid uint64
 		pod types.UID
 	}
-	podTold struct {
-		at     time.Time
-		untold int
+	lastReport struct {
+		at         time.Time
+		unreported int
 	}
 )
 
-// eventDue reports whether an Xid is to be told by Events now, and what is to be said of those that were not.
+// eventDue reports whether an Xid is to be reported by Events now, and what is to be said of those that were not.
 func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) {
 	if r.own() && r.by.ofPod {
-		return m.podEventDue(now, toldPod{r.g.UUID(), r.x.Number, r.by.pod.uid})
+		return m.podEventDue(now, reportedXid{r.g.UUID(), r.x.Number, r.by.pod.uid})
 	}
 	if !r.o.EventDue(now, eventPause) || !m.counts.addEvent(now) {
 		r.o.CountUnreported()
@@ -203,29 +203,29 @@ func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) 
 	return moreSince(r.o.NoteEvent(now)), true
 }
 
-// podEventDue is eventDue for a pod that is known: that another one on the same GPU was told is no reason to leave it out.
-func (m *Monitor) podEventDue(now time.Time, of toldPod) (again string, due bool) {
+// podEventDue is eventDue for a pod that is known: that another one on the same GPU was reported is no reason to leave it out.
+func (m *Monitor) podEventDue(now time.Time, of reportedXid) (again string, due bool) {
 	was := m.reportedPods[of]
 	if !was.at.IsZero() && now.Sub(was.at) < eventPause {
-		was.untold++
+		was.unreported++
 		m.reportedPods[of] = was
 		return "", false
 	}
 	if len(m.reportedPods) >= mostEvents {
-		maps.DeleteFunc(m.reportedPods, func(_ toldPod, t podTold) bool { return now.Sub(t.at) >= 2*eventPause })
+		maps.DeleteFunc(m.reportedPods, func(_ reportedXid, t lastReport) bool { return now.Sub(t.at) >= 2*eventPause })
 	}
 	if len(m.reportedPods) >= 2*mostEvents || !m.counts.addEvent(now) {
 		return "", false
 	}
-	m.reportedPods[of] = podTold{at: now}
-	return moreSince(was.untold, was.at), true
+	m.reportedPods[of] = lastReport{at: now}
+	return moreSince(was.unreported, was.at), true
 }
 
-func moreSince(untold int, since time.Time) string {
-	if untold == 0 {
+func moreSince(unreported int, since time.Time) string {
+	if unreported == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %d more since %s", untold, verdict.Moment(since))
+	return fmt.Sprintf("; %d more since %s", unreported, verdict.Moment(since))
 }
 
 func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(whose string) string) {
@@ -234,11 +234,11 @@ func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(whos
 		whose = fmt.Sprintf("one of %d pods", len(pods))
 	}
 	for _, p := range pods[:min(len(pods), mostPodsTold)] {
-		m.TellPod(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(whose))
+		m.PodEvent(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(whose))
 	}
 }
 
-// readings are what the driver has last told of each GPU.
+// readings are what the driver has last reported of each GPU.
 func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
 	out := map[*verdict.GPU]nvml.Health{}
 	for _, g := range m.node.GPUs() {
@@ -249,7 +249,7 @@ func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
 	return out
 }
 
-// tellChanges tells by Events what an observation has changed.
+// reportChanges reports by Events what an observation has changed.
 func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 	for _, g := range m.node.GPUs() {
 		was, known := before[g]
@@ -262,11 +262,11 @@ func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 			if is.Value == nvml.RecoverNothing {
 				kind = corev1.EventTypeNormal
 			}
-			m.TellNode(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d), and before: %v",
+			m.NodeEvent(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d), and before: %v",
 				g.Name(), is.Value, int(is.Value), was.Value)
 		}
 		if is, was := now.Rows.Uncorrected, was.Rows.Uncorrected; is.Known && was.Known && is.Value > was.Value {
-			m.TellNode(corev1.EventTypeNormal, config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", g.Name(),
+			m.NodeEvent(corev1.EventTypeNormal, config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", g.Name(),
 				sanitize.Counted(int(is.Value-was.Value), "row"), is.Value) //nolint:gosec // few
 		}
 	}

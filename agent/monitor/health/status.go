@@ -22,8 +22,8 @@ func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	return out
 }
 
-// Critical reports whether a GPU cannot be used or trusted, by the verdict that the condition tells of. It is not known while the driver does not
-// tell.
+// Critical reports whether a GPU cannot be used or trusted, by the verdict that the condition reports. It is not known while the driver does not
+// answer.
 func (m *Monitor) Critical() (critical, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -34,7 +34,7 @@ func (m *Monitor) Critical() (critical, known bool) {
 	return v.Critical()
 }
 
-// ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has told.
+// ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has answered.
 func (m *Monitor) ToReset() (gpus map[nvml.UUID]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

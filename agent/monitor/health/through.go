@@ -69,7 +69,7 @@ func (d driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, p
 func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 	m := d.monitor
 	if m.beginReset(gpu) {
-		m.save(ctx, m.told())
+		m.save(ctx, m.reported())
 	}
 	err := d.during(gpu, func() error { return d.Driver.Reset(ctx, gpu) })
 	m.mu.Lock()
@@ -99,8 +99,8 @@ func (m *Monitor) beginReset(gpu nvml.UUID) bool {
 	return true
 }
 
-// told is the key of the verdict that was last told.
-func (m *Monitor) told() string {
+// reported is the key of the verdict that was last reported.
+func (m *Monitor) reported() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.reportedKey

@@ -106,10 +106,10 @@ func (w *world) start() {
 	o := health.Options{
 		Sources: health.Sources{Driver: w.gpus.Health(), Store: &w.disk}, Settings: w.settings, Clock: clock.RealClock{}, Log: zaptest.NewLogger(w.t), Write: w.write,
 		Boot: func(context.Context) (string, error) { return w.gpus.BootID(), nil },
-		TellNode: func(kind string, reason config.Reason, format string, args ...any) {
+		NodeEvent: func(kind string, reason config.Reason, format string, args ...any) {
 			w.event("node", kind, reason, fmt.Sprintf(format, args...))
 		},
-		TellPod: func(pod types.NamespacedName, _ types.UID, kind string, reason config.Reason, format string, args ...any) {
+		PodEvent: func(pod types.NamespacedName, _ types.UID, kind string, reason config.Reason, format string, args ...any) {
 			w.event(pod.String(), kind, reason, fmt.Sprintf(format, args...))
 		},
 	}

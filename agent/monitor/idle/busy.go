@@ -20,14 +20,14 @@ type busyness struct {
 	unknown string // empty if it is known
 }
 
-// Why it is not known how busy a pod is. Each is one text, whichever pod it is about, so that people are told it once.
+// Why it is not known how busy a pod is. Each is one text, whichever pod it is about, so that it is reported once.
 const (
-	unknownYet     = "the agent has just begun to look"
+	unknownYet     = "the agent has just begun to observe"
 	unknownLost    = "the GPU has fallen off the bus"
 	unknownCutting = "the GPU is being cut"
-	unknownShared  = "several pods share an instance, and the driver does not tell their processes apart"
+	unknownShared  = "several pods share an instance, and the driver does not distinguish their processes"
 	unknownOwner   = "a process that is busy is of none of the pods that have the GPU, or computes for others as MPS's server does"
-	unknownSkipped = "NVML does not tell how busy a process on an instance is, and idle.instances of the settings is " + string(config.IdleInstancesSkip)
+	unknownSkipped = "NVML does not report how busy a process on an instance is, and idle.instances of the settings is " + string(config.IdleInstancesSkip)
 )
 
 // unknownCode is why a value is not known that the driver was asked for.
@@ -36,9 +36,9 @@ func unknownCode[T any](of string, r nvml.Reading[T]) string {
 	case "":
 		return of + " was not asked for"
 	case "ERROR_NOT_SUPPORTED", "ERROR_FUNCTION_NOT_FOUND":
-		return fmt.Sprintf("the driver does not tell %s of this kind of GPU, or is too old (%s)", of, r.Code)
+		return fmt.Sprintf("the driver does not report %s of this kind of GPU, or is too old (%s)", of, r.Code)
 	default:
-		return fmt.Sprintf("the driver does not tell %s: %s", of, sanitize.Cut(r.Code, 64))
+		return fmt.Sprintf("the driver does not report %s: %s", of, sanitize.Cut(r.Code, 64))
 	}
 }
 
@@ -69,7 +69,7 @@ func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*
 	return same(all)
 }
 
-// busyOnGPU adds up processes of a GPU, as the driver tells how busy each is.
+// busyOnGPU adds up processes of a GPU, as the driver reports how busy each is.
 func busyOnGPU(processes []nvml.ProcessUsage, pods []holders.Pod, owners map[int]*corev1.Pod) (all busyness, each map[types.UID]busyness) {
 	each = map[types.UID]busyness{}
 	for _, p := range pods {

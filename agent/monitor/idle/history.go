@@ -61,10 +61,10 @@ type history struct {
 	instance string // profile and place; empty for a GPU
 	name     string // of the device, as the Event has it: "GPU 3 1g.10gb"
 
-	since   time.Time // it was first seen to have it
-	exactly bool      // it had not before: the observation before did not see it
-	seen    time.Time // the last observation that saw it
-	told    time.Time // the last Event, unless it was busy since
+	since    time.Time // it was first seen to have it
+	exactly  bool      // it had not before: the observation before did not see it
+	seen     time.Time // the last observation that saw it
+	reported time.Time // the last Event, unless it was busy since
 
 	long, recent window
 	unknown      string // why it is not known of the last observation how busy it was; empty if it is
@@ -98,9 +98,9 @@ func (h *history) judge(now time.Time, at, after time.Duration, below int) (v ve
 
 // lately is the part of the last minutes for which something was busy, from 0 to 1. It is not known if for more than half of them nothing is.
 func lately(w *window, at time.Duration, over time.Duration) (ratio float64, known bool) {
-	told, busy := w.sum(at)
-	if told <= 0 || told < over/2 {
+	counted, busy := w.sum(at)
+	if counted <= 0 || counted < over/2 {
 		return 0, false
 	}
-	return min(float64(busy)/float64(told), 1), true
+	return min(float64(busy)/float64(counted), 1), true
 }

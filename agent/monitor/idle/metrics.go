@@ -39,13 +39,13 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 			gauge(descGPU, ratio, string(d.gpu), id)
 		}
 	}
-	told := map[[2]string]bool{} // a pod that was made again under its name has the series of the new one
+	written := map[[2]string]bool{} // a pod that was made again under its name has the series of the new one
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int { return m.histories[b].since.Compare(m.histories[a].since) }) {
 		h := m.histories[k]
-		if told[[2]string{k.device, h.pod.String()}] {
+		if written[[2]string{k.device, h.pod.String()}] {
 			continue
 		}
-		told[[2]string{k.device, h.pod.String()}] = true
+		written[[2]string{k.device, h.pod.String()}] = true
 		if ratio, known := lately(&h.recent, at, min(recently, now.Sub(h.since))); known {
 			gauge(descPod, ratio, h.pod.Namespace, h.pod.Name, string(h.gpu), k.device)
 		}

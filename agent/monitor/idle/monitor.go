@@ -1,9 +1,9 @@
-// Package idle watches how busy pods keep the GPUs and instances that they have, and tells of it by metrics, to who asks, and by an Event on
+// Package idle watches how busy pods keep the GPUs and instances that they have, and reports it by metrics, to who asks, and by an Event on
 // a pod that has one for long and does not use it.
 //
 // The driver is asked beside the agent's loop, in a lane of its own, and never while the loop finds it silent: it may be about to be
 // replaced. All that is remembered may be lost at any moment: a new process counts again, and says of what it finds that it is so "for at
-// least" as long as it has looked.
+// least" as long as it has observed.
 package idle
 
 import (
@@ -34,7 +34,7 @@ const (
 	recently = 5 * time.Minute
 	// mostHistories bounds what is remembered: 16 GPUs of 7 instances, or 8 GPUs that a hundred pods share. A history takes a kilobyte.
 	mostHistories = 1024
-	// mostEvents bounds the Events of one observation; the others are told after the next.
+	// mostEvents bounds the Events of one observation; the others are reported after the next.
 	mostEvents = 16
 	// forgetAfter is how long a pod may be missing from a device until it has it no more: kubelet may not say for a while who has what.
 	forgetAfter = 10 * time.Minute
@@ -45,7 +45,7 @@ type Options struct {
 	Settings config.Idle
 	Reader   nvml.UsageReader
 	Owners   monitor.OwnerFinder
-	Tell     func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	PodEvent func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
 	Clock    clock.WithTicker
 	Log      *zap.Logger
 }
@@ -53,12 +53,12 @@ type Options struct {
 // Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
 type Monitor struct {
 	Options
-	began time.Time // all times are told apart by what has elapsed, so that a step of the host's clock changes nothing
+	began time.Time // all times are compared by what has elapsed, so that a step of the host's clock changes nothing
 
 	mu        sync.Mutex
 	pass      *pass     // nil while the loop has seen none, or the driver is silent
 	last      time.Time // the last observation
-	complete  bool      // kubelet had told then which pod has what
+	complete  bool      // kubelet had reported then which pod has what
 	histories map[key]*history
 	devices   map[string]*deviceHistory // by Device.ID
 }
@@ -69,7 +69,7 @@ type pass struct {
 	pods     []corev1.Pod
 	holders  []holders.Pod
 	changing bool // a change of the GPUs is under way
-	complete bool // kubelet has told which pod has what
+	complete bool // kubelet has reported which pod has what
 }
 
 // deviceHistory is how busy a device was, by whomever.
@@ -100,7 +100,7 @@ func (m *Monitor) Watch(ctx context.Context, _ func()) {
 	}
 }
 
-// look takes one observation.
+// read takes one observation.
 func (m *Monitor) read(ctx context.Context) {
 	m.mu.Lock()
 	seen := m.pass
@@ -215,7 +215,7 @@ func (m *Monitor) forget(now time.Time, seen *pass) {
 	maps.DeleteFunc(m.histories, func(k key, h *history) bool { return !here[k.pod] || now.Sub(h.seen) > forgetAfter })
 }
 
-// tell judges each pod, and tells those by an Event that do not use what they have.
+// report judges each pod, and records an Event on those that do not use what they have.
 func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	at, events := now.Sub(m.began), 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {
@@ -226,12 +226,12 @@ func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 		h.idle, percent = h.judge(now, at, m.Settings.After, m.Settings.Below)
 		switch {
 		case h.idle == inUse:
-			h.told = time.Time{}
-		case h.idle != idle || h.seen != now || !h.told.IsZero() && now.Sub(h.told) < m.Settings.After || events >= mostEvents:
+			h.reported = time.Time{}
+		case h.idle != idle || h.seen != now || !h.reported.IsZero() && now.Sub(h.reported) < m.Settings.After || events >= mostEvents:
 		default:
-			h.told = now
+			h.reported = now
 			events++
-			m.Tell(h.pod, k.pod, corev1.EventTypeWarning, config.ReasonGPUIdle, "%s", m.message(now, k, h, percent, seen, usages))
+			m.PodEvent(h.pod, k.pod, corev1.EventTypeWarning, config.ReasonGPUIdle, "%s", m.message(now, k, h, percent, seen, usages))
 		}
 	}
 }
@@ -251,7 +251,7 @@ func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU,
 // Poll is for parts that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions tells of none. It takes over whether the driver is silent.
+// Conditions has none. It takes over whether the driver is silent.
 func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []corev1.NodeCondition {
 	if silent != "" {
 		m.mu.Lock()

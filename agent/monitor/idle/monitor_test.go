@@ -41,7 +41,7 @@ type world struct {
 	holders  []holders.Pod
 	owners   map[int]string // pod by pid
 	deaf     bool           // kubelet does not say who has what
-	told     []string       // Events
+	events   []string       // Events
 	end      func()
 }
 
@@ -66,10 +66,10 @@ func newWorld(t *testing.T, spec string, change ...func(*config.Idle)) *world {
 // running is a clock that goes on between any two looks at it, as a real one does and that of a test does not.
 type running struct {
 	clock.RealClock
-	looks *atomic.Int64
+	reads *atomic.Int64
 }
 
-func (c running) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.looks.Add(1))) }
+func (c running) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.reads.Add(1))) }
 
 func parsed(t *testing.T, spec string) gpusim.Spec {
 	t.Helper()
@@ -83,10 +83,10 @@ func parsed(t *testing.T, spec string) gpusim.Spec {
 // start is the start of an agent.
 func (w *world) start() {
 	w.monitor = idle.New(idle.Options{
-		Settings: w.settings, Reader: w.gpus.Usage(), Clock: running{looks: &atomic.Int64{}}, Log: zaptest.NewLogger(w.t),
+		Settings: w.settings, Reader: w.gpus.Usage(), Clock: running{reads: &atomic.Int64{}}, Log: zaptest.NewLogger(w.t),
 		Owners: monitor.OwnerFinder{Processes: w, ComputesForOthers: func(p *corev1.Pod) bool { return p.Name == "mps" }, Log: zaptest.NewLogger(w.t)},
-		Tell: func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) {
-			w.told = append(w.told, fmt.Sprintf("%s %s %s: %s", uid, kind, reason, fmt.Sprintf(format, args...)))
+		PodEvent: func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) {
+			w.events = append(w.events, fmt.Sprintf("%s %s %s: %s", uid, kind, reason, fmt.Sprintf(format, args...)))
 		},
 	})
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -162,7 +162,7 @@ func (w *world) pass() {
 // after lets the time pass, with a pass of the loop every five minutes, and gives what was told meanwhile.
 func (w *world) after(d time.Duration) []string {
 	w.t.Helper()
-	w.told = nil
+	w.events = nil
 	for end := time.Now().Add(d); ; {
 		w.pass()
 		left := time.Until(end)
@@ -172,7 +172,7 @@ func (w *world) after(d time.Duration) []string {
 		<-time.After(min(left, 5*time.Minute))
 		synctest.Wait()
 	}
-	return w.told
+	return w.events
 }
 
 // uses are how busy pods are, by pod.
@@ -227,16 +227,16 @@ func TestAPodThatDoesNotUseWhatItHasIsReportedOnceInAWhile(t *testing.T) {
 		w.cut(3, 0, 1)
 		w.after(time.Hour)
 		w.give("notebook-0", w.gpus.MIGDevice(3, 0), 0)
-		if told := w.after(6*time.Hour - time.Minute); told != nil {
-			t.Errorf("before 6 h are over: %q", told)
+		if events := w.after(6*time.Hour - time.Minute); events != nil {
+			t.Errorf("before 6 h are over: %q", events)
 		}
 		want := []string{"uid-of-notebook-0 Warning GPUIdle: team-a/notebook-0 has had GPU 3 1g.10gb for 6 h and used it for 0 %; no process is on it (" +
 			w.gpus.MIGDevice(3, 0) + ")"}
 		if diff := cmp.Diff(want, w.after(2*time.Minute)); diff != "" {
 			t.Errorf("after 6 h (-want +got):\n%s", diff)
 		}
-		if told := w.after(6*time.Hour - 2*time.Minute); told != nil {
-			t.Errorf("again within 6 h: %q", told)
+		if events := w.after(6*time.Hour - 2*time.Minute); events != nil {
+			t.Errorf("again within 6 h: %q", events)
 		}
 		want[0] = strings.Replace(want[0], "for 6 h and used it for 0 %", "for 12 h and used it for 0 % of the last 6 h", 1)
 		if diff := cmp.Diff(want, w.after(2*time.Minute)); diff != "" {
@@ -255,9 +255,9 @@ func TestAShortTimeIsReportedToo(t *testing.T) {
 		w.give("trainer", w.gpus.MIGDevice(0, 0), 11)
 		w.must(w.gpus.Busy(11, 60))
 		w.give("notebook", w.gpus.MIGDevice(0, 1), 12)
-		told := w.after(15 * time.Second)
-		if len(told) != 1 || !strings.Contains(told[0], "team-a/notebook has had GPU 0 1g.10gb for 10 s and used it for 0 %; 512 of ") {
-			t.Errorf("told: %q", told)
+		events := w.after(15 * time.Second)
+		if len(events) != 1 || !strings.Contains(events[0], "team-a/notebook has had GPU 0 1g.10gb for 10 s and used it for 0 %; 512 of ") {
+			t.Errorf("told: %q", events)
 		}
 	})
 }
@@ -268,28 +268,28 @@ func TestAPodThatWorksIsReportedWhenItHasNotForSoLong(t *testing.T) {
 		w.after(time.Minute)
 		w.give("train", w.gpus.UUIDs()[0], 11)
 		w.must(w.gpus.Busy(11, 80))
-		if told := w.after(20 * time.Hour); told != nil {
-			t.Errorf("of a pod that works: %q", told)
+		if events := w.after(20 * time.Hour); events != nil {
+			t.Errorf("of a pod that works: %q", events)
 		}
 		if got := w.uses()["train"]; got != "80.0%" {
 			t.Errorf("it is busy for %s", got)
 		}
 		w.must(w.gpus.Busy(11, 0))
-		if told := w.after(5 * time.Hour); told != nil {
-			t.Errorf("of a pod that has worked 5 h ago: %q", told)
+		if events := w.after(5 * time.Hour); events != nil {
+			t.Errorf("of a pod that has worked 5 h ago: %q", events)
 		}
-		told := w.after(2 * time.Hour)
+		events := w.after(2 * time.Hour)
 		const words = "team-a/train has had GPU 0 for 25 h and used it for less than 1 % of the last 6 h; 512 of 15360 MiB are held there by a process"
-		if len(told) != 1 || !strings.Contains(told[0], words) {
-			t.Errorf("of a pod that has worked more than 6 h ago: %q", told)
+		if len(events) != 1 || !strings.Contains(events[0], words) {
+			t.Errorf("of a pod that has worked more than 6 h ago: %q", events)
 		}
 		w.must(w.gpus.Busy(11, 50))
-		if told := w.after(time.Hour); told != nil {
-			t.Errorf("of a pod that works again: %q", told)
+		if events := w.after(time.Hour); events != nil {
+			t.Errorf("of a pod that works again: %q", events)
 		}
 		w.must(w.gpus.Busy(11, 0))
-		if told := w.after(6*time.Hour + 20*time.Minute); len(told) != 1 {
-			t.Errorf("of a pod that has stopped again: %q", told)
+		if events := w.after(6*time.Hour + 20*time.Minute); len(events) != 1 {
+			t.Errorf("of a pod that has stopped again: %q", events)
 		}
 	})
 }
@@ -301,16 +301,16 @@ func TestANewAgentCountsFromItsStartAndSaysForAtLeastHowLong(t *testing.T) {
 		w.after(7 * time.Hour)
 		w.end()
 		w.start()
-		if told := w.after(6*time.Hour - time.Minute); told != nil {
-			t.Errorf("a new agent within 6 h: %q", told)
+		if events := w.after(6*time.Hour - time.Minute); events != nil {
+			t.Errorf("a new agent within 6 h: %q", events)
 		}
-		if told := w.after(2 * time.Minute); len(told) != 1 || !strings.Contains(told[0], "has had GPU 0 for at least 6 h and used it for 0 %;") {
-			t.Errorf("a new agent after 6 h: %q", told)
+		if events := w.after(2 * time.Minute); len(events) != 1 || !strings.Contains(events[0], "has had GPU 0 for at least 6 h and used it for 0 %;") {
+			t.Errorf("a new agent after 6 h: %q", events)
 		}
 	})
 }
 
-// Kubelet tells after its restart for a while that nobody has anything.
+// Kubelet reports after its restart for a while that no pod has anything.
 func TestAKubeletThatReportsNothingMakesNoPodNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}, {model: T4}]")
@@ -322,8 +322,8 @@ func TestAKubeletThatReportsNothingMakesNoPodNew(t *testing.T) {
 		w.deaf = true
 		w.after(5 * time.Minute)
 		w.deaf = false
-		if told := w.after(2*time.Hour + 10*time.Minute); len(told) != 1 || !strings.Contains(told[0], "for at least 6 h and used it for 0 %") {
-			t.Errorf("of a pod that the agent has seen for 6 h and kubelet told of when it could: %q", told)
+		if events := w.after(2*time.Hour + 10*time.Minute); len(events) != 1 || !strings.Contains(events[0], "for at least 6 h and used it for 0 %") {
+			t.Errorf("of a pod that the agent has seen for 6 h and kubelet told of when it could: %q", events)
 		}
 	})
 }
@@ -338,11 +338,11 @@ func TestWhatIsNotKnownIsNoIdleness(t *testing.T) {
 		w.must(w.gpus.Busy(12, 40))
 		w.give("lost", w.gpus.UUIDs()[2], 13)
 		w.must(w.gpus.SetHealth(2, gpusim.Health{Lost: true}))
-		if told := w.after(20 * time.Hour); told != nil {
-			t.Errorf("told: %q", told)
+		if events := w.after(20 * time.Hour); events != nil {
+			t.Errorf("told: %q", events)
 		}
 		want := map[string]string{
-			"on-ampere":  "the driver does not tell how busy an instance is of this kind of GPU, or is too old (ERROR_NOT_SUPPORTED)",
+			"on-ampere":  "the driver does not report how busy an instance is of this kind of GPU, or is too old (ERROR_NOT_SUPPORTED)",
 			"mps-client": "a process that is busy is of none of the pods that have the GPU, or computes for others as MPS's server does",
 		}
 		if diff := cmp.Diff(want, w.uses()); diff != "" {
@@ -362,9 +362,9 @@ func TestInstancesAreSampledOnHopperIfTheSettingsSaySo(t *testing.T) {
 			w.give(name, w.gpus.MIGDevice(0, i), []int{11, 12, 0}[i])
 		}
 		w.must(w.gpus.Busy(11, 30))
-		told := w.after(6*time.Hour + time.Minute)
-		if len(told) != 2 || !strings.Contains(strings.Join(told, "\n"), "rests") || !strings.Contains(strings.Join(told, "\n"), "empty") {
-			t.Errorf("told: %q", told)
+		events := w.after(6*time.Hour + time.Minute)
+		if len(events) != 2 || !strings.Contains(strings.Join(events, "\n"), "rests") || !strings.Contains(strings.Join(events, "\n"), "empty") {
+			t.Errorf("told: %q", events)
 		}
 		if diff := cmp.Diff(map[string]string{"works": "30.0%", "rests": "0.0%", "empty": "0.0%"}, w.uses()); diff != "" {
 			t.Errorf("uses (-want +got):\n%s", diff)
@@ -426,11 +426,11 @@ func TestTimeWithoutAnObservationCountsForNothing(t *testing.T) {
 		w.must(w.gpus.Fail(gpusim.GetProcessUtilization, gpusim.Fault{Return: gpusim.Unknown, Times: -1}))
 		w.after(time.Hour)
 		w.must(w.gpus.Fail(gpusim.GetProcessUtilization, gpusim.Fault{}))
-		if told := w.after(3*time.Hour + 30*time.Minute); told != nil {
-			t.Errorf("of 6 h one of which is not known: %q", told)
+		if events := w.after(3*time.Hour + 30*time.Minute); events != nil {
+			t.Errorf("of 6 h one of which is not known: %q", events)
 		}
-		if told := w.after(2 * time.Hour); len(told) != 1 {
-			t.Errorf("of 6 h that are known: %q", told)
+		if events := w.after(2 * time.Hour); len(events) != 1 {
+			t.Errorf("of 6 h that are known: %q", events)
 		}
 	})
 }
@@ -455,9 +455,9 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 		for i := range 1500 {
 			w.give(fmt.Sprintf("notebook-%d", i), w.gpus.UUIDs()[0], 0)
 		}
-		told := w.after(10*time.Minute + 30*time.Second)
-		if len(told) == 0 || len(told) > 4*16 {
-			t.Errorf("%d Events within half a minute", len(told))
+		events := w.after(10*time.Minute + 30*time.Second)
+		if len(events) == 0 || len(events) > 4*16 {
+			t.Errorf("%d Events within half a minute", len(events))
 		}
 		if got := testutil.CollectAndCount(w.monitor); got != 2*1024+1 { // without series(), whose linter compares each with each other
 			t.Errorf("%d series", got)

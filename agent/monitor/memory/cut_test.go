@@ -36,17 +36,17 @@ type host struct {
 	node    corev1.Node
 	used    int // percent of each GPU
 	others  int // percent of those of an odd number, if it is not that
-	told    int // Events
+	events  int // Events
 	former  []string
 }
 
 func (h *host) start() {
 	h.monitor = memory.New(memory.Options{
-		Limits: config.Default().MemoryPressure,
-		Owners: monitor.OwnerFinder{Processes: noProcesses{}, ComputesForOthers: func(*corev1.Pod) bool { return false }, Log: zap.NewNop()},
-		Tell:   func(types.NamespacedName, types.UID, string, config.Reason, string, ...any) { h.told++ },
-		Clock:  h.clock,
-		Former: func() []string { return h.former },
+		Limits:   config.Default().MemoryPressure,
+		Owners:   monitor.OwnerFinder{Processes: noProcesses{}, ComputesForOthers: func(*corev1.Pod) bool { return false }, Log: zap.NewNop()},
+		PodEvent: func(types.NamespacedName, types.UID, string, config.Reason, string, ...any) { h.events++ },
+		Clock:    h.clock,
+		Former:   func() []string { return h.former },
 	})
 }
 
@@ -92,7 +92,7 @@ func TestACutMessageIsNoNews(t *testing.T) {
 		h.pass(t)
 	}
 	if c := h.node.Status.Conditions; len(c) != 1 || c[0].Status != corev1.ConditionTrue {
-		t.Fatalf("%d full GPUs are told as %+v", gpus, c)
+		t.Fatalf("%d full GPUs are reported as %+v", gpus, c)
 	}
 	for range 10 {
 		if h.pass(t) {
@@ -108,19 +108,19 @@ func TestTheNextAgentKnowsWhatACutMessageDoesNotName(t *testing.T) {
 	for range 5 {
 		h.pass(t)
 	}
-	if h.told == 0 {
+	if h.events == 0 {
 		t.Fatal("no pod of a full GPU is told")
 	}
 	limits := config.Default().MemoryPressure
-	h.used, h.told = (limits.Clear+limits.Threshold)/2, 0
+	h.used, h.events = (limits.Clear+limits.Threshold)/2, 0
 	h.start()
 	h.pass(t)
 	h.used = 99
 	for range 5 {
 		h.pass(t)
 	}
-	if h.told > 0 {
-		t.Errorf("%d GPUs that were full all the time are told anew", h.told)
+	if h.events > 0 {
+		t.Errorf("%d GPUs that were full all the time are reported again", h.events)
 	}
 }
 

@@ -114,7 +114,7 @@ type Options struct {
 	Limits   config.MemoryPressure
 	Snapshot func(ctx context.Context) ([]nvml.GPU, error)
 	Owners   monitor.OwnerFinder
-	Tell     func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	PodEvent func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
 	Clock    clock.PassiveClock
 	Former   func() []string // the devices that the agent has last reported as nearly full, by the host's record
 }
@@ -178,7 +178,7 @@ func (m *Monitor) Report(s *api.Status) {
 	}
 }
 
-// updateNearlyFull takes the usages of a new look, and returns the devices that have become full.
+// updateNearlyFull takes the usages of a new observation, and returns the devices that have become full.
 func (m *Monitor) updateNearlyFull(now time.Time, all []usage) (filled []usage) {
 	m.last = all
 	full, since, before := map[string]bool{}, map[string]time.Time{}, map[string]map[types.UID]int{}
@@ -236,7 +236,7 @@ func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 	return pod, by
 }
 
-// watched reports whether pods share any device. If not, looks between two passes are not needed.
+// watched reports whether pods share any device. If not, polls between two passes are not needed.
 func (m *Monitor) watched() bool { return !m.isDisabled() && slices.ContainsFunc(m.last, usage.shared) }
 
 // verdict returns the condition. Its message has no numbers as long as no device is full.
@@ -296,7 +296,7 @@ func (m *Monitor) subject() string {
 }
 
 // shows reports whether the condition on the node is the one that this process wrote last, about the same devices and pods. Its message does
-// not tell: it is cut where many devices are full.
+// not say: it is cut where many devices are full.
 func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 	return old.LastHeartbeatTime.Unix() == m.writtenAt.Unix() && m.written == m.subject()
 }
@@ -309,7 +309,7 @@ func (m *Monitor) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GP
 	m.take(all)
 }
 
-// Poll looks at the GPUs between two passes, and reports whether the condition is about to change.
+// Poll observes the GPUs between two passes, and reports whether the condition is about to change.
 func (m *Monitor) Poll(ctx context.Context) bool {
 	if !m.watched() {
 		return false
@@ -324,7 +324,7 @@ func (m *Monitor) Poll(ctx context.Context) bool {
 	return after != before
 }
 
-// usages finds out of which pods the processes on the GPUs are. If the process table does not tell, it goes by kubelet alone.
+// usages finds out of which pods the processes on the GPUs are. If the process table does not show it, it goes by kubelet alone.
 func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	devices, reported := monitor.Devices(gpus), map[string][]int{}
 	for _, d := range devices {
@@ -339,7 +339,7 @@ func (m *Monitor) take(all []usage) {
 	m.metrics.observed(m.last, m.nearlyFull)
 	for _, u := range filled {
 		pod, by := m.mostGrownPod(u)
-		m.Tell(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
+		m.PodEvent(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// patience is how long a change that is under way waits for what the driver tells of the health of its GPUs; a read takes milliseconds.
+// patience is how long a change that is under way waits for what the driver reports of the health of its GPUs; a read takes milliseconds.
 const patience = time.Minute
 
 // Resets says which GPUs are reset because they are not well, and notes which are not after all.
@@ -37,7 +37,7 @@ func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	if !known && underway && r.Clock.Since(r.Began) < patience {
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonRepartitioning, For: outcome.ForStep, After: outcome.ConflictRetry,
-			Message: "the change goes on when the driver has told how the GPUs are",
+			Message: "the change goes on when the driver has reported how the GPUs are",
 		}
 	}
 	return sick, nil

@@ -1,4 +1,4 @@
-// Package remedy does something about a GPU that is not well, beside telling of it: what the settings ask for, which by default is nothing. Where
+// Package remedy does something about a GPU that is not well, beside reporting it: what the settings ask for, which by default is nothing. Where
 // NVSentinel minds the health of the node's GPUs, resets are left to that. The taint is not: whoever may patch the node can set NVSentinel's labels.
 package remedy
 
@@ -24,13 +24,13 @@ const Retry = 30 * time.Second
 type Taint struct {
 	Nodes  nodewrite.Writer
 	Effect config.HealthTaint
-	// Tell records Events on the node.
-	Tell  func(kind string, reason config.Reason, format string, args ...any)
-	Clock *monotonic.Clock
-	Log   *zap.Logger
+	// NodeEvent records Events on the node.
+	NodeEvent func(kind string, reason config.Reason, format string, args ...any)
+	Clock     *monotonic.Clock
+	Log       *zap.Logger
 
 	next    time.Time // it is not tried before
-	refused bool      // people were told that the agent may not
+	refused bool      // an Event has said that the agent may not
 }
 
 // Forget drops what depends on times that the clock gave.
@@ -63,7 +63,7 @@ func (t *Taint) Follow(ctx context.Context, node *corev1.Node, critical, known b
 		return
 	case apierrors.IsForbidden(err) && !t.refused:
 		t.refused = true
-		t.Tell(corev1.EventTypeWarning, config.ReasonMissingRight,
+		t.NodeEvent(corev1.EventTypeWarning, config.ReasonMissingRight,
 			"taint %s cannot be written: %v; install the admission policies of this version: kubectl apply -k deploy/policies", config.TaintGPUUnhealthy, err)
 	}
 	t.next = t.Clock.Now().Add(Retry)

@@ -31,7 +31,7 @@ type scene struct {
 	clock  *clocktesting.FakeClock
 	taint  *remedy.Taint
 	writes int
-	told   []string
+	events []string
 	before func() error // each write is let through
 }
 
@@ -56,8 +56,8 @@ func newScene(t *testing.T, effect config.HealthTaint, node *corev1.Node) *scene
 func (s *scene) process(effect config.HealthTaint) {
 	s.taint = &remedy.Taint{
 		Nodes: nodewrite.Writer{Client: clientset.Of(s.client), Timeout: time.Minute}, Effect: effect, Clock: monotonic.New(s.clock), Log: zaptest.NewLogger(s.t),
-		Tell: func(kind string, reason config.Reason, format string, args ...any) {
-			s.told = append(s.told, fmt.Sprintf("%s %s: ", kind, reason)+fmt.Sprintf(format, args...))
+		NodeEvent: func(kind string, reason config.Reason, format string, args ...any) {
+			s.events = append(s.events, fmt.Sprintf("%s %s: ", kind, reason)+fmt.Sprintf(format, args...))
 		},
 	}
 }
@@ -221,8 +221,8 @@ func TestAWriteThatIsRefusedIsReportedOnceAndTriedAgain(t *testing.T) {
 	}
 	s.clock.Step(remedy.Retry)
 	s.follow(true, true)
-	if s.writes != 2 || len(s.told) != 1 {
-		t.Errorf("%d writes, want 2; told: %q", s.writes, s.told)
+	if s.writes != 2 || len(s.events) != 1 {
+		t.Errorf("%d writes, want 2; told: %q", s.writes, s.events)
 	}
 	s.before = nil
 	s.clock.Step(remedy.Retry)

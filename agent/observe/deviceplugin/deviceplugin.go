@@ -35,7 +35,7 @@ import (
 // Readers are the programs that read the plugin's config file, and read it again on SIGHUP.
 var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
 
-// Retry is the pause between two looks at what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
+// Retry is the pause between two polls of what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
 const Retry = time.Second
 
 // Plugin is the device plugin of one node.
@@ -139,9 +139,9 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 		}
 	}
 	way = dp.Settings.DevicePlugin.Handover
-	owed := seen.Journal != nil && seen.Journal.Plugin != nil
+	pending := seen.Journal != nil && seen.Journal.Plugin != nil
 	switch {
-	case owed:
+	case pending:
 		way = seen.Journal.Plugin.Way
 		if manager == nil {
 			manager = FormerManager(seen.Journal.Plugin, seen.Node.UID)
@@ -281,7 +281,7 @@ func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
 	}
 	dp.notified = kept
 	if err := dp.File.NoteNotified(ctx, kept); err != nil {
-		dp.Log.Warn("noting which pods were told to read the device plugin's config: a restarted agent tells them again", zap.Error(err))
+		dp.Log.Warn("noting which pods were notified to read the device plugin's config: a restarted agent notifies them again", zap.Error(err))
 	}
 }
 

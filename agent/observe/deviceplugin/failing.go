@@ -16,7 +16,7 @@ import (
 // longestLastWords bounds the termination message of a container in the agent's message.
 const longestLastWords = 256
 
-// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager tells the plugin by SIGHUP to read its config again, and a plugin
+// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager notifies the plugin by SIGHUP to read its config again, and a plugin
 // that has only just started does not yet listen to it. Kubelet starts it again, and then it reads that config.
 const endedByHangup = 128 + int32(syscall.SIGHUP)
 
@@ -32,7 +32,7 @@ type ending struct {
 }
 
 // Fails returns why the device plugin does not run by its present config; empty if it does, or has not tried yet. It is for good where kubelet has
-// started the plugin again meanwhile, and that has ended too.
+// started the plugin again since, and that has ended too.
 // Other containers of its pod do not count: a config manager ends once if it finds no plugin to signal.
 func (dp *Plugin) Fails(s *state.Observed) (why string, forGood bool) {
 	since := s.Plugin.Written

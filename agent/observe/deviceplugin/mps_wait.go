@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// earlyPause is the pause after the agent has told an early plugin, until it tells the plugin again. It doubles each time: a plugin takes some
-	// seconds to offer many GPUs, and begins again when it is told meanwhile.
+	// earlyPause is the pause after the agent has notified an early plugin, until it notifies the plugin again. It doubles each time: a plugin takes some
+	// seconds to offer many GPUs, and begins again when it is notified before it has.
 	earlyPause = 5 * time.Second
-	// earlyTold is how often the agent tells an early plugin. After that the plugin's own retry serves as well.
-	earlyTold = 3
-	// handlesHangup is how long a plugin has to run until the agent tells it. SIGHUP ends a program that does not yet listen to it, and kubelet rounds
+	// mostNotified is how often the agent notifies an early plugin. After that the plugin's own retry serves as well.
+	mostNotified = 3
+	// handlesHangup is how long a plugin has to run until the agent notifies it. SIGHUP ends a program that does not yet listen to it, and kubelet rounds
 	// the start to whole seconds.
 	handlesHangup = 2 * time.Second
 )
@@ -27,16 +27,16 @@ const (
 const Command = "nvidia-device-plugin"
 
 // early is a plugin that has read of MPS before MPS's control daemon was ready. It offers nothing, and tries again after half a minute. So it is where
-// a config manager tells the plugin at once, and where the plugin's pod starts before the daemon's. The zero value is no such plugin.
+// a config manager notifies the plugin at once, and where the plugin's pod starts before the daemon's. The zero value is no such plugin.
 type early struct {
-	began  time.Time // when it was first seen to offer nothing
-	missed bool      // it was so while the daemon was not ready
-	ready  time.Time // since when the daemon is ready, and the plugin offers nothing all the same
-	told   int       // how often the agent has told it to read its config
-	toldAt time.Time // when it did last
+	began      time.Time // when it was first seen to offer nothing
+	missed     bool      // it was so while the daemon was not ready
+	ready      time.Time // since when the daemon is ready, and the plugin offers nothing all the same
+	notified   int       // how often the agent has notified it to read its config
+	notifiedAt time.Time // when it did last
 }
 
-// observeEarly sets whether the plugin is to be told once more that it shares by MPS, and whether that is about to come.
+// observeEarly sets whether the plugin is to be notified once more that it shares by MPS, and whether that is about to come.
 func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	p, e, now := &seen.Plugin, &dp.early, dp.Clock.Now()
 	p.Early, p.AwaitsMPS = false, false
@@ -57,8 +57,8 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 		e.ready = now
 	}
 	due := e.missed || now.Sub(e.ready) >= mpsBegins // an agent that has just been started does not know what was before
-	paused := e.told > 0 && now.Sub(e.toldAt) < earlyPause<<(e.told-1)
-	p.Early = due && !paused && e.told < earlyTold && len(dp.EarlyPods(seen)) > 0
+	paused := e.notified > 0 && now.Sub(e.notifiedAt) < earlyPause<<(e.notified-1)
+	p.Early = due && !paused && e.notified < mostNotified && len(dp.EarlyPods(seen)) > 0
 }
 
 // offersShared reports whether kubelet has any device that the plugin offers by this sharing.
@@ -69,7 +69,7 @@ func offersShared(s catalog.Sharing, offered capacity.Resources) bool {
 	})
 }
 
-// EarlyPods returns the plugin's pods that have read their config and can be told.
+// EarlyPods returns the plugin's pods that have read their config and can be notified.
 func (dp *Plugin) EarlyPods(seen *state.Observed) []types.UID {
 	unnotified := seen.Plugin.UnnotifiedReaders()
 	var out []types.UID
@@ -82,12 +82,12 @@ func (dp *Plugin) EarlyPods(seen *state.Observed) []types.UID {
 	return out
 }
 
-// NoteEarlyNotified notes that the plugin was told just now to read its config.
+// NoteEarlyNotified notes that the plugin was notified just now to read its config.
 func (dp *Plugin) NoteEarlyNotified() {
-	dp.early.told, dp.early.toldAt = dp.early.told+1, dp.Clock.Now()
+	dp.early.notified, dp.early.notifiedAt = dp.early.notified+1, dp.Clock.Now()
 }
 
-// AwaitsMPS returns the pause between two looks at a plugin that waits for MPS's control daemon; longest if it waits for none. No watch shows when the
+// AwaitsMPS returns the pause between two observations of a plugin that waits for MPS's control daemon; longest if it waits for none. No watch shows when the
 // daemon is ready.
 func AwaitsMPS(seen *state.Observed, longest time.Duration) time.Duration {
 	if !seen.Plugin.AwaitsMPS {

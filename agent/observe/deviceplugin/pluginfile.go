@@ -19,9 +19,9 @@ import (
 
 // Suffixes of the files that the agent keeps beside the config file.
 const (
-	toldSuffix   = ".told"   // the pods that got a SIGHUP for it
-	nextSuffix   = ".next"   // its next text, so that there is room for it
-	formerSuffix = ".former" // its former text, for the way back
+	notifiedSuffix = ".notified" // the pods that got a SIGHUP for it
+	nextSuffix     = ".next"     // its next text, so that there is room for it
+	formerSuffix   = ".former"   // its former text, for the way back
 )
 
 // longest is as much as a ConfigMap can hold, and more than any config of a plugin.
@@ -81,21 +81,21 @@ func (f *File) Read(ctx context.Context) (Content, error) {
 }
 
 func (f *File) notifiedPods() map[types.UID]string {
-	told := map[types.UID]string{}
-	text, err := aside.Bounded(f.path+toldSuffix, longest)
-	if err != nil || json.Unmarshal(text, &told) != nil || told == nil {
+	notified := map[types.UID]string{}
+	text, err := aside.Bounded(f.path+notifiedSuffix, longest)
+	if err != nil || json.Unmarshal(text, &notified) != nil || notified == nil {
 		return map[types.UID]string{}
 	}
-	return told
+	return notified
 }
 
 // NoteNotified notes which pods got a SIGHUP for the file.
 func (f *File) NoteNotified(ctx context.Context, notified map[types.UID]string) error {
 	text, err := json.Marshal(notified)
 	if err != nil {
-		return fmt.Errorf("encoding which pods were told to read %s: %w", f.name, err)
+		return fmt.Errorf("encoding which pods were notified to read %s: %w", f.name, err)
 	}
-	return f.run(ctx, "noting which pods were told to read ", func() error { return renameio.WriteFile(f.path+toldSuffix, text, 0o644) })
+	return f.run(ctx, "noting which pods were notified to read ", func() error { return renameio.WriteFile(f.path+notifiedSuffix, text, 0o644) })
 }
 
 // Prepare makes sure that Write can write the text later, and after that the present text again, however full the folder is by
@@ -178,14 +178,14 @@ func (f *File) Notes() Notes { return Notes{f} }
 
 // Path returns their paths on the host, as a shell writes them.
 func (n Notes) Path() string {
-	return n.f.name + "{" + toldSuffix + "," + nextSuffix + "," + formerSuffix + "}"
+	return n.f.name + "{" + notifiedSuffix + "," + nextSuffix + "," + formerSuffix + "}"
 }
 
 // Remove removes them, and reports whether any was there. The config file stays.
 func (n Notes) Remove(ctx context.Context) (removed bool, err error) {
 	f := n.f
 	err = f.run(ctx, "removing what is kept beside ", func() (err error) {
-		for _, suffix := range []string{toldSuffix, nextSuffix, formerSuffix} {
+		for _, suffix := range []string{notifiedSuffix, nextSuffix, formerSuffix} {
 			failed := os.Remove(f.path + suffix)
 			switch {
 			case failed == nil:

@@ -102,7 +102,7 @@ func (dp *Plugin) cure(pods []corev1.Pod) string {
 	const asDaemonSet = "run the node's device plugin as a DaemonSet, which devicePlugin of the settings matches"
 	pod, sign := likelyPlugin(pods)
 	if pod == nil {
-		return asDaemonSet + ": none of the node's pods looks like one, so it may be a unit of the host, which the agent does not start anew"
+		return asDaemonSet + ": none of the node's pods looks like one, so it may be a unit of the host, which the agent does not restart"
 	}
 	who := fmt.Sprintf("pod %s/%s is the node's device plugin, as its %s suggests", pod.Namespace, pod.Name, sanitize.Cut(sign, longestOfPod))
 	if _, of := holders.DaemonSetOf(pod); !of {
@@ -152,8 +152,8 @@ func likeness(pod *corev1.Pod) (rank int, sign string) {
 		}
 	}
 	for _, c := range pod.Spec.Containers {
-		told := strings.Join(slices.Concat([]string{c.Name}, c.Command, c.Args), " ")
-		if slices.ContainsFunc(besidePlugin, func(program string) bool { return strings.Contains(told, program) }) {
+		commandLine := strings.Join(slices.Concat([]string{c.Name}, c.Command, c.Args), " ")
+		if slices.ContainsFunc(besidePlugin, func(program string) bool { return strings.Contains(commandLine, program) }) {
 			continue
 		}
 		for _, of := range []struct{ what, text string }{{"image", c.Image}, {"container", c.Name}, {"command", strings.Join(c.Command, " ")}} {
@@ -201,8 +201,8 @@ func (dp *Plugin) rivals(operands []corev1.Pod) string {
 		case first == nil:
 			first = pod
 		case daemonSetUID(pod) != daemonSetUID(first) && dp.podRole(pod) != dp.podRole(first):
-			return fmt.Sprintf("two device plugins run on this node and are told different things: pod %s/%s has %s, and pod %s/%s has %s; "+
-				"nothing is changed until one of their DaemonSets is removed, or both are told the same",
+			return fmt.Sprintf("two device plugins run on this node and are configured differently: pod %s/%s has %s, and pod %s/%s has %s; "+
+				"nothing is changed until one of their DaemonSets is removed, or both are configured alike",
 				first.Namespace, first.Name, dp.podRole(first), pod.Namespace, pod.Name, dp.podRole(pod))
 		}
 	}

@@ -28,7 +28,7 @@ func TestTheLikeliestPluginIsNamed(t *testing.T) {
 		p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/device-plugins/"}}}}
 	}
 	bare := func(p *corev1.Pod) { p.OwnerReferences = nil }
-	told := func(command ...string) func(*corev1.Pod) {
+	runs := func(command ...string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.Containers[0].Command = command }
 	}
 	const image = "nvcr.io/nvidia/k8s-device-plugin:v0.19.3"
@@ -42,10 +42,10 @@ func TestTheLikeliestPluginIsNamed(t *testing.T) {
 			`add "component=x" to devicePlugin.podSelector and "platform" to devicePlugin.namespaces and "c" to devicePlugin.containers of the settings, if pod platform/gpus is the node's device plugin, as its image ` + image + " suggests",
 		},
 		"beside GPU feature discovery, of the same image": {
-			[]corev1.Pod{pod("features", image, hashed, told("/usr/bin/gpu-feature-discovery")), pod("gpus", image, hashed)}, "if pod platform/gpus is",
+			[]corev1.Pod{pod("features", image, hashed, runs("/usr/bin/gpu-feature-discovery")), pod("gpus", image, hashed)}, "if pod platform/gpus is",
 		},
 		"beside the plugin of a network card": {
-			[]corev1.Pod{pod("rdma", "rdma-plugin", hashed, mounts), pod("gpus", "site/plugin", hashed, mounts, told("/usr/bin/nvidia-device-plugin"))},
+			[]corev1.Pod{pod("rdma", "rdma-plugin", hashed, mounts), pod("gpus", "site/plugin", hashed, mounts, runs("/usr/bin/nvidia-device-plugin"))},
 			"if pod platform/gpus is the node's device plugin, as its command /usr/bin/nvidia-device-plugin suggests",
 		},
 		"by its folder":       {[]corev1.Pod{pod("gpus", "site/plugin", hashed, mounts)}, "as its volume /var/lib/kubelet/device-plugins/ suggests"},

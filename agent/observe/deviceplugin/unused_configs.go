@@ -14,14 +14,14 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// unpickedFor is the time between two looks for configs of the device plugin, on a node whose labels ask for nothing: each observation is a
+// unpickedFor is the time between two searches for configs of the device plugin, on a node whose labels ask for nothing: each observation is a
 // request to the API server.
 const unpickedFor = 5 * time.Minute
 
-// unpicked is what the last look for configs of the device plugin has found that no label or setting names.
+// unpicked is what the last search for configs of the device plugin has found that no label or setting names.
 type unpicked struct {
 	at      time.Time
-	plugins string // UIDs of the device plugin's pods at that look: a new one may have configs
+	plugins string // UIDs of the device plugin's pods at that search: a new one may have configs
 	text    string
 }
 

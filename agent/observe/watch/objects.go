@@ -34,11 +34,11 @@ type Options struct {
 	ConfigMaps []config.ConfigMapKey // those of the settings; others are not watched
 }
 
-// Objects are what an observation sees of the API server. One goroutine looks at a time.
+// Objects are what an observation sees of the API server. One goroutine observes at a time.
 type Objects struct {
 	o Options
 
-	anew  bool // this observation reads from the API server
+	fresh bool // this observation reads from the API server
 	again bool // the next observation does
 
 	ahead chan podsAnswer // the pods, for which this observation has asked already; nil if it has not
@@ -49,7 +49,7 @@ type Objects struct {
 	slices     *watchedSlices // nil before Watch
 
 	requests chan struct{} // has an element if a label of the node asks for something else than before
-	hurried  bool          // WishedBefore has reported a request the last time
+	hurried  bool          // TakeRequest has reported a request the last time
 
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written
@@ -62,7 +62,7 @@ func NewObjects(o Options) *Objects {
 
 // Begin begins an observation: by what the watches have shown, or, after ReadAgain or if this one has to, by reading from the API server.
 func (o *Objects) Begin(fresh bool) {
-	o.anew, o.again = o.again || o.node == nil || fresh, false
+	o.fresh, o.again = o.again || o.node == nil || fresh, false
 	o.ahead = nil
 }
 
@@ -87,12 +87,12 @@ func (o *Objects) askForPods(ctx context.Context) {
 func (o *Objects) ReadAgain() { o.again = true }
 
 // AreFresh reports whether this observation reads from the API server.
-func (o *Objects) AreFresh() bool { return o.anew }
+func (o *Objects) AreFresh() bool { return o.fresh }
 
 // FreshFor reports whether a step may rest on this observation, which has to have read the API server if the step needs that. If it may not, or the step
 // after it needs that, the next observation reads the API server.
 func (o *Objects) FreshFor(step, next bool) bool {
-	fresh := o.anew || !step
+	fresh := o.fresh || !step
 	o.again = o.again || !fresh || next
 	return fresh
 }
@@ -144,12 +144,12 @@ var requestLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.
 // Node is the agent's node. It is at least as new as what the agent has read or written before. An observation that reads the API server asks for the pods at
 // the same time; that request ends with ctx.
 func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
-	if !o.anew && o.node.synced() {
+	if !o.fresh && o.node.synced() {
 		if node := o.watchedNode(); node != nil {
 			return node, nil
 		}
 	}
-	if o.anew {
+	if o.fresh {
 		o.askForPods(ctx)
 	}
 	var node *corev1.Node
@@ -174,7 +174,7 @@ func (o *Objects) SawNode(node *corev1.Node) {
 }
 
 // watchedNode returns the node of the watch, or the newer one that the agent has read or written. It returns nil if the watch has no node, or if the
-// two are not one node: it was deleted and registered again, or the cluster restored from a backup, and only the API server tells which one is there.
+// two are not one node: it was deleted and registered again, or the cluster restored from a backup, and only the API server knows which one is there.
 func (o *Objects) watchedNode() *corev1.Node {
 	node, is := o.node.only().(*corev1.Node)
 	if !is {
@@ -207,7 +207,7 @@ func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
 		answer := <-ahead
 		return answer.pods, answer.err
 	}
-	if o.anew || !o.pods.synced() {
+	if o.fresh || !o.pods.synced() {
 		return o.o.Pods.List(ctx)
 	}
 	all := o.pods.all()
@@ -222,7 +222,7 @@ func (o *Objects) Pods(ctx context.Context) ([]corev1.Pod, error) {
 
 // ConfigMap returns a ConfigMap of the settings from its watch, or reads it. If it is missing, the error is the API server's own.
 func (o *Objects) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	if watch := o.configMaps[config.ConfigMapKey{Namespace: namespace, Name: name}]; watch != nil && !o.anew && watch.synced() {
+	if watch := o.configMaps[config.ConfigMapKey{Namespace: namespace, Name: name}]; watch != nil && !o.fresh && watch.synced() {
 		if object, is := watch.only().(*corev1.ConfigMap); is {
 			return object, nil
 		}

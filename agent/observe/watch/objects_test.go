@@ -108,7 +108,7 @@ func TestReadAgainIsForOneObservation(t *testing.T) {
 	server := &listed{pods: []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "new"}}}}
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(node("2", nil))), Pods: server})
 	o.Show(node("1", nil), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
-	look := func() (names []string) {
+	observe := func() (names []string) {
 		o.Begin(false)
 		pods, err := o.Pods(t.Context())
 		if err != nil {
@@ -119,14 +119,14 @@ func TestReadAgainIsForOneObservation(t *testing.T) {
 		}
 		return names
 	}
-	if got := look(); len(got) != 2 || got[0] != "a" || server.asked != 0 {
+	if got := observe(); len(got) != 2 || got[0] != "a" || server.asked != 0 {
 		t.Errorf("by the watch: %v, %d requests", got, server.asked)
 	}
 	o.ReadAgain()
-	if got := look(); len(got) != 1 || got[0] != "new" || server.asked != 1 || !o.AreFresh() {
+	if got := observe(); len(got) != 1 || got[0] != "new" || server.asked != 1 || !o.AreFresh() {
 		t.Errorf("after ReadAgain: %v, %d requests", got, server.asked)
 	}
-	if got := look(); len(got) != 2 || server.asked != 1 || o.AreFresh() {
+	if got := observe(); len(got) != 2 || server.asked != 1 || o.AreFresh() {
 		t.Errorf("after that: %v, %d requests", got, server.asked)
 	}
 }
@@ -134,7 +134,7 @@ func TestReadAgainIsForOneObservation(t *testing.T) {
 func TestRequestsAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	t.Parallel()
 	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset()), Pods: &listed{}})
-	wished := func() bool {
+	requested := func() bool {
 		o.Begin(false)
 		o.TakeRequest()
 		o.Begin(false)
@@ -146,7 +146,7 @@ func TestRequestsAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	for _, c := range []struct {
 		what          string
 		before, after any
-		wish          bool
+		request       bool
 	}{
 		{"nothing", a, a, false},
 		{"another config", a, b, true},
@@ -158,13 +158,13 @@ func TestRequestsAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 		{"a pod", &corev1.Pod{}, &corev1.Pod{}, false},
 	} {
 		o.NoteRequest(c.before, c.after)
-		if got := wished(); got != c.wish {
-			t.Errorf("%s: a wish is noted: %t, want %t", c.what, got, c.wish)
+		if got := requested(); got != c.request {
+			t.Errorf("%s: a wish is noted: %t, want %t", c.what, got, c.request)
 		}
 	}
 	o.NoteRequest(a, b)
 	o.NoteRequest(b, a) // the loop has not seen the first
-	if !wished() || wished() {
+	if !requested() || requested() {
 		t.Error("two wishes before a look are not one")
 	}
 }

@@ -64,7 +64,7 @@ func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error
 	if o.slices != nil {
 		o.slices.want()
 	}
-	if o.anew || o.slices == nil {
+	if o.fresh || o.slices == nil {
 		return o.readSlices(ctx)
 	}
 	if !o.slices.synced() {

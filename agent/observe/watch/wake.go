@@ -35,7 +35,7 @@ type Sources struct {
 	namespaces chan map[string]bool // of the disruption budgets that block evictions; nil before Watch
 }
 
-// Watch wakes the loop when something may have changed. Wakes carry no data: they only say "look again".
+// Watch wakes the loop when something may have changed. Wakes carry no data: they only say "observe again".
 func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 	wake := make(chan struct{}, 1)
 	poke := func() {
@@ -138,7 +138,7 @@ func nameOnly(object any) (any, error) {
 // eventsRetry is the pause before the agent asks the driver for events again, which a driver that is not loaded does not have.
 const eventsRetry = time.Minute
 
-// watchDriver pokes at events of the driver. It never holds up the loop, which looks at every heartbeat anyway.
+// watchDriver pokes at events of the driver. It never holds up the loop, which observes at every heartbeat anyway.
 func (s *Sources) watchDriver(ctx context.Context, poke func()) {
 	for ctx.Err() == nil {
 		news, err := s.Driver.Events(ctx)

@@ -54,7 +54,7 @@ func notFound(configMap string) error {
 }
 
 // Watch keeps the objects for as long as ctx lasts, and calls changed when one has changed in what the agent decides by. It does not wait:
-// until the API server has shown all of them, looks read from it.
+// until the API server has shown all of them, observations read from it.
 func (o *Objects) Watch(ctx context.Context, changed func()) {
 	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
 	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
@@ -104,7 +104,7 @@ func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, changed
 // shortened returns what the store keeps of a watched object, which may be large.
 func shortened(object any) (any, error) {
 	switch object := object.(type) {
-	case *corev1.Node: // its managed fields tell whose cordon it is
+	case *corev1.Node: // its managed fields say whose cordon it is
 		object.Status.Images, object.Status.VolumesInUse, object.Status.VolumesAttached = nil, nil, nil
 	case *corev1.Pod:
 		Shorten(object)

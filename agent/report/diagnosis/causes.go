@@ -42,7 +42,7 @@ func (e *Evidence) journalUnreadable() []api.Finding {
 	}
 	return []api.Finding{{
 		Cause: api.CauseJournalUnreadable, Evidence: e.Unreadable,
-		Agent: "touches nothing, since it does not know what is owed", Waits: true,
+		Agent: "touches nothing, since it does not know what to restore", Waits: true,
 		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, take the journal away: " +
 			"the agent then gives back what is ours, and leaves the GPUs as they are",
 		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.Node.Name, config.AnnotationJournal),
@@ -84,7 +84,7 @@ func (e *Evidence) cordonedByOthers() []api.Finding {
 	}
 	switch {
 	case c.By == "":
-		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.Now)+"; the API server does not tell by whom"
+		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.Now)+"; the API server does not say by whom"
 	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
 		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if the cordon is not needed any more, uncordon the node"
 	}
@@ -132,46 +132,46 @@ func (e *Evidence) change() []api.Finding {
 	if j == nil {
 		return nil
 	}
-	begun := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
+	change := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	if j.Target == "" {
-		begun = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
+		change = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	}
 	var out []api.Finding
 	switch {
 	case j.Target == "":
 		out = append(out, api.Finding{
-			Cause: api.CauseOwnCordonLeft, Evidence: begun, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
+			Cause: api.CauseOwnCordonLeft, Evidence: change, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
 		})
 	case e.parked():
 		return []api.Finding{{
-			Cause: api.CauseRebootAwaited, Evidence: begun + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
+			Cause: api.CauseRebootAwaited, Evidence: change + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
 			Agent: "goes on after the reboot, by you or by a tool", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
 	case e.cancellationCause() != "":
 		out = append(out, api.Finding{
-			Cause: api.CauseChangeFailed, Evidence: begun + ": " + e.cancellationCause(),
+			Cause: api.CauseChangeFailed, Evidence: change + ": " + e.cancellationCause(),
 			Agent: "gives the change up, brings the GPUs back to what they were, proves it, and gives the node back",
 		})
 	case j.Undo != nil:
 		out = append(out, api.Finding{
-			Cause: api.CauseChangeFailed, Evidence: begun + ", was given up: " + j.Undo.Message,
+			Cause: api.CauseChangeFailed, Evidence: change + ", was given up: " + j.Undo.Message,
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	case e.Want.UndoCause != nil:
 		out = append(out, api.Finding{
-			Cause: api.CauseWishGone, Evidence: begun + ": " + e.Want.UndoCause.Error(),
+			Cause: api.CauseRequestGone, Evidence: change + ": " + e.Want.UndoCause.Error(),
 			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	}
 	if j.BootID != "" && e.Boot.ID != "" && j.BootID != e.Boot.ID {
 		out = append(out, api.Finding{
-			Cause: api.CauseRebootInTheMiddle, Evidence: begun + " in boot " + j.BootID + "; this is boot " + e.Boot.ID,
-			Agent: "makes anew what the reboot has taken away, proves the capacity, and gives the node back",
+			Cause: api.CauseRebootInTheMiddle, Evidence: change + " in boot " + j.BootID + "; this is boot " + e.Boot.ID,
+			Agent: "makes again what the reboot has taken away, proves the capacity, and gives the node back",
 		})
 	}
-	return append(out, e.alive(begun, len(out) > 0)...)
+	return append(out, e.alive(change, len(out) > 0)...)
 }
 
 // cancellationCause says why the agent is about to give up the change.
@@ -192,10 +192,10 @@ func (e *Evidence) stalledAdvice() string {
 }
 
 // alive says whether an agent works on the change.
-func (e *Evidence) alive(begun string, told bool) []api.Finding {
-	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: begun + e.stepsLeft(), Agent: "is at work"}
+func (e *Evidence) alive(change string, explained bool) []api.Finding {
+	f := api.Finding{Cause: api.CauseChangeUnderWay, Evidence: change + e.stepsLeft(), Agent: "is at work"}
 	switch {
-	case e.Running && told:
+	case e.Running && explained:
 		return nil
 	case e.Running:
 		return []api.Finding{f}
@@ -342,7 +342,7 @@ func (e *Evidence) operandsPaused() []api.Finding {
 	for _, o := range e.paused {
 		f := api.Finding{Cause: api.CauseOperandsPaused, Evidence: fmt.Sprintf("label %s=%s, paused by %s", o.Label, o.Value, o.By)}
 		switch {
-		case o.Owed || o.By == toolOurs && e.Journal != nil:
+		case o.PendingRestore || o.By == toolOurs && e.Journal != nil:
 			continue
 		case o.By == toolOurs:
 			f.Agent = "gives the label its value \"true\" back"
@@ -401,7 +401,7 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	case e.Journal != nil:
 		f.Agent = fmt.Sprintf("waits for %s for %s, and then undoes the change that it belongs to", e.Offerer(), e.Settings.Timeouts.Capacity)
 	case e.Want.Name != "":
-		f.Agent = "waits for " + e.Offerer() + ", without an end, and disturbs nothing meanwhile"
+		f.Agent = "waits for " + e.Offerer() + ", without an end, and disturbs nothing while it waits"
 	default:
 		f.Agent = "leaves it alone: nothing is asked for"
 	}
@@ -438,7 +438,7 @@ func (e *Evidence) failedBefore() []api.Finding {
 func (e *Evidence) patience() string {
 	switch {
 	case e.Journal == nil:
-		return "asks again, and disturbs nothing before; the node takes pods meanwhile"
+		return "asks again, and disturbs nothing before; the node takes pods until then"
 	case e.Want.Undo:
 		return "asks again, without a limit, since this is the way back"
 	default:

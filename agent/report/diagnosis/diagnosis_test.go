@@ -124,7 +124,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 	kured := func(e *diagnosis.Evidence) {
 		e.Marks.Tools = []fence.Marker{{Tool: "kured", Sign: "its annotation", Since: now.Add(-time.Hour), Cordons: true, Done: "uncordons after the reboot"}}
 	}
-	const free = "the node takes pods, and nothing is owed to it"
+	const free = "the node takes pods, and nothing is left to restore"
 	for name, row := range map[string]struct {
 		changes []change
 		causes  []api.Cause
@@ -165,7 +165,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 		"a cordon that managers hide": {
 			[]change{cordonedBy("")},
 			[]api.Cause{api.CauseCordonedByPerson}, api.VerdictNotOurs,
-			[]string{"does not tell by whom"}, "",
+			[]string{"does not say by whom"}, "",
 		},
 		"a cordon of a controller": {
 			[]change{cordonedBy("machine-controller")},
@@ -259,7 +259,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 		"a reboot in its middle": {
 			[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "boot-3" }},
 			[]api.Cause{api.CauseRebootInTheMiddle}, api.VerdictGivesBack,
-			[]string{"in boot boot-2; this is boot boot-3", "makes anew what the reboot has taken away"}, "",
+			[]string{"in boot boot-2; this is boot boot-3", "makes again what the reboot has taken away"}, "",
 		},
 		"a boot that is not known": {
 			[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "" }},
@@ -283,7 +283,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 		},
 		"a label that is gone": {
 			[]change{drained, func(e *diagnosis.Evidence) { e.Want.Undo, e.Want.UndoCause = true, errors.New("the label was removed") }},
-			[]api.Cause{api.CauseWishGone}, api.VerdictGivesBack,
+			[]api.Cause{api.CauseRequestGone}, api.VerdictGivesBack,
 			[]string{"the label was removed", "brings the GPUs back"}, "was given up",
 		},
 		"a cordon without a journal": {

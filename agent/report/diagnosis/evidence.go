@@ -1,4 +1,4 @@
-// Package diagnosis says why a node is as it is, what the agent will do and what a user can do, by one look at it. It changes nothing, and
+// Package diagnosis says why a node is as it is, what the agent will do and what a user can do, by one observation of it. It changes nothing, and
 // sends no request.
 package diagnosis
 
@@ -26,7 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Evidence is everything that a diagnosis follows from: one look at the node, and what the agent has found out besides.
+// Evidence is everything that a diagnosis follows from: one observation of the node, and what the agent has found out besides.
 type Evidence struct {
 	*state.Observed
 	Now      time.Time
@@ -59,7 +59,7 @@ type Evidence struct {
 // Of draws the conclusions from the evidence.
 func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
-		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, Owed: e.toRestore(), Left: e.leftover, Others: e.others,
+		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, PendingRestore: e.toRestore(), Left: e.leftover, Others: e.others,
 		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Owner: e.Owner.Foreign(), Capacity: e.Capacity.Missing, Unseen: e.Unseen,
 		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
@@ -140,7 +140,7 @@ func (e *Evidence) pausedOperands() []api.OperandSeen {
 			o.By = toolOurs
 		}
 		if e.Journal != nil {
-			_, o.Owed = e.Journal.Paused[label]
+			_, o.PendingRestore = e.Journal.Paused[label]
 		}
 		out = append(out, o)
 	}
@@ -205,16 +205,16 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 	return out
 }
 
-// owed returns the journal for the diagnosis.
-func (e *Evidence) toRestore() *api.Owed {
+// toRestore returns the journal for the diagnosis.
+func (e *Evidence) toRestore() *api.PendingRestore {
 	if e.Unreadable != "" {
-		return &api.Owed{Unreadable: e.Unreadable}
+		return &api.PendingRestore{Unreadable: e.Unreadable}
 	}
 	j := e.Journal
 	if j == nil {
 		return nil
 	}
-	o := &api.Owed{
+	o := &api.PendingRestore{
 		Operation: j.Operation, Target: j.Target, Since: j.Started, Cordon: j.Cordoned, WasCordoned: j.WasUnschedulable,
 		Paused: j.Paused, Stopped: j.Stopped, Before: j.LayoutsBefore(e.GPUs), Undo: j.Undo,
 	}

@@ -64,7 +64,7 @@ func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil):
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and is not as " + e.Want.Name + " asks"}
 	default:
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is owed to it"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is left to restore"}
 	}
 }
 

@@ -23,7 +23,7 @@ const (
 	longestLabel  = 128 // characters of a label's value
 )
 
-// look is what the last pass has seen of the node.
+// observation is what the last pass has seen of the node.
 type observation struct {
 	label, name, fingerprint string // of the request; no name if no label asks for anything
 	instances                []instance
@@ -43,7 +43,7 @@ type devices struct {
 
 var (
 	descFenced      = Desc(config.MetricNodeFenced)
-	descWish        = Desc(config.MetricWishInfo)
+	descRequest     = Desc(config.MetricWishInfo)
 	descInstances   = Desc(config.MetricInstances)
 	descInstance    = Desc(config.MetricInstanceInfo)
 	descExpected    = Desc(config.MetricCapacityExpected)
@@ -51,8 +51,8 @@ var (
 	descAllocatable = Desc(config.MetricCapacityAllocatable)
 )
 
-// lookDescs are the metrics of the last observation.
-var lookDescs = []*prometheus.Desc{descFenced, descWish, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
+// observationDescs are the metrics of the last observation.
+var observationDescs = []*prometheus.Desc{descFenced, descRequest, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
 
 // Observed notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
@@ -72,7 +72,7 @@ func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	l.capacity = capacityOf(expected, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.look = &l
+	m.observed = &l
 }
 
 func instancesOf(gpus []nvml.GPU, expected capacity.Resources) []instance {
@@ -118,7 +118,7 @@ func (l *observation) collect(gauge func(d *prometheus.Desc, value float64, labe
 		return
 	}
 	if l.name != "" {
-		gauge(descWish, 1, l.label, l.name, l.fingerprint)
+		gauge(descRequest, 1, l.label, l.name, l.fingerprint)
 	}
 	count := map[[2]string]map[string]bool{} // ids of the instances, by GPU and profile
 	for _, i := range l.instances {

@@ -40,18 +40,18 @@ type Metrics struct {
 	evictions, recoveries, requests *prometheus.CounterVec
 	clock                           clock.PassiveClock
 
-	mu      sync.Mutex
-	report  Report
-	pass    time.Time                   // when a pass last ended
-	since   time.Time                   // when the present phase began, or count last added its time
-	phases  map[api.Phase]time.Duration // times of the phases, without that since then
-	parts   []prometheus.Collector
-	window  Window
-	look    *observation
-	fenced  *bool                           // nil before the first observation
-	passed  time.Time                       // when a pass last ended in which nothing failed
-	blocked map[config.Reason]time.Duration // as phases
-	blocks  map[config.Reason]int           // how often
+	mu       sync.Mutex
+	report   Report
+	pass     time.Time                   // when a pass last ended
+	since    time.Time                   // when the present phase began, or count last added its time
+	phases   map[api.Phase]time.Duration // times of the phases, without that since then
+	parts    []prometheus.Collector
+	window   Window
+	observed *observation
+	fenced   *bool                           // nil before the first observation
+	passed   time.Time                       // when a pass last ended in which nothing failed
+	blocked  map[config.Reason]time.Duration // as phases
+	blocks   map[config.Reason]int           // how often
 }
 
 // Report is what the last pass has reported.
@@ -128,7 +128,7 @@ func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descReady, descConverged, descPhase, descPass, descPassed, descWindow, descNextWindow, descOverrun, descPhaseInfo, descBlocked, descBlocks} {
 		out <- d
 	}
-	for _, d := range lookDescs {
+	for _, d := range observationDescs {
 		out <- d
 	}
 }
@@ -155,7 +155,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	if m.fenced != nil {
 		gauge(descFenced, bit(*m.fenced))
 	}
-	m.look.collect(gauge)
+	m.observed.collect(gauge)
 	for reason, spent := range m.blocked {
 		out <- prometheus.MustNewConstMetric(descBlocked, prometheus.CounterValue, spent.Seconds(), string(reason))
 	}

@@ -189,7 +189,7 @@ func Losses(seen *state.Observed, steps []plan.Step) []string {
 		}
 		for _, p := range seen.Drained(s.Pods) {
 			if p.Controller == "" && !p.Mirror && !p.Terminating {
-				out = append(out, fmt.Sprintf("pod %s, which no controller makes anew", p))
+				out = append(out, fmt.Sprintf("pod %s, which no controller makes again", p))
 			}
 			if len(p.EmptyDirs) > 0 {
 				out = append(out, fmt.Sprintf("the files of %s on emptyDir %s", p, strings.Join(p.EmptyDirs, ", ")))

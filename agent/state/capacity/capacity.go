@@ -162,8 +162,8 @@ func StaleFeatures(of Resources, sharing catalog.Sharing, labels map[string]stri
 			strategy = sharing.Strategy
 		}
 		for label, value := range map[string]string{resource + ".replicas": strconv.Itoa(n), resource + ".sharing-strategy": string(strategy)} {
-			if told, there := labels[label]; there && told != value {
-				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, and not %s", label, told, value))
+			if published, there := labels[label]; there && published != value {
+				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, and not %s", label, published, value))
 			}
 		}
 	}
@@ -293,12 +293,12 @@ const ProofInterval = 2 * time.Second
 
 // Proof is how often the agent has seen hardware, kubelet and node agree, and when last.
 type Proof struct {
-	Agreed     int // looks in a row
+	Agreed     int // observations in a row
 	at         time.Time
 	StaleSince time.Time // when the agent first saw that labels of GPU feature discovery lag behind the change
 }
 
-// Forget drops all looks, since the clock was set.
+// Forget drops all observations, since the clock was set.
 func (p *Proof) Forget(time.Time) { *p = Proof{} }
 
 // Left returns how long it is until an observation counts beside the last one that did; 0 or less if one would now.

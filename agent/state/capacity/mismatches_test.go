@@ -69,27 +69,27 @@ func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 	t.Parallel()
 	const soon, later = capacity.ProofInterval / 2, capacity.ProofInterval
-	type look struct {
+	type observation struct {
 		after  time.Duration
 		agrees bool
 	}
 	for name, row := range map[string]struct {
-		looks  []look
-		agreed int
+		observations []observation
+		agreed       int
 	}{
-		"one look":                         {[]look{{0, true}}, 1},
-		"a second one at the same moment":  {[]look{{0, true}, {0, true}, {0, true}}, 1},
-		"a second one too soon":            {[]look{{0, true}, {soon, true}}, 1},
-		"too soon, and then late enough":   {[]look{{0, true}, {soon, true}, {soon, true}}, 2},
-		"a second one after the interval":  {[]look{{0, true}, {later, true}}, 2},
-		"one that disagrees between two":   {[]look{{0, true}, {later, false}, {later, true}}, 1},
-		"one that disagrees between, soon": {[]look{{0, true}, {soon, false}, {soon, true}}, 1},
-		"one that disagrees in the end":    {[]look{{0, true}, {later, true}, {0, false}}, 0},
+		"one look":                         {[]observation{{0, true}}, 1},
+		"a second one at the same moment":  {[]observation{{0, true}, {0, true}, {0, true}}, 1},
+		"a second one too soon":            {[]observation{{0, true}, {soon, true}}, 1},
+		"too soon, and then late enough":   {[]observation{{0, true}, {soon, true}, {soon, true}}, 2},
+		"a second one after the interval":  {[]observation{{0, true}, {later, true}}, 2},
+		"one that disagrees between two":   {[]observation{{0, true}, {later, false}, {later, true}}, 1},
+		"one that disagrees between, soon": {[]observation{{0, true}, {soon, false}, {soon, true}}, 1},
+		"one that disagrees in the end":    {[]observation{{0, true}, {later, true}, {0, false}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var proof capacity.Proof
 			now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-			for _, l := range row.looks {
+			for _, l := range row.observations {
 				now = now.Add(l.after)
 				proof.Count(l.agrees, now)
 			}

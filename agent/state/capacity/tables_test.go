@@ -102,9 +102,9 @@ func TestObservationsThatCount(t *testing.T) {
 	at := time.Unix(1000, 0)
 	var p capacity.Proof
 	for _, row := range []struct {
-		after time.Duration
-		look  func(time.Time)
-		want  int
+		after   time.Duration
+		observe func(time.Time)
+		want    int
 	}{
 		{0, func(now time.Time) { p.Count(true, now) }, 1},
 		{capacity.ProofInterval - 1, func(now time.Time) { p.Count(true, now) }, 1},
@@ -118,7 +118,7 @@ func TestObservationsThatCount(t *testing.T) {
 		{1, p.Forget, 0},
 	} {
 		at = at.Add(row.after)
-		if row.look(at); p.Agreed != row.want {
+		if row.observe(at); p.Agreed != row.want {
 			t.Errorf("after %s %d looks agree, want %d", at.Sub(time.Unix(1000, 0)), p.Agreed, row.want)
 		}
 	}

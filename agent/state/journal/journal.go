@@ -186,7 +186,7 @@ func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
 	return out
 }
 
-// Targets returns the former layouts as targets of the planner. It leaves out GPUs that were lost meanwhile: the others
+// Targets returns the former layouts as targets of the planner. It leaves out GPUs that were lost since: the others
 // must not wait for them.
 func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 	want := plan.Targets{}
@@ -303,7 +303,7 @@ const (
 )
 
 // Parse reads the annotation, and refuses fields that it does not know. It returns nil for an empty annotation. A journal that can be read
-// need not be the agent's: the host's record tells.
+// need not be the agent's: the host's record says whose it is.
 func Parse(annotation string) (*Journal, error) {
 	if annotation == "" {
 		return nil, nil

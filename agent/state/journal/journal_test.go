@@ -34,7 +34,7 @@ func TestAJournalHoldsEveryStartupTaintOfTheNode(t *testing.T) {
 	own := corev1.Taint{Key: config.TaintNotReady, Value: "pool-a", Effect: corev1.TaintEffectNoExecute}
 	ownToo := corev1.Taint{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule}
 	other := corev1.Taint{Key: second, Value: "gpu", Effect: corev1.TaintEffectPreferNoSchedule}
-	for name, looks := range map[string][][]corev1.Taint{
+	for name, observed := range map[string][][]corev1.Taint{
 		"the agent's own": {{own}},
 		"both":            {{own, other}},
 		"another alone":   {{other}},
@@ -44,13 +44,13 @@ func TestAJournalHoldsEveryStartupTaintOfTheNode(t *testing.T) {
 	} {
 		var j journal.Journal
 		var want []corev1.Taint
-		for _, seen := range looks {
+		for _, seen := range observed {
 			if changed := j.RecordStartup(seen); changed != (len(seen) > 0) {
 				t.Errorf("%s: recording %v: the journal has changed is %t", name, seen, changed)
 			}
 			want = append(want, seen...)
 		}
-		if j.RecordStartup(looks[len(looks)-1]) {
+		if j.RecordStartup(observed[len(observed)-1]) {
 			t.Errorf("%s: recorded again it has changed", name)
 		}
 		text, err := j.Encode()

@@ -136,7 +136,7 @@ func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
 	return h.Write(ctx, h.now, now)
 }
 
-// DiskCoversDebts reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
+// DiskCoversRestores reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
 func (h *Keeper) DiskCoversRestores() bool {
 	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
 	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&

@@ -110,7 +110,7 @@ func (l *Writer) ForeseeRecord(ctx context.Context, w Write) error {
 	return nil
 }
 
-// RecordDebts repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
+// RecordRestores repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
 // than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
 func (l *Writer) RecordRestores(ctx context.Context, w Write, step plan.Step) error {
 	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversRestores() {

@@ -83,8 +83,8 @@ func (h *host) ledger(t *testing.T, node *corev1.Node) *journal.Writer {
 func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 	t.Parallel()
 	started := time.Date(2026, 3, 1, 11, 0, 0, 0, time.UTC)
-	begun := journal.Journal{Operation: "op", Target: "all-balanced", BootID: "boot", Started: started}
-	fenced := begun
+	opened := journal.Journal{Operation: "op", Target: "all-balanced", BootID: "boot", Started: started}
+	fenced := opened
 	fenced.Cordoned = true
 	undone := fenced
 	undone.Undo = &api.Failure{Fingerprint: "fingerprint", Reason: config.ReasonHardwareFailure, Message: "it broke"}
@@ -95,11 +95,11 @@ func TestTheHostHasTheJournalBeforeTheNode(t *testing.T) {
 		did            []string
 		reason         config.Reason // of the error; empty for none
 	}{
-		"a change begins":                        {nil, &begun, nil, []string{"record", "node", "record"}, ""},
-		"it takes more":                          {&begun, &fenced, nil, []string{"record", "node", "record"}, ""},
+		"a change begins":                        {nil, &opened, nil, []string{"record", "node", "record"}, ""},
+		"it takes more":                          {&opened, &fenced, nil, []string{"record", "node", "record"}, ""},
 		"it is given up":                         {&fenced, &undone, nil, []string{"record", "node", "record"}, ""},
-		"a change begins, and the disk is full":  {nil, &begun, full, nil, config.ReasonHostRecordUnavailable},
-		"it takes more, and the disk is full":    {&begun, &fenced, full, nil, config.ReasonHostRecordUnavailable},
+		"a change begins, and the disk is full":  {nil, &opened, full, nil, config.ReasonHostRecordUnavailable},
+		"it takes more, and the disk is full":    {&opened, &fenced, full, nil, config.ReasonHostRecordUnavailable},
 		"it is given up, and the disk is full":   {&fenced, &undone, full, []string{"node"}, ""},
 		"it takes nothing more, and is full too": {&fenced, &fenced, full, []string{"node"}, ""},
 	} {

@@ -6,7 +6,7 @@ import "time"
 const (
 	// DriverRetry is the pause before asking an absent or silent driver again: a driver upgrade takes minutes.
 	DriverRetry = 5 * time.Second
-	// EvictionRetry is the longest pause between two looks at pods that are leaving.
+	// EvictionRetry is the longest pause between two observations of pods that are leaving.
 	EvictionRetry = 5 * time.Second
 	// InUseRetry is the pause before the agent tries a step again whose GPU a process still holds.
 	InUseRetry = 2 * time.Second

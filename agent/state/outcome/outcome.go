@@ -1,4 +1,4 @@
-// Package outcome has the errors by which the loop decides when to look again, and the form of their messages.
+// Package outcome has the errors by which the loop decides when to observe again, and the form of their messages.
 //
 // A message is read in kubectl describe node. It says each thing once: first what its reader has to do, then why, then since when and what comes
 // next, and last how to get out of it. It names GPUs by their index, a disruption budget once with the first of the pods that it keeps, and
@@ -18,7 +18,7 @@ import (
 // longestWait bounds what the agent waits for, so that the message has room for since when, how long, and what a user can do.
 const longestWait = 512 // characters
 
-// Waiting says that something else has to happen first. The loop looks again after After, or when it is woken.
+// Waiting says that something else has to happen first. The loop observes again after After, or when it is woken.
 type Waiting struct {
 	Reason   config.Reason
 	Message  string // what the agent waits for

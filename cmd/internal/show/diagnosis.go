@@ -148,7 +148,7 @@ func (d diagnosis) agent(p *page) []string {
 }
 
 func (d diagnosis) owed(p *page) []string {
-	o := d.Owed
+	o := d.PendingRestore
 	switch {
 	case o == nil:
 		return nil
@@ -283,7 +283,7 @@ func (d diagnosis) operands() []string {
 	var out []string
 	for _, o := range d.Operands {
 		text := fmt.Sprintf("%s=%s, paused by %s", o.Label, o.Value, o.By)
-		if o.Owed {
+		if o.PendingRestore {
 			text += ", and owed"
 		}
 		out = append(out, text)

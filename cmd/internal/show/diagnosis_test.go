@@ -30,7 +30,7 @@ func TestADiagnosisAsText(t *testing.T) {
 				Message: "all-balanced: team/api-0: PDB team/api: needs 2 healthy pods and has 2",
 			},
 			Cordon: &api.CordonSeen{By: "gpuslice-agent", Ours: true, Since: began},
-			Owed: &api.Owed{
+			PendingRestore: &api.PendingRestore{
 				Operation: "0b1f5d0e-6f7a-4c39-9d7e-2f6a3c1d7b11", Target: "all-balanced", Since: began, Phase: api.PhaseDraining,
 				Deadline: began.Add(time.Hour), Cordon: true,
 				Paused: map[string]string{config.LabelOperandPrefix + "dcgm": "true"}, Stopped: []string{"nvsm.service"},
@@ -43,7 +43,7 @@ func TestADiagnosisAsText(t *testing.T) {
 				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
 			},
 			Processes: []api.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
-			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", Owed: true}},
+			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", PendingRestore: true}},
 			GPUs: api.GPUsSeen{
 				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0", "GPU 0: create 1g.10gb@1", "GPU 0: create 1g.10gb@2", "GPU 0: create 1g.10gb@3"},
 				Now: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},

@@ -32,8 +32,8 @@ type Log struct {
 	log   *zap.Logger
 	open  func(path string) (source, error)
 
-	begun bool
-	last  uint64 // sequence number of the last record that was read
+	started bool
+	last    uint64 // sequence number of the last record that was read
 }
 
 // source is an open log, which gives one record with each Read.
@@ -46,7 +46,7 @@ func New(path string, c clock.Clock, log *zap.Logger) *Log {
 	return &Log{path: path, clock: c, log: log, open: openLog}
 }
 
-// openLog opens it so that a read that waits ends when the file is closed, and takes no thread meanwhile.
+// openLog opens it so that a read that waits ends when the file is closed, and takes no thread until then.
 func openLog(path string) (source, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) }
 
 // Xids hands out each Xid that the driver writes from now on, until ctx ends or the log cannot be read any more; then it closes the
@@ -56,13 +56,13 @@ func (l *Log) Xids(ctx context.Context) (<-chan Xid, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the kernel's log: %w", err)
 	}
-	if !l.begun { // what was written before is no news
+	if !l.started { // what was written before is no news
 		if _, err := from.Seek(0, io.SeekEnd); err != nil && !errors.Is(err, unix.ESPIPE) {
 			_ = from.Close() // the error returned says more
 			return nil, fmt.Errorf("skipping the old records of the kernel's log: %w", err)
 		}
 	}
-	l.begun = true
+	l.started = true
 	out := make(chan Xid)
 	go func() {
 		defer close(out)

@@ -142,8 +142,8 @@ func TestARecordIsHeldToItsBounds(t *testing.T) {
 		`{"version":1,"boot":"b"}`:                                               true,
 		`{"version":2,"boot":"b"}`:                                               false,
 		`{"version":1,"boot":"` + strings.Repeat("b", 65) + `"}`:                 false,
-		`{"version":1,"boot":"b","told":"` + strings.Repeat("t", 1<<16) + `"}`:   true,
-		`{"version":1,"boot":"b","told":"` + strings.Repeat("t", 1<<16+1) + `"}`: false,
+		`{"version":1,"boot":"b","reported":"` + strings.Repeat("t", 1<<16) + `"}`:   true,
+		`{"version":1,"boot":"b","reported":"` + strings.Repeat("t", 1<<16+1) + `"}`: false,
 		`{"version":1,"boot":"b","odd":1}`:                                       false,
 		padded(verdict.LongestRecord - len(padded(0))):                           true,
 		padded(verdict.LongestRecord - len(padded(0)) + 1):                       false,
@@ -374,18 +374,18 @@ func TestWhatAGPUSaysOfItself(t *testing.T) {
 	sick := well(0)
 	sick.RepairPending = nvml.Answered(true)
 	now := began
-	look := func(h nvml.Health) {
+	observe := func(h nvml.Health) {
 		n.ObserveGPUs(now, []nvml.Health{h}, true)
 		now = now.Add(verdict.Interval)
 	}
 	for i := range 3 {
-		look(sick)
+		observe(sick)
 		g := n.GPUs()[0]
 		if _, flaps := g.FlappingUntil(now); flaps != (i == 2) {
 			t.Errorf("after %d times it flaps: %t", i+1, flaps)
 		}
-		look(well(0))
-		look(well(0))
+		observe(well(0))
+		observe(well(0))
 	}
 	g := n.GPUs()[0]
 	until, flaps := g.FlappingUntil(now)
@@ -396,7 +396,7 @@ func TestWhatAGPUSaysOfItself(t *testing.T) {
 		t.Errorf("it flaps at %s, until when it does", until)
 	}
 	now = until.Add(verdict.Interval)
-	look(well(0))
+	observe(well(0))
 	calm := now.Add(-verdict.Interval)
 	last, _ := g.RecoveredFrom(calm)
 	for after, want := range map[time.Duration]bool{5*time.Second - 1: false, 5 * time.Second: true} {

@@ -1,4 +1,4 @@
-// Package verdict decides how the GPUs of a node are, by what their driver, its events and the PCI bus tell. It calls nothing, writes nothing
+// Package verdict decides how the GPUs of a node are, by what their driver, its events and the PCI bus report. It calls nothing, writes nothing
 // and has no clock: whoever watches the GPUs hands it each observation with its time, and asks for the verdict.
 package verdict
 
@@ -51,7 +51,7 @@ var reasons = []struct {
 		"the agent does not bring it back; end its pods, then reboot the node, and have the machine looked at if it happens again",
 	},
 	{
-		config.ReasonGPUMissing, Critical, ActionRebootNode, "is missing: the driver does not tell of it",
+		config.ReasonGPUMissing, Critical, ActionRebootNode, "is missing: the driver does not report it",
 		"reboot the node; a GPU that stays away has to be looked at in the machine",
 	},
 	{
@@ -129,9 +129,9 @@ type Finding struct {
 	Instances []int
 	Since     time.Time
 
-	settles      bool      // it is over by itself: the driver recommends an action within settleTime, or nothing is left of it
-	looksWithout int       // readings in a row that did not show it any more
-	lastWithout  time.Time // the last of these
+	settles         bool      // it is over by itself: the driver recommends an action within settleTime, or nothing is left of it
+	readingsWithout int       // readings in a row that did not show it any more
+	lastWithout     time.Time // the last of these
 }
 
 // Severity says how much its GPU can still be used.

@@ -41,7 +41,7 @@ type GPU struct {
 	pci   string
 	index int
 
-	reading       nvml.Health // the last, with what only a thorough reading tells from the last of these
+	reading       nvml.Health // the last, with what only a thorough reading has from the last of these
 	hasReading    bool        // since the process began
 	lost          bool
 	missing       bool
@@ -52,12 +52,12 @@ type GPU struct {
 	findings []Finding // the worst first
 	xids     map[xidKey]*Occurrence
 
-	// What the driver may not tell while there are instances.
+	// What the driver may not report while there are instances.
 
 	rowPending, rowFailed bool
 	lastRows              *Rows
 
-	sramExceeded, memoryUnrepairable bool // a thorough reading told so, and nothing mends it
+	sramExceeded, memoryUnrepairable bool // a thorough reading said so, and nothing mends it
 
 	eccErrorAt     time.Time // an uncorrectable memory error after which the driver may still recommend an action; zero if there is none
 	awaitsMIGMode  bool      // the agent has set another MIG mode in this boot, which waits for a reset
@@ -71,7 +71,7 @@ type GPU struct {
 	agentChangedAt time.Time // when the last of them came back
 }
 
-// xidKey tells Xids apart.
+// xidKey distinguishes Xids.
 type xidKey struct {
 	xid    uint64
 	gi, ci int
@@ -83,8 +83,8 @@ type Occurrence struct {
 	first, last time.Time
 	unsettled   bool // nothing has shown yet that nothing is left of it
 
-	eventAt time.Time // of the last Event that told of it
-	untold  int       // times since that Event
+	eventAt    time.Time // of the last Event that reported it
+	unreported int       // times since that Event
 }
 
 // Rows are counts of replaced rows of memory.
@@ -192,7 +192,7 @@ func (g *GPU) addReading(now time.Time, h nvml.Health, thorough, reloaded bool) 
 	g.settleXids(now)
 }
 
-// rememberReading keeps of a reading what a later one may not tell.
+// rememberReading keeps of a reading what a later one may not have.
 func (g *GPU) rememberReading(now time.Time, h nvml.Health) {
 	if h.Rows.Pending.Known {
 		g.rowPending = h.Rows.Pending.Value
@@ -235,12 +235,12 @@ func (g *GPU) NoteReset() {
 func (g *GPU) settleECCError(now time.Time, before nvml.Health, had bool) {
 	errors, action := g.reading.ECC.UncorrectedVolatile, g.reading.Action
 	grown := had && fell(errors, before.ECC.UncorrectedVolatile)
-	untold := !action.Known && !g.beforeAmpere && errors.Known && errors.Value > 0 && g.eccErrorAt.IsZero()
-	if grown || untold {
+	unreported := !action.Known && !g.beforeAmpere && errors.Known && errors.Value > 0 && g.eccErrorAt.IsZero()
+	if grown || unreported {
 		g.eccErrorAt = now
 	}
 	over := !action.Known && errors.Known && errors.Value == 0
-	if action.Known { // it tells, or there is none
+	if action.Known { // it answers, or there is none
 		over = action.Value != nvml.RecoverNothing || now.Sub(g.eccErrorAt) >= settleTime
 	}
 	if over {
@@ -253,7 +253,7 @@ func (g *GPU) settleXids(now time.Time) {
 	action := g.reading.Action
 	for key, o := range g.xids {
 		switch {
-		case key.xid == 64 && g.rowFailed: // the state tells, and does not heal
+		case key.xid == 64 && g.rowFailed: // the state shows it, and does not heal
 			o.unsettled = false
 		case !action.Known: // only a reset, a reboot or a person ends it
 		case action.Value != nvml.RecoverNothing: // the action has taken over, and ends when it is done
@@ -426,10 +426,10 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 			continue
 		}
 		if byReading && now.Sub(f.lastWithout) >= Interval/2 {
-			f.looksWithout++
+			f.readingsWithout++
 			f.lastWithout = now
 		}
-		if f.looksWithout < goodReadings || now.Before(g.flappingUntil) && !replaced(f, found) {
+		if f.readingsWithout < goodReadings || now.Before(g.flappingUntil) && !replaced(f, found) {
 			next = append(next, f)
 		}
 	}
@@ -480,13 +480,13 @@ func (g *GPU) FlappingUntil(now time.Time) (time.Time, bool) {
 // UUID is empty of a GPU that has never answered.
 func (g *GPU) UUID() nvml.UUID { return g.uuid }
 
-// Missing reports whether the driver does not tell of the GPU, and gives the index that it last had; -1 if it had none.
+// Missing reports whether the driver does not report the GPU, and gives the index that it last had; -1 if it had none.
 func (g *GPU) Missing() (index int, is bool) { return g.index, g.missing }
 
 // PCI is the GPU's address on the PCI bus; empty if it is not known.
 func (g *GPU) PCI() string { return g.pci }
 
-// Reading is the last that the driver has told of the GPU, and whether it has since the process began.
+// Reading is the last that the driver has reported of the GPU, and whether it has since the process began.
 func (g *GPU) Reading() (nvml.Health, bool) { return g.reading, g.hasReading }
 
 // Findings are what is wrong with the GPU, the worst first.
@@ -498,7 +498,7 @@ func (g *GPU) RowPending() bool { return g.rowPending }
 // RowFailed reports whether a bad row of memory could not be replaced.
 func (g *GPU) RowFailed() bool { return g.rowFailed }
 
-// Rows are those that were replaced when the driver last told; nil if it never has.
+// Rows are those that were replaced when the driver last reported them; nil if it never has.
 func (g *GPU) Rows() *Rows { return g.lastRows }
 
 // Name is how people find the GPU.
@@ -570,20 +570,20 @@ func (n *Node) RelevantXids(g *GPU) []Reported {
 	return critical
 }
 
-// EventDue reports whether an Event may tell of the Xid again, since the last one is so long ago.
+// EventDue reports whether an Event may report the Xid again, since the last one is so long ago.
 func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
 	return o.eventAt.IsZero() || now.Sub(o.eventAt) >= pause
 }
 
-// CountUnreported notes one of which no Event tells.
-func (o *Occurrence) CountUnreported() { o.untold++ }
+// CountUnreported notes one that no Event reports.
+func (o *Occurrence) CountUnreported() { o.unreported++ }
 
-// NoteEvent notes that an Event tells of the Xid, and returns how many no Event has told of, and since when.
-func (o *Occurrence) NoteEvent(now time.Time) (untold int, since time.Time) {
-	untold, since = o.untold, o.eventAt
+// NoteEvent notes that an Event reports the Xid, and returns how many no Event has reported, and since when.
+func (o *Occurrence) NoteEvent(now time.Time) (unreported int, since time.Time) {
+	unreported, since = o.unreported, o.eventAt
 	if since.IsZero() {
 		since = o.first
 	}
-	o.eventAt, o.untold = now, 0
-	return untold, since
+	o.eventAt, o.unreported = now, 0
+	return unreported, since
 }

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// patience is how long the driver may be silent until that is told. A read takes milliseconds.
+	// patience is how long the driver may be silent until that is reported. A read takes milliseconds.
 	patience = 4 * time.Second
 	// silentTooLong is how long it may be until that is a fault.
 	silentTooLong = time.Minute
@@ -31,7 +31,7 @@ type Node struct {
 	xids xids
 	gpus []*GPU // by index
 
-	looked         bool      // the driver has told at least once since the process began
+	answered       bool      // the driver has answered at least once since the process began
 	silentSince    time.Time // zero if the driver has answered
 	silenceErr     error
 	driverUnloaded bool      // when the driver was last asked
@@ -49,10 +49,10 @@ func New(s config.Health) *Node { return &Node{xids: xids{s}, noEvents: true} }
 func (n *Node) GPUs() []*GPU { return n.gpus }
 
 // DriverAnswers reports whether the driver has answered when it was last asked.
-func (n *Node) DriverAnswers() bool { return n.looked && n.silentSince.IsZero() }
+func (n *Node) DriverAnswers() bool { return n.answered && n.silentSince.IsZero() }
 
-// Observed reports whether the driver has told at least once since the process began.
-func (n *Node) Observed() bool { return n.looked }
+// Observed reports whether the driver has answered at least once since the process began.
+func (n *Node) Observed() bool { return n.answered }
 
 // HasEvents reports whether the driver hands out its events.
 func (n *Node) HasEvents() bool { return !n.noEvents }
@@ -139,24 +139,24 @@ func (n *Node) GPUAt(pci string) *GPU {
 // ObserveBus takes over what is on the PCI bus.
 func (n *Node) ObserveBus(onBus []nvml.BusGPU, known bool) { n.onBus, n.busKnown = onBus, known }
 
-// ObserveGPUs takes over what the driver tells of all GPUs. A reading that is not thorough lacks what takes the driver long to tell.
+// ObserveGPUs takes over what the driver reports of all GPUs. A reading that is not thorough lacks what takes the driver long to read.
 func (n *Node) ObserveGPUs(now time.Time, all []nvml.Health, thorough bool) {
 	reloaded := n.driverUnloaded
-	n.looked, n.silentSince, n.silenceErr, n.driverUnloaded = true, time.Time{}, nil, false
-	told := map[*GPU]bool{}
+	n.answered, n.silentSince, n.silenceErr, n.driverUnloaded = true, time.Time{}, nil, false
+	reported := map[*GPU]bool{}
 	for _, h := range all {
 		if g := n.gpuOf(h, all); g != nil {
-			told[g] = true
+			reported[g] = true
 			g.addReading(now, h, thorough, reloaded)
 		}
 	}
-	n.markMissing(told)
+	n.markMissing(reported)
 	for _, g := range n.gpus {
 		g.updateFindings(now, n.xids, true)
 	}
 }
 
-// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may not tell which it is.
+// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may not say which it is.
 func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
 	if g := n.GPU(h.UUID); g != nil {
 		return g
@@ -177,27 +177,27 @@ func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
 	return g
 }
 
-// markMissing finds the GPUs that the driver does not tell of: those that it once has told of, and those that the bus has. One whose place
+// markMissing finds the GPUs that the driver does not report: those that it once has reported, and those that the bus has. One whose place
 // another has taken, or that is lent to a virtual machine, is gone for good.
-func (n *Node) markMissing(told map[*GPU]bool) {
+func (n *Node) markMissing(reported map[*GPU]bool) {
 	taken := map[string]bool{}
-	nameless := false // one that is told of has no place that is known: it may be any of the bus
-	for g := range told {
+	nameless := false // one that is reported has no place that is known: it may be any of the bus
+	for g := range reported {
 		taken[g.pci] = g.pci != ""
 		nameless = nameless || g.pci == ""
 	}
 	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
 		at := n.busGPU(g.pci)
-		return !told[g] && (taken[g.pci] || g.pci == "" && g.uuid == "" || at != nil && lentToVM(*at))
+		return !reported[g] && (taken[g.pci] || g.pci == "" && g.uuid == "" || at != nil && lentToVM(*at))
 	})
 	if !nameless {
 		n.addFromBus()
 	}
 	for _, g := range n.gpus {
-		g.missing = !told[g]
+		g.missing = !reported[g]
 		if g.missing {
 			g.lost, g.onBus = false, !n.busKnown || n.busGPU(g.pci) != nil
-			g.missingDetail = n.missingDetail(g, len(told))
+			g.missingDetail = n.missingDetail(g, len(reported))
 		}
 	}
 	slices.SortStableFunc(n.gpus, func(a, b *GPU) int { return cmp.Compare(a.listPosition(), b.listPosition()) })
@@ -223,7 +223,7 @@ func (g *GPU) listPosition() int {
 	return g.index
 }
 
-// addFromBus adds what the bus has and no one has told of yet.
+// addFromBus adds what the bus has and nothing has reported yet.
 func (n *Node) addFromBus() {
 	for _, b := range n.onBus {
 		known := slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.pci == b.PCI })
@@ -245,7 +245,7 @@ func (n *Node) busGPU(pci string) *nvml.BusGPU {
 // lentToVM reports whether a GPU is in the hands of another driver than NVIDIA's, as one that a virtual machine has.
 func lentToVM(b nvml.BusGPU) bool { return b.Driver != "" && b.Driver != "nvidia" }
 
-// ObserveError notes that the driver has told nothing.
+// ObserveError notes that the driver has not answered.
 func (n *Node) ObserveError(now time.Time, err error) {
 	n.silenceErr = err
 	n.driverUnloaded = n.driverUnloaded || errors.Is(err, nvml.ErrNoDriver) || errors.Is(err, nvml.ErrReplaced)
@@ -275,7 +275,7 @@ func (n *Node) Acknowledge(until time.Time) (dropped []string) {
 	return dropped
 }
 
-// Verdict is what is to be told of all GPUs.
+// Verdict is what is to be reported of all GPUs.
 type Verdict struct {
 	Status    corev1.ConditionStatus
 	Reason    config.Reason
@@ -308,15 +308,15 @@ func (n *Node) Judge(now time.Time) (Verdict, bool) {
 		v.Status, v.Reason, v.Action = corev1.ConditionTrue, f.Reason, f.Action
 	}
 	if n.silentSince.IsZero() {
-		if n.looked && len(n.gpus) == 0 {
+		if n.answered && len(n.gpus) == 0 {
 			v.Reason, v.NoGPU = config.ReasonNoGPU, true
 		}
-		return v, n.looked
+		return v, n.answered
 	}
 	return n.judgeSilence(now, v)
 }
 
-// judgeSilence decides what a driver that does not tell leaves to say.
+// judgeSilence decides what a driver that does not answer leaves to say.
 func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 	lasted := now.Sub(n.silentSince)
 	switch {
@@ -333,7 +333,7 @@ func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 	case errors.Is(n.silenceErr, nvml.ErrUnresponsive):
 		return n.judgeHang(now, lasted, v)
 	default:
-		return v.orUnknown(config.ReasonHealthUnknown, fmt.Sprintf("the GPUs cannot be looked at: %v", n.silenceErr)), lasted >= patience
+		return v.orUnknown(config.ReasonHealthUnknown, fmt.Sprintf("the GPUs cannot be observed: %v", n.silenceErr)), lasted >= patience
 	}
 }
 
@@ -343,10 +343,10 @@ func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdic
 	expected := !n.hangXidAt.IsZero() && now.Sub(n.hangXidAt) < hangTime
 	switch {
 	case n.changedByAgent(now) && lasted < silentTooLong: // a change by the agent takes the driver's locks
-		return v, n.looked
+		return v, n.answered
 	case !expected && lasted < silentTooLong:
 		// Cold GPUs take their time when the driver is first asked.
-		return v.orUnknown(config.ReasonDriverUnresponsive, why), lasted >= patience && (n.looked || lasted >= settleTime)
+		return v.orUnknown(config.ReasonDriverUnresponsive, why), lasted >= patience && (n.answered || lasted >= settleTime)
 	}
 	v.Unknown = why
 	if len(v.Unhealthy) == 0 || rank(v.Reason) >= rank(config.ReasonXidCritical) {
@@ -364,7 +364,7 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 	return v
 }
 
-// Critical reports whether a GPU cannot be used or trusted. Where the driver does not tell, that is known only of what was found before, and of a
+// Critical reports whether a GPU cannot be used or trusted. Where the driver does not answer, that is known only of what was found before, and of a
 // driver that hangs for good.
 func (v Verdict) Critical() (critical, known bool) {
 	if v.Hangs {

@@ -22,12 +22,12 @@ const (
 
 // Record is what a next process of the agent goes on from.
 type Record struct {
-	Version int         `json:"version"`
-	Boot    string      `json:"boot"`
-	Told    string      `json:"told,omitempty"` // key of the verdict that was last told
-	Hung    time.Time   `json:"hung,omitzero"`
-	Away    bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded again
-	GPUs    []gpuRecord `json:"gpus,omitempty"`
+	Version  int         `json:"version"`
+	Boot     string      `json:"boot"`
+	Reported string      `json:"reported,omitempty"` // key of the verdict that was last reported
+	Hung     time.Time   `json:"hung,omitzero"`
+	Away     bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded again
+	GPUs     []gpuRecord `json:"gpus,omitempty"`
 }
 
 type gpuRecord struct {
@@ -66,14 +66,14 @@ type findingRecord struct {
 }
 
 type xidRecord struct {
-	Xid   uint64    `json:"xid"`
-	GI    int       `json:"gi"`
-	CI    int       `json:"ci"`
-	Count int       `json:"count"`
-	First time.Time `json:"first"`
-	Last  time.Time `json:"last"`
-	Holds bool      `json:"holds,omitempty"`
-	Told  time.Time `json:"told,omitzero"`
+	Xid      uint64    `json:"xid"`
+	GI       int       `json:"gi"`
+	CI       int       `json:"ci"`
+	Count    int       `json:"count"`
+	First    time.Time `json:"first"`
+	Last     time.Time `json:"last"`
+	Holds    bool      `json:"holds,omitempty"`
+	Reported time.Time `json:"reported,omitzero"`
 }
 
 type rowsRecord struct {
@@ -82,9 +82,9 @@ type rowsRecord struct {
 	Read        time.Time `json:"read"`
 }
 
-// Record is what is known now, with the id of the host's boot and the key of the verdict that was last told.
-func (n *Node) Record(boot, told string) Record {
-	r := Record{Version: recordVersion, Boot: boot, Told: told, Hung: n.hangXidAt, Away: n.driverUnloaded}
+// Record is what is known now, with the id of the host's boot and the key of the verdict that was last reported.
+func (n *Node) Record(boot, reported string) Record {
+	r := Record{Version: recordVersion, Boot: boot, Reported: reported, Hung: n.hangXidAt, Away: n.driverUnloaded}
 	for _, g := range n.gpus {
 		out := gpuRecord{
 			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed, SRAM: g.sramExceeded, Unrepairable: g.memoryUnrepairable,
@@ -117,7 +117,7 @@ func (r Record) Key() string {
 		g.Xids, g.FlapUntil, g.Erred = slices.Clone(g.Xids), time.Time{}, time.Time{}
 		g.Trouble = time.Time{}
 		for k := range g.Xids {
-			g.Xids[k].Count, g.Xids[k].Last, g.Xids[k].Told = 0, time.Time{}, time.Time{}
+			g.Xids[k].Count, g.Xids[k].Last, g.Xids[k].Reported = 0, time.Time{}, time.Time{}
 		}
 		slices.SortFunc(g.Xids, func(a, b xidRecord) int { return int(a.Xid) - int(b.Xid) }) //nolint:gosec // three digits
 		if g.Rows != nil {
@@ -143,7 +143,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if err := errors.Join(append(strict, err)...); err != nil {
 		return Record{}, fmt.Errorf("%w: %s", errRecord, sanitize.Cut(err.Error(), 256))
 	}
-	if r.Version != recordVersion || len(r.GPUs) > mostGPUs || !legal(r.Boot, 64) || !legal(r.Told, 64<<10) {
+	if r.Version != recordVersion || len(r.GPUs) > mostGPUs || !legal(r.Boot, 64) || !legal(r.Reported, 64<<10) {
 		return Record{}, fmt.Errorf("%w: version %d, %d GPUs", errRecord, r.Version, len(r.GPUs))
 	}
 	for _, g := range r.GPUs {
@@ -207,7 +207,7 @@ func (g *GPU) recall(was gpuRecord) {
 	}
 	sortFindings(g.findings)
 	for _, x := range was.Xids {
-		g.xids[xidKey{x.Xid, x.GI, x.CI}] = &Occurrence{count: x.Count, first: x.First, last: x.Last, unsettled: x.Holds, eventAt: x.Told}
+		g.xids[xidKey{x.Xid, x.GI, x.CI}] = &Occurrence{count: x.Count, first: x.First, last: x.Last, unsettled: x.Holds, eventAt: x.Reported}
 	}
 }
 

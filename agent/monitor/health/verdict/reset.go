@@ -40,7 +40,7 @@ func (n *Node) ToReset(now time.Time, when config.HealthReset) map[nvml.UUID]boo
 
 // toReset reports whether a reset is what the GPU needs, it has had its time to need none, and no reset was in vain.
 func (g *GPU) toReset(now time.Time, when config.HealthReset) bool {
-	return g.ResetHelps(when) && g.findings[0].looksWithout == 0 && now.Sub(g.findings[0].Since) >= settleTime && !g.resetInVain() &&
+	return g.ResetHelps(when) && g.findings[0].readingsWithout == 0 && now.Sub(g.findings[0].Since) >= settleTime && !g.resetInVain() &&
 		g.resetsWithin(now) < mostResets
 }
 

@@ -79,30 +79,30 @@ func TestWhatFlapsGivesWayToWhatIsAsBad(t *testing.T) {
 	lost, other := well(0), well(1)
 	lost.Lost = true
 	now := began
-	look := func(gpus ...nvml.Health) {
+	observe := func(gpus ...nvml.Health) {
 		n.ObserveGPUs(now, gpus, true)
 		now = now.Add(verdict.Interval)
 	}
 	for range 2 {
-		look(lost, other)
+		observe(lost, other)
 		for range 3 {
-			look(well(0), other)
+			observe(well(0), other)
 		}
 	}
-	look(lost, other)
+	observe(lost, other)
 	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPULost)
 	for range 3 {
-		look(other)
+		observe(other)
 	}
 	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing)
 	for range 3 {
-		look(well(0), other)
+		observe(well(0), other)
 	}
 	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing) // it flaps
 	pending := well(0)
 	pending.Rows.Pending = nvml.Answered(true)
 	for range 3 {
-		look(pending, other)
+		observe(pending, other)
 	}
 	checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonGPUMissing) // what is less bad hides nothing
 }
@@ -227,16 +227,16 @@ func TestWhatAClockThatWasAheadHasNotedIsOver(t *testing.T) {
 		}
 		n.LimitTimes(began)
 		now := began
-		look := func() {
+		observe := func() {
 			for range 20 {
 				now = now.Add(verdict.Interval)
 				n.ObserveGPUs(now, []nvml.Health{well(0)}, true)
 			}
 		}
-		look()
+		observe()
 		checkVerdict(t, n, now, corev1.ConditionTrue, config.ReasonXidCritical)
 		n.Acknowledge(now)
-		look()
+		observe()
 		checkVerdict(t, n, now, corev1.ConditionFalse, config.ReasonGPUsHealthy)
 		if _, is := n.GPUs()[0].RecoveredFrom(now); !is {
 			t.Error("the GPU has not recovered")
@@ -248,24 +248,24 @@ func TestWhatAClockThatWasAheadHasNotedIsOver(t *testing.T) {
 func TestAGPURecoversWhenNothingWasWrongForAWhile(t *testing.T) {
 	n := verdict.New(config.Health{})
 	now := began
-	look := func(h nvml.Health) {
+	observe := func(h nvml.Health) {
 		now = now.Add(verdict.Interval)
 		n.ObserveGPUs(now, []nvml.Health{h}, false)
 	}
 	recovered := func() (time.Time, bool) { return n.GPUs()[0].RecoveredFrom(now) }
-	look(well(0))
+	observe(well(0))
 	if at, is := recovered(); !is || !at.IsZero() {
 		t.Errorf("a GPU that was always well is so: %t, from trouble at %s; want true, and no time", is, at)
 	}
 	lost := well(0)
 	lost.Lost = true
-	look(lost)
+	observe(lost)
 	trouble := now
 	if at, is := recovered(); is {
 		t.Errorf("a GPU that is lost has recovered at %s", at)
 	}
 	for range 10 {
-		look(well(0))
+		observe(well(0))
 	}
 	at, is := recovered()
 	if !is || at.Before(trouble) || !at.Before(now) {
@@ -287,7 +287,7 @@ func TestAGPURecoversWhenNothingWasWrongForAWhile(t *testing.T) {
 	n = verdict.New(config.Health{})
 	n.Recall(r, "boot")
 	for range 5 {
-		look(well(0))
+		observe(well(0))
 	}
 	if at, is := recovered(); !is || !at.Equal(trouble) {
 		t.Errorf("for the next agent the GPU has recovered: %t, from trouble at %s; want true, %s", is, at, trouble)

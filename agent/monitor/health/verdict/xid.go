@@ -33,7 +33,7 @@ type Xid struct {
 	Number  uint64
 	Meaning string
 	Class   Class
-	// Critical ones are told by the condition on sight: state has to prove that nothing is left of them.
+	// Critical ones are reported by the condition on sight: state has to prove that nothing is left of them.
 	Critical bool
 	// Settled ones are those after which a driver that recommends an action has set it: if it recommends none, and all else reads well
 	// for half a minute, nothing is left of them.
@@ -44,7 +44,7 @@ type Xid struct {
 // channelsRemoved is the Xid that follows from others: the channels of a program that was stopped are removed.
 const channelsRemoved = 45
 
-// table is NVIDIA's catalog for GPUs from Ampere on, as far as it is told apart here. docs.nvidia.com/deploy/xid-errors.
+// table is NVIDIA's catalog for GPUs from Ampere on, as far as it is distinguished here. docs.nvidia.com/deploy/xid-errors.
 var table = catalog()
 
 func catalog() map[uint64]Xid {
