@@ -71,7 +71,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Errorf("the message does not say how to try again: %s", c.Message)
 		}
 
-		// The next agent process does not disturb the node again for the same wish.
+		// The next agent process does not disturb the node again for the same request.
 		w.restart()
 		calls := w.gpus.Calls()
 		for range 10 {
@@ -79,10 +79,10 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			<-time.After(w.agent.Pass(t.Context()))
 		}
 		if diff := cmp.Diff(calls, w.gpus.Calls()); diff != "" {
-			t.Errorf("the failed wish was tried again (-before +after):\n%s", diff)
+			t.Errorf("the failed request was tried again (-before +after):\n%s", diff)
 		}
 
-		// Nor does it when the driver has been away meanwhile.
+		// Nor does it when the driver has been away since.
 		if err := w.gpus.Fail(gpusim.Init, gpusim.Fault{Return: gpusim.DriverNotLoaded, Times: 4}); err != nil {
 			t.Fatal(err)
 		}
@@ -90,10 +90,10 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 		w.says(config.ReasonDriverNotLoaded)
 		w.settle(config.ReasonHardwareFailure)
 		if diff := cmp.Diff(calls, w.gpus.Calls()); diff != "" {
-			t.Errorf("the failed wish was tried again after the driver came back (-before +after):\n%s", diff)
+			t.Errorf("the failed request was tried again after the driver came back (-before +after):\n%s", diff)
 		}
 
-		// It tries the wish again once a user has withdrawn it and set it again.
+		// It tries the request again once a user has withdrawn it and set it again.
 		w.label("")
 		w.settle(config.ReasonNotRequested)
 		w.label("all-1g.10gb")

@@ -105,7 +105,7 @@ func TestAnAgentReportsWhichPodUsesHowMuchOfWhat(t *testing.T) {
 		w.pod("notebook", instances[0].Devices[0].UUID)
 		w.pod("trainer", instances[1].Devices[0].UUID)
 		w.compute(instances[1].Devices[0].UUID, 5000, "python", podCgroup("trainer"))
-		w.spend(time.Minute) // an answer tells what the last look has seen
+		w.spend(time.Minute) // an answer has what the last observation has seen
 		var got []string
 		for _, u := range w.ask(config.RequestTop).Uses {
 			got = append(got, fmt.Sprintf("%s/%s GPU %d %s %d of %d MiB, %d pods", u.Namespace, u.Pod, u.GPU, u.Instance, u.MemoryMiB, u.TotalMiB, u.Pods))
@@ -139,7 +139,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 				t.Errorf("%s is answered by %+v, want a refusal with %q", request, given, want)
 			}
 		}
-		w.upgrade(true) // so that the look at the node ends early, and nothing can be planned
+		w.upgrade(true) // so that the observation of the node ends early, and nothing can be planned
 		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); !strings.Contains(given.HeldUp, "the driver is being upgraded") || given.Refused != "" {
 			t.Errorf("while the driver is upgraded the answer is %+v", given)
 		}
@@ -241,7 +241,7 @@ func TestAStandingAnswerFollowsTheNode(t *testing.T) {
 		want string
 	}{
 		"a hold": {func(w *world) { w.annotate(config.AnnotationHold, "x") }, "held up: Held"},
-		"a budget, of which no watch tells": {func(w *world) {
+		"a budget, which no watch shows": {func(w *world) {
 			w.pod("holder", w.gpus.UUIDs()[0], controlled)
 			w.block("The disruption budget train needs 2 healthy pods and has 2 currently")
 		}, "held up: EvictionBlocked"},

@@ -47,7 +47,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
 			middle: func(w *world) { w.unannotate(config.AnnotationJournal) },
 		},
-		"the journal and the wish are removed in the middle": {
+		"the journal and the request are removed in the middle": {
 			during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{},
 			middle: func(w *world) {
 				w.edit(func(n *corev1.Node) {
@@ -56,7 +56,7 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 				})
 			},
 		},
-		"the wish is removed in the middle": {
+		"the request is removed in the middle": {
 			before: map[string]string{ca: "true"}, during: map[string]string{ca: "true", karpenter: "true"}, after: map[string]string{ca: "true"},
 			middle: func(w *world) { w.unset(config.LabelMIGConfig) },
 		},

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// cordons notes each patch of the node that cordons it, from now on. A test that looks at the node only in the end does not see a cordon that was
+// cordons notes each patch of the node that cordons it, from now on. A test that observes the node only in the end does not see a cordon that was
 // taken back.
 func (w *world) cordons() *[]string {
 	var patches []string
@@ -45,7 +45,7 @@ func (w *world) keeps(on func() bool, names ...string) {
 	})
 }
 
-// Promise 7: one write makes the cordon, the taint and the journal, so that a crash leaves no cordon that no journal tells of.
+// Promise 7: one write makes the cordon, the taint and the journal, so that a crash leaves no cordon that no journal knows of.
 func TestEachWriteThatCordonsHasTheJournalAndTheTaint(t *testing.T) {
 	t.Parallel()
 	for name, fails := range map[string]bool{"a change that succeeds": false, "a change that is undone": true} {

@@ -145,11 +145,11 @@ func TestTheConditionsOfADrainFollowIt(t *testing.T) {
 		}
 		w.passes("the drain", func() bool { return is(config.ConditionDrainInProgress) })
 		if !is(config.ConditionMaintenanceInProgress) || is(config.ConditionDrained) {
-			t.Error("it is not told that the node is under maintenance, and not drained yet")
+			t.Error("it is not reported that the node is under maintenance, and not drained yet")
 		}
 		w.passes("the drain's end", func() bool { return is(config.ConditionDrained) })
 		if !is(config.ConditionMaintenanceInProgress) || is(config.ConditionDrainInProgress) {
-			t.Error("it is not told that the node is under maintenance, and drained")
+			t.Error("it is not reported that the node is under maintenance, and drained")
 		}
 		w.reach("all-balanced")
 		w.passes("the end of all that", func() bool {

@@ -159,7 +159,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseJournalUnreadable}, verdict: api.VerdictWaitsForYou,
 			says: []string{"version 99", `"command":"kubectl annotate node gpu-1 gpuslice.io/journal-`},
 		}, {
-			name: "a journal that somebody else has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
+			name: "a journal that another client has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{"was not written for it by this host's agent"}, never: "evil",
 		}, {

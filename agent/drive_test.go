@@ -91,7 +91,7 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 	}
 }
 
-// flickering is a GPU that another short-lived process holds at each look, as of nvidia-smi in a loop.
+// flickering is a GPU that another short-lived process holds at each observation, as of nvidia-smi in a loop.
 type flickering struct {
 	slow
 	pid, tries int
@@ -127,7 +127,7 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 			t.Errorf("%d writes in %d minutes", n, minutes)
 		}
 		if w.condition().Message == first {
-			t.Errorf("who holds the GPU is not told any more; the node says %s", first)
+			t.Errorf("who holds the GPU is not reported any more; the node says %s", first)
 		}
 	})
 }
@@ -147,7 +147,7 @@ func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 			w.agent.Pass(t.Context())
 		}
 		if n := f.tries - before; n > 1 {
-			t.Errorf("%d tries at 100 looks in no time", n)
+			t.Errorf("%d tries at 100 observations in no time", n)
 		}
 		w.spend(time.Minute)
 		if f.tries == before {
@@ -181,7 +181,7 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 	})
 }
 
-// An undo may have no failure to report: a user may have withdrawn the wish.
+// An undo may have no failure to report: a user may have withdrawn the request.
 func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
@@ -203,7 +203,7 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 	}
 }
 
-// The agent tries to write the specs anew in the next change: containers cannot use GPUs that no spec describes.
+// The agent tries to write the specs again in the next change: containers cannot use GPUs that no spec describes.
 func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -334,7 +334,7 @@ func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 		w.set(plugin, fence.PausedForDriverUpgrade)
 		w.spend(time.Minute)
 		if c := w.condition(); d.released == 0 || d.observed != before || c.Status != corev1.ConditionUnknown {
-			t.Errorf("let go %d times, looked %d times more; the node says %s %s: %s", d.released, d.observed-before, c.Status, c.Reason, c.Message)
+			t.Errorf("let go %d times, observed %d times more; the node says %s %s: %s", d.released, d.observed-before, c.Status, c.Reason, c.Message)
 		}
 		w.set(plugin, "true")
 		w.reach("all-balanced")

@@ -13,7 +13,7 @@ func TestEachKindOfStepCanBeExecutedAndReported(t *testing.T) {
 	for _, kind := range plan.Kinds() {
 		performed, reason, phase := agent.Performs(kind)
 		if !performed || reason == "" || phase == "" {
-			t.Errorf("%s: has an executor: %t; is told as %q, %q", kind, performed, reason, phase)
+			t.Errorf("%s: has an executor: %t; is reported as %q, %q", kind, performed, reason, phase)
 		}
 	}
 }

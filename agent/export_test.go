@@ -82,7 +82,7 @@ func (a *Agent) HangSentinel(until <-chan struct{}) error {
 // keepsTimes are parts that remember times and have nothing to forget, each with the reason.
 var keepsTimes = map[string]string{
 	"Clock":    "it finds out that the clock was set",
-	"metrics":  "a metric tells when the last pass was, for people",
+	"metrics":  "a metric says when the last pass was, for people",
 	"liveness": "it goes by the monotonic clock of its reader",
 	"reporter": "what a change has taught is written with the next status, and decides nothing",
 }
@@ -157,7 +157,7 @@ func timesIn(of reflect.Type, seen map[reflect.Type]bool) string {
 // isData reports whether the type is a map or a slice, in which a part remembers, rather than another part.
 func isData(of reflect.Type) bool { return of.Kind() == reflect.Map || of.Kind() == reflect.Slice }
 
-// Observe takes a look, as each pass begins with.
+// Observe observes, as each pass begins with.
 func (a *Agent) Observe(ctx context.Context) error {
 	_, err := a.observe(ctx)
 	return err

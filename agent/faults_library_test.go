@@ -126,7 +126,7 @@ func mishaps(function string, spots []spot, failures, venture int) []mishap {
 }
 
 // everyMishap lets each call that changes something fail with each code, before and after the driver has made the change, and so the
-// first, the middle and the last of those that only look; the other calls fail with one code.
+// first, the middle and the last of those that only read; the other calls fail with one code.
 func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
 	var out []mishap
 	for n, s := range spots {
@@ -144,11 +144,11 @@ func everyMishap(spots []spot, codes []gpusim.Return, changes bool) []mishap {
 	return out
 }
 
-// looks is how many calls of a function that only looks fail in a venture, spread over all of them: there are hundreds, of the same passes.
+// observations is how many calls of a function that only reads fail in a venture, spread over all of them: there are hundreds, of the same passes.
 const observations = 4
 
 // coveringMishaps lets each call that changes something fail before and after the driver has made the change, each with another code,
-// and so some of those that only look. The first call of each function also fails with each code; if the function only looks, with every fourth
+// and so some of those that only read. The first call of each function also fails with each code; if the function only reads, with every fourth
 // code in each of the four ventures, each of which begins with another code.
 func coveringMishaps(spots []spot, codes []gpusim.Return, changes bool, venture int) []mishap {
 	every := 1
@@ -258,7 +258,7 @@ func (n tally) add(m mishap, e end, took time.Duration) {
 func (n tally) String() string {
 	all := slices.Concat(n[asRequested], n[previous])
 	slices.Sort(all)
-	return fmt.Sprintf("%d as wished, %d as before, slowest %s\n%s\n",
+	return fmt.Sprintf("%d as requested, %d as before, slowest %s\n%s\n",
 		len(n[asRequested]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
 }
 

@@ -25,7 +25,7 @@ type venture struct {
 	name    string
 	models  string            // of the simulated node
 	stands  [][]nvml.Placed   // on each GPU before the change; its MIG mode is on if the models say so
-	config  catalog.MIGConfig // the desired config; nil for the generated one that wish names
+	config  catalog.MIGConfig // the desired config; nil for the generated one that request names
 	request string
 }
 
@@ -213,7 +213,7 @@ func (v venture) check(w *world, s stage, got end) {
 	now := w.devicesByPlace()
 	for place, uuid := range s.kept {
 		if now[place] != uuid {
-			w.t.Errorf("%s was made anew", place)
+			w.t.Errorf("%s was made again", place)
 		}
 	}
 	for n := 1; n < len(v.stands); n++ {
@@ -411,7 +411,7 @@ func (w *world) hangs(function string) bool {
 }
 
 // silent checks that the agent reports that the driver does not answer, and leaves all else as it is. No plugin may look
-// at the GPUs meanwhile: it would hang as well.
+// at the GPUs until then: it would hang as well.
 func (w *world) silent() {
 	w.t.Helper()
 	gpus, calls, node := w.gpus.String(), w.gpus.Calls(), w.node()
@@ -443,7 +443,7 @@ func TestACallThatHangsIsReportedAndTheChangeGoesOnAfterIt(t *testing.T) {
 			for n, function := range gpusim.Functions() {
 				picked := pick(of(function, spots))
 				if len(picked) > 1 && !slices.Contains(changing, function) {
-					picked = picked[n%2 : n%2+1] // all looks are alike
+					picked = picked[n%2 : n%2+1] // all observations are alike
 				}
 				for _, at := range picked {
 					n++

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// Promise 12: a failed wish stays failed, even if for a moment the agent could not read the file that says what the wish means.
+// Promise 12: a failed request stays failed, even if for a moment the agent could not read the file that says what the request means.
 func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedRequestBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedRequestBack(t *testing.
 		w.spend(10 * time.Minute)
 		w.givenBack()
 		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
-			t.Errorf("the failed wish was tried again, with %d calls", again-calls)
+			t.Errorf("the failed request was tried again, with %d calls", again-calls)
 		}
 	})
 }

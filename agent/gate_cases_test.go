@@ -142,7 +142,7 @@ func TestARequestKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
 		w.setFile("profiles", onePart)
 		w.says(config.ReasonAwaitingWindow)
 		if again := w.status().Asked.Since; !again.Equal(since) {
-			t.Errorf("the wish is %s younger", again.Sub(since))
+			t.Errorf("the request is %s younger", again.Sub(since))
 		}
 	})
 }
@@ -155,7 +155,7 @@ profiles:
     mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
 `
 
-// A hold that comes between the look and the fence counts.
+// A hold that comes between the observation and the fence counts.
 func TestAnAnnotationBetweenTheObservationAndTheFenceCounts(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
@@ -247,7 +247,7 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 	})
 }
 
-// A look that ends early does not change the condition about the window.
+// An observation that ends early does not change the condition about the window.
 func TestAnObservationThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestAnObservationThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) 
 	})
 }
 
-// An annotation that was meant for a wish which is gone lets no later change begin.
+// An annotation that was meant for a request which is gone lets no later change begin.
 func TestAForceGoesWithItsRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

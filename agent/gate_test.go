@@ -36,8 +36,8 @@ const (
 // nights is open from 22:00 to 04:00.
 const nights = "windows: [{days: [Mon, Tue, Wed, Thu, Fri, Sat, Sun], start: '22:00', duration: 6h}]\nestimate: 10m\njitter: 0s\n"
 
-// twoHours is open from 00:00 to 01:00 and from 04:00 to 05:00. Tests in which the agent looks at the node every few seconds use it: from night to
-// night there are thousands of looks.
+// twoHours is open from 00:00 to 01:00 and from 04:00 to 05:00. Tests in which the agent observes the node every few seconds use it: from night to
+// night there are thousands of observations.
 const twoHours = "windows: [{days: [Sat], start: '00:00', duration: 1h}, {days: [Sat], start: '04:00', duration: 1h}]\nestimate: 10m\njitter: 0s\n"
 
 // until returns a file with one window, which was open all the year before.
@@ -99,7 +99,7 @@ type changes struct{ around }
 // Snapshot implements nvml.Driver.
 func (c changes) Snapshot(ctx context.Context) ([]nvml.GPU, error) { return c.Driver.Snapshot(ctx) }
 
-// count starts the agent anew with a driver that counts the calls which change something, and calls before ahead of each.
+// count starts the agent again with a driver that counts the calls which change something, and calls before ahead of each.
 func (w *world) count(before func(call int)) (calls *int) {
 	calls = new(int)
 	w.through = func(d nvml.Driver) nvml.Driver {
@@ -173,7 +173,7 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 	})
 }
 
-// Case 15: the agent does not miss a window that is shorter than the time between two looks, either.
+// Case 15: the agent does not miss a window that is shorter than the time between two observations, either.
 func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 	t.Parallel()
 	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -424,7 +424,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.unannotate(config.AnnotationHold)
 		w.reach("all-1g.10gb")
 	})
-	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another wish
+	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another request
 		w := busy(t)
 		w.begin("all-1g.10gb")
 		w.annotate(config.AnnotationHold, "")
@@ -458,7 +458,7 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w.settle(config.ReasonConverged)
 		w.givenBack()
 	})
-	synctest.Test(t, func(t *testing.T) { // also after another wish, which waited for its window
+	synctest.Test(t, func(t *testing.T) { // also after another request, which waited for its window
 		w := lost(t)
 		w.label("all-balanced")
 		w.reach("all-balanced")

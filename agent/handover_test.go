@@ -197,7 +197,7 @@ func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
 	})
 }
 
-// A user's config of the plugin counts beside the MIG config; one that a former profile has left is no user's wish.
+// A user's config of the plugin counts beside the MIG config; one that a former profile has left is no user's request.
 func TestWhileTheGPUsAreCutAUsersConfigStaysAndThatOfAFormerProfileGoes(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -441,7 +441,7 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 	for name, row := range map[string]struct {
 		takes  func(fenced, dryRun bool) bool
 		fences bool
-		taken  bool // somebody takes the agent's key away when the node is fenced
+		taken  bool // another client takes the agent's key away when the node is fenced
 	}{
 		"before the change":                  {takes: func(bool, bool) bool { return false }},
 		"as soon as it would take it":        {takes: func(_, dryRun bool) bool { return dryRun }},

@@ -239,7 +239,7 @@ func TestAUnitThatIsStartedAndFailsIsReported(t *testing.T) {
 					}
 				}
 				if starts != row.starts || reported != 1 {
-					t.Errorf("it was started %d times, want %d; and told %d times, want once", starts, row.starts, reported)
+					t.Errorf("it was started %d times, want %d; and reported %d times, want once", starts, row.starts, reported)
 				}
 				w.units.states[unit] = "active"
 				w.spend(10 * time.Minute)
@@ -313,7 +313,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 	})
 }
 
-// slow is a driver that takes long for each look, as one does after a long idle time.
+// slow is a driver that takes long for each observation, as one does after a long idle time.
 type slow struct {
 	nvml.Driver
 	by time.Duration

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// The agent does not try the wish again for that.
+// The agent does not try the request again for that.
 func TestWhatAnAgentHasLeftIsGivenBackUnderARequestThatCannotBeMet(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no-such-config", "failed"} {
@@ -75,7 +75,7 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 			w.settle(config.ReasonNotRequested)
 			w.givenBack()
 			if w.values()[labelGFD] != "false" {
-				t.Error("an operand that somebody has switched off was switched on")
+				t.Error("an operand that a user has switched off was switched on")
 			}
 		})
 	})

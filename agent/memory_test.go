@@ -167,7 +167,7 @@ func TestASharedGPUThatFillsUpIsReportedWithItsPods(t *testing.T) {
 		p.poll(15 * time.Second)
 		p.sufficient()
 		if more := p.heard(); len(more) > 0 {
-			t.Errorf("told more than once: %q", more)
+			t.Errorf("reported more than once: %q", more)
 		}
 	})
 }
@@ -256,7 +256,7 @@ func TestTheNextAgentKnowsWhatWasFull(t *testing.T) {
 		p.poll(time.Hour)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/large 9000 MiB")
 		if events := p.heard(); len(events) > 0 {
-			t.Errorf("told again: %q", events)
+			t.Errorf("reported again: %q", events)
 		}
 	})
 }
@@ -378,7 +378,7 @@ func TestMemoryIsNotWatchedIfTheSettingsTurnThatOff(t *testing.T) {
 	})
 }
 
-// A look between two passes sends the API server no request.
+// An observation between two passes sends the API server no request.
 func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -399,7 +399,7 @@ func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 		before += len(p.client.Actions()[before:]) // the requests of the test itself
 		<-woke
 		if took := time.Since(began); took > time.Minute {
-			t.Errorf("it took %v to be told", took)
+			t.Errorf("it took %v to be reported", took)
 		}
 		if asked := p.client.Actions()[before:]; len(asked) > 0 {
 			t.Errorf("asked of the API server: %v", asked)

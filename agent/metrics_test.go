@@ -105,7 +105,7 @@ gpuslice_partition_ready{reason=%q} 1
 		if waits := got["gpuslice_steps_total VerifyCapacity waiting"]; waits < 1 {
 			t.Error("the wait for capacity is not counted")
 		}
-		// A minute before the change, an hour after it, and until the loop looked again.
+		// A minute before the change, an hour after it, and until the loop observed again.
 		least := time.Hour + time.Minute
 		most := least + p.settings.NodeHeartbeat
 		if idle := time.Duration(got["gpuslice_phase_seconds_total Idle"] * float64(time.Second)); idle < least || idle > most {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// The API server refuses a guarded write of a node that another program has written since the look, and some write 50 times a second.
+// The API server refuses a guarded write of a node that another program has written since the observation, and some write 50 times a second.
 func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,8 @@ func (w *world) crowd(write func(*corev1.Node)) {
 func TestAWriteThatSomethingNewSpeaksAgainstIsNotMade(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*corev1.Node){
-		"another wish": func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-3g.40gb") },
-		"a cordon":     func(n *corev1.Node) { n.Spec.Unschedulable = true },
+		"another request": func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, config.LabelMIGConfig, "all-3g.40gb") },
+		"a cordon":        func(n *corev1.Node) { n.Spec.Unschedulable = true },
 		"another tool": func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "medik8s.io/drain", Effect: corev1.TaintEffectNoSchedule}}
 		},

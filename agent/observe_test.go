@@ -10,10 +10,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// A look writes nothing, reports nothing and closes nothing. So a preview or a diagnosis may look, too.
+// An observation writes nothing, reports nothing and closes nothing. So a preview or a diagnosis may observe, too.
 func TestObservingChangesNothing(t *testing.T) {
 	t.Parallel()
-	// looks lets the agent of w look, and returns what it has done besides.
+	// observe lets the agent of w observe, and returns what it has done besides.
 	observe := func(w *world, d *leaving, events <-chan string) {
 		w.t.Helper()
 		released := d.released
@@ -24,14 +24,14 @@ func TestObservingChangesNothing(t *testing.T) {
 		_ = w.agent.Observe(w.t.Context()) // it may end early
 		for _, action := range w.client.Actions() {
 			if !slices.Contains([]string{"get", "list", "watch"}, action.GetVerb()) {
-				w.t.Errorf("a look has written: %s %s", action.GetVerb(), action.GetResource().Resource)
+				w.t.Errorf("an observation has written: %s %s", action.GetVerb(), action.GetResource().Resource)
 			}
 		}
 		if len(events) > 0 {
-			w.t.Errorf("a look has told %q", <-events)
+			w.t.Errorf("an observation has reported %q", <-events)
 		}
 		if d.released != released {
-			w.t.Error("a look has let go of the driver")
+			w.t.Error("an observation has let go of the driver")
 		}
 	}
 	start := func(w *world) (*leaving, <-chan string) {

@@ -235,7 +235,7 @@ func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
 	})
 }
 
-// Some tools keep the labels of nodes as a file says, a socket may start a unit again, and a user may uncordon a node that the agent cordons anew by
+// Some tools keep the labels of nodes as a file says, a socket may start a unit again, and a user may uncordon a node that the agent cordons again by
 // the settings: the agent does not do a step again and again.
 func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 	t.Parallel()

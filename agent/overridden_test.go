@@ -53,7 +53,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 	}
 }
 
-// NVIDIA's config manager reads the label of the device plugin's configs whatever other labels are there. Who is told that the label does not count sets it,
+// NVIDIA's config manager reads the label of the device plugin's configs whatever other labels are there. Who reads that the label does not count sets it,
 // and loses the pods that hold what the plugin gives out no more.
 func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T) {
 	t.Parallel()

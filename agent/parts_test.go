@@ -67,7 +67,7 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 						t.Fatalf("there are %s, want %s", got, want)
 					}
 					if now[0].Devices[0].UUID != parts[2].UUID {
-						t.Errorf("the part that stays was made anew: it was %+v, and is %+v", parts[2], now[0].Devices[0])
+						t.Errorf("the part that stays was made again: it was %+v, and is %+v", parts[2], now[0].Devices[0])
 					}
 					if diff := cmp.Diff(whole, now[1]); diff != "" {
 						t.Errorf("the other instance is another (-before +after):\n%s", diff)

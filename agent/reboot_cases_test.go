@@ -53,7 +53,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]func(w *world){
 		"since the reboot does not come": func(*world) {},
-		"since the wish is withdrawn":    func(w *world) { w.unset(config.LabelMIGConfig) },
+		"since the request is withdrawn": func(w *world) { w.unset(config.LabelMIGConfig) },
 		"since the policy becomes never": func(w *world) { w.settings.Reboot.Policy = config.RebootNever; w.restart() },
 		"since a GPU is lost":            func(w *world) { w.lose(1, true) },
 	} {
@@ -82,7 +82,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	}
 }
 
-// A user withdraws the wish (or makes it nonsense) while MIG mode is left pending: the agent must cancel mode and request, and its state label goes.
+// A user withdraws the request (or makes it nonsense) while MIG mode is left pending: the agent must cancel mode and request, and its state label goes.
 func TestAPendingModeIsCancelledWithItsRequest(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(n *corev1.Node){
@@ -268,7 +268,7 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	})
 }
 
-// A driver upgrade while the agent awaits the capacity; the agent looks at the moment when it is over.
+// A driver upgrade while the agent awaits the capacity; the agent observes at the moment when it is over.
 func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 	t.Parallel()
 	const plugin = config.LabelDevicePlugin
@@ -336,7 +336,7 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	})
 }
 
-// Each wish has its own budget of a step: the agent tries another wish anew.
+// Each request has its own retries of a step: the agent tries another request from the first.
 func TestAnotherRequestHasRetriesOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -349,7 +349,7 @@ func TestAnotherRequestHasRetriesOfItsOwn(t *testing.T) {
 		w.label("all-balanced")
 		w.spend(time.Hour)
 		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
-			t.Errorf("given up at the second failure of this wish; %s: %s", c.Reason, c.Message)
+			t.Errorf("given up at the second failure of this request; %s: %s", c.Reason, c.Message)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// reboot reboots the node: the GPUs lose what a reboot takes, the plugin's pod is the same and reads them anew,
+// reboot reboots the node: the GPUs lose what a reboot takes, the plugin's pod is the same and reads them again,
 // and the agent is another process.
 func (w *world) reboot() {
 	w.t.Helper()

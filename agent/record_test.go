@@ -46,7 +46,7 @@ func (w *world) hostGivenBack() {
 	}
 }
 
-// unitStopped begins a change of a world that owes, and lets turns pass until the unit is stopped.
+// unitStopped begins a change of a world with pending restores, and lets turns pass until the unit is stopped.
 func unitStopped(t *testing.T) *world {
 	t.Helper()
 	w := withPendingRestores(t)
@@ -63,7 +63,7 @@ func (w *world) registerAgain() {
 		w.t.Fatal(err)
 	}
 	fresh := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID + "-anew", ResourceVersion: "1"},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID + "-again", ResourceVersion: "1"},
 		Status:     corev1.NodeStatus{NodeInfo: n.Status.NodeInfo, Capacity: n.Status.Capacity},
 	}
 	if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), fresh, metav1.CreateOptions{}); err != nil {
@@ -396,7 +396,7 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 					w.hostGivenBack()
 					w.givenBack()
 					if r := w.disk.record(t); len(r.ToRestore) > 0 || r.Journal != "" {
-						t.Errorf("the record still owes %v", r.ToRestore)
+						t.Errorf("the record still holds %v", r.ToRestore)
 					}
 				})
 			})
@@ -430,7 +430,7 @@ func (w *world) claimsBoot(id string) {
 	}
 }
 
-// Promise 15. The agent reads the boot id from the host's kernel: by the node's status any user could make it forget what it owes the host.
+// Promise 15. The agent reads the boot id from the host's kernel: by the node's status any user could make it forget what it must restore on the host.
 func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 	for name, claim := range map[string]func(w *world){
 		"another":        func(w *world) { w.claimsBoot(bootID(2)) },
@@ -570,11 +570,11 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 	}{
 		"and nothing else":              {nothing, config.ReasonConverged},
 		"and the journal is taken away": {func(w *world) { w.unannotate(config.AnnotationJournal) }, config.ReasonConverged},
-		"and the wish goes with the journal": {func(w *world) {
+		"and the request goes with the journal": {func(w *world) {
 			w.unannotate(config.AnnotationJournal)
 			w.unset(config.LabelMIGConfig)
 		}, config.ReasonNotRequested},
-		"and the node is registered anew": {(*world).registerAgain, config.ReasonNotRequested},
+		"and the node is registered again": {(*world).registerAgain, config.ReasonNotRequested},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, after := range []bool{false, true} {
@@ -592,7 +592,7 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 						w.givenBack()
 						w.hostGivenBack()
 						if r := w.disk.record(t); r != nil && len(r.ToRestore) > 0 {
-							t.Errorf("killed at write %d, the record still owes %v", n, r.ToRestore)
+							t.Errorf("killed at write %d, the record still holds %v", n, r.ToRestore)
 						}
 					})
 				}
@@ -752,7 +752,7 @@ func TestTheRecordOfANodeAtRestIsNotWritten(t *testing.T) {
 	})
 }
 
-// The agent owes nothing by a record that the disk has refused.
+// The agent has nothing to restore by a record that the disk has refused.
 func TestAChangeThatCouldNotBeRecordedLeavesNothingToRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := withPendingRestores(t)
@@ -788,7 +788,7 @@ func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
 		w.settle(config.ReasonHardwareFailure)
 		w.spend(10 * time.Minute)
 		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
-			t.Errorf("the failed wish was tried again, with %d calls", again-calls)
+			t.Errorf("the failed request was tried again, with %d calls", again-calls)
 		}
 	})
 }

@@ -54,7 +54,7 @@ func TestACordonFromBeforeThatIsLiftedInTheMiddleIsNotPutBack(t *testing.T) {
 		then  string
 	}{
 		{"while the GPUs change", func(w *world) bool { return len(w.snapshot()[0].Instances) == 1 }, "all-1g.10gb"},
-		{"while the capacity is awaited, before another wish", func(w *world) bool {
+		{"while the capacity is awaited, before another request", func(w *world) bool {
 			return w.reason() == config.ReasonAwaitingCapacity && len(w.node().Spec.Taints) == 0
 		}, "all-3g.40gb"},
 	} {
@@ -285,7 +285,7 @@ func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 	}
 }
 
-// The state label of a withdrawn wish goes: the node is as it was before the wish.
+// The state label of a withdrawn request goes: the node is as it was before the request.
 func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 	t.Parallel()
 	state := func(w *world) config.State { return config.State(w.node().Labels[config.LabelMIGConfigState]) }
@@ -293,11 +293,11 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 		fail func(w *world)
 		want config.State // long after the label was removed
 	}{
-		"of a wish that was withdrawn in the middle": {func(w *world) { w.begin("all-balanced"); w.label("") }, ""},
-		"of a wish that cannot be":                   {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig); w.label("") }, ""},
-		"of another wish, which is asked for":        {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig) }, config.StateFailed},
-		"which is no failure":                        {func(w *world) { w.converge("all-balanced"); w.label("") }, config.StateSuccess},
-		"that a mig-manager tells of": {func(w *world) {
+		"of a request that was withdrawn in the middle": {func(w *world) { w.begin("all-balanced"); w.label("") }, ""},
+		"of a request that cannot be":                   {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig); w.label("") }, ""},
+		"of another request, which is asked for":        {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig) }, config.StateFailed},
+		"which is no failure":                           {func(w *world) { w.converge("all-balanced"); w.label("") }, config.StateSuccess},
+		"that a mig-manager reports": {func(w *world) {
 			w.label("no-such-config")
 			w.settle(config.ReasonUnknownConfig)
 			w.pod("mig-manager", "", func(p *corev1.Pod) {
@@ -319,7 +319,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 					first = row.want
 				}
 				<-time.After(w.settings.NodeHeartbeat - time.Minute)
-				w.restart() // a new process does not begin the time anew
+				w.restart() // a new process does not start the time from zero
 				w.agent.Pass(t.Context())
 				if got := state(w); got != first {
 					t.Errorf("state label is %q after the change, want %q", got, first)

@@ -210,7 +210,7 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A driver that resets no GPU, as in a virtual machine, has the pods leave once and not again, and fails no wish.
+// A driver that resets no GPU, as in a virtual machine, has the pods leave once and not again, and fails no request.
 func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -87,7 +87,7 @@ func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	})
 }
 
-// The agent asks for a pod's DaemonSet, since any pod may name one as its owner: without an answer the look ends.
+// The agent asks for a pod's DaemonSet, since any pod may name one as its owner: without an answer the observation ends.
 func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 		w.restart()
 		w.agent.Pass(t.Context())
 		if c := w.condition(); c.Reason != string(config.ReasonNotRequested) || *asked < 2 {
-			t.Errorf("after one look and %d requests: %s: %s", *asked, c.Reason, c.Message)
+			t.Errorf("after one observation and %d requests: %s: %s", *asked, c.Reason, c.Message)
 		}
 	})
 }
@@ -125,7 +125,7 @@ func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 	})
 }
 
-// TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: without repetition, one failed request would end a look, with a pause of up
+// TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: without repetition, one failed request would end an observation, with a pause of up
 // to two minutes.
 func TestPromise16AServerThatFailsEverySecondRequestStopsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -240,7 +240,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 	}
 }
 
-// Promise 9. Under the new config kubelet has the same devices as under the former one, so that looks from before it would agree.
+// Promise 9. Under the new config kubelet has the same devices as under the former one, so that observations from before it would agree.
 func TestObservationsFromBeforeTheConfigVerifyNothing(t *testing.T) {
 	t.Parallel()
 	for name, gives := range map[string]func(*world){"by the file": (*world).shares, "by the config manager": (*world).managed} {
@@ -258,7 +258,7 @@ func TestObservationsFromBeforeTheConfigVerifyNothing(t *testing.T) {
 					return w.done("apiece")()
 				})
 				if !waited {
-					t.Error("the node was given back without another look")
+					t.Error("the node was given back without another observation")
 				}
 				w.givenBack()
 			})
@@ -650,10 +650,10 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 					t.Errorf("the resource of a former config is there: %t", there)
 				}
 				if reported := heard(events, string(config.ReasonStaleResourcesRemoved)); reported != map[bool]int{true: 0, false: 1}[there] {
-					t.Errorf("it is there: %t, and the Events tell %d times that it was removed", there, reported)
+					t.Errorf("it is there: %t, and the Events say %d times that it was removed", there, reported)
 				}
 				if reported := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); reported != there {
-					t.Errorf("it is told of: %t: %s", reported, w.condition().Message)
+					t.Errorf("it is reported: %t: %s", reported, w.condition().Message)
 				}
 			})
 		})

@@ -204,7 +204,7 @@ var situations = map[string]situation{
 			}
 		}
 	}, want: "held up: NoDevicePlugin"},
-	"as it is already, before the second look": {name: "all-disabled", prepare: func(w *world) { w.restart() }, want: "nothing to do"},
+	"as it is already, before the second observation": {name: "all-disabled", prepare: func(w *world) { w.restart() }, want: "nothing to do"},
 	"no driver": {prepare: func(w *world) { w.unload(); w.restart() }, want: "held up: DriverNotLoaded"},
 	"the host's disk is read-only": {prepare: func(w *world) {
 		w.settle(config.ReasonNotRequested)

@@ -109,7 +109,7 @@ func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 		ask  func(w *world)
 		says config.Reason
 	}{
-		"since the wish is bad": {func(w *world) { w.label("all-9g.999gb") }, config.ReasonUnknownConfig},
+		"since the request is bad": {func(w *world) { w.label("all-9g.999gb") }, config.ReasonUnknownConfig},
 		"since the change fails": {func(w *world) {
 			w.fail(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-balanced")

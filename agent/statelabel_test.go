@@ -20,7 +20,7 @@ func asksAgain(n *corev1.Node, name string) {
 
 func stateOf(n *corev1.Node) config.State { return config.State(n.Labels[config.LabelMIGConfigState]) }
 
-// A user who removes the former answer with the wish and waits for a success never sees an old one, and need not know how the node was.
+// A user who removes the former answer with the request and waits for a success never sees an old one, and need not know how the node was.
 func TestASuccessIsOfTheConfigThatIsRequested(t *testing.T) {
 	t.Parallel()
 	for name, requested := range map[string]string{"already as asked": "all-balanced", "not yet": "all-1g.10gb"} {
@@ -58,7 +58,7 @@ func TestASuccessIsNotWrittenBesideALaterRequest(t *testing.T) {
 			return nil
 		})
 		w.label("all-balanced")
-		w.passes("the other wish", func() bool { return asked })
+		w.passes("the other request", func() bool { return asked })
 		if state := stateOf(w.node()); state == config.StateSuccess {
 			t.Errorf("the node asks for all-1g.10gb, and its state is %s, which all-balanced has reached", state)
 		}

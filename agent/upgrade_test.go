@@ -55,7 +55,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 				w.upgrade(true)
 				w.opens()
 				if n := len(w.snapshot()[0].Instances); n >= row.less {
-					t.Errorf("the GPUs were changed meanwhile: %d instances", n)
+					t.Errorf("the GPUs were changed before its end: %d instances", n)
 				}
 				w.spend(2 * time.Hour)
 				if !w.schedulable() {

@@ -70,7 +70,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	select {
 	case <-reads:
 	case <-ctx.Done():
-		t.Error("the agent does not look at its node")
+		t.Error("the agent does not observe its node")
 	}
 	cancel()
 	<-ended
@@ -96,13 +96,13 @@ func TestAnotherRequestEndsThePauseAfterAPass(t *testing.T) {
 			t.Errorf("a label of others ends the pause after %s", took)
 		}
 		if took := settles(relabelled); took > 0 {
-			t.Errorf("another wish waits for %s", took)
+			t.Errorf("another request waits for %s", took)
 		}
 		if took := settles(relabelled); took < time.Second {
-			t.Errorf("the second wish in a row waits for %s only", took)
+			t.Errorf("the second request in a row waits for %s only", took)
 		}
 		if took := settles(relabelled); took > 0 {
-			t.Errorf("a wish after a pause waits for %s", took)
+			t.Errorf("a request after a pause waits for %s", took)
 		}
 	})
 }

@@ -29,7 +29,7 @@ var managedConfigs = map[string]string{
 	"mixed-two": "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}\n",
 }
 
-// withdrawal is a change of the device plugin's config that its config manager makes before the agent looks.
+// withdrawal is a change of the device plugin's config that its config manager makes before the agent observes it.
 type withdrawal struct {
 	from, to string   // keys of managedConfigs
 	mig      string   // how the GPUs are cut; empty for not at all
@@ -156,7 +156,7 @@ func (w *world) neverTrueWhileWithdrawn(what string, stop func() bool) {
 	})
 }
 
-// Promise 19. The config manager carries out what the label says before the agent looks, so that pods keep devices which kubelet gives to others.
+// Promise 19. The config manager carries out what the label says before the agent observes it, so that pods keep devices which kubelet gives to others.
 func TestPodsLeaveWhatTheConfigManagerHasWithdrawn(t *testing.T) {
 	t.Parallel()
 	for name, c := range withdrawals {
@@ -229,7 +229,7 @@ func (w *world) namesHolder(c corev1.NodeCondition, words ...string) {
 	}
 }
 
-// Promises 5, 11, 19. A change that the config manager has begun without a drain waits as any other does, and the node says meanwhile who holds what.
+// Promises 5, 11, 19. A change that the config manager has begun without a drain waits as any other does, and the node says until then who holds what.
 func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -275,7 +275,7 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 				fences := w.cordons()
 				w.set(config.LabelDevicePluginConfig, "whole")
 				for range 30 {
-					w.neverTrueWhileWithdrawn("another look", func() bool { return true })
+					w.neverTrueWhileWithdrawn("another observation", func() bool { return true })
 					w.spend(time.Minute)
 					lasts()
 				}
@@ -303,7 +303,7 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 		w := renamedThenWhole(t)
 		fences := w.cordons()
 		w.unset(config.LabelDevicePluginConfig) // the config manager's default shares nothing
-		w.neverTrueWhileWithdrawn("a look", func() bool { return true })
+		w.neverTrueWhileWithdrawn("an observation", func() bool { return true })
 		w.spend(time.Hour)
 		w.namesHolder(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
 		d := w.diagnose(true)
@@ -397,7 +397,7 @@ func TestAPodThatEndsAnywayIsWaitedForWithoutAFence(t *testing.T) {
 		}
 		fences := w.cordons()
 		w.set(config.LabelDevicePluginConfig, "whole")
-		w.neverTrueWhileWithdrawn("a look", func() bool { return w.reason() == config.ReasonEvicting })
+		w.neverTrueWhileWithdrawn("an observation", func() bool { return w.reason() == config.ReasonEvicting })
 		w.namesHolder(w.condition(), "it is ending")
 		w.neverTrueWhileWithdrawn("the end", w.done("whole"))
 		if w.runs("gpu.shared::0") || len(*fences) > 0 {

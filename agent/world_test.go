@@ -141,7 +141,7 @@ func (w *world) restart() {
 	}
 }
 
-// forget restarts the agent, unless it is proving the capacity, which takes two looks of one process.
+// forget restarts the agent, unless it is proving the capacity, which takes two observations of one process.
 func (w *world) forget() {
 	w.t.Helper()
 	if w.reason() != config.ReasonAwaitingCapacity {
@@ -165,7 +165,7 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 	return o
 }
 
-// listens starts the agent anew, and returns the Events that it sends.
+// listens starts the agent again, and returns the Events that it sends.
 func (w *world) listens() chan string {
 	o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
 	o.Events = recorder
@@ -847,7 +847,7 @@ func (w *world) unannotate(key string) {
 	w.edit(func(n *corev1.Node) { delete(n.Annotations, key) })
 }
 
-// between lets another program write the node between the agent's look and a write of the agent.
+// between lets another program write the node between the agent's observation and a write of the agent.
 func (w *world) between(change func(*corev1.Node)) error {
 	object, err := w.client.nodes.Get(nodeResource, "", nodeName)
 	if err != nil {

@@ -92,7 +92,7 @@ func TestAKindThatOnlyObservesHasNoTraitOfAChange(t *testing.T) {
 		has := plan.Step{Kind: kind}.Traits()
 		changes := []bool{has.Apply != nil, has.TouchesGPU(), has.Disrupts, has.Begins, has.Stage == plan.StageDrain, has.AsksBudgets, has.ReachesTarget, has.TakesFromHost}
 		if has.OnlyObserves && slices.Contains(changes, true) {
-			t.Errorf("%s only looks, and changes something: %+v", kind, has)
+			t.Errorf("%s only observes, and changes something: %+v", kind, has)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 		}
 		for _, forward := range []bool{false, true} {
 			if got := plan.NeedFresh([]plan.Step{{Kind: kind}}, forward); got != !(has.Restores || has.OnlyObserves) {
-				t.Errorf("%s, alone, needs a fresh look: %t", kind, got)
+				t.Errorf("%s, alone, needs a fresh observation: %t", kind, got)
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func TestAnInstanceIsCreatedByWhatTheWatchesHaveShownInTheMiddleOfAChangeAlone(t
 		"no GPU is changed yet, or this is the undo": {[]plan.Step{create, create}, false, true},
 	} {
 		if got := plan.NeedFresh(row.steps, row.forward); got != row.want {
-			t.Errorf("%s: it needs a fresh look: %t, want %t", name, got, row.want)
+			t.Errorf("%s: it needs a fresh observation: %t, want %t", name, got, row.want)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func TestOnlyPodsThatHoldWhatGoesLeave(t *testing.T) {
 		"a GPU in MIG mode that was given as a whole, and is so still": {
 			"gpu 0 on\npod web/cut on 0 as nvidia.com/gpu\nconfig mig=none told tells\n", "sharing nvidia.com/mig-1g.10gb=2 mig=none\n", nil,
 		},
-		// Promise 19: what the plugin's config manager has carried out before the agent looked.
+		// Promise 19: what the plugin's config manager has carried out before the agent observed it.
 		"what was withdrawn already":                              {carriedOut, "sharing none\n", []string{"former"}},
 		"what was withdrawn by a config that is not known":        {carriedOut, "gpu 0 off\n", []string{"former"}},
 		"what was withdrawn, where nothing is asked for":          {carriedOut, "", nil},

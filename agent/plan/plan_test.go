@@ -432,7 +432,7 @@ func h100() []nvml.Profile {
 	}
 }
 
-// The agent performs the first step only and then plans anew. So a plan from what the first step leaves must be
+// The agent performs the first step only and then plans again. So a plan from what the first step leaves must be
 // the rest of the same plan.
 func TestTheRestOfAPlanIsThePlanOfTheRest(t *testing.T) {
 	seen := parseSeen(t, "gpu 0 on 1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4\ngpu 1 off\ngpu 2 on 7g.80gb@0\n"+

@@ -60,7 +60,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	seen.Marks.Tools = marks
 	err := d.Restart(t.Context(), act.Input{Seen: &seen, Steps: []plan.Step{{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}}}})
 	if !errors.As(err, &wait) {
-		t.Fatalf("got %v, want a wait: only the next look can tell that the pod is gone", err)
+		t.Fatalf("got %v, want a wait: only the next observation can show that the pod is gone", err)
 	}
 	close(recorder.Events)
 	for event := range recorder.Events {

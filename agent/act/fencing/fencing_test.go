@@ -298,7 +298,7 @@ func TestTheEstimateGoesByTheLastChangesThatOneProcessHasSeen(t *testing.T) {
 	}
 }
 
-// A node that is given back until its reboot owes nothing to operands and units any more, and keeps its journal and its startup taint.
+// A node that is given back until its reboot has nothing to restore of operands and units any more, and keeps its journal and its startup taint.
 func TestAParkedNodeKeepsItsJournal(t *testing.T) {
 	t.Parallel()
 	j := fresh()

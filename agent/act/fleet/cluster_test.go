@@ -256,7 +256,7 @@ func (w *world) holders() string {
 	return strings.Join(names, " ")
 }
 
-// restart starts the agent anew: it remembers nothing, and begins a new change.
+// restart starts the agent again: it remembers nothing, and begins a new change.
 func (a *agent) restart() {
 	a.change.Operation = uuid.NewString()
 	a.Leases = &fleet.Leases{
@@ -289,7 +289,7 @@ func (a *agent) refused() string {
 func (a *agent) wantRefused(want string) {
 	a.Helper()
 	if got := a.refused(); got != want {
-		a.Errorf("%s is told\n%s\nwant\n%s", a.short(a.change.Node), got, want)
+		a.Errorf("%s reads\n%s\nwant\n%s", a.short(a.change.Node), got, want)
 	}
 }
 

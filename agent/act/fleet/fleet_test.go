@@ -214,7 +214,7 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 		before = holders
 	})
 	for _, a := range agents {
-		if times[a.change.Node] < rounds { // who is killed between its slot and its fence asks anew, and may have to let another go first
+		if times[a.change.Node] < rounds { // who is killed between its slot and its fence asks again, and may have to let another go first
 			t.Errorf("%s had a slot %d times, want at least %d", w.short(a.change.Node), times[a.change.Node], rounds)
 		}
 	}
@@ -344,7 +344,7 @@ func TestWithoutALimitAllHaveSlotsAndNoAgentReadsTheNodes(t *testing.T) {
 }
 
 func TestASlotWhoseNodeIsGoneIsFreeAtOnce(t *testing.T) {
-	for name, again := range map[string]bool{"deleted": false, "registered anew": true} {
+	for name, again := range map[string]bool{"deleted": false, "registered again": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, atMost(2))
 			a, b, c := w.node("a", 0), w.node("b", 0), w.node("c", 0)
@@ -371,11 +371,11 @@ func TestASlotIsKeptForANodeOfWhichTheLabelsHaveChanged(t *testing.T) {
 	b.mustTake()
 	c.wantRefused("pool research: 2 nodes may be unavailable at once; a: being changed by gpuslice, b: being changed by gpuslice")
 	if got := a.observe(); !got.Held {
-		t.Errorf("a looks and sees %+v", got)
+		t.Errorf("a observes %+v", got)
 	}
 	a.release()
 	if got := a.refused(); !strings.Contains(got, "is not among the 2 nodes of pool research") {
-		t.Errorf("a node of another pool is told %q", got)
+		t.Errorf("a node of another pool reads %q", got)
 	}
 }
 
@@ -398,7 +398,7 @@ func TestANodeThatDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *tes
 			b.pass(time.Second)
 			b.mustTake()
 			if got := a.observe(); got.Held {
-				t.Errorf("a looks and sees %+v", got)
+				t.Errorf("a observes %+v", got)
 			}
 			a.wantRefused("pool research: 1 node may be unavailable at once; b: being changed by gpuslice")
 		})
@@ -570,7 +570,7 @@ func TestANodeThatLeavesIsNotWaitedFor(t *testing.T) {
 	old.refused()
 	young.refused()
 	if got := old.observe(); !got.Waiting || got.Held {
-		t.Errorf("it looks and sees %+v", got)
+		t.Errorf("it observes %+v", got)
 	}
 	old.leave()
 	a.release()
@@ -660,7 +660,7 @@ func TestANodeFarBehindAsksRarelyAndItsMessageStaysTheSame(t *testing.T) {
 		t.Errorf("the last has %d ahead and asks again after %v", last.Ahead, last.Retry)
 	}
 	if got, want := last.Error(), "pool research: 1 node may be unavailable at once; more than 10 nodes wait longer"; got != want {
-		t.Errorf("the last is told %q, want %q", got, want)
+		t.Errorf("the last reads %q, want %q", got, want)
 	}
 }
 
@@ -760,7 +760,7 @@ func TestThePoolIsPausedByFailuresInARow(t *testing.T) {
 	w.annotate(config.AnnotationPaused, "")
 	c.mustTake()
 	if n := w.state().Failed; n != 0 {
-		t.Errorf("%d failures are counted after somebody let it go on", n)
+		t.Errorf("%d failures are counted after an administrator let it go on", n)
 	}
 }
 
@@ -839,7 +839,7 @@ func TestConflictsAreTriedAgain(t *testing.T) {
 		call()
 	}
 	if got := a.observe(); got != (state.Slot{}) || w.state().Failed != 1 {
-		t.Errorf("it looks and sees %+v; %d failures", got, w.state().Failed)
+		t.Errorf("it observes %+v; %d failures", got, w.state().Failed)
 	}
 }
 

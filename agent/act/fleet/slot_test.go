@@ -53,7 +53,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		reads int
 	}{{"a", false, 1}, {"a", false, 0}, {"a", true, 1}, {"a", false, 0}, {"b", false, 1}, {"a", false, 1}, {"a", false, 0}} {
 		if _, reads := observe(step.pool, step.fresh); reads != step.reads {
-			t.Errorf("look %d, %+v, sends %d requests", i, step, reads)
+			t.Errorf("observation %d, %+v, sends %d requests", i, step, reads)
 		}
 	}
 	if _, err := client.CoreV1().Nodes().Create(t.Context(), observed("a").Node, metav1.CreateOptions{}); err != nil {
@@ -64,7 +64,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	}
 	for range 2 {
 		if seen, reads := observe("a", false); reads != 1 || !seen.Pool.Slot.Held {
-			t.Errorf("with a slot, a look sends %d requests and finds %+v", reads, seen.Pool.Slot)
+			t.Errorf("with a slot, an observation sends %d requests and finds %+v", reads, seen.Pool.Slot)
 		}
 	}
 	seen, _ := observe("a", false)
@@ -73,7 +73,7 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	}
 	for i, want := range []int{1, 0} {
 		if seen, reads := observe("a", false); reads != want || seen.Pool.Slot.Held {
-			t.Errorf("look %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
+			t.Errorf("observation %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
 		}
 	}
 }

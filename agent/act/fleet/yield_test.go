@@ -104,7 +104,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 	}
 }
 
-// Promise 11. Right before the fence the node asks once more: it may have lost its slot since it has looked.
+// Promise 11. Right before the fence the node asks once more: it may have lost its slot since its observation.
 func TestASlotThatAnotherNodeHasTakenIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
@@ -180,7 +180,7 @@ func TestASlotThatTheNodeHasNotTakenCountsForNothing(t *testing.T) {
 	}
 }
 
-// A slot that a node has lost is not its own again because somebody puts it back.
+// A slot that a node has lost is not its own again because another client puts it back.
 func TestASlotThatTheNodeHasLostAndGetsBackCountsForNothing(t *testing.T) {
 	t.Parallel()
 	client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))

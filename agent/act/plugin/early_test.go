@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// newManaged has a plugin that its config manager has told of MPS, and which offers nothing any more.
+// newManaged has a plugin that its config manager has notified of MPS, and which offers nothing any more.
 func newManaged(t *testing.T) *host {
 	t.Helper()
 	h := newHost(t)
@@ -91,7 +91,7 @@ func TestAnEarlyPluginIsNotNotifiedForEver(t *testing.T) {
 		}
 	}
 	if want := []time.Duration{0, 5 * time.Second, 15 * time.Second}; !slices.Equal(notified, want) {
-		t.Errorf("told at %v, want %v", notified, want)
+		t.Errorf("notified at %v, want %v", notified, want)
 	}
 	if every := deviceplugin.AwaitsMPS(h.seen, 5*time.Second); every != 5*time.Second {
 		t.Errorf("the agent still polls again after %s", every)
@@ -119,7 +119,7 @@ func TestAPluginThatHasJustStartedIsNotNotified(t *testing.T) {
 	h.notifies("after two", time.Second, pluginPID)
 }
 
-// A plugin that has not read the file yet is told by that alone.
+// A plugin that has not read the file yet is notified by that alone.
 func TestAPluginThatHasNotReadTheFileIsNotEarly(t *testing.T) {
 	h := newManaged(t)
 	folder := corev1.HostPathVolumeSource{Path: filepath.Dir(h.plugin.Settings.DevicePlugin.ConfigFile)}

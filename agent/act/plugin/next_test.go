@@ -25,7 +25,7 @@ func (h *host) restarts() {
 	h.seen.Plugin.Readers = readers
 }
 
-// Promise 12. Each signal makes the device plugin register anew, and kubelet offers no GPU until it has.
+// Promise 12. Each signal makes the device plugin register again, and kubelet offers no GPU until it has.
 func TestTheNextAgentSignalsOnlyReadersThatHaveNotReadTheFile(t *testing.T) {
 	h := newManaged(t)
 	h.plugin.Format.Parse = func([]byte) (catalog.PluginConfig, error) {
@@ -34,7 +34,7 @@ func TestTheNextAgentSignalsOnlyReadersThatHaveNotReadTheFile(t *testing.T) {
 	for _, step := range []struct {
 		what   string
 		writes string
-		begins string // a reader whose container starts anew after the write
+		begins string // a reader whose container starts again after the write
 		want   []int
 	}{
 		{what: "after the write", want: []int{pluginPID, discoveryPID}},

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// world is a node of two GPUs, and who looks at it each half minute.
+// world is a node of two GPUs, and who observes it each half minute.
 type world struct {
 	prover *verify.Verifier
 	clock  *clocktesting.FakeClock
@@ -78,7 +78,7 @@ func (w *world) restart(t *testing.T) time.Duration {
 	return w.clock.Since(began).Truncate(time.Minute)
 }
 
-// The driver was loaded anew while the plugin was starting: it takes GPUs for unhealthy for ever with which nothing was wrong.
+// The driver was loaded again while the plugin was starting: it takes GPUs for unhealthy for ever with which nothing was wrong.
 func TestAPluginThatTakesAWellGPUForUnhealthyIsRestartedEverMoreSeldom(t *testing.T) {
 	t.Parallel()
 	w := newWorld(config.MIGStrategyNone)

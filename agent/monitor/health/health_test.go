@@ -52,16 +52,16 @@ var ends = map[string]struct {
 type death string
 
 const (
-	lives           death = "the agent lives"
-	diesMeanwhile   death = "the agent is killed while it happens"
-	diesWhenItTells death = "the agent is killed when it has told"
+	lives             death = "the agent lives"
+	diesInBetween     death = "the agent is killed while it happens"
+	diesWhenItReports death = "the agent is killed when it has reported"
 )
 
-// Each sequence is told within 5 s, by condition, Event, metric and status, said alike by an agent that is killed in the middle, and over
-// within 10 s of its cure. Of harmless ones nothing is told. The machine's reboot ends the agent, too.
+// Each sequence is reported within 5 s, by condition, Event, metric and status, said alike by an agent that is killed in the middle, and over
+// within 10 s of its cure. Of harmless ones nothing is reported. The machine's reboot ends the agent, too.
 func TestEachSequenceIsReportedAndHeals(t *testing.T) {
 	for _, s := range gpusim.Sequences() {
-		for _, when := range []death{lives, diesMeanwhile, diesWhenItTells} {
+		for _, when := range []death{lives, diesInBetween, diesWhenItReports} {
 			t.Run(fmt.Sprintf("%s, %s", s.Name, when), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) { sequence(t, s, when) })
@@ -88,7 +88,7 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 	}
 	played := make(chan error, 1)
 	go func() { played <- w.gpus.Play(t.Context(), 1, gpusim.NoInstance, s.Name) }()
-	if when == diesMeanwhile {
+	if when == diesInBetween {
 		w.passes(25 * time.Millisecond) // all have steps that are 50 ms apart at least
 		restart()
 	}
@@ -98,7 +98,7 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 		boot = w.gpus.BootID()
 	}
 	switch {
-	case when == diesMeanwhile: // what was reported while no agent ran shows in the GPU's state alone
+	case when == diesInBetween: // what was reported while no agent ran shows in the GPU's state alone
 	case len(end.soon) == 0:
 		w.stays(time.Minute, corev1.ConditionFalse)
 		w.agrees(s.Name, 1, true)
@@ -113,14 +113,14 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 		}
 		synctest.Wait() // the Event follows the write
 		if len(w.heard(string(config.ReasonGPUUnhealthy)+": ")) == 0 {
-			t.Error("no Event tells that a GPU is unhealthy")
+			t.Error("no Event says that a GPU is unhealthy")
 		}
 		w.agrees(s.Name, 1, false)
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("all of that took %s", took)
 		}
 	}
-	if when == diesWhenItTells {
+	if when == diesWhenItReports {
 		was := w.condition().Status
 		restart()
 		w.stays(5*time.Second, was)
@@ -167,7 +167,7 @@ func (w *world) agrees(sequence string, gpu int, healthy bool) {
 	}
 }
 
-// answers reports whether the driver tells of all GPUs.
+// answers reports whether the driver reports all GPUs.
 func (w *world) answers() bool {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
 	defer cancel()
@@ -193,7 +193,7 @@ func TestAWriteThatAPassSeesBeforeItsAnswerIsReportedAllTheSame(t *testing.T) {
 		w.within(5*time.Second, corev1.ConditionTrue)
 		synctest.Wait()
 		if heard := w.heard(string(config.ReasonGPUUnhealthy) + ": "); len(heard) == 0 {
-			t.Error("no Event tells that a GPU is unhealthy")
+			t.Error("no Event says that a GPU is unhealthy")
 		}
 	})
 }
@@ -309,7 +309,7 @@ func (w *world) acknowledges(until string) {
 	w.node.Annotations = map[string]string{config.AnnotationHealthAck: until}
 }
 
-// What nothing but a person can tell to be over stays until one does, whatever the agent's processes.
+// What only a person can say to be over stays until one does, whatever the agent's processes.
 func TestAPersonAcknowledgesWhatNoStateShowsToBeOver(t *testing.T) {
 	afterAnXid(t, func(w *world) {
 		since := w.condition().LastTransitionTime
@@ -383,7 +383,7 @@ func TestAnAcknowledgementThatIsSeenBeforeTheRecordCounts(t *testing.T) {
 	})
 }
 
-// A clock that was ahead when a fault was told, and is right for the next process.
+// A clock that was ahead when a fault was reported, and is right for the next process.
 func TestAFaultOfAClockThatWasAheadCanBeAcknowledged(t *testing.T) {
 	afterAnXid(t, func(w *world) {
 		w.kill()
@@ -436,7 +436,7 @@ func TestAnOlderDriverRecommendsNothing(t *testing.T) {
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonXidCritical)
 		w.stays(5*time.Minute, corev1.ConditionTrue)
 		if _, there := w.metric("gpuslice_gpu_recovery_action"); there {
-			t.Error("an action that no driver tells has a metric")
+			t.Error("an action that no driver reports has a metric")
 		}
 		must(t, w.gpus.Cure(t.Context(), 0, "uncontained-ecc"))
 		w.within(10*time.Second, corev1.ConditionFalse)
@@ -461,7 +461,7 @@ func TestEachStateHasItsReason(t *testing.T) {
 				w.start()
 				w.within(5*time.Second, corev1.ConditionFalse)
 				must(t, w.gpus.SetHealth(1, h))
-				w.within(65*time.Second, corev1.ConditionTrue, reason) // some are looked at each minute
+				w.within(65*time.Second, corev1.ConditionTrue, reason) // some are read each minute
 				must(t, w.gpus.SetHealth(1, gpusim.Health{}))
 				if reason == config.ReasonSRAMThresholdExceeded {
 					w.stays(5*time.Minute, corev1.ConditionTrue) // which no reading undoes
@@ -481,7 +481,7 @@ func TestModesThatWaitTogetherAreOneProblem(t *testing.T) {
 		w.within(5*time.Second, corev1.ConditionFalse)
 		gpu := nvml.UUID(w.gpus.UUIDs()[0])
 		must(t, w.gpus.Hold(string(gpu), 4711, "python", 1))
-		must(t, w.gpus.Driver().SetMode(t.Context(), gpu, true)) // by somebody else; pending, since the GPU is held
+		must(t, w.gpus.Driver().SetMode(t.Context(), gpu, true)) // by another client; pending, since the GPU is held
 		must(t, w.gpus.SetHealth(0, gpusim.Health{ECCModeChanging: true}))
 		c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonModePending)
 		if !strings.Contains(c.Message, "ECC, MIG") {
@@ -719,7 +719,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// A record that somebody has damaged is forgotten, and does not stop the watch.
+// A damaged record is forgotten, and does not stop the watch.
 func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 	for _, text := range []string{
 		"", "{", `{"version":2}`, `{"version":1,"boot":"\u0007"}`, `{"version":1,"more":1}`, `{"version":1,"gpus":[{"index":5000}]}`,
@@ -811,7 +811,7 @@ func TestTheMessageSaysWhatToDoHoweverLongTheNamesAre(t *testing.T) {
 	})
 }
 
-// What settles by itself is no reason for a reset: either the driver recommends one meanwhile, or nothing is left of it half a minute later.
+// What settles by itself is no reason for a reset: either the driver recommends one by then, or nothing is left of it half a minute later.
 func TestWhatSettlesHasNoGPUReset(t *testing.T) {
 	type errs func(w *world, n int) error
 	xid := func(w *world, _ int) error { return w.gpus.Xid(0, 109) }

@@ -63,7 +63,7 @@ func newWorld(t *testing.T, spec string, change ...func(*config.Idle)) *world {
 	return w
 }
 
-// running is a clock that goes on between any two looks at it, as a real one does and that of a test does not.
+// running is a clock that goes on between any two readings of it, as a real one does and that of a test does not.
 type running struct {
 	clock.RealClock
 	reads *atomic.Int64
@@ -159,7 +159,7 @@ func (w *world) pass() {
 	w.monitor.Conditions(&w.node, true, "", false)
 }
 
-// after lets the time pass, with a pass of the loop every five minutes, and gives what was told meanwhile.
+// after lets the time pass, with a pass of the loop every five minutes, and gives the Events of that time.
 func (w *world) after(d time.Duration) []string {
 	w.t.Helper()
 	w.events = nil
@@ -257,7 +257,7 @@ func TestAShortTimeIsReportedToo(t *testing.T) {
 		w.give("notebook", w.gpus.MIGDevice(0, 1), 12)
 		events := w.after(15 * time.Second)
 		if len(events) != 1 || !strings.Contains(events[0], "team-a/notebook has had GPU 0 1g.10gb for 10 s and used it for 0 %; 512 of ") {
-			t.Errorf("told: %q", events)
+			t.Errorf("Events: %q", events)
 		}
 	})
 }
@@ -323,7 +323,7 @@ func TestAKubeletThatReportsNothingMakesNoPodNew(t *testing.T) {
 		w.after(5 * time.Minute)
 		w.deaf = false
 		if events := w.after(2*time.Hour + 10*time.Minute); len(events) != 1 || !strings.Contains(events[0], "for at least 6 h and used it for 0 %") {
-			t.Errorf("of a pod that the agent has seen for 6 h and kubelet told of when it could: %q", events)
+			t.Errorf("of a pod that the agent has seen for 6 h and kubelet reported when it could: %q", events)
 		}
 	})
 }
@@ -339,7 +339,7 @@ func TestWhatIsNotKnownIsNoIdleness(t *testing.T) {
 		w.give("lost", w.gpus.UUIDs()[2], 13)
 		w.must(w.gpus.SetHealth(2, gpusim.Health{Lost: true}))
 		if events := w.after(20 * time.Hour); events != nil {
-			t.Errorf("told: %q", events)
+			t.Errorf("Events: %q", events)
 		}
 		want := map[string]string{
 			"on-ampere":  "the driver does not report how busy an instance is of this kind of GPU, or is too old (ERROR_NOT_SUPPORTED)",
@@ -364,7 +364,7 @@ func TestInstancesAreSampledOnHopperIfTheSettingsSaySo(t *testing.T) {
 		w.must(w.gpus.Busy(11, 30))
 		events := w.after(6*time.Hour + time.Minute)
 		if len(events) != 2 || !strings.Contains(strings.Join(events, "\n"), "rests") || !strings.Contains(strings.Join(events, "\n"), "empty") {
-			t.Errorf("told: %q", events)
+			t.Errorf("Events: %q", events)
 		}
 		if diff := cmp.Diff(map[string]string{"works": "30.0%", "rests": "0.0%", "empty": "0.0%"}, w.uses()); diff != "" {
 			t.Errorf("uses (-want +got):\n%s", diff)
@@ -382,7 +382,7 @@ func TestInstancesAreSampledOnHopperIfTheSettingsSaySo(t *testing.T) {
 	})
 }
 
-// A sample that somebody keeps may keep an instance from being destroyed.
+// A sample that is kept may keep an instance from being destroyed.
 func TestNoInstanceIsSampledWhileAChangeIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]", func(i *config.Idle) { i.Instances = config.IdleInstancesSample })
@@ -417,7 +417,7 @@ func TestASilentDriverIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A look that takes long, or fails for a while, is no time for which anything is known.
+// An observation that takes long, or fails for a while, is no time for which anything is known.
 func TestTimeWithoutAnObservationCountsForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: T4}]")

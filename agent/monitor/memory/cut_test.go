@@ -109,7 +109,7 @@ func TestTheNextAgentKnowsWhatACutMessageDoesNotName(t *testing.T) {
 		h.pass(t)
 	}
 	if h.events == 0 {
-		t.Fatal("no pod of a full GPU is told")
+		t.Fatal("no pod of a full GPU is reported")
 	}
 	limits := config.Default().MemoryPressure
 	h.used, h.events = (limits.Clear+limits.Threshold)/2, 0

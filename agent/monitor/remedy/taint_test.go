@@ -71,7 +71,7 @@ func (s *scene) node() *corev1.Node {
 	return n
 }
 
-// follow is one look, by the node as it is now.
+// follow is one observation, by the node as it is now.
 func (s *scene) follow(critical, known bool) {
 	s.t.Helper()
 	s.taint.Follow(s.t.Context(), s.node(), critical, known)
@@ -222,7 +222,7 @@ func TestAWriteThatIsRefusedIsReportedOnceAndTriedAgain(t *testing.T) {
 	s.clock.Step(remedy.Retry)
 	s.follow(true, true)
 	if s.writes != 2 || len(s.events) != 1 {
-		t.Errorf("%d writes, want 2; told: %q", s.writes, s.events)
+		t.Errorf("%d writes, want 2; Events: %q", s.writes, s.events)
 	}
 	s.before = nil
 	s.clock.Step(remedy.Retry)

@@ -98,7 +98,7 @@ func (h *host) listens(pid int, sockets ...string) {
 	}
 }
 
-// lost looks at the pods, and returns what the look says of kubelet's connection to the plugin.
+// lost observes the pods, and returns what the observation says of kubelet's connection to the plugin.
 func (h *host) lost(pods ...corev1.Pod) string {
 	h.t.Helper()
 	h.plugin.ObservePods(h.t.Context(), h.seen, pods)
@@ -135,7 +135,7 @@ func TestWhatKubeletGivesOutNeedsASocketOfThePlugin(t *testing.T) {
 			}
 			got := h.lost(h.pluginPod(pluginPID, "nvidia-device-plugin", row.sockets...))
 			if row.lost == "" && got != "" || row.lost != "" && !strings.HasSuffix(got, " fail: "+row.lost) {
-				t.Errorf("the look says %q, want %q", got, row.lost)
+				t.Errorf("the observation says %q, want %q", got, row.lost)
 			}
 		})
 	}
@@ -169,7 +169,7 @@ func TestSocketsThatCannotBeSeenAreNotMissed(t *testing.T) {
 	}
 }
 
-// The look goes through the table of all processes.
+// The observation goes through the table of all processes.
 func TestAtRestTheSocketsAreCheckedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

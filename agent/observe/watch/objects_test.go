@@ -66,7 +66,7 @@ func TestTheNodeIsAtLeastAsNewAsWhatTheAgentHasWritten(t *testing.T) {
 	}
 }
 
-// Its versions may be lower than before: a cluster that is restored from a backup counts them anew.
+// Its versions may be lower than before: a cluster that is restored from a backup counts them again.
 func TestOfANodeThatIsRegisteredAgainTheAPIServersCounts(t *testing.T) {
 	t.Parallel()
 	former, present := node("40", nil), node("5", nil)
@@ -76,7 +76,7 @@ func TestOfANodeThatIsRegisteredAgainTheAPIServersCounts(t *testing.T) {
 		"the watch is ahead":  {former, present},
 	} {
 		o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: clientset.Of(fake.NewClientset(present)), Pods: &listed{}})
-		version(t, o) // the first look reads anew in any case
+		version(t, o) // the first observation reads again in any case
 		o.SawNode(row.saw)
 		o.Show(row.watch)
 		for range 2 {
@@ -159,13 +159,13 @@ func TestRequestsAreWhatTheLabelsOfTheNodeAskFor(t *testing.T) {
 	} {
 		o.NoteRequest(c.before, c.after)
 		if got := requested(); got != c.request {
-			t.Errorf("%s: a wish is noted: %t, want %t", c.what, got, c.request)
+			t.Errorf("%s: a request is noted: %t, want %t", c.what, got, c.request)
 		}
 	}
 	o.NoteRequest(a, b)
 	o.NoteRequest(b, a) // the loop has not seen the first
 	if !requested() || requested() {
-		t.Error("two wishes before a look are not one")
+		t.Error("two requests before an observation are not one")
 	}
 }
 
@@ -232,10 +232,10 @@ func TestAStepThatTakesNothingRestsOnTheWatches(t *testing.T) {
 		}
 		o.Begin(false)
 		if o.AreFresh() != c.reads {
-			t.Errorf("%s: the next look reads the API server: %t", name, o.AreFresh())
+			t.Errorf("%s: the next observation reads the API server: %t", name, o.AreFresh())
 		}
 		if o.AreFresh() && !o.FreshFor(true, false) {
-			t.Errorf("%s: a look that has read the API server is not enough", name)
+			t.Errorf("%s: an observation that has read the API server is not enough", name)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func TestAnObservationThatIsDueReadsTheAPIServer(t *testing.T) {
 	due := false
 	for _, due = range []bool{false, true, false} {
 		if o.Begin(due); o.AreFresh() != due {
-			t.Errorf("a look that is due is %t reads the API server: %t", due, o.AreFresh())
+			t.Errorf("an observation that is due is %t reads the API server: %t", due, o.AreFresh())
 		}
 	}
 }

@@ -65,7 +65,7 @@ func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 	}
 }
 
-// Promise 9: two looks in a row, and not two at the same moment.
+// Promise 9: two observations in a row, and not two at the same moment.
 func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 	t.Parallel()
 	const soon, later = capacity.ProofInterval / 2, capacity.ProofInterval
@@ -77,7 +77,7 @@ func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 		observations []observation
 		agreed       int
 	}{
-		"one look":                         {[]observation{{0, true}}, 1},
+		"one observation":                  {[]observation{{0, true}}, 1},
 		"a second one at the same moment":  {[]observation{{0, true}, {0, true}, {0, true}}, 1},
 		"a second one too soon":            {[]observation{{0, true}, {soon, true}}, 1},
 		"too soon, and then late enough":   {[]observation{{0, true}, {soon, true}, {soon, true}}, 2},

@@ -97,7 +97,7 @@ func TestTheStrategyThatThePluginRunsUnder(t *testing.T) {
 	}
 }
 
-// Two looks count as two if an interval lies between them. One in which something else was not there yet can only be the first.
+// Two observations count as two if an interval lies between them. One in which something else was not there yet can only be the first.
 func TestObservationsThatCount(t *testing.T) {
 	at := time.Unix(1000, 0)
 	var p capacity.Proof

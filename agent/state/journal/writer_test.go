@@ -144,7 +144,7 @@ func TestTheNextAgentKnowsTheJournalThatWasBeingWritten(t *testing.T) {
 				if err := l.Amend(t.Context(), journal.Write{Node: node, Fingerprint: "fingerprint"}, j); (err == nil) != (row.answer == nil) {
 					t.Fatalf("got %v", err)
 				}
-				if !row.known { // the agent lives on, and looks again
+				if !row.known { // the agent lives on, and observes again
 					l.Tidy(t.Context(), false)
 				}
 				if known := h.record.Journal == text || slices.Contains(h.record.Next, text); known != row.known {

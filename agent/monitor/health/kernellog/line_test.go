@@ -92,7 +92,7 @@ func TestARecordIsTakenApart(t *testing.T) {
 	}
 }
 
-// Whatever the text is: what is read lies within its bounds, and an Xid that is written anew from what was read is the same.
+// Whatever the text is: what is read lies within its bounds, and an Xid that is written again from what was read is the same.
 func FuzzParseXid(f *testing.F) {
 	for _, row := range lines {
 		f.Add("3,1,1,-;" + row.text + "\n")

@@ -139,14 +139,14 @@ func TestARecordIsHeldToItsBounds(t *testing.T) {
 	}
 	padded := func(n int) string { return `{"version":1,"boot":"b"` + strings.Repeat(" ", n) + "}" }
 	for text, legal := range map[string]bool{
-		`{"version":1,"boot":"b"}`:                                               true,
-		`{"version":2,"boot":"b"}`:                                               false,
-		`{"version":1,"boot":"` + strings.Repeat("b", 65) + `"}`:                 false,
+		`{"version":1,"boot":"b"}`:                                                   true,
+		`{"version":2,"boot":"b"}`:                                                   false,
+		`{"version":1,"boot":"` + strings.Repeat("b", 65) + `"}`:                     false,
 		`{"version":1,"boot":"b","reported":"` + strings.Repeat("t", 1<<16) + `"}`:   true,
 		`{"version":1,"boot":"b","reported":"` + strings.Repeat("t", 1<<16+1) + `"}`: false,
-		`{"version":1,"boot":"b","odd":1}`:                                       false,
-		padded(verdict.LongestRecord - len(padded(0))):                           true,
-		padded(verdict.LongestRecord - len(padded(0)) + 1):                       false,
+		`{"version":1,"boot":"b","odd":1}`:                                           false,
+		padded(verdict.LongestRecord - len(padded(0))):                               true,
+		padded(verdict.LongestRecord - len(padded(0)) + 1):                           false,
 	} {
 		if _, err := verdict.ParseRecord([]byte(text)); (err == nil) != legal {
 			t.Errorf("%.80s, %d bytes: %v, want an error: %t", text, len(text), err, !legal)
@@ -302,19 +302,19 @@ func TestEventsOfAnXid(t *testing.T) {
 	if !o.EventDue(began, time.Hour) {
 		t.Error("no Event is due of the first one")
 	}
-	if untold, since := o.NoteEvent(began.Add(time.Second)); untold != 0 || !since.Equal(began) {
-		t.Errorf("%d since %s, want 0 since the first one", untold, since)
+	if unreported, since := o.NoteEvent(began.Add(time.Second)); unreported != 0 || !since.Equal(began) {
+		t.Errorf("%d since %s, want 0 since the first one", unreported, since)
 	}
 	if o.EventDue(began.Add(time.Hour), time.Hour) || !o.EventDue(began.Add(time.Hour+time.Second), time.Hour) {
 		t.Error("an Event is due before the pause is over, or not when it is")
 	}
 	o.CountUnreported()
 	o.CountUnreported()
-	if untold, since := o.NoteEvent(began.Add(time.Hour)); untold != 2 || !since.Equal(began.Add(time.Second)) {
-		t.Errorf("%d since %s, want 2 since the last Event", untold, since)
+	if unreported, since := o.NoteEvent(began.Add(time.Hour)); unreported != 2 || !since.Equal(began.Add(time.Second)) {
+		t.Errorf("%d since %s, want 2 since the last Event", unreported, since)
 	}
-	if untold, _ := o.NoteEvent(began.Add(time.Hour)); untold != 0 {
-		t.Errorf("%d are counted again", untold)
+	if unreported, _ := o.NoteEvent(began.Add(time.Hour)); unreported != 0 {
+		t.Errorf("%d are counted again", unreported)
 	}
 }
 

@@ -259,7 +259,7 @@ func TestVerdicts(t *testing.T) {
 			+2s
 			read 0, 1
 			= healthy`},
-		{"a driver that was loaded anew", `
+		{"a driver that was loaded again", `
 			read 0
 			xid 0 62
 			error nodriver
