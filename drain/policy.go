@@ -127,7 +127,7 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	mine := p.tierOf(pod)
 	wait := t.wait
 	if mine != ordinary {
-		// Its turn comes when the ordinary pods have left, which rules may let stay for hours.
+		// It is evicted when the ordinary pods have left, which rules may let stay for hours.
 		wait = max(wait, p.longestWait())
 	}
 	t.deadline = since.Add(wait + p.Deadline)
@@ -174,7 +174,7 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	return terms{}
 }
 
-// loss refuses a pod of which more would be lost than its place on the node.
+// loss refuses a pod that nothing would bring back, or whose files would be lost with it.
 func (p Policy) loss(pod holders.Pod) (terms, bool) {
 	var t terms
 	var lost []string

@@ -108,7 +108,7 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 	settled := claim.IsSettledFor(pod.UID)
 	out := held{known: settled || pod.Unlisted && len(prepared) > 0}
 	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
-		// What the claim has by admin access kubelet does not tell apart.
+		// Kubelet does not mark what the claim has by admin access.
 		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
 	})
 	switch {

@@ -41,7 +41,7 @@ func openFile(path string) Source { return Source(openFilePrefix + path) }
 // IsOpenFile reports whether the sign is an open device file.
 func (s Source) IsOpenFile() bool { return strings.HasPrefix(string(s), openFilePrefix) }
 
-// configHash is the annotation of a mirror pod by which kubelet tells the UID that the static pod has on the node. The
+// configHash is the annotation of a mirror pod that holds the UID which the static pod has on the node. The
 // API server gave the mirror pod another one.
 const configHash = "kubernetes.io/config.hash"
 
@@ -144,7 +144,7 @@ func PodsOf(clients []Client, pods []corev1.Pod) map[int]*corev1.Pod {
 // clientsByOwner are clients by the pods that they are of. The agent itself is in none of them.
 type clientsByOwner struct {
 	listed   map[int][]Client       // by the place of their pod
-	unlisted map[types.UID][]Client // of pods that the API server does not list, by the UID that the process table tells
+	unlisted map[types.UID][]Client // of pods that the API server does not list, by the UID that the process table has
 	unowned  []Client
 }
 

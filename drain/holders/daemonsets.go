@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// DaemonSets tells pods of DaemonSets from pods that only claim to be: a user who may create a pod may write any owner into it.
+// DaemonSets distinguishes pods of DaemonSets from pods that only claim to be: a user who may create a pod may write any owner into it.
 // It asks the API server for each DaemonSet that a pod of the node names, and remembers the answer. It is not safe for use by
 // several goroutines.
 type DaemonSets struct {

@@ -21,18 +21,18 @@ import (
 // names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that
 // got the signal. A command alone is not enough: many nodes run a program of the same name twice.
 //
-// A process that ends meanwhile is none. The error is of the first process that Hangup could not read or signal; the others
+// A process that ends before its signal is none. The error is of the first process that Hangup could not read or signal; the others
 // get the signal all the same.
 func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []string) ([]Client, error) {
 	pids, err := openfiles.Numbers(p.root())
 	if err != nil {
 		return nil, fmt.Errorf("looking for the processes of pods: %w", err)
 	}
-	var told []Client
+	var signaled []Client
 	var failed error
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
-			return told, fmt.Errorf("looking for the processes of pods: %w", err)
+			return signaled, fmt.Errorf("looking for the processes of pods: %w", err)
 		}
 		c := Client{PID: pid}
 		is := func() bool {
@@ -43,12 +43,12 @@ func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []stri
 		}
 		switch err := p.signal(pid, is); {
 		case err == nil:
-			told = append(told, c)
+			signaled = append(signaled, c)
 		case !errors.Is(err, os.ErrProcessDone) && failed == nil:
 			failed = fmt.Errorf("sending SIGHUP to %s of pod %s: %w", c.process(), c.PodUID, err)
 		}
 	}
-	return told, failed
+	return signaled, failed
 }
 
 // signal sends SIGHUP to a process that still is the one which was found: the kernel may have given its pid to another since. A handle of
@@ -105,7 +105,7 @@ func (p Processes) processOf(ctx context.Context, pod types.UID, command string)
 			return "", err
 		}
 		process := filepath.Join(p.root(), strconv.Itoa(pid))
-		name, err := openfiles.Read(filepath.Join(process, "comm")) // first, since most processes are told by it
+		name, err := openfiles.Read(filepath.Join(process, "comm")) // first, since it rules out most processes
 		if err != nil || !commandIn(strings.TrimSuffix(name, "\n"), []string{command}) {
 			continue
 		}

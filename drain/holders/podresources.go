@@ -43,10 +43,10 @@ const maxAnswer = 16 << 20
 // it, also those without devices.
 //
 // For each resource claim of a pod, "claim <its name>" has those of the claim's devices that containers of the pod have, as driver/pool/device;
-// none while kubelet has not prepared the claim. Kubelet tells them since Kubernetes 1.34, and earlier if its feature
+// none while kubelet has not prepared the claim. Kubelet reports them since Kubernetes 1.34, and earlier if its feature
 // KubeletPodResourcesDynamicResources is on.
 //
-// Kubelet tells the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name,
+// Kubelet reports the names of pods, not their UIDs: for a moment after a pod was replaced by one of the same name,
 // kubelet may list the devices of the former.
 type Assignments map[types.NamespacedName]map[string][]string
 

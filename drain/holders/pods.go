@@ -40,7 +40,7 @@ type Pod struct {
 	GraceEnds   time.Time // when the grace of a terminating pod is over
 	Finalizers  []string  // keep a terminating pod, even when its containers have ended
 	// Unlisted says that it runs, and that the API server lists it no more, or not yet. It has a name without a UID if
-	// kubelet told of it, and a UID without a name if a process did.
+	// kubelet lists it, and a UID without a name if only a process shows it.
 	Unlisted bool
 }
 

@@ -25,7 +25,7 @@ type Sought struct {
 	Device   string // UUID of a GPU or of a MIG device, as kubelet knows it
 	Reported []int  // pids that NVML reports on it
 	// Minor is the N of the device file /dev/nvidiaN of a GPU that goes as a whole: a process that has it open holds the GPU.
-	// AnyGPU is for an unknown N, NoFiles for a device about which open files tell nothing.
+	// AnyGPU is for an unknown N, NoFiles for a device that no open file shows.
 	Minor int
 }
 

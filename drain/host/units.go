@@ -240,7 +240,7 @@ func stillRunning(ctx context.Context) error {
 	return fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
 }
 
-// look asks for the unit's state.
+// read asks for the unit's state.
 func (u *Units) read(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
 	call, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()

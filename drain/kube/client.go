@@ -169,7 +169,7 @@ func listed[T, L any, O object[T], OL list[L]](of *rest.RESTClient, resource, na
 	return gentype.NewClientWithList(resource, of, metav1.ParameterCodec, namespace, newObject, newList, gentype.PrefersProtobuf[O]())
 }
 
-// single makes the client of a kind of which no program lists the objects.
+// single makes the client of a kind whose objects no program lists.
 func single[T any, O object[T]](of *rest.RESTClient, resource, namespace string) *gentype.Client[O] {
 	return gentype.NewClient(resource, of, metav1.ParameterCodec, namespace, func() O { return new(T) }, gentype.PrefersProtobuf[O]())
 }
