@@ -166,6 +166,37 @@ func (s *state) capabilities() map[string]int {
 	return out
 }
 
+// OpenTo are the UUIDs of the devices that a process may open which has this directory as its /dev: of a GPU in MIG mode the MIG devices
+// for which it has the device files of both instances, else the GPU itself.
+func (n *Node) OpenTo(dev string) (uuids []string) {
+	st, err := n.library.store.load()
+	if err != nil {
+		return nil
+	}
+	has := func(format string, minor int) bool {
+		_, err := os.Stat(filepath.Join(dev, fmt.Sprintf(format, minor)))
+		return err == nil
+	}
+	minors := st.capabilities()
+	for g, gpu := range st.GPUs {
+		switch {
+		case !has("nvidia%d", g):
+		case !gpu.Current:
+			uuids = append(uuids, gpu.UUID)
+		default:
+			for _, i := range gpu.Instances {
+				at := fmt.Sprintf("gpu%d/mig/gi%d", g, i.ID)
+				for _, c := range i.Compute {
+					if has("nvidia-caps/nvidia-cap%d", minors[at]) && has("nvidia-caps/nvidia-cap%d", minors[fmt.Sprintf("%s/ci%d", at, c.ID)]) {
+						uuids = append(uuids, c.UUID)
+					}
+				}
+			}
+		}
+	}
+	return uuids
+}
+
 // listCapabilities brings the files of the host from what was to what is. A host that its test has removed has none.
 func (s *state) listCapabilities(before *state) error {
 	if _, err := os.Stat(s.Host); err != nil {

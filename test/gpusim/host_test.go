@@ -10,6 +10,8 @@ import (
 
 	"github.com/NVIDIA/go-nvlib/pkg/nvpci"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 func render(t *testing.T, spec string) string {
@@ -143,5 +145,36 @@ func TestTheDriverRootHasWhatAPackageInstalls(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestDeviceFilesOpenTheDevicesThatTheyAreOf(t *testing.T) {
+	n := node(t, "gpus: [{model: H100-80GB, count: 2, mig: true}, {model: H100-80GB}]")
+	must(t, n.RenderHost(t.TempDir()))
+	must(t, n.Driver().Create(t.Context(), nvml.UUID(n.UUIDs()[1]), placed("3g.40gb@0:4")))
+	must(t, n.Driver().Create(t.Context(), nvml.UUID(n.UUIDs()[1]), placed("3g.40gb@4:4")))
+	// The second GPU's capabilities begin at 3+135: those of instance 1 at 3+135+9, those of instance 2 nine later.
+	for _, tt := range []struct {
+		name  string
+		files []string
+		want  []string
+	}{
+		{"none", nil, nil},
+		{"a whole GPU", []string{"nvidia2", "nvidiactl"}, []string{n.UUIDs()[2]}},
+		{"a GPU in MIG mode, and no instance", []string{"nvidia1"}, nil},
+		{"the GPU instance alone", []string{"nvidia1", "nvidia-caps/nvidia-cap147"}, nil},
+		{"both instances", []string{"nvidia1", "nvidia-caps/nvidia-cap147", "nvidia-caps/nvidia-cap148"}, []string{n.MIGDevice(1, 0)}},
+		{"both instances without their GPU", []string{"nvidia0", "nvidia-caps/nvidia-cap147", "nvidia-caps/nvidia-cap148"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dev := t.TempDir()
+			must(t, os.Mkdir(filepath.Join(dev, "nvidia-caps"), 0o755))
+			for _, file := range tt.files {
+				must(t, os.WriteFile(filepath.Join(dev, file), nil, 0o600))
+			}
+			if diff := cmp.Diff(tt.want, n.OpenTo(dev)); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -220,7 +220,7 @@ func (c *cli) monitor() *cobra.Command {
 func (c *cli) compute() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compute",
-		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, as a CUDA program in a container does, until told to end",
+		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, or if it is void those of /dev, as a CUDA program in a container does, until told to end",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -230,7 +230,11 @@ func (c *cli) compute() *cobra.Command {
 				return err
 			}
 			return c.on(func(n *gpusim.Node) error {
-				for _, device := range strings.Split(os.Getenv("NVIDIA_VISIBLE_DEVICES"), ",") {
+				devices := strings.Split(os.Getenv("NVIDIA_VISIBLE_DEVICES"), ",")
+				if slices.Equal(devices, []string{"void"}) { // NVIDIA's DRA driver gives device files, and names none
+					devices = n.OpenTo("/dev")
+				}
+				for _, device := range devices {
 					if err := n.HoldReal(device, pid, filepath.Base(os.Args[0]), computeMiB); err != nil {
 						return err
 					}
