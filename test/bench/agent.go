@@ -16,14 +16,15 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
 // agentLog is the file with the agent's log in the directory of a run.
 const agentLog = "agent.log"
 
 // gpuslice is our agent, with its ordinary settings.
-func gpuslice(st *stage) contender {
-	return service{stage: st, plugin: operators, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
+func gpuslice(st *stage, plugin deployment) contender {
+	return service{stage: st, plugin: plugin, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
 		if err := at.configMap(ctx, "config.yaml", string(at.scenario.file())); err != nil {
 			return nil, err
 		}
@@ -32,7 +33,7 @@ func gpuslice(st *stage) contender {
 }
 
 // gpusliceSharing is the same, beside a device plugin that is run with a file of the host: deploy/overlays/device-plugin.
-func gpusliceSharing(st *stage) contender {
+func gpusliceSharing(st *stage, _ incumbent.Programs) contender {
 	files := deployment{
 		labels:    map[string]string{"nvidia.com/gpu.present": "true"},
 		namespace: agentNamespace, selector: "app.kubernetes.io/name=nvidia-device-plugin",
@@ -107,9 +108,9 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 }
 
 // idle reports whether the agent has said that there is nothing to do, and how the GPUs are: then its first looks are over.
-func idle(_ context.Context, o *corev1.Node) (bool, error) {
-	c := ready(o)
-	return c != nil && c.Reason == string(config.ReasonNotRequested) && conditionOf(o, config.ConditionGPUUnhealthy) != nil, nil
+func idle(_ context.Context, s sample) (bool, error) {
+	c := ready(s.node)
+	return c != nil && c.Reason == string(config.ReasonNotRequested) && conditionOf(s.node, config.ConditionGPUUnhealthy) != nil, nil
 }
 
 // ready is what the agent says of the node; nil if it has said nothing yet.

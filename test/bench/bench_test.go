@@ -156,12 +156,13 @@ func TestPersistenceModeThatIsNotGivenBackIsReported(t *testing.T) {
 func TestTimesAreThoseOfTheLastChange(t *testing.T) {
 	began := time.Now()
 	at := func(after time.Duration, state string, slices string) sample {
-		return sample{began.Add(after), &corev1.Node{
+		n := &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{labelState: state}},
 			Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
 				"nvidia.com/mig-1g.10gb": resource.MustParse(slices), "nvidia.com/gpu": resource.MustParse("0"), "cpu": resource.MustParse("64"),
 			}},
-		}}
+		}
+		return sample{began.Add(after), n, offered(n)}
 	}
 	want := map[string]int{"nvidia.com/mig-1g.10gb": 7}
 	for _, row := range []struct {

@@ -4,11 +4,13 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
 // configManager is NVIDIA's, beside its device plugin in the same pod, as the GPU Operator and the plugin's chart run it. It
 // says nothing to anybody: that it is done can only be seen by what the node offers.
-func configManager(st *stage) contender {
+func configManager(st *stage, _ incumbent.Programs) contender {
 	chart := deployment{
 		labels: map[string]string{
 			labelPlugin: "true", "nvidia.com/gpu.deploy.gpu-feature-discovery": "true", "test.gpuslice.io/config-manager": "true",

@@ -15,17 +15,26 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// drained is what people do by hand: all pods leave the node, nvidia-mig-parted cuts the GPUs, the device plugin starts
+// drained is what people do by hand. With the device plugin all pods leave the node, nvidia-mig-parted cuts the GPUs, the device plugin starts
 // again, and the node is opened again. Nobody pauses between the commands.
 type drained struct {
 	*stage
 	programs incumbent.Programs
+	plugin   deployment
+	cut      func(person, context.Context) error
 }
 
-func fullDrain(st *stage, programs incumbent.Programs) contender { return drained{st, programs} }
+func fullDrain(st *stage, programs incumbent.Programs) contender {
+	return drained{st, programs, operators, person.drainAndCut}
+}
+
+// byHand is what people do by hand on a node of NVIDIA's DRA driver, which reads the geometry once, at its start.
+func byHand(st *stage, programs incumbent.Programs) contender {
+	return drained{st, programs, draDriver, person.cutAndRestart}
+}
 
 func (d drained) run(ctx context.Context, dir string, s scenario) (r result, err error) {
-	at, err := d.open(ctx, dir, s, operators)
+	at, err := d.open(ctx, dir, s, d.plugin)
 	if err != nil {
 		return r, err
 	}
@@ -39,7 +48,7 @@ func (d drained) run(ctx context.Context, dir string, s scenario) (r result, err
 	defer func() {
 		err = errors.Join(err, log.Close())
 	}()
-	p := person{at: at, programs: d.programs, log: log, config: filepath.Join(dir, "config.yaml"), tools: filepath.Join(dir, "tools")}
+	p := person{at: at, programs: d.programs, cut: d.cut, log: log, config: filepath.Join(dir, "config.yaml"), tools: filepath.Join(dir, "tools")}
 	if err := os.WriteFile(p.config, s.file(), 0o600); err != nil {
 		return r, fmt.Errorf("writing the config: %w", err)
 	}
@@ -52,6 +61,7 @@ func (d drained) run(ctx context.Context, dir string, s scenario) (r result, err
 // person is somebody at a terminal, with kubectl and a shell on the node.
 type person struct {
 	at            *site
+	cut           func(person, context.Context) error // the commands
 	programs      incumbent.Programs
 	log           *os.File // commands and what they say
 	config, tools string   // the file with the config, and the directory with NVIDIA's tools
@@ -61,7 +71,7 @@ type person struct {
 func (p person) change(ctx context.Context) (end ending, err error) {
 	began := time.Now()
 	end.word = success
-	if err := p.cut(ctx); err != nil {
+	if err := p.cut(p, ctx); err != nil {
 		end.word = failed
 		fmt.Fprintln(p.log, err)
 	}
@@ -73,8 +83,16 @@ func (p person) change(ctx context.Context) (end ending, err error) {
 	return end, err
 }
 
-// cut drains the node only if its GPUs are otherwise than asked.
-func (p person) cut(ctx context.Context) (err error) {
+// cutAndRestart cuts the GPUs, and has the DaemonSet of the DRA driver make another pod.
+func (p person) cutAndRestart(ctx context.Context) error {
+	if err := p.migParted(ctx, "apply"); err != nil {
+		return err
+	}
+	return p.kubectl(ctx, "delete", "pod", "--namespace", draDriver.namespace, "--selector", draDriver.selector, "--field-selector", "spec.nodeName="+p.at.Name)
+}
+
+// drainAndCut drains the node only if its GPUs are otherwise than asked.
+func (p person) drainAndCut(ctx context.Context) (err error) {
 	if p.migParted(ctx, "assert") == nil {
 		return nil
 	}

@@ -107,6 +107,22 @@ func capacity(gpus []nvml.GPU) map[string]int {
 	return out
 }
 
+// devices are those that NVIDIA's DRA driver has to offer of these GPUs, by UUID.
+func devices(gpus []nvml.GPU) map[string]int {
+	out := map[string]int{}
+	for _, gpu := range gpus {
+		if !gpu.Enabled {
+			out[string(gpu.UUID)]++
+		}
+		for _, instance := range gpu.Instances {
+			for _, device := range instance.Devices {
+				out[device.UUID]++
+			}
+		}
+	}
+	return out
+}
+
 // gone counts the MIG devices from before that are no more, apart for those that were in use and those that were idle.
 func gone(before, after []nvml.GPU) (used, idle int) {
 	left := map[string]bool{}

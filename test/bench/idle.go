@@ -66,7 +66,7 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	if err := at.fill(ctx); err != nil {
 		return k, err
 	}
-	seen, err := watchNode(ctx, at.client, at.Name)
+	seen, err := watchNode(ctx, at.client, at.Name, false)
 	if err != nil {
 		return k, err
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,6 +71,11 @@ func (o options) bench(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if t.dra() {
+		if err := parts.BuildDRADriver(ctx, builder); err != nil {
+			return err
+		}
+	}
 	nvidia, err := buildNVIDIA(ctx, builder, len(t.rows)+len(t.still) > 0)
 	if err != nil {
 		return err
@@ -84,6 +90,11 @@ func (o options) measure(ctx context.Context, dir string, parts node.Parts, nvid
 		return err
 	}
 	defer func() { err = errors.Join(err, st.cluster.Stop()) }()
+	if t.dra() {
+		if err := st.deployDRA(ctx); err != nil {
+			return err
+		}
+	}
 	began := time.Now()
 	if err := errors.Join(o.runAll(ctx, dir, t.rows, st, nvidia), o.runFaults(ctx, dir, t.sick, st), o.runIdle(ctx, dir, t.still, st, nvidia)); err != nil {
 		return err
@@ -116,7 +127,8 @@ func buildNVIDIA(ctx context.Context, builder binaries.Builder, needed bool) (in
 type measured struct {
 	name    string
 	on      func(*stage, incumbent.Programs) contender // in scenarios about MIG; nil if it has no part in them
-	sharing func(*stage) contender                     // in those about sharing, likewise
+	sharing func(*stage, incumbent.Programs) contender // in those about sharing, likewise
+	dra     func(*stage, incumbent.Programs) contender // in those about MIG on a node of NVIDIA's DRA driver, likewise
 	watches bool                                       // it runs as long as its node, and so takes memory
 }
 
@@ -125,22 +137,24 @@ var programs = []measured{
 	{name: "mig-manager", on: migManager, watches: true},
 	{name: "full drain", on: fullDrain},
 	{name: "config-manager", sharing: configManager},
-	{name: "gpuslice", on: func(st *stage, _ incumbent.Programs) contender { return gpuslice(st) }, sharing: gpusliceSharing, watches: true},
+	{name: "by hand", dra: byHand},
+	{
+		name: "gpuslice", sharing: gpusliceSharing, watches: true,
+		on:  func(st *stage, _ incumbent.Programs) contender { return gpuslice(st, operators) },
+		dra: func(st *stage, _ incumbent.Programs) contender { return gpuslice(st, draDriver) },
+	},
 }
 
-// takesPart reports whether there is anything to measure of the program.
-func (p measured) takesPart(s scenario) bool {
-	if s.sharing() {
-		return p.sharing != nil
+// in is how the program takes part in a scenario; nil if it does not.
+func (p measured) in(s scenario) func(*stage, incumbent.Programs) contender {
+	switch {
+	case s.sharing():
+		return p.sharing
+	case s.dra:
+		return p.dra
+	default:
+		return p.on
 	}
-	return p.on != nil
-}
-
-func (p measured) contender(st *stage, n incumbent.Programs, s scenario) contender {
-	if s.sharing() {
-		return p.sharing(st)
-	}
-	return p.on(st, n)
 }
 
 // tables are the rows that are asked for.
@@ -148,6 +162,11 @@ type tables struct {
 	rows  []row
 	sick  []faultRow
 	still []idleRow
+}
+
+// dra reports whether a row needs NVIDIA's DRA driver.
+func (t tables) dra() bool {
+	return slices.ContainsFunc(t.rows, func(r row) bool { return r.scenario.dra })
 }
 
 // tables has the rows that are asked for, still without results.
@@ -162,7 +181,7 @@ func (o options) tables() (t tables, err error) {
 	}
 	for _, s := range scenarios {
 		for _, p := range programs {
-			if p.takesPart(s) && scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
+			if p.in(s) != nil && scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
 				t.rows = append(t.rows, row{scenario: s, program: p, runs: make([]result, o.repeat)})
 			}
 		}
@@ -223,7 +242,7 @@ func (o options) each(ctx context.Context, dir, table string, rows, parallel int
 func (o options) runAll(ctx context.Context, dir string, rows []row, st *stage, p incumbent.Programs) error {
 	return o.each(ctx, dir, "n", len(rows), o.parallel, func(ctx context.Context, j, i int, at string) error {
 		r := rows[j]
-		one, err := r.program.contender(st, p, r.scenario).run(ctx, at, r.scenario)
+		one, err := r.program.in(r.scenario)(st, p).run(ctx, at, r.scenario)
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", r.scenario.name, r.program.name, err)
 		}

@@ -22,6 +22,8 @@ type scenario struct {
 
 	// replicas is how often each GPU shall be offered in the end, by time-slicing; 0 where the scenario is about MIG.
 	replicas int
+
+	dra bool // NVIDIA's DRA driver offers the GPUs, in place of the device plugin
 }
 
 // sharing reports whether the scenario changes what the device plugin offers, and not the GPUs.
@@ -96,6 +98,15 @@ var scenarios = []scenario{
 		start:    repeat(8, nil),
 		replicas: 4,
 	},
+	{
+		name:  "cut under DRA: one H100 of eight, whose idle slices become seven",
+		gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
+		start: append(repeat(1, map[string]int{"4g.40gb": 1, "1g.10gb": 3}), repeat(7, map[string]int{"3g.40gb": 2})...),
+		users: map[string]int{"3g.40gb": 14},
+		rules: `[{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 7}},
+		         {devices: [1, 2, 3, 4, 5, 6, 7], mig-enabled: true, mig-devices: {3g.40gb: 2}}]`,
+		dra: true,
+	},
 }
 
 func repeat(n int, devices map[string]int) []map[string]int {
@@ -114,9 +125,17 @@ func (s scenario) file() []byte {
 // spec is the scenario's GPUs, whose calls take as long as on hardware.
 func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: "realistic"} }
 
+// capacity is what a node with these GPUs has to offer as long as they are not shared.
+func (s scenario) capacity(gpus []nvml.GPU) map[string]int {
+	if s.dra {
+		return devices(gpus)
+	}
+	return capacity(gpus)
+}
+
 // offers is what a node with these GPUs has to offer in the end.
 func (s scenario) offers(gpus []nvml.GPU) map[string]int {
-	out := capacity(gpus)
+	out := s.capacity(gpus)
 	if s.sharing() {
 		for resource := range out {
 			out[resource] *= s.replicas

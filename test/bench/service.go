@@ -145,8 +145,8 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 	if r.outcome, err = judge(at.scenario, cmp.Or(end.word, "nothing said"), before.gpus, after.gpus); err != nil {
 		return r, err
 	}
-	if at.scenario.sharing() && !maps.Equal(offered(samples[len(samples)-1].node), at.scenario.offers(after.gpus)) {
-		r.outcome = fmt.Sprintf("not as asked; the node offers %v", offered(samples[len(samples)-1].node))
+	if at.scenario.sharing() && !maps.Equal(samples[len(samples)-1].offers, at.scenario.offers(after.gpus)) {
+		r.outcome = fmt.Sprintf("not as asked; the node offers %v", samples[len(samples)-1].offers)
 	}
 	if !end.over {
 		r.outcome += fmt.Sprintf("; not over after %s", patience)
@@ -179,11 +179,11 @@ func (at *site) byLabel(ctx context.Context) (end ending, err error) {
 func (at *site) awaitEnd(ctx context.Context, hasSaid func(*corev1.Node) bool) (over bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err = at.watch.until(limited, "the end of the change", func(ctx context.Context, o *corev1.Node) (bool, error) {
-		if !hasSaid(o) {
+	err = at.watch.until(limited, "the end of the change", func(ctx context.Context, s sample) (bool, error) {
+		if !hasSaid(s.node) {
 			return false, nil
 		}
-		return at.offers(at.scenario.offers)(ctx, o)
+		return at.offers(at.scenario.offers)(ctx, s)
 	})
 	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
 		return false, err
@@ -228,7 +228,7 @@ func lastWord(samples []sample, began time.Time) (word string, said time.Duratio
 func readyAfter(samples []sample, began time.Time, want map[string]int) (ready time.Duration) {
 	right := false
 	for _, s := range samples {
-		if now := maps.Equal(offered(s.node), want); now != right {
+		if now := maps.Equal(s.offers, want); now != right {
 			right, ready = now, max(0, s.at.Sub(began))
 		}
 	}

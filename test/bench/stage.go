@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -81,7 +82,16 @@ func (st *stage) deploy(ctx context.Context) error {
 	})
 }
 
-// deployment is how a node has its device plugin.
+// deployDRA deploys NVIDIA's DRA driver, with the names that pods ask for MIG devices by as of the device plugin.
+func (st *stage) deployDRA(ctx context.Context) error {
+	if err := st.cluster.Apply(ctx, "test/node/manifests/dra-driver.yaml"); err != nil {
+		return err
+	}
+	_, err := st.cluster.RunKubectl(ctx, "apply", "--namespace", usersNamespace, "--filename", "deploy/examples/dra.yaml")
+	return err
+}
+
+// deployment is how a node has its device plugin, or NVIDIA's DRA driver.
 type deployment struct {
 	labels              map[string]string // of the node, by which it gets it
 	namespace, selector string            // of the plugin's pods
@@ -91,6 +101,12 @@ type deployment struct {
 var operators = deployment{
 	labels:    map[string]string{labelPlugin: "true"},
 	namespace: operatorNamespace, selector: labelApp + "=" + pluginApp,
+}
+
+// draDriver is NVIDIA's DRA driver in its static mode, as its own chart deploys it.
+var draDriver = deployment{
+	labels:    map[string]string{node.DRADriverLabel: node.DRAStatic},
+	namespace: "dra-driver-nvidia-gpu", selector: "dra-driver-nvidia-gpu-component=kubelet-plugin",
 }
 
 // site is the node of one run.
@@ -120,13 +136,13 @@ func (st *stage) open(ctx context.Context, dir string, s scenario, plugin deploy
 	if err := prepare(ctx, n.GPUs, s.start); err != nil {
 		return nil, err
 	}
-	if at.watch, err = watchNode(ctx, st.client, n.Name); err != nil {
+	if at.watch, err = watchNode(ctx, st.client, n.Name, s.dra); err != nil {
 		return nil, err
 	}
 	if err := at.label(ctx, plugin.labels); err != nil {
 		return nil, err
 	}
-	if err := at.watch.until(ctx, "the device plugin", at.offers(capacity)); err != nil {
+	if err := at.watch.until(ctx, "the device plugin or driver", at.offers(s.capacity)); err != nil {
 		return nil, err
 	}
 	return at, at.startUsers(ctx)
@@ -144,13 +160,13 @@ func (at *site) close(ctx context.Context) error {
 }
 
 // offers reports whether the node offers exactly what its GPUs have to give.
-func (at *site) offers(of func([]nvml.GPU) map[string]int) func(context.Context, *corev1.Node) (bool, error) {
-	return func(ctx context.Context, o *corev1.Node) (bool, error) {
+func (at *site) offers(of func([]nvml.GPU) map[string]int) func(context.Context, sample) (bool, error) {
+	return func(ctx context.Context, s sample) (bool, error) {
 		gpus, err := at.GPUs.Driver().Snapshot(ctx)
 		if err != nil {
 			return false, fmt.Errorf("looking at the GPUs: %w", err)
 		}
-		return maps.Equal(offered(o), of(gpus)), nil
+		return maps.Equal(s.offers, of(gpus)), nil
 	}
 }
 
@@ -160,6 +176,19 @@ func offered(n *corev1.Node) map[string]int {
 	for name, q := range n.Status.Allocatable {
 		if strings.HasPrefix(string(name), "nvidia.com/") && !q.IsZero() {
 			out[string(name)] = int(q.Value())
+		}
+	}
+	return out
+}
+
+// published are the devices in slices of NVIDIA's DRA driver, by UUID.
+func published(slices map[string]*resourcev1.ResourceSlice) map[string]int {
+	out := map[string]int{}
+	for _, s := range slices {
+		for _, d := range s.Spec.Devices {
+			if uuid := d.Attributes["uuid"].StringValue; uuid != nil {
+				out[*uuid]++
+			}
 		}
 	}
 	return out
@@ -212,7 +241,7 @@ func (at *site) users(ctx context.Context) (map[types.UID]string, error) {
 	return at.running(ctx, usersNamespace, "")
 }
 
-// plugins are the device plugin's pods, by UID.
+// plugins are the pods of the device plugin or the DRA driver, by UID.
 func (at *site) plugins(ctx context.Context) (map[types.UID]string, error) {
 	return at.running(ctx, at.plugin.namespace, at.plugin.selector)
 }

@@ -21,7 +21,7 @@ type row struct {
 const notes = `Figures are medians. Each run has a fresh simulated node, whose calls take as long as is reported of hardware: 4 s to set
 the MIG mode, 1 s to destroy a GPU instance, 0.1 s for each other call that makes or destroys something, 5 s for a reset;
 as long also where a call is refused or changes nothing, for which there is no figure from hardware.
-The control plane and the device plugin (v0.19.3) are real, the kubelet is a stand-in.
+The control plane, the device plugin (v0.19.3) and the DRA driver are real, the kubelet is a stand-in.
 
 mig-parted   v0.14.4, "nvidia-mig-parted apply" by itself. There is no cluster; processes hold the instances that pods hold
              for the others. It pauses nothing, drains nothing, and looks at nothing afterwards.
@@ -35,6 +35,8 @@ full drain   what people do by hand, without a pause between commands: unless nv
 config-manager
              v0.19.3, beside the device plugin as the plugin's chart has it. A label names a config that is in its ConfigMap, and
              it links to that and sends SIGHUP to the plugin. It does not cordon or drain, and says to nobody that it is done.
+by hand      on a node of NVIDIA's DRA driver (v0.5.0, static): nvidia-mig-parted apply, then kubectl delete of the driver's pod, since
+             the driver reads the geometry when it starts. It is done with the last command.
 gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says
              that it is done when GPUs, kubelet and node have agreed twice, two seconds apart.
 
@@ -44,10 +46,11 @@ bound     what these calls and resets take, one after the other: no program that
           module has one lock for them, and so those about several GPUs are taken to be serial (not measured on hardware)
 done      from the label, or the start of the command, until the program says that it is done or has failed
 above     done without bound
-capacity  from the label until the node offers what its GPUs have, for good; looked at from outside
+capacity  from the label until the node offers what its GPUs have, for good; looked at from outside. Under DRA: until the UUIDs in the
+          driver's ResourceSlices are those of NVML
 evicted   pods that held instances and left by the Eviction API
 ended     pods that held instances and ended in any other way
-restarts  of the device plugin
+restarts  of the device plugin, or of the DRA driver
 taken     by a program that watches the label: the most memory that it had resident since it was started, without what other
           programs had that it ran, and the processor time from the label on, with theirs`
 

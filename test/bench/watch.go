@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -20,6 +21,8 @@ import (
 type sample struct {
 	at   time.Time // when it was seen
 	node *corev1.Node
+
+	offers map[string]int // what pods can get: by resource, or the devices of NVIDIA's DRA driver, by UUID
 }
 
 // watch keeps every state of a node that the API server tells of.
@@ -31,8 +34,8 @@ type watch struct {
 	changed chan struct{}
 }
 
-// watchNode watches the node until stop.
-func watchNode(ctx context.Context, client kubernetes.Interface, name string) (*watch, error) {
+// watchNode watches the node until stop, and the slices of NVIDIA's DRA driver for it where it is one of that driver.
+func watchNode(ctx context.Context, client kubernetes.Interface, name string, dra bool) (*watch, error) {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading node %s: %w", name, err)
@@ -42,19 +45,63 @@ func watchNode(ctx context.Context, client kubernetes.Interface, name string) (*
 	if err != nil {
 		return nil, fmt.Errorf("watching node %s: %w", name, err)
 	}
-	w := &watch{stop: events.Stop, samples: []sample{{time.Now(), node}}, changed: make(chan struct{})}
-	go w.follow(events)
+	w := &watch{stop: events.Stop, samples: []sample{{time.Now(), node, offered(node)}}, changed: make(chan struct{})}
+	if !dra {
+		go w.follow(events, nil)
+		return w, nil
+	}
+	// The node is new, and has no slices yet.
+	none, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name})
+	if err != nil {
+		events.Stop()
+		return nil, fmt.Errorf("listing the slices of node %s: %w", name, err)
+	}
+	list = cache.NewListWatchFromClient(client.ResourceV1().RESTClient(), "resourceslices", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", name))
+	slices, err := watchtools.NewRetryWatcherWithContext(ctx, none.ResourceVersion, list)
+	if err != nil {
+		events.Stop()
+		return nil, fmt.Errorf("watching the slices of node %s: %w", name, err)
+	}
+	w.stop = func() {
+		events.Stop()
+		slices.Stop()
+	}
+	go w.follow(events, slices.ResultChan())
 	return w, nil
 }
 
-func (w *watch) follow(events apiwatch.Interface) {
-	for event := range events.ResultChan() {
-		node, ok := event.Object.(*corev1.Node)
-		if !ok {
+// follow takes a sample of each event, until the watch ends. The slices are those of NVIDIA's DRA driver; nil where there is none.
+func (w *watch) follow(nodes apiwatch.Interface, slices <-chan apiwatch.Event) {
+	known := map[string]*resourcev1.ResourceSlice{}
+	for {
+		next, _ := w.last()
+		var event apiwatch.Event
+		open := false
+		select {
+		case event, open = <-nodes.ResultChan():
+		case event, open = <-slices:
+		}
+		if !open {
+			return
+		}
+		switch object := event.Object.(type) {
+		case *corev1.Node:
+			next.node = object
+			if slices == nil {
+				next.offers = offered(object)
+			}
+		case *resourcev1.ResourceSlice:
+			known[object.Name] = object
+			if event.Type == apiwatch.Deleted {
+				delete(known, object.Name)
+			}
+			next.offers = published(known)
+		default:
 			continue
 		}
+		next.at = time.Now()
 		w.mu.Lock()
-		w.samples = append(w.samples, sample{time.Now(), node})
+		w.samples = append(w.samples, next)
 		close(w.changed)
 		w.changed = make(chan struct{})
 		w.mu.Unlock()
@@ -82,17 +129,17 @@ func (w *watch) since(moment time.Time) []sample {
 }
 
 // until returns when the node is as done wants it.
-func (w *watch) until(ctx context.Context, what string, done func(context.Context, *corev1.Node) (bool, error)) error {
+func (w *watch) until(ctx context.Context, what string, done func(context.Context, sample) (bool, error)) error {
 	for {
 		newest, changed := w.last()
-		ok, err := done(ctx, newest.node)
+		ok, err := done(ctx, newest)
 		if err != nil || ok {
 			return err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting on node %s for %s: %w; it offers %v", newest.node.Name, what, ctx.Err(), offered(newest.node))
+			return fmt.Errorf("waiting on node %s for %s: %w; it offers %v", newest.node.Name, what, ctx.Err(), newest.offers)
 		}
 	}
 }
