@@ -312,7 +312,7 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 		w.unplugged, w.drives = true, true
 		w.spend(time.Minute)
 		w.converge("all-1g.10gb")
-		if c := w.condition(); !strings.Contains(c.Message, "nvidia.com/mig-1g.10gb 14") {
+		if c := w.condition(); !strings.Contains(c.Message, "all-1g.10gb: mig.nvidia.com 1g.10gb 14") {
 			t.Errorf("the node says %s", c.Message)
 		}
 		if pods := w.podsIn("dra"); len(pods) != 1 || pods[0].Name != "driver-2" {

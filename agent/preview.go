@@ -49,7 +49,7 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 		return p, err
 	}
 	p.Runs = a.gates.Runs(seen, want, p.Steps)
-	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.evictions.Patience(want, p.Steps)
+	p.Lost, p.Notes, p.Patience = preview.Losses(seen, p.Steps), preview.NotesOf(seen, p), a.evictions.Patience(want, p.Steps)
 	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
 }
 

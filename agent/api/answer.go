@@ -22,6 +22,7 @@ type Answer struct {
 	Reason   config.Reason `json:"reason,omitempty"`   // of HeldUp or Refused, as the node's condition would have it
 	Lost     []string      `json:"lost,omitempty"`     // what is lost for good with the pods that leave: "pod team/a, which no controller makes again"
 	MoreLost int           `json:"moreLost,omitempty"` // how many losses there are beyond those that are listed
+	Notes    []string      `json:"notes,omitempty"`    // what else comes of the change: pods that find no device after it
 	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods, until it gives the change up; 0 if it does not
 	Refused  string        `json:"refused,omitempty"`  // why the change is impossible, or the agent cannot plan it; the rest but Reason is empty then
 	// Diagnosis is the answer to config.RequestDiagnosis.

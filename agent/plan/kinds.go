@@ -175,7 +175,7 @@ var kinds = map[Kind]Traits{
 	},
 	Evict: {
 		Stage:    StageDrain,
-		Text:     func(s Step) string { return "evict " + names(s.Pods) },
+		Text:     func(s Step) string { return "evict " + withClaims(s.Pods) },
 		Disrupts: true, BeforePodsLeft: true, AsksBudgets: true, WaitsAsOne: true,
 	},
 	PauseOperands: {Stage: StageDrain, Text: Step.pause, Disrupts: true, AsksBudgets: true, Repeatable: true, WaitsAsOne: true},
@@ -236,18 +236,18 @@ var kinds = map[Kind]Traits{
 	RestartPlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
-			return "restart device plugin " + names(s.Pods) + ", which withholds a GPU that has recovered"
+			return "restart " + plugins(s.Pods) + ", which withholds a GPU that has recovered"
 		},
 		Begins: true, AsksBudgets: true,
 	},
 	RestartLatePlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
-			return "restart device plugin " + names(s.Pods) + ", whose devices kubelet has lacked for long"
+			return "restart " + plugins(s.Pods) + ", whose devices kubelet has lacked for long"
 		},
 		AsksBudgets: true, PartOfProof: true,
 	},
-	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart device plugin " + names(s.Pods) }, AsksBudgets: true},
+	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) }, AsksBudgets: true},
 	ReloadPlugin:    {Stage: StageConfigure, Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
 	SetComputeMode: {
 		Stage: StageHardware,

@@ -71,6 +71,8 @@ type Pod struct {
 	Known                bool      // both are certain; otherwise the pod counts as holding every device
 	Withdrawn            bool      // kubelet gives out to others, by another id, what the pod has
 	Ending               bool      // its containers are being stopped
+	Claims               []string  // its resource claims of GPUs
+	Driver               bool      // it is NVIDIA's DRA driver
 }
 
 // Operand is a device plugin pod of the node.

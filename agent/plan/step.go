@@ -53,7 +53,7 @@ func Disrupts(steps []Step) bool { return Any(steps, func(t Traits) bool { retur
 
 func (s Step) pause() string {
 	if s.Label == "" {
-		return "pause device plugin " + names(s.Pods)
+		return "pause " + plugins(s.Pods)
 	}
 	return "pause " + s.Label
 }
@@ -82,6 +82,31 @@ func onOff(on bool) string {
 		return "on"
 	}
 	return "off"
+}
+
+// plugins names the pods of what gives out the node's GPUs.
+func plugins(pods []Pod) string {
+	if slices.ContainsFunc(pods, func(p Pod) bool { return p.Driver }) {
+		return "NVIDIA's DRA driver " + names(pods)
+	}
+	return "device plugin " + names(pods)
+}
+
+// withClaims names the pods, and beside each its claims: "team/a (claim team/a-gpu)".
+func withClaims(pods []Pod) string {
+	out := make([]string, len(pods))
+	for i, p := range pods {
+		out[i] = names(pods[i : i+1])
+		if len(p.Claims) == 0 {
+			continue
+		}
+		var claims []string
+		for _, claim := range p.Claims {
+			claims = append(claims, p.Namespace+"/"+claim)
+		}
+		out[i] += " (claim " + strings.Join(claims, ", ") + ")"
+	}
+	return strings.Join(out, ", ")
 }
 
 func names(pods []Pod) string {

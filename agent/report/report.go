@@ -224,7 +224,7 @@ func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision
 }
 
 func converged(seen *state.Observed, want state.Desired) string {
-	text := fmt.Sprintf("%s: %s", want.Name, seen.Offered().Summary(want.Plugin.SharingKnown()))
+	text := fmt.Sprintf("%s: %s", want.Name, seen.CapacityText(want))
 	if len(want.MissingPositions) > 0 {
 		var positions []string
 		for _, i := range want.MissingPositions {

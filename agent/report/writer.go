@@ -156,7 +156,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	status := api.Status{
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.Foreign(),
-		Capacity: seen.Offered().Summary(want.Plugin.SharingKnown()),
+		Capacity: seen.CapacityText(want),
 	}
 	learnt := t.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers

@@ -67,6 +67,26 @@ func (d DRA) Offered() capacity.Resources {
 	return out
 }
 
+// byClass names by its DeviceClass and profile what a device plugin offers by this name, which has points where a profile has signs: "mig.nvidia.com 1g.10gb+me".
+func byClass(resource string) string {
+	profile, mig := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
+	if !mig {
+		return classGPU
+	}
+	const memory = "gb"
+	size, attributes, _ := strings.Cut(profile, memory)
+	if size == profile {
+		return classMIG + " " + sanitize.Cut(profile, longestID)
+	}
+	return classMIG + " " + sanitize.Cut(size+memory+strings.Replace(attributes, ".", "+", 1), longestID)
+}
+
+// The DeviceClasses of NVIDIA's charts.
+const (
+	classGPU = "gpu.nvidia.com"
+	classMIG = "mig.nvidia.com"
+)
+
 func textOf(d resourcev1.Device, attribute resourcev1.QualifiedName) string {
 	if value := d.Attributes[attribute].StringValue; value != nil {
 		return *value
@@ -109,9 +129,9 @@ func (d DRA) disagreements(gpus []nvml.GPU) []string {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		switch {
 		case len(offered[name]) != len(expected[name]):
-			out = append(out, fmt.Sprintf("%s: the GPUs have %d, the ResourceSlices %d", sanitize.Cut(name, longestID), len(expected[name]), len(offered[name])))
+			out = append(out, fmt.Sprintf("%s: the GPUs have %d, the ResourceSlices %d", byClass(name), len(expected[name]), len(offered[name])))
 		case !slices.Equal(offered[name], expected[name]):
-			out = append(out, fmt.Sprintf("%s: the ResourceSlices still have devices that no longer exist", sanitize.Cut(name, longestID)))
+			out = append(out, fmt.Sprintf("%s: the ResourceSlices still have devices that no longer exist", byClass(name)))
 		}
 	}
 	return out

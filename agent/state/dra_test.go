@@ -61,19 +61,19 @@ func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
 		"a lost GPU is offered": {
 			[]nvml.GPU{{UUID: "GPU-a", Lost: true}},
 			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}},
-			"nvidia.com/gpu: the GPUs have 0, the ResourceSlices 1",
+			"gpu.nvidia.com: the GPUs have 0, the ResourceSlices 1",
 		},
 		"as before the cut": {
 			[]nvml.GPU{cut},
 			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1 GPU-b")}},
-			"nvidia.com/gpu: the GPUs have 0, the ResourceSlices 1; nvidia.com/mig-1g.10gb: the GPUs have 1, the ResourceSlices 0; nvidia.com/mig-1g.10gb.me: the GPUs have 1, the ResourceSlices 0",
+			"gpu.nvidia.com: the GPUs have 0, the ResourceSlices 1; mig.nvidia.com 1g.10gb: the GPUs have 1, the ResourceSlices 0; mig.nvidia.com 1g.10gb+me: the GPUs have 1, the ResourceSlices 0",
 		},
 		"as many, of a former cut": {
 			[]nvml.GPU{cut},
 			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-19-0 MIG-9 1g.10gb", "gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me")}},
-			"nvidia.com/mig-1g.10gb: the ResourceSlices still have devices that no longer exist",
+			"mig.nvidia.com 1g.10gb: the ResourceSlices still have devices that no longer exist",
 		},
-		"a device without a UUID": {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "nvidia.com/gpu: the ResourceSlices still have devices that no longer exist"},
+		"a device without a UUID": {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "gpu.nvidia.com: the ResourceSlices still have devices that no longer exist"},
 		"one of two slices":       {[]nvml.GPU{whole}, DRA{Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}}, "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"},
 		"not to be read":          {[]nvml.GPU{whole}, DRA{Err: errors.New("forbidden")}, "the ResourceSlices of NVIDIA's DRA driver cannot be read: forbidden"},
 	} {

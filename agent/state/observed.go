@@ -230,7 +230,7 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 	}
 	for _, p := range s.KubeletPlugins() {
 		plugins = append(plugins, plan.Operand{
-			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Driver: s.Owner.ByClaims()},
 			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
 			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()), Stays: s.Owner.ByClaims() && !holdsSession(&p),
 			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p, s.Capacity.Strategy),
@@ -241,7 +241,7 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 
 // PlannedPod is the pod as a step names it.
 func PlannedPod(p holders.Pod) plan.Pod {
-	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown}
+	return plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown, Claims: p.DeviceClaims}
 }
 
 // Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the host's record.

@@ -428,6 +428,19 @@ func (s *Observed) Offered() capacity.Resources {
 	return capacity.Offered(s.Kubelet.Offered)
 }
 
+// CapacityText writes what Offered returns for users to check. Those who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com
+// 1g.10gb 7".
+func (s *Observed) CapacityText(want Desired) string {
+	if !s.Owner.ByClaims() {
+		return s.Offered().Summary(want.Plugin.SharingKnown())
+	}
+	out := capacity.Resources{}
+	for name, ids := range s.Offered() {
+		out[byClass(name)] = ids
+	}
+	return out.String()
+}
+
 // OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the
 // agent cannot start again, and which would not read what a change has made.
 func (s *Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }

@@ -154,6 +154,9 @@ func (q *plans) describe(a *askedNode) string {
 			fmt.Fprintf(&b, " and %d more", a.answer.MoreLost)
 		}
 	}
+	for _, note := range a.answer.Notes {
+		b.WriteString("\n      after it, " + note)
+	}
 	for i, step := range a.answer.Steps {
 		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)
 	}

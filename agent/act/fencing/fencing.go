@@ -169,7 +169,7 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	f.Slot.End(ctx, in.Seen, in.Want)
 	f.Timing.Forget(f.Clock.Now())
 	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), in.Seen.Offered().Summary(in.Want.Plugin.SharingKnown()))
+		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), in.Seen.CapacityText(in.Want))
 	return nil
 }
 

@@ -127,7 +127,7 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
-			Message: "capacity is right; verifying it once more: " + in.Seen.Offered().Summary(in.Want.Plugin.SharingKnown()),
+			Message: "capacity is right; verifying it once more: " + in.Seen.CapacityText(in.Want),
 		}
 	}
 	if in.Seen.Journal == nil {

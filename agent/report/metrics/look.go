@@ -6,8 +6,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -64,12 +64,20 @@ func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 		return
 	}
 	l := observation{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
-	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(seen.Kubelet.Offered)
+	given, strategy := seen.Kubelet.Offered, seen.Capacity.Strategy
+	allocatable := func(name string) int { return capacity.Count(seen.Node.Status.Allocatable, name) }
+	if seen.Owner.ByClaims() { // the scheduler, too, goes by the ResourceSlices
+		given, strategy = seen.Offered(), config.MIGStrategyMixed
+		allocatable = func(name string) int { return len(given[name]) }
+	}
+	expected := capacity.Expected(seen.GPUs, strategy).NamedBy(given)
 	l.instances = instancesOf(seen.GPUs, expected)
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
 		expected = capacity.Shared(expected, *sharing)
 	}
-	l.capacity = capacityOf(expected, seen.Kubelet.Offered, seen.Node.Status.Allocatable)
+	if seen.Owner.Kind != api.OwnerDRADynamic { // which cuts the GPUs as claims ask, so that nothing is expected
+		l.capacity = capacityOf(expected, given, allocatable)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.observed = &l
@@ -94,7 +102,7 @@ func instancesOf(gpus []nvml.GPU, expected capacity.Resources) []instance {
 }
 
 // capacityOf counts the resources that the hardware has or kubelet offers. Other resources on the node object are no GPUs.
-func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.ResourceList) []devices {
+func capacityOf(expected, kubelet capacity.Resources, allocatable func(name string) int) []devices {
 	names := map[string]bool{}
 	for _, of := range []capacity.Resources{expected, kubelet} {
 		for name := range of {
@@ -106,7 +114,7 @@ func capacityOf(expected, kubelet capacity.Resources, allocatable corev1.Resourc
 	var out []devices
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		out = append(out, devices{
-			resource: name, expected: len(expected[name]), kubelet: len(kubelet[name]), allocatable: capacity.Count(allocatable, name),
+			resource: name, expected: len(expected[name]), kubelet: len(kubelet[name]), allocatable: allocatable(name),
 		})
 	}
 	return out[:min(len(out), mostResources)]

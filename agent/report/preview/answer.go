@@ -28,7 +28,7 @@ func (p Result) AddTo(out *api.Answer) {
 	for _, what := range p.Lost[:min(len(p.Lost), mostSteps)] {
 		out.Lost = append(out.Lost, Shortened(what))
 	}
-	out.MoreLost = len(p.Lost) - len(out.Lost)
+	out.MoreLost, out.Notes = len(p.Lost)-len(out.Lost), p.Notes
 }
 
 // leaving names the pods that the steps evict.

@@ -37,6 +37,7 @@ type Result struct {
 	HeldUp        string             // why the agent would not begin the change now, by what it asks before it begins one; empty if it would, and offline
 	Reason        config.Reason      // of HeldUp, as the node's condition would have it
 	Lost          []string           // what is lost with the pods that leave, and comes back by nothing; empty offline
+	Notes         []string           // what else comes of the change; empty offline
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
@@ -198,6 +199,19 @@ func Losses(seen *state.Observed, steps []plan.Step) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// NotesOf says what comes of the change where NVIDIA's DRA driver gives out the GPUs: if none stays whole, a claim that asks for all whole GPUs finds none, and
+// the agent does not wait for the pod that has it.
+func NotesOf(seen *state.Observed, p Result) []string {
+	whole := func(gpus []nvml.GPU) bool {
+		return slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return !g.Enabled && !g.Lost })
+	}
+	if !seen.Owner.ByClaims() || !whole(p.Before) || whole(p.After) {
+		return nil
+	}
+	return []string{"no whole GPU is left: class gpu.nvidia.com matches no device of this node, so that pods which claim all of them, as the DCGM exporter of a GPUCluster, " +
+		"stay Pending here; the change does not wait for them"}
 }
 
 // holdersOf returns the processes that NVML shows on what the plan takes.
