@@ -372,7 +372,7 @@ var attempts = []attempt{
 	{"own node: taint it out of service", closed, taint("own", "node.kubernetes.io/out-of-service", "NoExecute")},
 	{"own node: our own taint as NoExecute", closed, taint("own", "gpuslice.io/repartitioning", "NoExecute")},
 	{"own node: the taint of a GPU that is not well, as NoExecute", closed, taint("own", "gpuslice.io/gpu-unhealthy", "NoExecute")},
-	{"own node: the taint of a GPU that is not well, as somebody else's", closed, taint("own", "gpuslice.io/gpu-unhealthy", "NoSchedule")},
+	{"own node: the taint of a GPU that is not well, as another program's", closed, taint("own", "gpuslice.io/gpu-unhealthy", "NoSchedule")},
 	{"own node: give it an owner that is not there, so that it is deleted", closed, node("own", forgedOwner)},
 	{"own node: give it a finalizer", closed, node("own", `{"metadata":{"finalizers":["example.com/kept"]}}`)},
 	{"own node: say that it is not Ready", closed, condition("own", "Ready")},
@@ -490,7 +490,7 @@ var attempts = []attempt{
 	{"ConfigMap of the device plugin: say that who has applied it has applied all data", closed, argocdHas(`{"f:data":{}}`)},
 	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-UID-7a8b9c":{}}}`)},
 	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
-	{"ConfigMap of the device plugin: say that nobody has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
+	{"ConfigMap of the device plugin: say that no one has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
 	{
 		"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
 		addEntry(config.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`),
@@ -592,7 +592,7 @@ var attempts = []attempt{
 	{"Lease of a pool that its node is not of: slots of other nodes, or pause it", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
 		l.Annotations = map[string]string{"gpuslice.io/slots": "{}", "gpuslice.io/paused": "forged"}
 	})},
-	{"ConfigMap of the device plugin: a key of its own node, which nobody else goes by", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"forged"}}`)},
+	{"ConfigMap of the device plugin: a key of its own node, which no other node goes by", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"forged"}}`)},
 	{"Event on a pod of another node", open, event("team", "Pod", "app-other", "gpuslice-agent", "own")},
 }
 
