@@ -171,14 +171,6 @@ func TestThePhaseIsThatOfTheCondition(t *testing.T) {
 
 func reasonOf(v nodeView) string { return reason(&v, paper{now: time.Now()}) }
 
-func TestAnXidIsNoOlderThanItsFirst(t *testing.T) {
-	first := time.Date(2026, 1, 1, 1, 45, 41, 0, time.UTC)
-	g := viewOfGPU(api.StatusGPU{UUID: "GPU-1", Health: &api.GPUHealth{Xids: []api.XidSeen{{Number: 79, First: first, Last: first.Truncate(time.Minute), GI: -1}}}})
-	if said := strings.Join(g.healthLines(paper{now: first.Add(3 * time.Second)}), "\n"); !strings.HasSuffix(said, "Xid 79 3s ago") {
-		t.Errorf("it says %q", said)
-	}
-}
-
 func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	n := gpuNode("gpu-1")
