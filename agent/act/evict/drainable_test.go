@@ -32,6 +32,24 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
+// keeps has the API server refuse to evict the named pods, and notes for which pods it was asked. Each request has to be a dry run.
+func keeps(t *testing.T, client *fake.Clientset, names []string, asked *[]string) {
+	t.Helper()
+	client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
+		create, _ := action.(kubetesting.CreateAction)
+		eviction, is := create.GetObject().(*policyv1.Eviction)
+		if !is || !slices.Equal(eviction.DeleteOptions.DryRun, []string{metav1.DryRunAll}) {
+			t.Errorf("a request that is no dry run: %+v", action)
+			return true, nil, nil
+		}
+		*asked = append(*asked, eviction.Name)
+		if slices.Contains(names, eviction.Name) {
+			return true, nil, apierrors.NewTooManyRequests("the budget is used up", 0)
+		}
+		return true, nil, nil
+	})
+}
+
 // Promise 5. Before the cordon the agent asks the budget of each pod that the change evicts: of a pod that holds what goes, of the device plugin
 // and of a client of the library. It does not ask for pods that leave by their label, whose controllers no budget holds up.
 func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
@@ -64,19 +82,7 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 			names := strings.Split(kept, ", ")
 			client := fake.NewClientset()
 			var asked []string
-			client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
-				create, _ := action.(kubetesting.CreateAction)
-				eviction, is := create.GetObject().(*policyv1.Eviction)
-				if !is || !slices.Equal(eviction.DeleteOptions.DryRun, []string{metav1.DryRunAll}) {
-					t.Errorf("a request that is no dry run: %+v", action)
-					return true, nil, nil
-				}
-				asked = append(asked, eviction.Name)
-				if slices.Contains(names, eviction.Name) {
-					return true, nil, apierrors.NewTooManyRequests("the budget is used up", 0)
-				}
-				return true, nil, nil
-			})
+			keeps(t, client, names, &asked)
 			clock := clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 			d := evict.Evictions{
 				Env:     act.Env{Node: "gpu-1", Settings: config.Default(), Clock: monotonic.New(clock)},
