@@ -191,7 +191,7 @@ func TestMetricsShowWhatIsRequestedAndWhatThereIs(t *testing.T) {
 # HELP gpuslice_capacity_expected The number of devices of a resource that the GPUs give as they are cut and shared.
 # TYPE gpuslice_capacity_expected gauge
 gpuslice_capacity_expected{resource="nvidia.com/mig-3g.20gb"} 2
-# HELP gpuslice_capacity_kubelet The number of devices of a resource that kubelet has to give out, by its own word on the node.
+# HELP gpuslice_capacity_kubelet The number of devices of a resource that kubelet has to give out, by its own word on the node. Where NVIDIA's DRA driver gives out the GPUs, it is the number that its ResourceSlices have.
 # TYPE gpuslice_capacity_kubelet gauge
 gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
 `, "gpuslice_capacity_expected", "gpuslice_capacity_kubelet")

@@ -308,10 +308,21 @@ func (w *world) cutAsNow() (out []resourcev1.Device) {
 func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
+		w := &pressure{world: newWorld(t, h100)}
 		w.unplugged, w.drives = true, true
+		m := w.measured()
 		w.spend(time.Minute)
+		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
+		if !slices.Contains(given.Steps, "restart NVIDIA's DRA driver dra/driver-1") || len(given.Notes) != 1 || !strings.Contains(given.Notes[0], "DCGM exporter of a GPUCluster") {
+			t.Errorf("the plan is %+v", given)
+		}
+		w.withdraw()
 		w.converge("all-1g.10gb")
+		for _, name := range []string{"gpuslice_capacity_expected", "gpuslice_capacity_kubelet", "gpuslice_capacity_allocatable"} { // an alert compares the first with the last
+			if got := counters(t, m); got[name+" nvidia.com/mig-1g.10gb"] != 14 {
+				t.Errorf("%s: %v", name, got)
+			}
+		}
 		if c := w.condition(); !strings.Contains(c.Message, "all-1g.10gb: mig.nvidia.com 1g.10gb 14") {
 			t.Errorf("the node says %s", c.Message)
 		}

@@ -202,8 +202,7 @@ const (
 	// You can: cut the GPU on the host of the virtual machine, and take the label off this node.
 	ReasonVirtualGPU Reason = "VirtualGPU"
 	// ReasonForeignOwner is given when NVIDIA's DRA driver keeps the agent from cutting the node's GPUs: it cuts them itself (DynamicMIG), gives them
-	// out beside a device plugin, or offers none yet, so that the agent does not know whose they are, or gives them out as they are cut when it starts,
-	// which the agent does not prove yet.
+	// out beside a device plugin, or offers none yet, so that the agent does not know whose they are.
 	//
 	// You can: ask for MIG devices by claims of class mig.nvidia.com, or have the node given out by the device plugin alone, as the message says.
 	ReasonForeignOwner Reason = "ForeignOwner"
@@ -285,8 +284,8 @@ const (
 	//
 	// You can: see whether kubelet runs, and whether the agent has its pod-resources socket.
 	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
-	// ReasonNoDevicePlugin is given when no pod that the settings match offers the node's GPUs to kubelet, so that no capacity could be verified. The
-	// message says why a device plugin may not be here, or which pod looks like one.
+	// ReasonNoDevicePlugin is given when no pod that the settings match offers the node's GPUs to kubelet, and NVIDIA's DRA driver does not offer them
+	// either, so that no capacity could be verified. The message says why a device plugin may not be here, or which pod looks like one.
 	//
 	// You can: see why no pod of the device plugin is on the node, or name it in devicePlugin of the settings, as the message says.
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"

@@ -65,12 +65,13 @@ const (
 	//
 	// Labels: resource
 	MetricCapacityExpected = "gpuslice_capacity_expected"
-	// MetricCapacityKubelet is the number of devices of a resource that kubelet has to give out, by its own word on the node.
+	// MetricCapacityKubelet is the number of devices of a resource that kubelet has to give out, by its own word on the node. Where
+	// NVIDIA's DRA driver gives out the GPUs, it is the number that its ResourceSlices have.
 	//
 	// Labels: resource
 	MetricCapacityKubelet = "gpuslice_capacity_kubelet"
 	// MetricCapacityAllocatable is the number of devices of a resource in the allocatable of the node object, by which the scheduler
-	// places pods.
+	// places pods. Where NVIDIA's DRA driver gives out the GPUs, the scheduler goes by its ResourceSlices, and it is the number that these have.
 	//
 	// Labels: resource
 	MetricCapacityAllocatable = "gpuslice_capacity_allocatable"

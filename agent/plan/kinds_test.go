@@ -135,3 +135,21 @@ func TestAnInstanceIsCreatedByWhatTheWatchesHaveShownInTheMiddleOfAChangeAlone(t
 		}
 	}
 }
+
+func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
+	t.Parallel()
+	driver := []plan.Pod{{Namespace: "dra", Name: "driver", Driver: true}}
+	for want, step := range map[string]plan.Step{
+		"evict team/a (claim team/a-gpu, team/b), team/c": {Kind: plan.Evict, Pods: []plan.Pod{
+			{Namespace: "team", Name: "a", Claims: []string{"a-gpu", "b"}}, {Namespace: "team", Name: "c"},
+		}},
+		"restart NVIDIA's DRA driver dra/driver":                                            {Kind: plan.RestartOperands, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, which withholds a GPU that has recovered":  {Kind: plan.RestartPlugin, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, whose devices kubelet has lacked for long": {Kind: plan.RestartLatePlugin, Pods: driver},
+		"pause NVIDIA's DRA driver dra/driver":                                              {Kind: plan.PauseOperands, Pods: driver},
+	} {
+		if got := step.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

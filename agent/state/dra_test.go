@@ -122,3 +122,30 @@ func TestAPodWhoseDeviceIsGoneIsNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestDevicesAreNamedByClassAndProfile(t *testing.T) {
+	t.Parallel()
+	for resource, want := range map[string]string{
+		"nvidia.com/gpu": "gpu.nvidia.com", "nvidia.com/mig-1g.10gb": "mig.nvidia.com 1g.10gb", "nvidia.com/mig-1g.10gb.me": "mig.nvidia.com 1g.10gb+me",
+		"nvidia.com/mig-1g.24gb.me.all": "mig.nvidia.com 1g.24gb+me.all", "nvidia.com/mig-4g.96gb.gfx": "mig.nvidia.com 4g.96gb+gfx",
+		"nvidia.com/mig-2g.48gb-me": "mig.nvidia.com 2g.48gb-me", "nvidia.com/mig-odd": "mig.nvidia.com odd",
+	} {
+		if got := byClass(resource); got != want {
+			t.Errorf("%s: %s, want %s", resource, got, want)
+		}
+	}
+	s := Observed{
+		Owner: Owner{Kind: api.OwnerDRAStatic},
+		DRA:   DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a", "gpu-1-a MIG-1 1g.10gb", "gpu-1-b MIG-2 1g.10gb")}},
+	}
+	if got, want := s.CapacityText(Desired{}), "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 2"; got != want {
+		t.Errorf("the capacity is %s, want %s", got, want)
+	}
+	s.Owner.Kind = api.OwnerDRAStarting
+	if got := s.CapacityText(Desired{}); got != "none" {
+		t.Errorf("while the driver starts, the capacity is %s", got)
+	}
+	if got := PlannedPod(holders.Pod{Namespace: "team", Name: "a", DeviceClaims: []string{"a-gpu", "b"}}); len(got.Claims) != 2 {
+		t.Errorf("the pod is planned as %+v", got)
+	}
+}

@@ -62,7 +62,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
 			Lost: []string{"pod team/a, which no controller makes again", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
-		w.answers("gpu-5", api.Answer{Steps: []string{"evict team/a"}, Pods: []string{"team/a"}})
+		w.answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"}})
 		w.is(`
 gpu-1, gpu-3: runs at once
       2 steps; no pod has to leave
@@ -76,7 +76,8 @@ gpu-4: runs at once: a window is open
       and 40 more
 gpu-5: runs at once
       1 step; 1 pod has to leave: team/a
-   1  evict team/a
+      after it, no whole GPU is left
+   1  evict team/a (claim team/a-gpu)
 gpu-4: whether 9 pods more would fit elsewhere is not known
 gpu-5: whether 1 pod more would fit elsewhere is not known
 profile research: 4 of 5 nodes would change; nothing was labelled

@@ -215,13 +215,13 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	}
 	q := &plans{inquiry: &inquiry{request: "gpuslice.io/profile=research"}, target: target{config.LabelProfile, "research"}}
 	a := &askedNode{node: n, identity: identify(n)}
-	answer, err := json.Marshal(api.Answer{For: q.target.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}})
+	answer, err := json.Marshal(api.Answer{For: q.target.String(), Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.Annotations[config.AnnotationPreview], n.Annotations[config.AnnotationPlan] = q.target.String(), string(answer)
 	a.see(n, q.target.String())
-	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 3 {
+	if text := q.describe(a); strings.ContainsAny(text, "\x1b\r\u202e") || strings.Count(text, "\n") != 4 {
 		t.Errorf("raw in the answer: %q", text)
 	}
 }

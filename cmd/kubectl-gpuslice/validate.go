@@ -38,6 +38,8 @@ func (o *options) validate() *cobra.Command {
 			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. Everything wrong is said at once.\n" +
 			"Of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, of HardwareProfile, ResourceQuota and PriorityClass it reads the manifests too.\n" +
 			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
+			"Files do not say which nodes have NVIDIA's DRA driver: that it gives out no parts of instances, and shares devices by claims alone, is\n" +
+			"said with --against-cluster, of the labels of such nodes.\n" +
 			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
 		Example: "kubectl gpuslice validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | kubectl gpuslice validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {

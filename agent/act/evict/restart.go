@@ -35,12 +35,12 @@ func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
 			Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; the device plugin withholds a GPU that is well, and is to be restarted",
+			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + in.Seen.Offerer() + " withholds a GPU that is well, and is to be restarted",
 			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "restarting the device plugin, which withholds a GPU that is well: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
+		Message: "restarting " + in.Seen.Offerer() + ", which withholds a GPU that is well: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
 	}
 }

@@ -280,7 +280,7 @@ func (e *Evidence) taints() []api.TaintSeen {
 // stateMayGo is the state of a pod that the agent has not evicted yet, and that may be evicted.
 const stateMayGo = "MayGo"
 
-// stateWithdrawn is the state of a pod that holds what kubelet gives out to others, and that no plan makes leave.
+// stateWithdrawn is the state of a pod that holds what kubelet gives out to others, or what no ResourceSlice has any more, and that no plan makes leave.
 const stateWithdrawn = "Withdrawn"
 
 // podsSeen lists the pods that hold a GPU and those that have to leave.
@@ -303,6 +303,9 @@ func (e *Evidence) podsSeen() []api.PodSeen {
 		p := e.podSeen(h)
 		if e.HoldsWithdrawn(h) {
 			p.State, p.Message = stateWithdrawn, "kubelet gives out to others what it holds"
+			if e.Owner.ByClaims() {
+				p.Message = "NVIDIA's DRA driver offers no more what its claims have"
+			}
 		}
 		if h.Terminating {
 			p.State, p.Since = string(drain.Terminating), h.GraceEnds

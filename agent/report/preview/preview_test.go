@@ -103,6 +103,32 @@ func TestAnAnswerNamesTheReboot(t *testing.T) {
 	}
 }
 
+// What no class of NVIDIA's DRA driver gives after the change is said, and not of nodes that a device plugin serves.
+func TestThatNoWholeGPUIsLeftIsSaid(t *testing.T) {
+	t.Parallel()
+	whole, cut := nvml.GPU{UUID: "GPU-a"}, nvml.GPU{UUID: "GPU-a", Enabled: true}
+	claims, plugin := state.Owner{Kind: api.OwnerDRAStatic}, state.Owner{Kind: api.OwnerPlugin, Plugin: "pod"}
+	for name, row := range map[string]struct {
+		owner         state.Owner
+		before, after []nvml.GPU
+		says          bool
+	}{
+		"all are cut":             {claims, []nvml.GPU{whole, cut}, []nvml.GPU{cut, cut}, true},
+		"one is left":             {claims, []nvml.GPU{whole, whole}, []nvml.GPU{whole, cut}, false},
+		"the one left is lost":    {claims, []nvml.GPU{whole, whole}, []nvml.GPU{{UUID: "GPU-a", Lost: true}, cut}, true},
+		"none was before":         {claims, []nvml.GPU{cut}, []nvml.GPU{cut}, false},
+		"a device plugin's GPUs":  {plugin, []nvml.GPU{whole}, []nvml.GPU{cut}, false},
+		"one becomes whole again": {claims, []nvml.GPU{cut}, []nvml.GPU{whole}, false},
+	} {
+		p := preview.Result{Before: row.before, After: row.after}
+		p.Notes = preview.NotesOf(&state.Observed{Owner: row.owner}, p)
+		var got api.Answer
+		if p.AddTo(&got); (len(got.Notes) == 1) != row.says || row.says && !strings.Contains(got.Notes[0], "class gpu.nvidia.com matches no device") {
+			t.Errorf("%s: %v", name, got.Notes)
+		}
+	}
+}
+
 // Only what goes with the pods that leave is lost, and only what nothing brings back.
 func TestWhatIsLostForGood(t *testing.T) {
 	t.Parallel()

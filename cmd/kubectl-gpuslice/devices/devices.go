@@ -1,4 +1,4 @@
-// Package devices counts the GPUs and MIG devices that NVIDIA's DRA driver offers, by its ResourceSlices, and those that claims have.
+// Package devices counts the GPUs and MIG devices that NVIDIA's DRA driver offers, by its ResourceSlices.
 //
 // It asks no cluster.
 package devices
@@ -48,8 +48,6 @@ type Node struct {
 	Dynamic  bool
 	Complete bool // each of its pools has as many slices as it says
 	Offers   map[Kind]int
-
-	kinds map[string]Kind // by pool and device
 }
 
 // longest bounds a name of a profile, in characters.
@@ -78,21 +76,21 @@ func ByNode(all []resourcev1.ResourceSlice) map[string]Node {
 		}
 	}
 	out := map[string]Node{}
-	for name, p := range pools {
+	for _, p := range pools {
 		n, known := out[p.node]
 		if !known {
-			n = Node{Complete: true, Offers: map[Kind]int{}, kinds: map[string]Kind{}}
+			n = Node{Complete: true, Offers: map[Kind]int{}}
 		}
 		n.Complete = n.Complete && int64(len(p.has)) == p.want
 		for _, s := range p.has {
-			n.add(name, s)
+			n.add(s)
 		}
 		out[p.node] = n
 	}
 	return out
 }
 
-func (n *Node) add(pool string, s *resourcev1.ResourceSlice) {
+func (n *Node) add(s *resourcev1.ResourceSlice) {
 	n.Dynamic = n.Dynamic || len(s.Spec.SharedCounters) > 0
 	for _, d := range s.Spec.Devices {
 		n.Dynamic = n.Dynamic || len(d.ConsumesCounters) > 0
@@ -101,7 +99,6 @@ func (n *Node) add(pool string, s *resourcev1.ResourceSlice) {
 			kind = Kind{ClassMIG, sanitize.Cut(text(d, attributeProfile), longest)}
 		}
 		n.Offers[kind]++
-		n.kinds[pool+"/"+d.Name] = kind
 	}
 }
 
@@ -112,39 +109,4 @@ func text(d resourcev1.Device, name string) string {
 		}
 	}
 	return ""
-}
-
-// Taken counts the devices of nodes that claims have, and those of which no node offers any more. One that a claim has for administration is
-// taken from no other claim.
-func Taken(nodes map[string]Node, claims []resourcev1.ResourceClaim) (of map[string]map[Kind]int, gone int) {
-	at := map[string]string{} // node, by pool and device
-	for name, n := range nodes {
-		for device := range n.kinds {
-			at[device] = name
-		}
-	}
-	of = map[string]map[Kind]int{}
-	seen := map[string]bool{} // several claims may share a device
-	for _, c := range claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			device := r.Pool + "/" + r.Device
-			if r.Driver != Driver || r.AdminAccess != nil && *r.AdminAccess || seen[device] {
-				continue
-			}
-			seen[device] = true
-			node, there := at[device]
-			if !there {
-				gone++
-				continue
-			}
-			if of[node] == nil {
-				of[node] = map[Kind]int{}
-			}
-			of[node][nodes[node].kinds[device]]++
-		}
-	}
-	return of, gone
 }

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	resourcev1 "k8s.io/api/resource/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
@@ -75,32 +74,9 @@ func TestNodesOfferWhatTheirSlicesSay(t *testing.T) {
 			map[string]devices.Node{},
 		},
 	} {
-		if diff := cmp.Diff(row.want, devices.ByNode(row.slices), cmpopts.IgnoreUnexported(devices.Node{})); diff != "" {
+		if diff := cmp.Diff(row.want, devices.ByNode(row.slices)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-	}
-}
-
-func TestDevicesOfClaimsAreTaken(t *testing.T) {
-	claim := func(results ...resourcev1.DeviceRequestAllocationResult) resourcev1.ResourceClaim {
-		return resourcev1.ResourceClaim{Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: results}}}}
-	}
-	result := func(driver, pool, device string) resourcev1.DeviceRequestAllocationResult {
-		return resourcev1.DeviceRequestAllocationResult{Driver: driver, Pool: pool, Device: device}
-	}
-	admin := result(devices.Driver, "a", "gpu-0")
-	admin.AdminAccess = new(true)
-	nodes := devices.ByNode([]resourcev1.ResourceSlice{
-		slice("a", 1, 1, has("gpu-0", ""), has("gpu-1-mig-3g40gb-9-0", "3g.40gb")), slice("b", 1, 1, has("gpu-0", "")),
-	})
-	got, gone := devices.Taken(nodes, []resourcev1.ResourceClaim{
-		{}, claim(admin), claim(result(devices.Driver, "a", "gpu-1-mig-3g40gb-9-0"), result("other", "a", "gpu-0")),
-		claim(result(devices.Driver, "b", "gpu-0")), claim(result(devices.Driver, "b", "gpu-0")), // shared
-		claim(result(devices.Driver, "a", "gpu-1")), // as the GPU was before it was cut
-	})
-	want := map[string]map[devices.Kind]int{"a": {third: 1}, "b": {whole: 1}}
-	if diff := cmp.Diff(want, got); diff != "" || gone != 1 {
-		t.Errorf("%d devices are gone, taken (-want +got):\n%s", gone, diff)
 	}
 }
 
