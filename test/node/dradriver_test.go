@@ -6,7 +6,9 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -165,6 +168,118 @@ func TestNVIDIAsDRADriverCutsGPUsItself(t *testing.T) {
 	}
 }
 
+// Promise 3. A pod has a claim by its template, or one that the scheduler makes for a resource that a DeviceClass stands for, by either name that such a
+// resource has. Whichever it is, the plan makes exactly those leave that hold what goes. A pod that reads from all GPUs by admin access leaves as a client of the library does: where a
+// mode changes, and not for instances.
+func TestAPlanKnowsWhichGPUAPodHasByItsClaim(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 4}]", "migConfigMap: {name: by-claims}\n", node.DRAStatic)
+	r.awaitPublished(r.wholeAndCut())
+	r.cut("3g.40gb@4", "2g.20gb@0", "1g.10gb@2")
+	r.restartDRADriver()
+	r.awaitPublished(r.wholeAndCut())
+	configs := "version: v1\nmig-configs:\n  gpu-0-anew: [{devices: [0], mig-enabled: true, mig-devices: {7g.80gb: 1}}]\n" // no instance can stay
+	for i := 1; i < 4; i++ {
+		configs += fmt.Sprintf("  gpu-%d-anew: [{devices: [%d], mig-enabled: true, mig-devices: {1g.10gb: 7}}]\n", i, i)
+	}
+	r.configMap("by-claims", configs)
+
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	r.mayReadAllGPUs(namespace)
+	slice := "example.com/" + r.Name
+	r.class(slice, "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'")
+	r.template(namespace, "one-gpu", "gpu.nvidia.com", "")
+	r.template(namespace, "one-slice", "mig.nvidia.com", "")
+	r.claimant(namespace, "slice-by-template", "one-slice")
+	r.pod(namespace, "slice-by-resource", map[string]string{slice: "1"})
+	r.pod(namespace, "slice-by-class", map[string]string{"deviceclass.resource.kubernetes.io/mig.nvidia.com": "1"})
+	r.claimant(namespace, "gpu-by-template", "one-gpu")
+	r.pod(namespace, "gpu-by-resource", map[string]string{"nvidia.com/gpu": "1"})
+	r.pod(namespace, "gpu-by-class", map[string]string{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"})
+	metrics := r.claimant(namespace, "metrics", "all-gpus", node.DCGMImage)
+
+	want := map[string][]string{}
+	for _, kind := range []string{"slice-by-template", "slice-by-resource", "slice-by-class", "gpu-by-template", "gpu-by-resource", "gpu-by-class"} {
+		r.awaitRunning(namespace, kind)
+		for _, device := range r.given(namespace, kind) {
+			gpu, _, _ := strings.Cut(device, "-mig-")
+			want[gpu] = append(want[gpu], kind)
+		}
+	}
+	r.awaitRunning(namespace, metrics.Name)
+	if len(r.given(namespace, metrics.Name)) != 3 || len(want["gpu-0"]) != 3 || len(want) != 4 {
+		t.Fatalf("pods have %v, and metrics %v", want, r.given(namespace, metrics.Name))
+	}
+	for gpu, pods := range want {
+		if gpu != "gpu-0" { // whose mode stays; a change of the mode needs all clients of the library away
+			pods = append(pods, metrics.Name)
+		}
+		slices.Sort(pods)
+		if diff := cmp.Diff(pods, r.planned(namespace, gpu+"-anew")); diff != "" {
+			t.Errorf("pods that leave for %s (-want +got):\n%s", gpu, diff)
+		}
+	}
+}
+
+// planned are the pods of the namespace that a plan evicts.
+func (r *rig) planned(namespace, config string) []string {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.t.Context(), r.Parts.Agent, append([]string{"plan", "--mig-config", config}, r.flags()...)...)
+	cmd.Env = append(os.Environ(), "GPUSIM_NODE="+r.GPUs.Dir())
+	out, err := cmd.CombinedOutput()
+	_, steps, planned := strings.Cut(string(out), " steps to "+config)
+	if !planned { // a plan that would be held up has the steps, too
+		r.t.Fatalf("plan %s: %v\n%s", config, err, out)
+	}
+	var pods []string
+	for _, step := range regexp.MustCompile(`\n +\d+  `).Split(steps, -1) { // a long list goes on in further lines
+		if evicted, evicts := strings.CutPrefix(step, "evict "); evicts {
+			for _, found := range regexp.MustCompile(namespace+`/([a-z-]+)`).FindAllStringSubmatch(evicted, -1) {
+				pods = append(pods, found[1])
+			}
+		}
+	}
+	slices.Sort(pods)
+	return pods
+}
+
+// class makes a DeviceClass that answers to an extended resource.
+func (r *rig) class(resource, expression string) {
+	r.t.Helper()
+	classes, name := r.client.ResourceV1().DeviceClasses(), strings.ReplaceAll(resource, "/", "-")
+	if _, err := classes.Create(r.t.Context(), &resourcev1.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourcev1.DeviceClassSpec{
+			ExtendedResourceName: &resource, Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		if err := classes.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// mayReadAllGPUs lets pods of the namespace have devices by admin access, and makes a template for all whole GPUs of the node, as that of DCGM's exporter.
+func (r *rig) mayReadAllGPUs(namespace string) {
+	r.t.Helper()
+	const label = `{"metadata":{"labels":{"resource.kubernetes.io/admin-access":"true"}}}`
+	if _, err := r.client.CoreV1().Namespaces().Patch(r.t.Context(), namespace, types.MergePatchType, []byte(label), metav1.PatchOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+	all := resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com", AllocationMode: resourcev1.DeviceAllocationModeAll, AdminAccess: new(true)}
+	if _, err := r.client.ResourceV1().ResourceClaimTemplates(namespace).Create(r.t.Context(), &resourcev1.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: "all-gpus"},
+		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: resourcev1.ResourceClaimSpec{
+			Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{Name: "gpus", Exactly: &all}}},
+		}},
+	}, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // wholeAndCut is what the driver is to offer of the GPUs as they are, in static mode.
 func (r *rig) wholeAndCut() []string {
 	r.t.Helper()
@@ -261,10 +376,13 @@ func (r *rig) template(namespace, name, class, profile string) {
 	}
 }
 
-// claimant makes a pod with a claim by a template.
-func (r *rig) claimant(namespace, name, template string) *corev1.Pod {
+// claimant makes a pod with a claim by a template, of another image than that of users' pods if one is named.
+func (r *rig) claimant(namespace, name, template string, image ...string) *corev1.Pod {
 	r.t.Helper()
 	spec := r.podSpec(nil)
+	for _, other := range image {
+		spec.Containers[0].Image = other
+	}
 	spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
 	spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	pod, err := r.client.CoreV1().Pods(namespace).Create(r.t.Context(), &corev1.Pod{
