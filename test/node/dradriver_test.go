@@ -394,8 +394,11 @@ func (r *rig) claimant(namespace, name, template string, image ...string) *corev
 	return pod
 }
 
-// given are the devices that a pod has by claims, as kubelet tells it. Each of them has a CDI device.
-func (r *rig) given(namespace, pod string) []string {
+// given are the devices that a pod has by claims, as kubelet tells it.
+func (r *rig) given(namespace, pod string) []string { r.t.Helper(); return r.claimed(namespace)[pod] }
+
+// claimed are the devices that the pods of the namespace have by claims, as kubelet tells it. Each of them has a CDI device.
+func (r *rig) claimed(namespace string) map[string][]string {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix:"+r.Kubelet.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -406,23 +409,23 @@ func (r *rig) given(namespace, pod string) []string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	var names []string
+	devices := map[string][]string{}
 	for _, p := range answer.PodResources {
-		if p.Namespace != namespace || p.Name != pod {
+		if p.Namespace != namespace {
 			continue
 		}
 		for _, c := range p.Containers {
 			for _, claim := range c.DynamicResources {
 				for _, d := range claim.ClaimResources {
 					if d.DriverName != draDriver || d.PoolName != r.Name || len(d.CdiDevices) == 0 {
-						r.t.Errorf("pod %s has %v", pod, d)
+						r.t.Errorf("pod %s has %v", p.Name, d)
 					}
-					names = append(names, d.DeviceName)
+					devices[p.Name] = append(devices[p.Name], d.DeviceName)
 				}
 			}
 		}
 	}
-	return names
+	return devices
 }
 
 // holderOf is the pod that has the device.

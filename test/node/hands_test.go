@@ -43,14 +43,17 @@ func (r *rig) snapshot() []nvml.GPU {
 }
 
 // cut makes instances on GPU 0 behind the agent's back.
-func (r *rig) cut(instances ...string) {
+func (r *rig) cut(instances ...string) { r.t.Helper(); r.cutGPU(0, instances...) }
+
+// cutGPU does so with the GPU of that index.
+func (r *rig) cutGPU(index int, instances ...string) {
 	r.t.Helper()
 	driver := r.GPUs.Driver()
-	gpu := r.snapshot()[0]
+	gpu := r.snapshot()[index]
 	if err := driver.SetMode(r.t.Context(), gpu.UUID, true); err != nil {
 		r.t.Fatal(err)
 	}
-	gpu = r.snapshot()[0]
+	gpu = r.snapshot()[index]
 	for _, text := range instances {
 		name, start, _ := strings.Cut(text, "@")
 		p, ok := gpu.Profile(name)
