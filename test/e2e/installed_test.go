@@ -44,12 +44,13 @@ type installed struct {
 	before      *corev1.Node // before anything was installed
 	filesBefore []string
 	scenario    time.Time
+	overlayName string // of deploy/overlays
 }
 
 // install applies the overlay for clusters without NVIDIA's operator, as the README says, and what a test adds to it.
-func install(t *testing.T, spec string) *installed {
+func install(t *testing.T, spec, overlay string) *installed {
 	t.Helper()
-	i := &installed{rig: newRig(t, spec, programs.Image)}
+	i := &installed{rig: newRig(t, spec, programs.Image), overlayName: overlay}
 	if err := machine.AddAddress("lo:2", netip.MustParseAddr(cluster.ServiceAddress)); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func (i *installed) apply(name, component string) {
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s/overlays/device-plugin]\n", rel)
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s/overlays/%s]\n", rel, i.overlayName)
 	if component != "" {
 		text += fmt.Sprintf("components: [%s/components/%s]\n", rel, component)
 	}
@@ -188,7 +189,7 @@ func (i *installed) did(scenario string) {
 
 // Everything that the manifests install runs in pods of a real kubelet, from the image that a release has, and does what the README says.
 func TestWhatTheManifestsInstallDoesAllThatItPromises(t *testing.T) {
-	i := install(t, "gpus: [{model: H100-80GB, count: 2}]")
+	i := install(t, "gpus: [{model: H100-80GB, count: 2}]", "device-plugin")
 	i.did("")
 	i.agentPod("the agent to be ready", anyPod)
 	i.awaitAmount(gpu, 2, 2)

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -63,6 +64,11 @@ func prepare() error {
 	var err error
 	if programs.Parts, err = node.Build(ctx, b); err != nil {
 		return err
+	}
+	if flag.Parse(); !testing.Short() { // the tests at full length alone have it
+		if err := programs.BuildDRADriver(ctx, b); err != nil {
+			return err
+		}
 	}
 	if programs.Runtime, err = b.Runtime(ctx); err != nil {
 		return err

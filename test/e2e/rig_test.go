@@ -87,6 +87,7 @@ func newRig(t *testing.T, spec string, archives ...string) *rig {
 		Kube: programs.Kube, Runtime: programs.Runtime, Pause: programs.Pause, Images: r.images(), Archives: archives,
 		DriverMounts: map[string]string{
 			driverInside: filepath.Dir(programs.LibNVML), gpusInside: r.file("gpus"), hostInside: r.file("host"), procInside: "/proc",
+			r.file("host"): r.file("host"), // by this path the GPUs know it, so that the capabilities of what a pod makes come there
 		},
 		DriverEnv: []string{"LD_LIBRARY_PATH=" + driverInside, "GPUSIM_NODE=" + gpusInside, "GPUSIM_PROC=" + procInside},
 	})
@@ -122,7 +123,7 @@ func (r *rig) images() []realkubelet.Image {
 			r.t.Fatal(err)
 		}
 	}
-	return []realkubelet.Image{
+	all := []realkubelet.Image{
 		{
 			Name: trainer, Entrypoint: []string{"/gpusim", "compute"}, Files: map[string]string{"/gpusim": programs.GPUSim},
 		},
@@ -138,6 +139,10 @@ func (r *rig) images() []realkubelet.Image {
 			},
 		},
 	}
+	if programs.DRADriver != "" {
+		all = append(all, r.draDriver())
+	}
+	return all
 }
 
 // shortNames are those of the GPUs in what tests expect: GPU-0 for the first one's UUID.
