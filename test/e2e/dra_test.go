@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -12,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -345,7 +344,9 @@ func (i *installed) computing() map[string]types.UID {
 	for _, gpu := range seen {
 		for _, instance := range gpu.Instances {
 			for _, p := range instance.Processes {
-				all[instance.Devices[0].UUID] = cmp.Or(podOf(p.PID), all[instance.Devices[0].UUID])
+				if uid := podOf(p.PID); uid != "" {
+					all[instance.Devices[0].UUID] = uid
+				}
 			}
 		}
 	}
@@ -378,7 +379,7 @@ func (i *installed) onlyHoldersLeft(before, after map[types.UID]holding) {
 			got[uid] = now
 		}
 	}
-	if diff := gocmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got); diff != "" {
 		i.t.Errorf("pods that run on (-want +got):\n%s", diff)
 	}
 	if len(left) == 0 {
