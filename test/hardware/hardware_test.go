@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
@@ -49,7 +51,8 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	t.Logf("\n%s", &said)
 	for where, words := range map[*bytes.Buffer][]string{
 		&said: {"on SIMULATED GPUs"}, // the table
-		&told: {"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left"},
+		&told: {"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left",
+			"1 GPU in its slices, by the UUIDs of NVML", "gpu-0 is GPU 0", "ImpossibleSharing: share GPUs by the claims on this node"},
 	} {
 		for _, want := range words {
 			if !strings.Contains(where.String(), want) {
@@ -57,7 +60,7 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 			}
 		}
 	}
-	const checks = 14
+	const checks = 17
 	if n := strings.Count(said.String(), "│ ok "); n != checks || strings.Contains(said.String(), string(notRun)) {
 		t.Errorf("%d checks have passed, want %d", n, checks)
 	}
@@ -157,5 +160,53 @@ func TestACheckThatFailsEndsWhatRestsOnItAndTheRunHasFailed(t *testing.T) {
 		if !strings.Contains(r.table(), want) {
 			t.Errorf("%q is not in the table:\n%s", want, r.table())
 		}
+	}
+}
+
+func TestTheDRADriverGetsTheLibrariesThatThisProcessHasLoaded(t *testing.T) {
+	const line = "7f1c0a000000-7f1c0a0f0000 r-xp 00000000 08:01 1234                       "
+	for text, want := range map[string][2]string{
+		line + "/usr/lib/x86_64-linux-gnu/libc.so.6\n" + line + "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04\n": {"/usr/lib/x86_64-linux-gnu", "580.159.04"},
+		line + "/opt/libnvidia-ml.so.1\n":                  {},
+		line + "/usr/lib/libcuda.so.580.159.04\n":          {},
+		line + "/lib/libnvidia-ml.so.580.159.04 (deleted)": {},
+	} {
+		folder, version, err := loaded(text)
+		var absent *notHereError
+		if [2]string{folder, version} != want || errors.As(err, &absent) != (version == "") {
+			t.Errorf("%s: %q, %q, %v, want %q", text, folder, version, err, want)
+		}
+	}
+
+	libraries, root := t.TempDir(), filepath.Join(t.TempDir(), "root")
+	smi := filepath.Join(libraries, "smi")
+	for _, name := range []string{"smi", "libnvidia-ml.so.580.1", "libcuda.so.580.1"} {
+		if err := os.WriteFile(filepath.Join(libraries, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over, err := driverFiles(root, libraries, "580.1", smi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range over {
+		got = append(got, m.Target+" "+strings.TrimPrefix(m.Source, libraries))
+		if inside, err := filepath.Rel("/driver-root", m.Target); err != nil {
+			t.Error(err)
+		} else if _, err := os.Stat(filepath.Join(root, inside)); err != nil {
+			t.Errorf("nothing is there for the mount on %s: %v", m.Target, err)
+		}
+	}
+	want := []string{
+		"/driver-root " + root, "/driver-root/dev /dev", "/driver-root/usr/bin/nvidia-smi /smi", "/driver-root/usr/lib64/libcuda.so.1 /libcuda.so.580.1",
+		"/driver-root/usr/lib64/libcuda.so.580.1 /libcuda.so.580.1", "/driver-root/usr/lib64/libnvidia-ml.so.1 /libnvidia-ml.so.580.1",
+		"/driver-root/usr/lib64/libnvidia-ml.so.580.1 /libnvidia-ml.so.580.1",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what the driver sees (-want +got):\n%s", diff)
+	}
+	if _, err := driverFiles(root, libraries, "581.1", smi); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a version that is not there: %v", err)
 	}
 }

@@ -107,18 +107,12 @@ func (m *machine) simulate(gpus string) error {
 	m.driverRoot = filepath.Join(m.dir, "driver")
 	libraries := filepath.Join(m.driverRoot, "usr", "lib64")
 	m.smi = filepath.Join(m.driverRoot, "usr", "bin", "nvidia-smi")
-	for link, file := range map[string]string{
-		filepath.Join(libraries, "libnvidia-ml.so.1"): m.programs.simulated("libnvidia-ml.so.1"),
-		filepath.Join(libraries, "libcuda.so.1"):      m.programs.simulated("libcuda.so.1"),
-		m.smi:                                         m.programs.simulated("gpusim"),
-	} {
-		err := os.MkdirAll(filepath.Dir(link), 0o755)
-		if err == nil {
-			err = os.Symlink(file, link)
-		}
-		if err != nil {
-			return fmt.Errorf("installing the simulated driver: %w", err)
-		}
+	err = m.gpus.RenderDriver(m.driverRoot, m.programs.simulated("libnvidia-ml.so.1"), m.programs.simulated("gpusim"))
+	if err == nil {
+		err = os.Symlink(m.programs.simulated("libcuda.so.1"), filepath.Join(libraries, "libcuda.so.1"))
+	}
+	if err != nil {
+		return fmt.Errorf("installing the simulated driver: %w", err)
 	}
 	m.kernelLog = filepath.Join(m.dir, "kmsg")
 	if m.pipe, err = makePipe(m.kernelLog); err != nil {

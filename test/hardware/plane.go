@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
+	"github.com/gpuslice/gpuslice/test/node"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -38,6 +39,8 @@ type plane struct {
 	client  kubernetes.Interface
 	kubelet *kubelet.Kubelet
 	agent   *agentRun
+
+	driverless error // why NVIDIA's DRA driver cannot run here; nil if it can
 
 	table *pods.Table // that the agent reads: a pod's processes are this program's children, and of no cgroup of a pod
 
@@ -77,6 +80,8 @@ func (p *plane) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var driver kubelet.Image
+	driver, p.driverless = p.draDriver()
 	p.kubelet, err = kubelet.Start(ctx, kubelet.Options{
 		Node: nodeName, Dir: filepath.Join(p.dir, "kubelet"), Config: credentials, Log: log, BootID: p.bootID,
 		Labels:        map[string]string{corev1.LabelHostname: nodeName, "nvidia.com/gpu.present": "true"},
@@ -86,6 +91,8 @@ func (p *plane) join(ctx context.Context) error {
 			pluginImage:         {Path: p.programs.bin(pluginProgram), Env: p.env, Mounts: p.mounts},
 			pluginImage + " sh": {Path: "/bin/sh"},
 			workImage:           {Path: p.self, Env: p.env},
+
+			node.DRADriverImage + " bash": driver,
 		},
 		OnAllocate: p.allocated, OnFree: p.freed, OnStart: p.started, OnEnd: p.ended,
 	})
@@ -119,12 +126,17 @@ func (p *plane) started(pod *corev1.Pod, c *corev1.Container, pid int) {
 	p.mu.Unlock()
 	process := pods.Process{PID: pid, Command: "hardware", Args: slices.Concat(c.Command, c.Args), Cgroup: pods.OfPod(pod)}
 	plugin := c.Image == pluginImage && c.Command[0] == pluginProgram
-	if c.Image == pluginImage {
+	switch c.Image {
+	case pluginImage:
 		process.Command = c.Command[0]
+	case node.DRADriverImage:
+		process.Command = draProgram // which has no GPU open between its calls
 	}
 	for _, g := range p.before {
 		// The plugin has them all open.
-		if plugin || slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, string(g.UUID)) }) {
+		if plugin || slices.ContainsFunc(ids, func(id string) bool {
+			return strings.HasPrefix(id, string(g.UUID)) || strings.HasSuffix(id, fmt.Sprintf("/gpu-%d", g.Minor)) // by the plugin, or by a claim
+		}) {
 			process.Files = append(process.Files, fmt.Sprintf("/dev/nvidia%d", g.Minor))
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -101,6 +100,7 @@ func (t *trial) share(ctx context.Context) {
 		}
 		return fmt.Sprintf("%s; %s left", saw, counted(len(shares), "pod")), err
 	})
+	t.claims(ctx, p)
 }
 
 // begin has the plugin offer the GPUs and the agent say that nothing is asked.
@@ -187,16 +187,12 @@ func offered(n *corev1.Node) int {
 // becomes asks for a sharing by the node's label, and proves that it is there: the agent says that it is done and has given the node
 // back, and kubelet gives out each GPU so often.
 func (p *plane) becomes(ctx context.Context, key string, replicas int) (string, error) {
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{config.LabelDevicePluginConfig: key}}})
-	if err != nil {
-		return "", err
-	}
 	began := time.Now()
-	if _, err := p.client.CoreV1().Nodes().Patch(ctx, nodeName, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+	if err := p.patch(ctx, "labels", config.LabelDevicePluginConfig, key); err != nil {
 		return "", err
 	}
 	want := len(p.before) * replicas
-	err = p.await(ctx, "the agent to prove "+key, func(n *corev1.Node) bool {
+	err := p.await(ctx, "the agent to prove "+key, func(n *corev1.Node) bool {
 		c := said(n, config.ConditionGPUPartitionReady)
 		_, owes := n.Annotations[config.AnnotationJournal]
 		return c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, key+":") && offered(n) == want && !n.Spec.Unschedulable && !owes
@@ -236,16 +232,8 @@ func (p *plane) ids(replicas int) []string {
 
 // run runs a pod with one GPU or share, until it computes, or has ended by itself.
 func (p *plane) run(ctx context.Context, name, does string) error {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			RestartPolicy: corev1.RestartPolicyNever,
-			Containers: []corev1.Container{{
-				Name: "work", Image: workImage, Command: []string{"hardware", "work", does},
-				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{resourceName: resource.MustParse("1")}},
-			}},
-		},
-	}
+	pod := worker(name, does)
+	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{resourceName: resource.MustParse("1")}
 	if _, err := p.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return err
 	}
@@ -253,6 +241,17 @@ func (p *plane) run(ctx context.Context, name, does string) error {
 		return p.poll(ctx, "pod "+name+" on a GPU", func(ctx context.Context) (bool, error) { return p.computing(ctx, name) })
 	}
 	return nil
+}
+
+// worker is a pod of this program, that asks for nothing.
+func worker(name, does string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever,
+			Containers:    []corev1.Container{{Name: "work", Image: workImage, Command: []string{"hardware", "work", does}}},
+		},
+	}
 }
 
 // computing reports whether the driver shows a process of the pod.

@@ -24,6 +24,9 @@ var manifests = []string{
 	"deploy/base/namespace.yaml", "deploy/base/serviceaccount.yaml", "deploy/base/rbac.yaml", "deploy/overlays/device-plugin/device-plugin.yaml",
 }
 
+// draManifest is NVIDIA's DRA driver, which is applied when the device plugin has gone.
+const draManifest = "test/node/manifests/dra-driver.yaml"
+
 func (t tree) bin(name string) string { return filepath.Join(string(t), "bin", name) }
 
 // simulated is where what stands for NVIDIA's driver is, away from where anything looks for the real one.
@@ -35,7 +38,7 @@ func (t tree) manifest(file string) string {
 
 // fill links into the tree what the cache has, and builds what it does not have.
 func (t tree) fill(ctx context.Context, b binaries.Builder, self func(context.Context) (string, error)) error {
-	if err := b.Announce(ctx, "kube", "deviceplugin"); err != nil {
+	if err := b.Announce(ctx, "kube", "deviceplugin", "dradriver"); err != nil {
 		return err
 	}
 	kube, err := b.Kube(ctx)
@@ -46,7 +49,11 @@ func (t tree) fill(ctx context.Context, b binaries.Builder, self func(context.Co
 	if err != nil {
 		return err
 	}
-	links := map[string]string{t.bin(pluginProgram): filepath.Join(plugin, pluginProgram)}
+	driver, err := b.DRADriver(ctx)
+	if err != nil {
+		return err
+	}
+	links := map[string]string{t.bin(pluginProgram): filepath.Join(plugin, pluginProgram), t.bin(draProgram): filepath.Join(driver, draProgram)}
 	for _, name := range kubePrograms {
 		links[t.bin(name)] = filepath.Join(kube, name)
 	}
@@ -68,7 +75,7 @@ func (t tree) fill(ctx context.Context, b binaries.Builder, self func(context.Co
 	if err != nil {
 		return err
 	}
-	for _, file := range manifests {
+	for _, file := range append([]string{draManifest}, manifests...) {
 		links[t.manifest(file)] = filepath.Join(root, file)
 	}
 	for at, file := range links {
