@@ -169,8 +169,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// checkSettings reports whether the settings are other ones by now, and whether what is wrong with them is news for the condition. Wrong ones change
-// nothing else.
+// checkSettings reports whether the settings have changed since this process has read them, and whether the condition has to say something else about
+// their mistakes. Settings with mistakes change nothing else.
 func (a *Agent) checkSettings() (other, news bool) {
 	if a.edited == nil {
 		return false, false
@@ -212,11 +212,11 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 	return rest - pause
 }
 
-// pollInterval is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and a
+// pollInterval is the time between two observations of the monitors. A program fills a GPU within seconds, but only a GPU that stays full matters, and an
 // observation costs some ten driver calls a GPU.
 const pollInterval = 15 * time.Second
 
-// waitForNextPass waits until a watch wakes the loop, at most for d. Until then the monitors observe, which asks nothing of the API server; the wait
+// waitForNextPass waits until a watch wakes the loop, at most for d. The monitors poll while it waits, which costs the API server no request; the wait
 // ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
 	timer := a.Clock.NewTimer(d)
@@ -262,7 +262,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, in.Seen, in.Want, in.Steps, err)
 }
 
-// act performs at most one step. It returns the input by which it has.
+// act performs at most one step, and returns the input of that step: cleanUpWhileWaiting replaces what was planned.
 func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 	err := a.mendPluginKey(ctx, in.Seen, in.Want)
 	if err != nil || len(in.Steps) == 0 {
@@ -344,7 +344,7 @@ func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 	}
 }
 
-// tidyRecord removes a change from the host's record of which nothing is left to restore.
+// tidyRecord removes a change from the host's record once it has nothing left to restore.
 func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	a.journal.Tidy(ctx, !seen.NothingToRestore())
 }
@@ -408,7 +408,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 		return want, steps, err
 	}
 	if want.Unread != nil {
-		want, _ = a.resolver.Asked(seen.Node) // of which nothing is known for certain
+		want, _ = a.resolver.Asked(seen.Node) // the files could not be read: certain is only what the labels say
 	}
 	steps, err = a.planTo(ctx, seen, want, revised)
 	return want, steps, err

@@ -13,7 +13,7 @@ import (
 )
 
 // Diagnose says why the node is as it is, and changes nothing. The caller passes in running whether another process is this machine's
-// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and has what the
+// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and reports what the
 // rest has shown.
 func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)

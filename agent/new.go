@@ -47,7 +47,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Kubelet reports, by its pod-resources API, which pod it has given which device, and which devices it may still give out.
+// Kubelet reports, by its pod-resources API, which pod it has given which device, and which devices it may give out.
 type Kubelet interface {
 	Assignments(ctx context.Context) (holders.Assignments, error)
 	Allocatable(ctx context.Context) (map[string][]string, error)

@@ -104,7 +104,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity = seen.CompareHardware(seen.MIGStrategy(a.Settings.MIGStrategy, nil))
 }
 
-// observeClaims reads what resource claims have given out: with the rest, during a change, and for a plan that a user asks for. A node at rest costs
+// observeClaims reads what resource claims have given out: where the observation reads the API server, during a change, and for a plan that a user asks for. A node at rest costs
 // the API server no request for them, whatever its pods do.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
@@ -136,7 +136,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// planned returns what the planner needs of the observation, to which it adds who holds the devices that the way to the targets takes.
+// planned returns what the planner needs of the observation. It first adds to the observation who holds the devices that the targets take away.
 func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Pods: plannedPods(s), Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0,
@@ -167,7 +167,7 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 	return out
 }
 
-// plannedPods returns the pods that have to leave if what they hold goes.
+// plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps take away.
 func plannedPods(s *state.Observed) []plan.Pod {
 	var out []plan.Pod
 	for _, p := range s.MustLeave() {

@@ -43,7 +43,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 			return errors.Join(a.taint.Clear(ctx, node), a.reportFinal(ctx))
 		case err == nil && left.none(): // no one judges the GPUs any more
 			return a.taint.Clear(ctx, node)
-		case err == nil && len(left.ours) > 0: // with nothing of its own to restore a pass might begin a change
+		case err == nil && len(left.ours) > 0: // with nothing of its own to restore, a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}
 		if a.driverReplaced {
@@ -88,7 +88,7 @@ func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// reportFinal writes the final condition to a node on which the agent has nothing more to restore: the last pass reported its last step only.
+// reportFinal writes the final condition once all is restored: the last pass reported its last step only.
 func (a *Agent) reportFinal(ctx context.Context) error {
 	seen, err := a.observe(ctx)
 	if err != nil {
@@ -101,8 +101,8 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 	return nil
 }
 
-// AwaitRecovered watches the node until the agent that runs there has nothing to restore on it. It calls seen with the node at each change. If ctx
-// ends, the error says what that agent must still restore.
+// AwaitRecovered watches the node until the agent that runs there has nothing left to restore. It calls seen with the node at each change. If ctx
+// ends, the error says what that agent has not restored yet.
 func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
 	only := fields.OneTermEqualSelector("metadata.name", a.Node).String()
 	nodes := &cache.ListWatch{
@@ -140,7 +140,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and minds its labels itself")
 
 // Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent
-// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent has nothing to restore on the node: in the
+// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent has restored all else: in the
 // middle of a change operands have to stay away.
 func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	node, err := a.readNode(ctx)

@@ -277,7 +277,7 @@ func HowToSet(s config.MIGStrategy) string {
 }
 
 // fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It goes by the plugin's
-// config where none is desired, and nothing else sets the MIG strategy.
+// config where none is desired, and nothing else says the MIG strategy.
 func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil

@@ -32,14 +32,14 @@ type Resolver struct {
 	// Catalog takes the place of what is generated for the GPUs and of the node's files, where there is no node; nil on a node.
 	Catalog *catalog.Catalog
 
-	read reading // the last one that Remember was given
+	read reading // of the last call of Remember
 }
 
 // errPluginUnread says that what is asked for depends on the device plugin's config, which the observation has not read.
 var errPluginUnread = &outcome.UnseenError{Err: errors.New("the device plugin's config was not read")}
 
-// NeedsPlugin reports whether a request cannot be resolved without the device plugin's config, by the error with which Desired or Resolve has ended on an
-// observation that has not read it.
+// NeedsPlugin reports whether err, which Desired or Resolve has returned, means that the request cannot be resolved before the device plugin's config is
+// read.
 func NeedsPlugin(err error) bool { return errors.Is(err, errPluginUnread) }
 
 // Desired turns labels into targets, by the observation alone. A bad request is a *Stalled error, which the agent reports, and which disturbs nothing.
@@ -74,7 +74,7 @@ func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	return want, err
 }
 
-// Remember keeps the files by which Desired has resolved the labels, for when one of them cannot be read.
+// Remember keeps the files that Desired has resolved the labels with, for when one of them cannot be read.
 func (r *Resolver) Remember(seen *state.Observed, want state.Desired) {
 	if want.Label != config.LabelDevicePluginConfig && want.Label != "" && want.Fingerprint != "" && want.Unread == nil {
 		r.read = reading{want.Label, want.Name, seen.Files}
@@ -244,7 +244,7 @@ func missingFile(seen *state.Observed, label string, err error) string {
 	return "; " + file.Name + ", which the settings name, is not there"
 }
 
-// reading is the files by which a label was understood.
+// reading is the files that a label was resolved with.
 type reading struct {
 	label, name string
 	files       state.Files

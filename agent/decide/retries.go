@@ -28,7 +28,7 @@ type Retries struct {
 	successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
 	waits     map[string]time.Time // when a wait with a deadline of its own began, by waitOf
 
-	failedObservations int          // observations of the node that failed, in a row
+	failedObservations int          // in a row
 	unanswered         wait.Backoff // the pauses after passes in which the API server has failed requests
 }
 
@@ -171,8 +171,8 @@ func (b *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.S
 	return until
 }
 
-// CheckNoEffect ends a change of which a user or another tool undoes a step each time. In an undo the agent tries the step again, but ever less
-// often. Of a step on a GPU, act/hardware asks InVain right before the call into the driver.
+// CheckNoEffect returns the failure of a change whose step a user or another tool undoes each time. In an undo the agent tries the step again, but ever
+// less often. For a step on a GPU, act/hardware calls InVain right before the call into the driver.
 func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	if !step.Traits().Repeatable {
 		return nil
@@ -188,7 +188,7 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	return failure
 }
 
-// ObservationFailed is for an observation of the node that failed: the agent observes again after a pause that doubles each time.
+// ObservationFailed is for an observation that failed: the agent observes again after a pause that doubles each time.
 func (b *Retries) ObservationFailed(err error) outcome.Decision {
 	b.failedObservations++
 	pause := b.pauseAfter(b.failedObservations)
@@ -205,7 +205,7 @@ func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
 // Answered is for a pass for which the API server has answered all requests.
 func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 
-// ForgetObservations is for an observation of the node that has succeeded.
+// ForgetObservations is for an observation that has succeeded.
 func (b *Retries) ForgetObservations() { b.failedObservations = 0 }
 
 // pauseAfter is the pause after so many failures in a row. It doubles each time.

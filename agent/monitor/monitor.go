@@ -1,5 +1,5 @@
-// Package monitor has the interfaces by which the agent's loop calls what watches the node besides the change. It says which pods have what of the
-// node's GPUs, and whose the processes on it are.
+// Package monitor has the interfaces that the agent's loop calls its monitors by: what watches the node beside changes. OwnerFinder finds which pods have
+// what of the node's GPUs, and whose the processes on them are.
 package monitor
 
 import (

@@ -41,8 +41,8 @@ type Claims struct {
 	Clock   *monotonic.Clock
 
 	known    map[holders.PodClaim]readClaim
-	driver   bool // a trace of the driver was seen on the node
-	reported string
+	driver   bool   // a trace of the driver was seen on the node
+	reported string // the last text that News has reported
 }
 
 // readClaim is a claim as it was read for a pod. Once it is settled for the pod, it stays so until the pod has ended.

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Processes finds such processes.
+// Processes finds the processes of the host that hold a GPU or a part of one, and the pods that keep NVIDIA's library open.
 type Processes struct {
 	Processes holders.Processes
 	Settings  config.Settings
@@ -87,7 +87,7 @@ func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 	return i.Processes
 }
 
-// freeFor is how long a reading of the process table that has found nothing counts. A change of eight GPUs takes some fifty steps,
+// freeFor is how long a scan of the process table that has found nothing counts. A change of eight GPUs takes some fifty steps,
 // and a table with 200,000 open files takes two seconds to read. The driver refuses in any case to change a device in use.
 const freeFor = 5 * time.Second
 

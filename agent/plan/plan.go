@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is what the agent has found by one look at the node.
+// Observed is what one observation of the node has found.
 type Observed struct {
 	GPUs     []nvml.GPU
 	Pods     []Pod // pods of the node that hold a GPU or a part of one, or may do so
@@ -108,17 +108,17 @@ type Unit struct {
 
 // Capacity is how far the node's capacity agrees with the hardware.
 type Capacity struct {
-	Agreed int // looks in a row at which hardware, kubelet and node agreed
+	Agreed int // observations in a row in which hardware, kubelet and node agreed
 }
 
-// Proof is the number of looks in a row at which everything must agree before a change counts as done: devices may
+// Proof is the number of observations in a row in which everything must agree before a change counts as done: devices may
 // vanish again right after a plugin's first registration.
 const Proof = 2
 
 // Target is what one GPU shall become.
 type Target struct {
 	nvml.Request
-	// Exact, if set, is the geometry with its places, for an undo; Wish.Devices is then not used.
+	// Exact, if set, is the geometry with its places, for an undo; Request.Devices is then not used.
 	Exact nvml.Geometry
 	Undo  bool // Exact counts even if it is empty
 }
@@ -152,15 +152,15 @@ func (r *Refused) Error() string {
 // Unwrap gives the reason, usually an *nvml.Impossible.
 func (r *Refused) Unwrap() error { return r.Err }
 
-// Refuse returns why there is no plan: a *Refused if a GPU cannot become what is desired. Of what was observed it goes by the GPUs, by which of them
-// are not well, and by the reboots.
+// Refuse returns why there is no plan: a *Refused if a GPU cannot become what is desired. It decides by three parts of Observed: GPUs, Sick and
+// Reboots.
 func Refuse(seen Observed, want Desired) error {
 	_, err := seen.changes(want)
 	return err
 }
 
 // Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
-// this is proven, and that the agent owes the node nothing. The error is that of Refuse.
+// this is proven, and that the agent has nothing to restore. The error is that of Refuse.
 func Make(seen Observed, want Desired) ([]Step, error) {
 	changes, err := seen.changes(want)
 	if err != nil {
@@ -187,8 +187,8 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
-// open lists the steps that open a node with a startup taint of which nothing is to be changed. Where its capacity is there behind that taint, it needs
-// no fence in the taint's place.
+// open lists the steps that remove the startup taint from a node whose GPUs and config are as desired already. If kubelet has the capacity behind that
+// taint, the node needs no fence in the taint's place.
 func open(seen Observed, want Desired, parks bool) []Step {
 	if steps := openUnfenced(seen, want, parks); steps != nil {
 		return steps
@@ -221,9 +221,9 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 }
 
 // NeedFresh reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
-// look says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward is that of
+// observation says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward is that of
 // Observed. Before the change has touched a GPU its window may close, and a watch that is behind may itself be the cause of an undo: both need a fresh
-// look. So does the last step on a GPU: no later look of the change notes in the journal which device plugin has started meanwhile.
+// observation. So does the last step on a GPU: no later observation of the change notes in the journal which device plugin has started since.
 func NeedFresh(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true
@@ -265,8 +265,8 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 	return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...)
 }
 
-// parked reports whether the agent has given the node back until its reboot. A change without a fence has no cordon either, and owes the
-// operands and units that it has paused and stopped until it is parked.
+// parked reports whether the agent has given the node back until its reboot. A change without a fence has no cordon either; until it is parked, its
+// journal holds the operands and units that it has paused and stopped.
 func (seen Observed) parked() bool {
 	j := seen.Journal
 	return j.Owed && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
@@ -572,8 +572,8 @@ func persist(seen Observed) []Step {
 	return steps
 }
 
-// needed returns how many agreeing observations prove the capacity. Without a journal, the agent has proven the node before, and one observation tells
-// whether that still holds.
+// needed returns how many agreeing observations prove the capacity. Without a journal, the agent has proven the node before, and one observation
+// shows whether that still holds.
 func needed(seen Observed) int {
 	switch {
 	case !seen.Journal.Owed:

@@ -259,7 +259,7 @@ func misspelt(node *corev1.Node) string {
 	return ""
 }
 
-// cordonOfOthers says which user or tool has cordoned a node on which the agent has nothing to restore.
+// cordonOfOthers says which user or tool has cordoned a node where the agent has nothing to restore.
 func cordonOfOthers(seen *state.Observed) string {
 	who, since, cordoned := fence.Cordoner(seen.Node)
 	if !cordoned || seen.Journal != nil {

@@ -47,10 +47,11 @@ func (d Desired) ApplyCommand(node string, flags ...string) string {
 	return strings.Join(append([]string{"kubectl gpuslice apply", node, of, name}, flags...), " ")
 }
 
-// ResetTarget is what a change is for that resets GPUs which are not well, on a node of which nothing is asked. No label can have it as its value.
+// ResetTarget names the change that resets unhealthy GPUs of a node without a config label. No label can have it as its value.
 const ResetTarget = "reset of a GPU"
 
-// Heals is what is wanted of a node of which nothing is asked while GPUs are to be reset, or are being given back what they had; false if none are.
+// Heals returns the desired state of a node without a config label while the agent resets unhealthy GPUs, or restores their instances; false if it does
+// neither.
 func (s *Observed) Heals() (Desired, bool) {
 	started := s.Journal != nil && s.Journal.Target == ResetTarget
 	if !started && (s.Journal != nil || len(s.Sick) == 0) {

@@ -56,8 +56,9 @@ func (s *Observed) Computes(unit string) bool {
 	})
 }
 
-// MustLeave returns the holders that the agent evicts. It leaves out operands, which have an order of their own, clients of the library that
-// have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those would only restart them.
+// MustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
+// have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
+// would only restart them.
 func (s *Observed) MustLeave() []holders.Pod {
 	apart := map[string]bool{}
 	for _, o := range s.KubeletPlugins() {

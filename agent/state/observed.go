@@ -1,6 +1,6 @@
-// Package state is one observation of a node, and what its labels ask for: the data by which the agent decides, and what follows from
-// that alone. It has no client, no clock and no driver. Package agent fills it by observe.go; what is only known once a plan is made, as who
-// holds the devices that go, it adds then.
+// Package state is one observation of a node, and what its labels ask for: the data that the agent decides by, and what follows from
+// that alone. It has no client, no clock and no driver. Package agent fills it in observe.go: first in observe, and, once a plan says which devices
+// go, in planned, which adds who holds those.
 package state
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is one observation of everything by which the agent decides, in sections.
+// Observed is one observation of everything that the agent decides by, in sections.
 type Observed struct {
 	Node         *corev1.Node
 	Marks        Marks
@@ -174,10 +174,10 @@ func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	return config.MIGStrategy(optionOf(pod, "--mig-strategy", "MIG_STRATEGY"))
 }
 
-// readsConfig reports whether the plugin of a pod has the flag for a config file, wherever that is.
+// readsConfig reports whether a flag or variable of the plugin's pod names a config file, wherever that is.
 func readsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
 
-// optionOf is the value of a flag of the plugin, or of the variable that stands for it.
+// optionOf returns the value of a flag of the plugin, or of the variable that stands for it.
 func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 	for _, c := range pod.Spec.Containers {
 		all := slices.Concat(c.Command, c.Args)
@@ -267,8 +267,9 @@ func (s *Observed) ReportedFailure(want Desired) *api.Failure {
 	return nil
 }
 
-// ForeignCordon reports whether another user or tool has cordoned the node, by managedFields. If those are stripped from the node, a cordon
-// beside the agent's taint is the agent's, unless the journal says that it was there before.
+// ForeignCordon reports whether another user or tool has cordoned the node. Whose a cordon is, managedFields say first. If those are stripped from the
+// node, the journal says whether the cordon was there before the change; without a journal, a cordon beside the agent's taint is the agent's. Fencing
+// lifts no cordon of others.
 func (s *Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false

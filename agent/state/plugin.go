@@ -354,7 +354,7 @@ func (s *Observed) MissingMPS() []string {
 	return out
 }
 
-// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing tells it another: neither its
+// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing gives it another: neither its
 // environment and arguments, for which see ExplicitStrategy, nor its config, which is the desired one if there is any.
 func (s *Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
 	switch {

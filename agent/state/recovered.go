@@ -16,7 +16,7 @@ func (s *Observed) WithholdsRecovered(under config.MIGStrategy) bool {
 	return slices.ContainsFunc(s.KubeletPlugins(), func(p corev1.Pod) bool { return s.withholds(&p, under) })
 }
 
-// withholds reports whether the device plugin's pod started before a GPU recovered of which kubelet does not give out everything. NVIDIA's
+// withholds reports whether the device plugin's pod started before a GPU recovered, and kubelet does not give out all of that GPU. NVIDIA's
 // device plugin takes a GPU that has had an error for unhealthy until the plugin starts again.
 func (s *Observed) withholds(plugin *corev1.Pod, under config.MIGStrategy) bool {
 	began, runs := startOf(plugin)

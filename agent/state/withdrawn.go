@@ -56,7 +56,7 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 	return out
 }
 
-// byMPSAnew says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before: such a pod
+// replacedMPS says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before: such a pod
 // is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
 func (s *Observed) replacedMPS(pod holders.Pod, r plan.Replica, want Desired) string {
 	proven := s.Record.Learnt.Proven
@@ -131,7 +131,7 @@ func (s *Observed) replicaNames(replicas []plan.Replica) string {
 	return sanitize.Names(names)
 }
 
-// givenAnew names the other pods that have one of these devices, by what kubelet gives out now.
+// givenAgain names the other pods that have one of these devices, by what kubelet gives out now.
 func (s *Observed) givenAgain(withdrawn []Withdrawn, w Withdrawn) []string {
 	var out []string
 	for _, pod := range s.Holders.Pods {

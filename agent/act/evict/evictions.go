@@ -114,7 +114,7 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 	return d.await(in.Seen, in.Want, policy, verdicts)
 }
 
-// request has the pods evicted for a step. It returns the verdicts on them, and by which policy they are.
+// request evicts the pods of a step. It returns the verdicts on them, and the policy that these follow.
 func (d *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) ([]drain.Verdict, drain.Policy) {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
@@ -183,7 +183,7 @@ func cancelAdvice(want state.Desired) string {
 	return "to cancel, remove the label " + want.Label
 }
 
-// policy returns by which rules the agent makes the pods of a step leave. The rules do not hold for operands, which come back by themselves, nor for
+// policy returns the rules that the agent evicts the pods of a step by. The rules do not hold for operands, which come back by themselves, nor for
 // an undo, which has to take everything away.
 func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
 	if step.Kind == plan.Evict && !want.Undo {
@@ -269,7 +269,7 @@ func stuck(verdicts []drain.Verdict) []drain.Verdict {
 	})
 }
 
-// allow has the wait say how a user lets this change evict pods of which more would be lost than their place, if the settings refuse any for that and a
+// allow adds to the wait the command that lets this change evict pods although data would be lost with them, if the settings refuse any for that and a
 // user has asked for the change.
 func (d *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
 	if command := want.ApplyCommand(d.Node, drain.Flags(verdicts)...); command != "" {

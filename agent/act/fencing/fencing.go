@@ -1,5 +1,6 @@
 // Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and what is checked and prepared before
-// the first of them. It takes the time of changes, by which the agent estimates the next ones, and makes way for an upgrade of the driver.
+// the first of them. Package drain/fence makes the patches; this one decides when, and sends them. It measures how long changes take, so that the agent can
+// estimate the next ones, and makes way for an upgrade of the driver.
 package fencing
 
 import (

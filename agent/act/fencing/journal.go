@@ -113,7 +113,7 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 	return out
 }
 
-// recordTaken adds what the steps take from operands and units, and what an agent has left on the node without a journal.
+// recordTaken notes in the journal what the steps take from operands and units, and what an agent has left on the node without a journal.
 func recordTaken(j *journal.Journal, in act.Input) {
 	paused := maps.Clone(in.Seen.Leftovers.Orphan.Labels)
 	if paused == nil {

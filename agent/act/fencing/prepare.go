@@ -19,9 +19,9 @@ func startsDisruption(in act.Input) bool {
 	return plan.Disrupts(in.Steps) || plan.Has(in.Steps, plan.Fence) || plan.Has(in.Steps, plan.AcquireSlot)
 }
 
-// Prepare writes what must be written before the first step, once no gate is in its way: that a user has forced the change, what the disk lacks
-// of the pending restores, and, before anything is disturbed, the host's record and the room for the device plugin's config. The error is why the step has
-// to wait.
+// Prepare writes what must be written before the first step, once no gate is in its way: that a user has forced the change, what the host's record lacks
+// of what is to be restored, and, before anything is disturbed, the host's record and the room for the device plugin's config. The error is why the step
+// has to wait.
 func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	if err := f.noteForced(ctx, in); err != nil {
 		return err

@@ -33,8 +33,8 @@ func (c *Timing) IsProven(now time.Time) {
 	}
 }
 
-// With adds the change, which started then and ends now, to those before it. It leaves out a change of which another process has touched the
-// GPUs: its time is not known.
+// With adds the change, which started then and ends now, to those before it. It leaves out a change if another process has touched
+// its GPUs first: how long that took is not known.
 func (c *Timing) With(before []journal.Took, started time.Time) []journal.Took {
 	if c.touchedAt.IsZero() {
 		return before

@@ -78,7 +78,7 @@ func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen *state.Observed) 
 }
 
 // ReleaseNode gives the node back while the driver is being upgraded, which may have no end: any user who may write labels can set that label.
-// The pending restores of the change stay in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
+// What the agent must restore stays in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
 // on it, or if a user has asked to keep it.
 func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 	if seen.Marks.Upgrade == "" { // also if the observation has ended before it read the node

@@ -11,8 +11,9 @@
 //
 // A node that wants a slot joins the queue first, which is ordered by the time since when it wants one. Only agents at the front
 // read the nodes: of 400 that wait, few do, and in a large pool the one that has read them gives the next in the queue their slots, too. Agents of
-// all nodes can write the Lease, so a slot that a node was given is a hint: it heeds the pause and reads the nodes itself, once, before it goes by it. Times that other nodes have written decide nothing but that order. An agent takes another
-// one for dead by its own clock, if it has not seen that one's renewals change for Duration.
+// all nodes can write the Lease, so a slot that another agent has given to this node is a hint: this agent first checks that the pool is not paused, and
+// reads the nodes itself, once. Times that other nodes have written decide nothing but the order of the queue. An agent takes another one for dead by its
+// own clock, if it has not seen that one's renewals change for Duration.
 package fleet
 
 import (
@@ -114,7 +115,7 @@ type Leases struct {
 func (s *Leases) Forget() { s.views = nil }
 
 // Read reads what the Lease says of the node. It writes no Lease. It remembers which nodes have renewed their slots: the earlier and the
-// more often a node observes, the sooner it finds out that the holder of a slot is gone.
+// more often a node reads, the sooner it finds out that the holder of a slot is gone.
 func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, error) {
 	r, err := s.read(ctx, pool)
 	if err != nil {
@@ -179,7 +180,7 @@ func (s *Leases) Foresee(ctx context.Context, pool Pool, c Change) error {
 }
 
 // Renew renews the slot, since the change is still under way. It sends no request until RenewAfter has passed since the last one. If
-// the node has lost its slot by now, Renew takes one whether there is room or not: the node is being changed, and other nodes'
+// the node has lost its slot since then, Renew takes one whether there is room or not: the node is being changed, and other nodes'
 // agents have to count it. So call it only for a node that is fenced.
 func (s *Leases) Renew(ctx context.Context, pool Pool, c Change) error {
 	v := s.view(pool)

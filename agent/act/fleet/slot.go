@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Slot is the node's turn in its pool.
+// Slot takes, renews and returns the node's slot in its pool, by which maxUnavailable is kept. Leases has the protocol between the nodes.
 type Slot struct {
 	Slots     *Leases
 	Namespace string // of the pools' Leases
@@ -138,7 +138,7 @@ func (t *Slot) Foresee(ctx context.Context, in act.Input) error {
 	return t.explain(in.Seen, t.Slots.Foresee(ctx, poolOf(in.Seen), c), (*Slot).waitFor)
 }
 
-// Confirm makes sure right before the fence that no other node has got the slot since.
+// Confirm makes sure right before the fence that the node still has its slot.
 func (t *Slot) Confirm(ctx context.Context, in act.Input) error {
 	if !in.Seen.InLimitedPool() || !t.holds(in.Seen) {
 		return nil

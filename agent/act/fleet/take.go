@@ -100,7 +100,7 @@ func (v *view) goesFirst(w waiter, now time.Time) bool {
 	return passes && now.Sub(since) >= Patience
 }
 
-// taking is one call of Take.
+// acquisition is one call of Take.
 type acquisition struct {
 	slots  *Leases
 	pool   Pool
@@ -265,9 +265,9 @@ func (t *acquisition) count(ctx context.Context, r *record, changed bool) (bool,
 	return changed, t.full(limit, rank, st, away)
 }
 
-// grant gives so many nodes that wait the slots that are free by this count, so that no others take them before. Such a node finds its slot at its next observation, and counts the
-// nodes itself before it goes by it: any agent can write the Lease. If it wants none any more it returns it, and if its agent is dead it loses it
-// after Duration, like any other.
+// grant gives the slots that are free by this count to the next nodes in the queue, so that no others take them first. Such a node finds its slot at its
+// next Take, and counts the nodes itself before it uses the slot: any agent can write the Lease. If it wants none any more it returns the slot, and if its
+// agent is dead it loses the slot after Duration, like any other.
 func (t *acquisition) grant(st *leaseState, room int) {
 	if len(t.nodes.all) <= page {
 		return

@@ -1,4 +1,6 @@
-// Package plugin gives NVIDIA's device plugin another config: it writes that where the plugin reads it, and makes the plugin read it.
+// Package plugin gives NVIDIA's device plugin another config, in two steps. WriteSharing writes it: where the plugin's pod has a config manager, into a key
+// of its ConfigMap, which the node's label then names; otherwise into the plugin's file on the host. Reload makes the plugin read the file, by SIGHUP or by a
+// restart of its pod; a config manager does that by itself.
 package plugin
 
 import (
@@ -135,7 +137,7 @@ func (h *Handover) makeRoom(ctx context.Context, in act.Input, try bool, file fu
 }
 
 // prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
-// that asks for its turn only tries it, since its change may be withdrawn before it begins.
+// that asks for a slot only tries it, since its change may be withdrawn before it begins.
 func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) error {
 	m := in.Seen.Plugin.Manager
 	if !lacksKey(m, in.Want) {
@@ -225,7 +227,7 @@ func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
 	return err
 }
 
-// awaitKey waits until the config manager sees the key. If the agent cannot read that, it waits until kubelet must have shown it.
+// awaitKey waits until the config manager sees the key. If the agent cannot see that, it waits until kubelet must have shown it.
 func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: in.Want.Plugin.ConfigText()}
@@ -272,8 +274,8 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 	return nil
 }
 
-// Mend writes the agent's key again by which the node goes, if another program has put another text in its place or taken it away. The plugin has
-// read it before, so that nothing changes for anybody on the node. It returns what it has done; empty if there was nothing to do.
+// Mend writes the agent's key again that the node's label names, if another program has removed it or changed its text. The plugin has read the key
+// before, so that nothing changes for the pods of the node. It returns what it has done; empty if there was nothing to do.
 func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.Desired) (string, error) {
 	m, key := seen.Plugin.Manager, seen.Plugin.Text
 	if m == nil || !m.Damaged {
@@ -306,8 +308,8 @@ func (h *Handover) Tidy(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// collectKeys removes the keys that the agent has written for this node and by which no node goes: that of before the change, or that of a change
-// which came to nothing. The policy lets a node have a few alone.
+// collectKeys removes the keys that the agent has written for this node and that no node's label names: that of before the change, or that of a change
+// which came to nothing. The admission policy allows a node only a few.
 func (h *Handover) collectKeys(ctx context.Context, seen *state.Observed) {
 	former, m := seen.Journal.Plugin, seen.Plugin.Manager
 	if former == nil || former.Stays {

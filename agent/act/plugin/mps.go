@@ -27,7 +27,7 @@ func (h *Handover) notifyFirst(ctx context.Context, in act.Input, unnotified []t
 	began := h.Retries.Began(in.Step())
 	until := began.Add(min(deviceplugin.MPSPatience, h.Settings.Timeouts.Capacity/2))
 	first := slices.DeleteFunc(slices.Clone(unnotified), isIn(plugins))
-	// A control daemon that has just been notified still has the file.
+	// A control daemon that has just got a SIGHUP still has the file.
 	ready := len(first) == 0 && h.Clock.Since(h.notifiedFirst) >= deviceplugin.Retry && h.MPSReady(ctx, in.Seen)
 	if len(first) > 0 {
 		h.notifiedFirst = h.Clock.Now()
@@ -57,7 +57,7 @@ func isIn(pods []types.UID) func(types.UID) bool {
 	return func(pod types.UID) bool { return slices.Contains(pods, pod) }
 }
 
-// notifyEarly notifies an early plugin to read its config. It is no error if that fails, since the plugin tries by itself later.
+// notifyEarly makes an early plugin read its config. It is no error if that fails, since the plugin tries by itself later.
 func (h *Handover) notifyEarly(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 	defer cancel()

@@ -51,7 +51,7 @@ type Rebooter struct {
 func (r *Rebooter) Forget(time.Time) { r.next = time.Time{} }
 
 const (
-	// rebootRetry is the pause between two observations whether the node has been rebooted: each reboot starts the agent again.
+	// retry is the pause between two observations whether the node has been rebooted: each reboot starts the agent again.
 	retry = 30 * time.Second
 	// maxReboots and maxRebootsUndo bound the reboots of one change. A mode that is still pending after one reboot
 	// would be so after the next; an undo may need one of its own.

@@ -44,7 +44,7 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 }
 
 // states asks systemd for the units of the settings, and never for others. After a systemd has not answered, it does not ask again for a while,
-// unless the agent has still to start a unit.
+// unless the agent has to start a unit again.
 func (u *Units) states(ctx context.Context, stopped []string) (map[string]string, error) {
 	if len(stopped) == 0 && u.Clock.Now().Before(u.next) {
 		return nil, nil
@@ -137,7 +137,7 @@ func (u *Units) ReportDropped(seen *state.Observed) {
 }
 
 // ObserveStarted asks for the state of units that the agent has started again. Systemd's job is done when the unit's process has begun,
-// and that may end a moment later, when the agent has nothing to restore of the unit any more.
+// and that may end a moment later, when the agent has no unit to start any more.
 func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.Started {
 	if seen.Journal != nil || len(u.started) == 0 || u.Clock.Now().Before(u.startedNext) {
 		return state.Started{}

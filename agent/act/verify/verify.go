@@ -47,7 +47,7 @@ func (p *Verifier) Pause() { p.began = time.Time{} }
 // End ends the wait for capacity.
 func (p *Verifier) End() { p.began, p.late = time.Time{}, nil }
 
-// featurePatience is how long the agent waits for the labels of GPU feature discovery: that polls each minute, and node feature discovery
+// featurePatience is how long the agent waits for the labels of GPU feature discovery: that program runs each minute, and node feature discovery
 // copies what it finds to the node. Pods may select nodes by these labels, but they prove nothing.
 const featurePatience = 90 * time.Second
 
@@ -81,8 +81,8 @@ func (p *Verifier) awaitsFeatures(c *state.Capacity, underway bool) bool {
 	return p.Clock.Since(*since) < min(featurePatience, p.Settings.Timeouts.Capacity/2)
 }
 
-// LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that observation
-// has to read the API server.
+// LastObservationDue reports whether the observation that begins now may be the last of a proof. The agent gives the node back by what it sees then, so that
+// observation has to read the API server.
 func (p *Verifier) LastObservationDue() bool {
 	return !p.began.IsZero() && p.proof.Agreed == plan.Proof-1 && p.proof.StaleSince.IsZero() && p.proof.Left(p.Clock.Now()) <= 0
 }

@@ -76,7 +76,7 @@ func (m *Monitor) setReadsLog(is bool) {
 	m.readsLog = is
 }
 
-// lookupBudget bounds how often processes are looked for.
+// lookupBudget bounds how often the monitor searches for processes.
 type lookupBudget struct {
 	since time.Time
 	n     int
@@ -168,7 +168,7 @@ type match struct {
 	by     culprit
 }
 
-// sightings say which Xid was seen by the other source, too, so that each counts once. What one source leaves out counts by the other.
+// sightings are Xids that await the other source, so that each counts once. What one source leaves out counts by the other.
 type sightings map[sighting]seen
 
 // pair finds the sighting of the same Xid by the other source, and takes it away. If there is none, and both sources are there, this one waits for the other.
@@ -207,8 +207,8 @@ type heldXid struct {
 	until time.Time
 }
 
-// hold keeps a program's error from being reported until the kernel's log may have named its process. It is false if that cannot be. Where a pass has seen one
-// pod on the GPU, another may have begun since.
+// hold keeps back the Event of a program's error until the kernel's log may have named the process. It returns false if the log cannot. It holds also where
+// a pass has seen a single pod on the GPU: another may have begun since.
 func (m *Monitor) hold(now time.Time, r xidReport) bool {
 	if !m.readsLog || !r.own() || r.o == nil || len(m.held) >= mostHeld {
 		return false
@@ -233,7 +233,7 @@ func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by culprit) {
 	m.reportXid(now, r)
 }
 
-// reportHeld reports what the kernel's log has not named in time, until ctx ends.
+// reportHeld reports the errors that the kernel's log has not named in time, until ctx ends.
 func (m *Monitor) reportHeld(ctx context.Context) {
 	for {
 		select {

@@ -17,11 +17,11 @@ import (
 // counts is what has happened since the process began.
 type counts struct {
 	xids   map[xidCount]float64
-	errors map[string]float64 // of observations, by code
-	took   time.Duration      // the last observation
-	last   time.Time          // observation that went well
+	errors map[string]float64 // of readings, by code
+	took   time.Duration      // of the last reading
+	last   time.Time          // reading that succeeded
 
-	events []time.Time // that were reported lately
+	events []time.Time // that were sent lately
 }
 
 type xidCount struct {

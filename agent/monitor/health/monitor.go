@@ -1,8 +1,9 @@
-// Package health watches how the node's GPUs are, and reports it by condition GPUUnhealthy, by Events, by metrics and in the status.
+// Package health watches the health of the node's GPUs, and reports it by condition GPUUnhealthy, by Events, by metrics and in the status.
 //
-// A GPU's state decides; an error number of the driver, an Xid, is evidence. What is found is reported at once and taken back by itself. A
-// process of the agent goes on from what the one before has remembered. The driver is asked beside the agent's loop, in a lane of its own:
-// if it hangs, that is what is reported. What is decided is decided by verdict, which calls nothing.
+// A GPU's state decides; an error number of the driver, an Xid, is evidence. The monitor reports what it finds at once, and takes it back by itself. A
+// new process of the agent goes on from the record of the one before. The monitor calls the driver beside the agent's loop, in a lane of its own: if the
+// driver hangs, it reports that. Package verdict decides, and calls nothing: a new signal of the driver is a field of nvml.Health, a reason in
+// verdict.reasons, and the line of verdict's symptoms that finds it.
 package health
 
 import (
@@ -122,7 +123,7 @@ func New(o Options) *Monitor {
 	}
 }
 
-// Watch watches until ctx ends. Poke is called when the agent's loop should observe.
+// Watch watches until ctx ends. It calls poke when the agent's loop should observe.
 func (m *Monitor) Watch(ctx context.Context, poke func()) {
 	var all sync.WaitGroup
 	m.recall(ctx)
@@ -161,7 +162,7 @@ func (m *Monitor) recall(ctx context.Context) {
 	m.readAcknowledgement() // a pass may have seen it before
 }
 
-// poll observes the GPUs every verdict.Interval, and at once when there is news.
+// poll reads the GPUs every verdict.Interval, and at once when there is news.
 func (m *Monitor) poll(ctx context.Context) {
 	ticker := m.Clock.NewTicker(verdict.Interval)
 	defer ticker.Stop()
@@ -205,7 +206,7 @@ func (m *Monitor) readBus(ctx context.Context) {
 	m.node.ObserveBus(found, err == nil)
 }
 
-// readGPUs reads them, and reports whether the driver has answered.
+// readGPUs reads the health of all GPUs, and reports whether the driver has answered.
 func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	call, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -230,8 +231,8 @@ func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	return err == nil
 }
 
-// logRead logs the first of several readings that fail, and the first that succeeds again. Until then what has been found stands with its reason, so
-// that the log alone has the moment.
+// logRead logs the first of several readings that fail, and the first that succeeds again. The findings stand until then, with their reason, so that the
+// log alone has the moment.
 func (m *Monitor) logRead(err error) {
 	switch {
 	case err != nil && !m.blind:
@@ -320,7 +321,7 @@ func (m *Monitor) follow(x verdict.Xid) {
 	}
 }
 
-// report writes the record and the condition when they are other ones, until ctx ends.
+// report writes the record and the condition when they have changed, until ctx ends.
 func (m *Monitor) report(ctx context.Context, poke func()) {
 	for {
 		select {
@@ -367,7 +368,7 @@ func (m *Monitor) pause(ctx context.Context) {
 	m.signal(m.changed)
 }
 
-// conditionToReport is the condition that is to be reported, with the key of its verdict, if it differs from old, which the node has.
+// conditionToReport returns the condition to write, with the key of its verdict; differs says whether it differs from old, which the node has.
 func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -389,7 +390,7 @@ func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	return report.After(m.shown, config.ConditionGPUUnhealthy, v.Status, v.Reason, m.message(v, now), now), v.Key(), true
 }
 
-// noteWritten takes over that the node has the condition instead of old, and reports a change by an Event. A pass of the loop may have seen
+// noteWritten takes over that the node has the condition instead of old, and sends an Event if that is a change. A pass of the loop may have seen
 // the write before its answer came, so that m.shown need not be old any more.
 func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition, key string) {
 	m.mu.Lock()
@@ -408,8 +409,8 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	m.shown, m.reportedKey = &c, key
 }
 
-// save has the disk take the record if it is another one. It is written before the node has the condition, so that a process that is killed in
-// between is followed by one that knows. That the disk does not take it is no reason to be silent. It reports whether it has tried.
+// save writes the record if it has changed, and before the node, so that a process that is killed in between is followed by one that knows. The monitor
+// reports even if the disk refuses the record. It returns whether it has tried.
 func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	if m.Store == nil {
 		return false
@@ -475,7 +476,7 @@ func acknowledgementOf(node *corev1.Node) acknowledgement {
 	return acknowledgement{text: sanitize.Cut(text, 64), by: nodewrite.Others(by), at: at}
 }
 
-// readAcknowledgement drops what a person says, by an annotation, to have looked at.
+// readAcknowledgement drops what a person has acknowledged by the annotation.
 func (m *Monitor) readAcknowledgement() {
 	a := m.acknowledged
 	if a.text == "" || a.text == m.followed.text || !m.recalled {
@@ -486,7 +487,7 @@ func (m *Monitor) readAcknowledgement() {
 	if err != nil || until.After(now.Add(skew)) {
 		return
 	}
-	// What happens after the annotation was written can have been looked at by no person: not even what a clock that is ahead has put before it.
+	// No person can have seen what happens after the annotation was written: not even what a clock that is ahead has put before it.
 	// Who may patch the node can take away when that was, and not when this agent first saw it.
 	for _, latest := range []time.Time{now, a.at, a.seen} {
 		if !latest.IsZero() && until.After(latest) {
@@ -504,7 +505,7 @@ func (m *Monitor) readAcknowledgement() {
 // Poll is for parts that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions takes over the condition that the node shows, and gives it again on beat, or if another client has changed it.
+// Conditions takes over the condition that the node shows, and gives it again on beat, or if another program has changed it.
 func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -518,7 +519,7 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 		return nil
 	}
 	c, key, known := m.condition()
-	if !known || key != m.reportedKey { // which is reported by itself
+	if !known || key != m.reportedKey { // report writes that one
 		return nil
 	}
 	m.shown = &c

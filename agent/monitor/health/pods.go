@@ -75,7 +75,7 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 	return out
 }
 
-// report is an Xid that is to be reported.
+// xidReport is an Xid that is to be reported.
 type xidReport struct {
 	g      *verdict.GPU
 	x      verdict.Xid
@@ -103,7 +103,7 @@ func (m *Monitor) podsOf(r xidReport) []holder {
 		return m.podsOn(r.g.UUID(), r.on())
 	case r.by.ofPod:
 		return []holder{r.by.pod}
-	case r.by.unseen != "": // a pass may have seen it by now
+	case r.by.unseen != "": // a pass may have seen it since
 		for i := range m.lastPass.pods {
 			if pod := &m.lastPass.pods[i]; pod.UID == r.by.unseen {
 				return []holder{holderOf(pod)}
@@ -249,7 +249,7 @@ func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
 	return out
 }
 
-// reportChanges reports by Events what an observation has changed.
+// reportChanges reports by Events what a reading has changed.
 func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 	for _, g := range m.node.GPUs() {
 		was, known := before[g]

@@ -80,7 +80,7 @@ const (
 	inUse
 )
 
-// enoughKnown is the part of a time of which it must be known how busy a pod was, in percent: the driver may have been silent for a while.
+// enoughKnown is how much of a time the agent must know a pod's load for, in percent: the driver may have been silent for a while.
 const enoughKnown = 90
 
 // judge says whether the pod has had the device for so long, and used it for less than below percent of that time.

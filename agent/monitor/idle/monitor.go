@@ -215,7 +215,7 @@ func (m *Monitor) forget(now time.Time, seen *pass) {
 	maps.DeleteFunc(m.histories, func(k key, h *history) bool { return !here[k.pod] || now.Sub(h.seen) > forgetAfter })
 }
 
-// report judges each pod, and records an Event on those that do not use what they have.
+// report judges each pod, and sends an Event to those that do not use what they have.
 func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	at, events := now.Sub(m.began), 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {

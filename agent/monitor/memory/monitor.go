@@ -324,7 +324,7 @@ func (m *Monitor) Poll(ctx context.Context) bool {
 	return after != before
 }
 
-// usages finds out of which pods the processes on the GPUs are. If the process table does not show it, it goes by kubelet alone.
+// usages finds the pods that the processes on the GPUs belong to. If the process table cannot be read, it goes by kubelet alone.
 func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	devices, reported := monitor.Devices(gpus), map[string][]int{}
 	for _, d := range devices {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// patience is how long a change that is under way waits for what the driver reports of the health of its GPUs; a read takes milliseconds.
+// patience is how long a change that is under way waits for the driver's reading of the health of its GPUs; a read takes milliseconds.
 const patience = time.Minute
 
 // Resets says which GPUs are reset because they are not well, and notes which are not after all.

@@ -35,7 +35,7 @@ import (
 // Readers are the programs that read the plugin's config file, and read it again on SIGHUP.
 var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
 
-// Retry is the pause between two polls of what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
+// Retry is the pause between two observations of what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
 const Retry = time.Second
 
 // Plugin is the device plugin of one node.

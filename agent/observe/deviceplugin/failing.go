@@ -16,7 +16,7 @@ import (
 // longestLastWords bounds the termination message of a container in the agent's message.
 const longestLastWords = 256
 
-// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager notifies the plugin by SIGHUP to read its config again, and a plugin
+// endedByHangup is the exit code of a program that SIGHUP has ended. A config manager makes the plugin read its config again by SIGHUP, and a plugin
 // that has only just started does not yet listen to it. Kubelet starts it again, and then it reads that config.
 const endedByHangup = 128 + int32(syscall.SIGHUP)
 

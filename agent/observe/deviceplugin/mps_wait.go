@@ -69,7 +69,7 @@ func offersShared(s catalog.Sharing, offered capacity.Resources) bool {
 	})
 }
 
-// EarlyPods returns the plugin's pods that have read their config and can be notified.
+// EarlyPods returns the plugin's pods that have read their config and have run for long enough to get a SIGHUP.
 func (dp *Plugin) EarlyPods(seen *state.Observed) []types.UID {
 	unnotified := seen.Plugin.UnnotifiedReaders()
 	var out []types.UID

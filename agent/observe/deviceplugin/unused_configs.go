@@ -18,7 +18,7 @@ import (
 // request to the API server.
 const unpickedFor = 5 * time.Minute
 
-// unpicked is what the last search for configs of the device plugin has found that no label or setting names.
+// unpicked is what the last search has found: configs of the device plugin that no label or setting names.
 type unpicked struct {
 	at      time.Time
 	plugins string // UIDs of the device plugin's pods at that search: a new one may have configs

@@ -49,7 +49,7 @@ type Objects struct {
 	slices     *watchedSlices // nil before Watch
 
 	requests chan struct{} // has an element if a label of the node asks for something else than before
-	hurried  bool          // TakeRequest has reported a request the last time
+	hurried  bool          // RequestedBefore has reported a request the last time
 
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Writer reads and writes what the agent must restore one node.
+// Writer reads and writes what the agent must restore on one node.
 type Writer struct {
 	Record *Keeper
 	Nodes  nodewrite.Writer

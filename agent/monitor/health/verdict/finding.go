@@ -1,5 +1,5 @@
-// Package verdict decides how the GPUs of a node are, by what their driver, its events and the PCI bus report. It calls nothing, writes nothing
-// and has no clock: whoever watches the GPUs hands it each observation with its time, and asks for the verdict.
+// Package verdict decides whether the GPUs of a node are healthy, by what their driver, its events and the PCI bus report. It calls nothing, writes
+// nothing and has no clock: the monitor hands it each observation with its time, and asks for the verdict.
 package verdict
 
 import (

@@ -41,7 +41,7 @@ type GPU struct {
 	pci   string
 	index int
 
-	reading       nvml.Health // the last, with what only a thorough reading has from the last of these
+	reading       nvml.Health // the last; what only a thorough reading has is from the last thorough one
 	hasReading    bool        // since the process began
 	lost          bool
 	missing       bool
@@ -57,7 +57,7 @@ type GPU struct {
 	rowPending, rowFailed bool
 	lastRows              *Rows
 
-	sramExceeded, memoryUnrepairable bool // a thorough reading said so, and nothing mends it
+	sramExceeded, memoryUnrepairable bool // a thorough reading has said so, and nothing mends it
 
 	eccErrorAt     time.Time // an uncorrectable memory error after which the driver may still recommend an action; zero if there is none
 	awaitsMIGMode  bool      // the agent has set another MIG mode in this boot, which waits for a reset
@@ -83,7 +83,7 @@ type Occurrence struct {
 	first, last time.Time
 	unsettled   bool // nothing has shown yet that nothing is left of it
 
-	eventAt    time.Time // of the last Event that reported it
+	eventAt    time.Time // of the last Event about it
 	unreported int       // times since that Event
 }
 
@@ -123,7 +123,7 @@ func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
 	return o
 }
 
-// confirmXid takes over that the driver itself reports an Xid, of which o is what is remembered, or nil: it counts until state shows that it is over.
+// confirmXid takes over that the driver itself reports an Xid: it counts until state shows that it is over. O is what is remembered of it, or nil.
 func (g *GPU) confirmXid(x Xid, o *Occurrence) {
 	if o == nil {
 		return
@@ -192,7 +192,7 @@ func (g *GPU) addReading(now time.Time, h nvml.Health, thorough, reloaded bool) 
 	g.settleXids(now)
 }
 
-// rememberReading keeps of a reading what a later one may not have.
+// rememberReading keeps the values of a reading that a later one may not have.
 func (g *GPU) rememberReading(now time.Time, h nvml.Health) {
 	if h.Rows.Pending.Known {
 		g.rowPending = h.Rows.Pending.Value
@@ -253,7 +253,7 @@ func (g *GPU) settleXids(now time.Time) {
 	action := g.reading.Action
 	for key, o := range g.xids {
 		switch {
-		case key.xid == 64 && g.rowFailed: // the state shows it, and does not heal
+		case key.xid == 64 && g.rowFailed: // the state says so, and does not heal
 			o.unsettled = false
 		case !action.Known: // only a reset, a reboot or a person ends it
 		case action.Value != nvml.RecoverNothing: // the action has taken over, and ends when it is done
@@ -264,7 +264,7 @@ func (g *GPU) settleXids(now time.Time) {
 	}
 }
 
-// acknowledge drops what a person has looked at, as of that time, and returns the numbers of these Xids.
+// acknowledge settles the Xids that a person has acknowledged, those up to that time, and returns their numbers.
 func (g *GPU) acknowledge(until time.Time) (xids []uint64) {
 	for key, o := range g.xids {
 		if o.unsettled && !o.last.After(until) {
@@ -293,14 +293,14 @@ func (g *GPU) EndChange(now time.Time) {
 // AwaitMIGMode notes that the agent asks for another MIG mode: that it is pending is then no finding.
 func (g *GPU) AwaitMIGMode() { g.awaitsMIGMode = true }
 
-// NoteArchitecture takes over what the GPU is built by, which says by which catalog its Xids are read.
+// NoteArchitecture takes over the GPU's architecture, which decides between NVIDIA's two catalogs of Xids.
 func (g *GPU) NoteArchitecture(c nvml.ComputeCapability) {
 	if c.Major > 0 {
 		g.beforeAmpere = !c.AtLeast(8, 0)
 	}
 }
 
-// symptoms are what is wrong with the GPU by all that is known.
+// symptoms are what is wrong with the GPU by all that is known. A new signal of the driver is a line here and a reason in reasons.
 func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	var out []Finding
 	add := func(is bool, f Finding) {
@@ -370,7 +370,7 @@ func (g *GPU) recommended() (Finding, bool) {
 	}
 }
 
-// unsettledXids is what Xids say of which nothing has shown that it is over.
+// unsettledXids is the finding of the Xids that nothing has shown to be over.
 func (g *GPU) unsettledXids(t xids) (Finding, bool) {
 	f := Finding{Reason: config.ReasonXidCritical, settles: true}
 	whole, order := false, []Action{ActionResetGPU, ActionRunDiagnostics, ActionCheckMechanicals, ActionRebootNode, ActionContactSupport}
@@ -480,13 +480,13 @@ func (g *GPU) FlappingUntil(now time.Time) (time.Time, bool) {
 // UUID is empty of a GPU that has never answered.
 func (g *GPU) UUID() nvml.UUID { return g.uuid }
 
-// Missing reports whether the driver does not report the GPU, and gives the index that it last had; -1 if it had none.
+// Missing reports whether the driver does not list the GPU, and gives the index that it last had; -1 if it had none.
 func (g *GPU) Missing() (index int, is bool) { return g.index, g.missing }
 
 // PCI is the GPU's address on the PCI bus; empty if it is not known.
 func (g *GPU) PCI() string { return g.pci }
 
-// Reading is the last that the driver has reported of the GPU, and whether it has since the process began.
+// Reading is the driver's last reading of the GPU, and whether there is one since the process began.
 func (g *GPU) Reading() (nvml.Health, bool) { return g.reading, g.hasReading }
 
 // Findings are what is wrong with the GPU, the worst first.
@@ -498,7 +498,7 @@ func (g *GPU) RowPending() bool { return g.rowPending }
 // RowFailed reports whether a bad row of memory could not be replaced.
 func (g *GPU) RowFailed() bool { return g.rowFailed }
 
-// Rows are those that were replaced when the driver last reported them; nil if it never has.
+// Rows are those that were replaced by the driver's last reading; nil if none had them.
 func (g *GPU) Rows() *Rows { return g.lastRows }
 
 // Name is how people find the GPU.
@@ -575,7 +575,7 @@ func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
 	return o.eventAt.IsZero() || now.Sub(o.eventAt) >= pause
 }
 
-// CountUnreported notes one that no Event reports.
+// CountUnreported counts one that no Event reports.
 func (o *Occurrence) CountUnreported() { o.unreported++ }
 
 // NoteEvent notes that an Event reports the Xid, and returns how many no Event has reported, and since when.

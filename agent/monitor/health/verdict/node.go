@@ -20,7 +20,7 @@ const (
 	patience = 4 * time.Second
 	// silentTooLong is how long it may be until that is a fault.
 	silentTooLong = time.Minute
-	// hangTime is how long after an Xid by which drivers hang a silence follows from it.
+	// hangTime is how long a silence of the driver counts as the consequence of an Xid that makes drivers hang.
 	hangTime = 10 * time.Minute
 	// mostGPUs bounds what is remembered: NVIDIA's largest systems of one operating system image have 16, and some may have been replaced.
 	mostGPUs = 64
@@ -42,7 +42,7 @@ type Node struct {
 	noEvents bool
 }
 
-// New is a node of which nothing is known.
+// New returns a node whose GPUs have not been read yet.
 func New(s config.Health) *Node { return &Node{xids: xids{s}, noEvents: true} }
 
 // GPUs are all that are known, by index.
@@ -156,7 +156,7 @@ func (n *Node) ObserveGPUs(now time.Time, all []nvml.Health, thorough bool) {
 	}
 }
 
-// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may not say which it is.
+// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may have no UUID.
 func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
 	if g := n.GPU(h.UUID); g != nil {
 		return g
@@ -223,7 +223,7 @@ func (g *GPU) listPosition() int {
 	return g.index
 }
 
-// addFromBus adds what the bus has and nothing has reported yet.
+// addFromBus adds the GPUs of the bus that nothing else has shown yet.
 func (n *Node) addFromBus() {
 	for _, b := range n.onBus {
 		known := slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.pci == b.PCI })
@@ -254,7 +254,7 @@ func (n *Node) ObserveError(now time.Time, err error) {
 	}
 }
 
-// Acknowledge drops GPUs that are gone and what Xids have left, as of the time until which a person has looked. It returns what that was, for people.
+// Acknowledge drops missing GPUs and unsettled Xids, as far as a person has acknowledged them: up to that time. It returns what that was, for people.
 func (n *Node) Acknowledge(until time.Time) (dropped []string) {
 	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
 		since := time.Time{}
@@ -316,7 +316,7 @@ func (n *Node) Judge(now time.Time) (Verdict, bool) {
 	return n.judgeSilence(now, v)
 }
 
-// judgeSilence decides what a driver that does not answer leaves to say.
+// judgeSilence decides what can be said while the driver returns an error.
 func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 	lasted := now.Sub(n.silentSince)
 	switch {
@@ -337,7 +337,7 @@ func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 	}
 }
 
-// judgeHang decides what a driver that does not answer leaves to say.
+// judgeHang decides what can be said while the driver does not answer.
 func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdict, bool) {
 	why := fmt.Sprintf("the driver does not answer since %s: %v", Moment(n.silentSince), n.silenceErr)
 	expected := !n.hangXidAt.IsZero() && now.Sub(n.hangXidAt) < hangTime
@@ -364,8 +364,8 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 	return v
 }
 
-// Critical reports whether a GPU cannot be used or trusted. Where the driver does not answer, that is known only of what was found before, and of a
-// driver that hangs for good.
+// Critical reports whether a GPU cannot be used or trusted. While the driver does not answer, that is known only by what was found before, and if the
+// driver hangs for good.
 func (v Verdict) Critical() (critical, known bool) {
 	if v.Hangs {
 		return true, true

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// mostResets within resetsWithin is how often the agent resets a GPU at most: one that falls ill again and again is to be looked at.
+// mostResets within resetsWithin is how often the agent resets a GPU at most: a person has to see to one that falls ill again and again.
 const (
 	mostResets   = 3
 	resetsWithin = 24 * time.Hour

@@ -20,7 +20,7 @@ const (
 	ClassReboot Class = "reboot"
 	// ClassHardware is one of mechanics, or for NVIDIA's support.
 	ClassHardware Class = "hardware"
-	// ClassState is one by which the GPU's own state is to be read.
+	// ClassState is one after which the GPU's own state is to be read.
 	ClassState Class = "state"
 	// ClassInfo is a note.
 	ClassInfo Class = "info"
@@ -106,7 +106,7 @@ func catalog() map[uint64]Xid {
 	return out
 }
 
-// criticalBeforeAmpere are those of GPUs of which NVIDIA has another catalog: only what it says the same of.
+// criticalBeforeAmpere are the critical Xids of GPUs before Ampere, for which NVIDIA has another catalog: only those that both catalogs call critical.
 var criticalBeforeAmpere = []uint64{48, 62, 64, 79}
 
 // hangs are the Xids after which a driver that does not answer will not answer soon.
