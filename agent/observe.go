@@ -140,7 +140,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
 func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	out := plan.Observed{
 		GPUs: s.GPUs, Pods: plannedPods(s), Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0,
-		Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, Reboots: s.Reboots, CDI: s.Specs,
+		Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, ByClaims: s.Owner.ByClaims(), Reboots: s.Reboots, CDI: s.Specs,
 		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.Settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot: a.slot.Planned(s, want),

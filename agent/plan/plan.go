@@ -31,6 +31,7 @@ type Observed struct {
 	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
 	Returned bool // something has put that taint back, so that the agent leaves it for some time
 	Undo     bool // the plan is the way back
+	ByClaims bool // NVIDIA's DRA driver gives out the GPUs, to operands too
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
 	Keys     bool     // labels or taints of the node differ from those of the profile
@@ -503,6 +504,9 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
 	}
 	steps = append(steps, resume(seen)...)
+	if !seen.ByClaims {
+		steps = append(steps, resumeByLabel(seen)...)
+	}
 	var stale, late []Pod
 	for _, o := range seen.Operands {
 		if o.Stale {
@@ -521,6 +525,9 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 			steps = append(steps, Step{Kind: RestartLatePlugin, Pods: late})
 		}
 		steps = append(steps, Step{Kind: VerifyCapacity})
+	}
+	if seen.ByClaims { // before, the scheduler would give their claims devices that are gone
+		steps = append(steps, resumeByLabel(seen)...)
 	}
 	if seen.Keys {
 		steps = append(steps, Step{Kind: PublishNodeKeys})
@@ -541,7 +548,7 @@ func (s Slot) release() []Step {
 	return []Step{{Kind: ReleaseSlot}}
 }
 
-// resume starts the units and operands again that the change has stopped, in reverse order.
+// resume starts the units again that the change has stopped, in reverse order, and lets pods of DaemonSets come back.
 func resume(seen Observed) []Step {
 	var steps []Step
 	for _, u := range slices.Backward(seen.Units) {
@@ -553,6 +560,12 @@ func resume(seen Observed) []Step {
 	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Owed) {
 		steps = append(steps, Step{Kind: ResumeOperands})
 	}
+	return steps
+}
+
+// resumeByLabel restores the operands that the change has paused by their labels, in reverse order.
+func resumeByLabel(seen Observed) []Step {
+	var steps []Step
 	for _, p := range slices.Backward(seen.Pauses) {
 		if p.Paused && (seen.Journal.Paused[p.Label] || seen.Orphaned) {
 			steps = append(steps, Step{Kind: ResumeOperands, Label: p.Label})

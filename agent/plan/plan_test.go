@@ -358,6 +358,7 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	seen.Journal.Paused, seen.Journal.Stopped = journaled(words, "paused="), journaled(words, "stopped=")
 	seen.Orphaned = slices.Contains(words, "orphaned")
 	seen.Undo = slices.Contains(words, "undo")
+	seen.ByClaims = slices.Contains(words, "by-claims")
 	seen.Fenced = slices.Contains(words, "fenced")
 	seen.Startup = slices.Contains(words, "startup")
 	seen.Returned = slices.Contains(words, "returned")
