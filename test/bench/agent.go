@@ -40,7 +40,7 @@ func gpusliceSharing(st *stage, _ incumbent.Programs) contender {
 	}
 	return service{stage: st, plugin: files, asks: byProfile, log: agentLog, start: func(ctx context.Context, at *site) (*process, error) {
 		profiles := fmt.Sprintf("apiVersion: %s\nkind: %s\nprofiles:\n  %s:\n    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n",
-			catalog.ProfilesAPIVersion, catalog.ProfilesKind, wish, at.scenario.replicas)
+			catalog.ProfilesAPIVersion, catalog.ProfilesKind, at.scenario.config, at.scenario.replicas)
 		if err := at.configMap(ctx, "profiles.yaml", profiles); err != nil {
 			return nil, err
 		}
@@ -51,12 +51,12 @@ func gpusliceSharing(st *stage, _ incumbent.Programs) contender {
 // byProfile asks for the change by the name of a profile.
 func byProfile(ctx context.Context, at *site) (end ending, err error) {
 	began := time.Now()
-	if err := at.label(ctx, map[string]string{config.LabelProfile: wish}); err != nil {
+	if err := at.label(ctx, map[string]string{config.LabelProfile: at.scenario.config}); err != nil {
 		return end, err
 	}
 	done := func(o *corev1.Node) bool {
 		c := ready(o)
-		return c != nil && c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, wish+":")
+		return c != nil && c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, at.scenario.config+":")
 	}
 	if end.over, err = at.awaitEnd(ctx, done); err != nil {
 		return end, err

@@ -126,7 +126,7 @@ func (p person) migParted(ctx context.Context, verb string) error {
 	inside := p.at.Sandbox()
 	inside.Env = append(inside.Env, incumbent.PathWith(p.tools))
 	return p.enter(sandbox.Command(ctx, p.programs.Sandbox, inside, filepath.Join(p.programs.MIGParted, "nvidia-mig-parted"),
-		verb, "-f", p.config, "-c", wish))
+		verb, "-f", p.config, "-c", p.at.scenario.config))
 }
 
 func (p person) kubectl(ctx context.Context, args ...string) error {

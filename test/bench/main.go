@@ -242,7 +242,9 @@ func (o options) each(ctx context.Context, dir, table string, rows, parallel int
 func (o options) runAll(ctx context.Context, dir string, rows []row, st *stage, p incumbent.Programs) error {
 	return o.each(ctx, dir, "n", len(rows), o.parallel, func(ctx context.Context, j, i int, at string) error {
 		r := rows[j]
-		one, err := r.program.in(r.scenario)(st, p).run(ctx, at, r.scenario)
+		s := r.scenario
+		s.config = filepath.Base(at)
+		one, err := r.program.in(s)(st, p).run(ctx, at, s)
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", r.scenario.name, r.program.name, err)
 		}

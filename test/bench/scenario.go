@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/gpuslice/gpuslice/config/catalog"
@@ -8,9 +9,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
-
-// request is the name of the config that every scenario asks for.
-const wish = "wish"
 
 // scenario is a state of a node's GPUs and a change that is asked for. It is a row of the table.
 type scenario struct {
@@ -22,6 +20,9 @@ type scenario struct {
 
 	// replicas is how often each GPU shall be offered in the end, by time-slicing; 0 where the scenario is about MIG.
 	replicas int
+
+	// config is the name by which the node asks for it; another one on each node, since nodes that ask for the same share a pool, of which few change at a time.
+	config string
 
 	dra bool // NVIDIA's DRA driver offers the GPUs, in place of the device plugin
 }
@@ -119,7 +120,7 @@ func repeat(n int, devices map[string]int) []map[string]int {
 
 // file is the scenario's config as NVIDIA's tools and our agent read it.
 func (s scenario) file() []byte {
-	return fmt.Appendf(nil, "version: v1\nmig-configs:\n  %s: %s\n", wish, s.rules)
+	return fmt.Appendf(nil, "version: v1\nmig-configs:\n  %s: %s\n", cmp.Or(s.config, "requested"), s.rules)
 }
 
 // spec is the scenario's GPUs, whose calls take as long as on hardware.
@@ -153,13 +154,13 @@ func (s scenario) want(before []nvml.GPU) ([]cut, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}
-	wishes, err := catalog.Merge(nil, configs).Requests(wish, before)
+	requests, err := catalog.Merge(nil, configs).Requests(cmp.Or(s.config, "requested"), before)
 	if err != nil {
 		return nil, fmt.Errorf("reading the config of scenario %q: %w", s.name, err)
 	}
 	out := cuts(before)
 	for i, gpu := range before {
-		if w, named := wishes[gpu.UUID]; named {
+		if w, named := requests[gpu.UUID]; named {
 			out[i] = cut{MIG: w.MIG, Devices: w.Devices}
 		}
 	}

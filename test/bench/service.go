@@ -160,7 +160,7 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 // byLabel asks for the change by the node's label, and returns when the program has said that it is done, or has failed.
 func (at *site) byLabel(ctx context.Context) (end ending, err error) {
 	began := time.Now()
-	if err := at.label(ctx, map[string]string{labelConfig: wish}); err != nil {
+	if err := at.label(ctx, map[string]string{labelConfig: at.scenario.config}); err != nil {
 		return end, err
 	}
 	end.over, err = at.awaitEnd(ctx, func(o *corev1.Node) bool {

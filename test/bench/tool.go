@@ -40,7 +40,7 @@ func (t tool) run(ctx context.Context, dir string, s scenario) (r result, err er
 		return r, err
 	}
 	began := time.Now()
-	_, refused := host.MIGParted(ctx, "apply", "-f", file, "-c", wish)
+	_, refused := host.MIGParted(ctx, "apply", "-f", file, "-c", s.config)
 	r.said, r.noNode = time.Since(began), true
 	if ctx.Err() != nil {
 		return r, ctx.Err()
