@@ -234,6 +234,7 @@ func (r *rig) planned(namespace, config string) []string {
 	var pods []string
 	for _, step := range regexp.MustCompile(`\n +\d+  `).Split(steps, -1) { // a long list goes on in further lines
 		if evicted, evicts := strings.CutPrefix(step, "evict "); evicts {
+			evicted = regexp.MustCompile(`\(claim [^)]*\)`).ReplaceAllString(evicted, "")
 			for _, found := range regexp.MustCompile(namespace+`/([a-z-]+)`).FindAllStringSubmatch(evicted, -1) {
 				pods = append(pods, found[1])
 			}
