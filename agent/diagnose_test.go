@@ -334,16 +334,6 @@ func (w *world) readiness(status corev1.ConditionStatus) {
 	}
 }
 
-// cordonAs cordons the node as another field manager.
-func (w *world) cordonAs(manager string) {
-	w.t.Helper()
-	n := w.node()
-	n.Spec.Unschedulable = true
-	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{FieldManager: manager}); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
 // trainer runs a pod on the first GPU.
 func (w *world) trainer(finalizers ...string) {
 	w.t.Helper()
@@ -357,15 +347,6 @@ func (w *world) draining(finalizers ...string) {
 	w.trainer(finalizers...)
 	w.label("all-1g.10gb")
 	w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.hasJournal() })
-}
-
-// terminating begins the end of a pod, and lets its grace period pass without it.
-func (w *world) terminating(name string) {
-	w.t.Helper()
-	if err := w.terminate("team", name); err != nil {
-		w.t.Fatal(err)
-	}
-	<-time.After(w.grace + time.Second)
 }
 
 // block lets a budget keep all pods from now on, even those that are about to end.

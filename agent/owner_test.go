@@ -136,7 +136,7 @@ func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
 			cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {team: a}},
 			shared: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}}}`)
 		calls := w.count(nil)
-		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same labels each time
+		random := rand.New(rand.NewPCG(1, 2)) // the same labels each time
 		known := catalog.Merge(catalog.Generate(w.snapshot()), nil).Names()
 		for range 200 {
 			w.edit(func(n *corev1.Node) {

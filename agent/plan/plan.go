@@ -507,15 +507,7 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	if !seen.ByClaims {
 		steps = append(steps, resumeByLabel(seen)...)
 	}
-	var stale, late []Pod
-	for _, o := range seen.Operands {
-		if o.Stale {
-			stale = append(stale, o.Pod)
-		}
-		if o.Late {
-			late = append(late, o.Pod)
-		}
-	}
+	stale, late := toRestart(seen.Operands)
 	if seen.Journal.Owed && len(stale) > 0 {
 		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
 	}
@@ -539,6 +531,19 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		steps = append(steps, Step{Kind: Release})
 	}
 	return append(steps, seen.Slot.release()...)
+}
+
+// toRestart returns the operands that have read the GPUs before the change, and those whose devices are late.
+func toRestart(operands []Operand) (stale, late []Pod) {
+	for _, o := range operands {
+		if o.Stale {
+			stale = append(stale, o.Pod)
+		}
+		if o.Late {
+			late = append(late, o.Pod)
+		}
+	}
+	return stale, late
 }
 
 func (s Slot) release() []Step {

@@ -55,11 +55,11 @@ func (a *askedByLabels) readBoth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.profiles, _ = catalog.ParseProfiles(text) //nolint:errcheck // as above
+	a.profiles, _ = catalog.ParseProfiles(text)
 	if text, err = a.text(ctx, a.settings.MIGConfigMap); err != nil {
 		return err
 	}
-	a.mig, _ = migparted.Parse(text) //nolint:errcheck // as above
+	a.mig, _ = migparted.Parse(text)
 	return nil
 }
 

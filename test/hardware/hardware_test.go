@@ -51,8 +51,10 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	t.Logf("\n%s", &said)
 	for where, words := range map[*bytes.Buffer][]string{
 		&said: {"on SIMULATED GPUs"}, // the table
-		&told: {"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left",
-			"1 GPU in its slices, by the UUIDs of NVML", "gpu-0 is GPU 0", "ImpossibleSharing: share GPUs by the claims on this node"},
+		&told: {
+			"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left",
+			"1 GPU in its slices, by the UUIDs of NVML", "gpu-0 is GPU 0", "ImpossibleSharing: share GPUs by the claims on this node",
+		},
 	} {
 		for _, want := range words {
 			if !strings.Contains(where.String(), want) {

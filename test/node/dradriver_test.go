@@ -479,7 +479,7 @@ func TestGPUsThatNVIDIAsDRADriverCutsAreNotCut(t *testing.T) {
 	}
 	r.run()
 	r.awaitReason(config.ReasonNotRequested)
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same labels each time
+	random := rand.New(rand.NewPCG(1, 2)) // the same labels each time
 	configs := []string{"all-disabled", "all-1g.10gb", "all-3g.40gb", "all-7g.80gb", "all-balanced"}
 	for i := range 200 {
 		name := configs[random.IntN(len(configs))]

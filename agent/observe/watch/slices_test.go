@@ -60,7 +60,9 @@ func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if verb == "watch" {
 		w.WriteHeader(http.StatusOK)
-		w.(http.Flusher).Flush()
+		if f, is := w.(http.Flusher); is {
+			f.Flush()
+		}
 		<-r.Context().Done()
 		return
 	}
@@ -132,23 +134,27 @@ func TestSlicesAreWatchedFromTheFirstObservationOn(t *testing.T) {
 		if err != nil { // shown, and not all yet
 			continue
 		}
-		if len(slices) != 1 || len(slices[0].Spec.Devices) != 1 || slices[0].Annotations != nil {
-			t.Errorf("by the watch: %v", slices)
-		}
+		shown(t, "by the watch", slices, nil, 1)
 		break
 	}
 	s.answers(0, offering("gpu-0", "gpu-1"))
 	o.Begin(false)
-	if slices, err := o.Slices(t.Context()); err != nil || len(slices[0].Spec.Devices) != 1 {
-		t.Errorf("by the watch: %v, %v", slices, err)
-	}
+	slices, err := o.Slices(t.Context())
+	shown(t, "by the watch again", slices, err, 1)
 	if asked := s.answers(0, offering("gpu-0", "gpu-1")); len(asked) > 1 { // the watch itself
 		t.Errorf("for what the watch shows, the API server was asked to %v", asked)
 	}
 	o.ReadAgain()
 	o.Begin(false)
-	if slices, err := o.Slices(t.Context()); err != nil || len(slices[0].Spec.Devices) != 2 || slices[0].Annotations != nil {
-		t.Errorf("read from the API server: %v, %v", slices, err)
-	}
+	slices, err = o.Slices(t.Context())
+	shown(t, "read from the API server", slices, err, 2)
 	cancel()
+}
+
+// shown fails the test unless there is one slice with so many devices, without what does not count.
+func shown(t *testing.T, how string, slices []resourcev1.ResourceSlice, err error, devices int) {
+	t.Helper()
+	if err != nil || len(slices) != 1 || len(slices[0].Spec.Devices) != devices || slices[0].Annotations != nil {
+		t.Errorf("%s: %v, %v", how, slices, err)
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -59,8 +58,8 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	}
 	var got api.Answer
 	p.AddTo(&got)
-	if len(got.Steps) != most || got.More != 3 || len(got.Pods) != most || got.MorePods != 7 || len(got.Lost) != most || got.MoreLost != 7 {
-		t.Errorf("%d steps and %d more, %d pods and %d more, %d losses and %d more", len(got.Steps), got.More, len(got.Pods), got.MorePods, len(got.Lost), got.MoreLost)
+	if counts := []int{len(got.Steps), got.More, len(got.Pods), got.MorePods, len(got.Lost), got.MoreLost}; !slices.Equal(counts, []int{most, 3, most, 7, most, 7}) {
+		t.Errorf("steps and more, pods and more, losses and more: %v", counts)
 	}
 	if got.Pods[0] != "team/pod-000" || !slices.IsSorted(got.Pods) || slices.Contains(got.Pods, "kube-system/plugin") {
 		t.Errorf("pods that leave: %v", got.Pods)
@@ -73,6 +72,11 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	if got.Runs != "at once" || got.Reason != config.ReasonHeld || time.Duration(got.Patience) != time.Hour || got.Reboot {
 		t.Errorf("got %+v", got)
 	}
+}
+
+func TestATextIsShortenedBetweenTwoCharacters(t *testing.T) {
+	t.Parallel()
+	const longest = 1000
 	for _, row := range []struct{ text, want string }{
 		{strings.Repeat("x", longest), strings.Repeat("x", longest)},
 		{strings.Repeat("x", longest+1), strings.Repeat("x", longest) + "…"},

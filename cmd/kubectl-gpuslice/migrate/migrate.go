@@ -133,14 +133,7 @@ type Finding struct {
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
 	j := judge{settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
-	for _, n := range s.Nodes {
-		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
-			j.asking[name] = append(j.asking[name], n)
-		}
-		if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
-			j.byPluginKey[key] = append(j.byPluginKey[key], n)
-		}
-	}
+	j.sort(s.Nodes)
 	for _, c := range s.Clusters {
 		j.cluster(c, s)
 	}
@@ -171,6 +164,18 @@ func Judge(s Sources, settings config.Settings) []Finding {
 		j.say("Rights", Unread, "", "%v", err)
 	}
 	return j.found
+}
+
+// sort keeps the nodes by what their labels ask for.
+func (j *judge) sort(nodes []corev1.Node) {
+	for _, n := range nodes {
+		if name := n.Labels[config.LabelMIGConfig]; name != "" && n.Labels[config.LabelProfile] == "" {
+			j.asking[name] = append(j.asking[name], n)
+		}
+		if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
+			j.byPluginKey[key] = append(j.byPluginKey[key], n)
+		}
+	}
 }
 
 // toggles warns users of mig-manager of what a label does that is set to another value for a moment.

@@ -180,13 +180,8 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range requests {
-		total := 0
-		for _, n := range w.Devices {
-			if total += n; total > nvml.MaxDevices {
-				return nil, fmt.Errorf("more than %d slices of a GPU are asked for, and none holds as many", nvml.MaxDevices)
-			}
-		}
+	if err := bounded(requests); err != nil {
+		return nil, err
 	}
 	after := slices.Clone(gpus)
 	for i, gpu := range gpus {
@@ -216,6 +211,19 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 		return nil, err
 	}
 	return offered(p, after, expected, sharing), nil
+}
+
+// bounded refuses requests for more slices than any GPU holds.
+func bounded(requests map[nvml.UUID]nvml.Request) error {
+	for _, w := range requests {
+		total := 0
+		for _, n := range w.Devices {
+			if total += n; total > nvml.MaxDevices {
+				return fmt.Errorf("more than %d slices of a GPU are asked for, and none holds as many", nvml.MaxDevices)
+			}
+		}
+	}
+	return nil
 }
 
 // newest is a compute capability that refuses nothing that some GPU can.
