@@ -323,7 +323,7 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 				t.Errorf("%s: %v", name, got)
 			}
 		}
-		if c := w.condition(); !strings.Contains(c.Message, "all-1g.10gb: mig.nvidia.com 1g.10gb 14") {
+		if c := w.world.condition(); !strings.Contains(c.Message, "all-1g.10gb: mig.nvidia.com 1g.10gb 14") {
 			t.Errorf("the node says %s", c.Message)
 		}
 		if pods := w.podsIn("dra"); len(pods) != 1 || pods[0].Name != "driver-2" {

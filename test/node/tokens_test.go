@@ -150,7 +150,7 @@ func stolenKeys(t *testing.T) []afterwards {
 	r.givenBack(r.await("the agent's label", func(n *corev1.Node) bool {
 		return n.Labels[config.LabelDevicePluginConfig] == key && n.Annotations[config.AnnotationJournal] == "" && converged("six-each")(n)
 	}))
-	note("and somebody who may patch nodes sets the label of another node to that key, which its agent sets back", goesThrough)
+	note("and a user who may patch nodes sets the label of another node to that key, which its agent sets back", goesThrough)
 	if err := setKey(t.Context(), token, foreign, nil); err != nil {
 		t.Error(err)
 	}
