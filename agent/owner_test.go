@@ -79,7 +79,7 @@ type offering struct {
 	w *world
 }
 
-// IsWatchListSemanticsUnSupported tells client-go's informers whether they may ask for a list as a watch.
+// IsWatchListSemanticsUnSupported reports to client-go's informers whether they may ask for a list as a watch.
 func (o offering) IsWatchListSemanticsUnSupported() bool {
 	says, has := o.Interface.(interface{ IsWatchListSemanticsUnSupported() bool })
 	return has && says.IsWatchListSemanticsUnSupported()

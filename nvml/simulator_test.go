@@ -83,7 +83,7 @@ func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 			}
 			t.Logf("%d changes, %d instances kept, %d divided otherwise", done, kept, changed)
 			if done < 10 {
-				t.Errorf("only %d wishes could be had", done)
+				t.Errorf("only %d requests could be had", done)
 			}
 		})
 	}

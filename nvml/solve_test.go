@@ -455,9 +455,9 @@ func TestEveryRequestOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
 			check(t, g, wish, &fitting, &refused)
 		})
 	}
-	t.Logf("%d wishes fit, %d do not", fitting, refused)
+	t.Logf("%d requests fit, %d do not", fitting, refused)
 	if fitting < 100 || refused < 100 {
-		t.Error("the wishes are too one-sided to prove anything")
+		t.Error("the requests are too one-sided to prove anything")
 	}
 }
 
@@ -489,9 +489,9 @@ func TestRandomRequestsAreSolvedAsByBruteForce(t *testing.T) {
 		empty := gpus[r.IntN(len(gpus))]
 		check(t, crowd(r, empty), randomWish(r, empty), &fitting, &refused)
 	}
-	t.Logf("%d wishes fit, %d do not", fitting, refused)
+	t.Logf("%d requests fit, %d do not", fitting, refused)
 	if fitting < 300 || refused < 300 {
-		t.Error("the wishes are too one-sided to prove anything")
+		t.Error("the requests are too one-sided to prove anything")
 	}
 }
 
@@ -525,9 +525,9 @@ func TestAPartMoreOrLessIsSolvedAsByBruteForce(t *testing.T) {
 			changed += len(s.Change)
 		}
 	}
-	t.Logf("%d wishes fit, %d do not; %d instances are divided otherwise where they stand", fitting, refused, changed)
+	t.Logf("%d requests fit, %d do not; %d instances are divided otherwise where they stand", fitting, refused, changed)
 	if fitting < 1000 || refused < 100 || changed < 500 {
-		t.Error("the wishes are too one-sided to prove anything")
+		t.Error("the requests are too one-sided to prove anything")
 	}
 }
 

@@ -282,8 +282,8 @@ func (s *Observed) MIGStrategy(set config.MIGStrategy, want *DesiredPlugin) conf
 	if set != config.MIGStrategyAuto {
 		return set
 	}
-	if told := s.ExplicitStrategy(); told != "" {
-		return told
+	if explicit := s.ExplicitStrategy(); explicit != "" {
+		return explicit
 	}
 	if want != nil && want.Strategy != "" {
 		return want.Strategy

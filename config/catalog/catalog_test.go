@@ -119,7 +119,7 @@ func all(devices map[string]int, filter ...string) catalog.MIGRule {
 }
 
 func TestRequests(t *testing.T) {
-	type wishes = map[nvml.UUID]nvml.Request
+	type requests = map[nvml.UUID]nvml.Request
 	sevenOf10 := nvml.Request{MIG: true, Devices: map[string]int{"1g.10gb": 7}}
 	twoOf40 := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
 	off := nvml.Request{}
@@ -127,27 +127,27 @@ func TestRequests(t *testing.T) {
 	tests := map[string]struct {
 		config catalog.MIGConfig
 		gpus   []nvml.GPU
-		want   wishes
+		want   requests
 	}{
 		"for all GPUs are for each": {
 			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(h100(), h100()),
-			want:   wishes{"GPU-0": sevenOf10, "GPU-1": sevenOf10},
+			want:   requests{"GPU-0": sevenOf10, "GPU-1": sevenOf10},
 		},
 		"by position leave the other GPUs alone": {
 			config: catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(h100(), h100(), h100()),
-			want:   wishes{"GPU-1": sevenOf10},
+			want:   requests{"GPU-1": sevenOf10},
 		},
 		"for all GPUs pass over vGPUs beside others": {
 			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(vGPU(), h100()),
-			want:   wishes{"GPU-1": sevenOf10},
+			want:   requests{"GPU-1": sevenOf10},
 		},
 		"for MIG off are for a vGPU that is whole": {
 			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(vGPU()),
-			want:   wishes{"GPU-0": off},
+			want:   requests{"GPU-0": off},
 		},
 		"of the last rule win": {
 			config: catalog.MIGConfig{
@@ -156,7 +156,7 @@ func TestRequests(t *testing.T) {
 				{Indices: []int{2}},
 			},
 			gpus: node(h100(), h100(), h100()),
-			want: wishes{"GPU-0": sevenOf10, "GPU-1": twoOf40, "GPU-2": off},
+			want: requests{"GPU-0": sevenOf10, "GPU-1": twoOf40, "GPU-2": off},
 		},
 		"by filter are for GPUs of that kind, however the filter is written": {
 			config: catalog.MIGConfig{
@@ -164,12 +164,12 @@ func TestRequests(t *testing.T) {
 				all(map[string]int{"1g.6gb": 4}, "548868318"),
 			},
 			gpus: node(h100(), a30(), t4()),
-			want: wishes{"GPU-0": sevenOf10, "GPU-1": {MIG: true, Devices: map[string]int{"1g.6gb": 4}}},
+			want: requests{"GPU-0": sevenOf10, "GPU-1": {MIG: true, Devices: map[string]int{"1g.6gb": 4}}},
 		},
 		"by filter and position are for GPUs that both name": {
 			config: catalog.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{0, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(h100(), t4(), h100()),
-			want:   wishes{"GPU-0": sevenOf10},
+			want:   requests{"GPU-0": sevenOf10},
 		},
 		"for kinds of GPU that are on other nodes are passed over, positions and all": {
 			config: catalog.MIGConfig{
@@ -177,7 +177,7 @@ func TestRequests(t *testing.T) {
 				all(map[string]int{"1g.10gb": 7}, "0x233010DE"),
 			},
 			gpus: node(h100()),
-			want: wishes{"GPU-0": sevenOf10},
+			want: requests{"GPU-0": sevenOf10},
 		},
 		"by a filter of several kinds are for GPUs of each, and leave other kinds alone": {
 			config: catalog.MIGConfig{
@@ -185,7 +185,7 @@ func TestRequests(t *testing.T) {
 				all(map[string]int{"1g.10gb": 7}, "0x233010DE"),
 			},
 			gpus: node(a100Small(), h100(), h200(), a100Small()),
-			want: wishes{
+			want: requests{
 				"GPU-0": {MIG: true, Devices: map[string]int{"1g.10gb": 4}}, "GPU-1": sevenOf10,
 				"GPU-3": {MIG: true, Devices: map[string]int{"1g.10gb": 4}},
 			},
@@ -193,32 +193,32 @@ func TestRequests(t *testing.T) {
 		"by a position that is there twice are for that GPU once": {
 			config: catalog.MIGConfig{{Indices: []int{1, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			gpus:   node(t4(), h100()),
-			want:   wishes{"GPU-1": sevenOf10},
+			want:   requests{"GPU-1": sevenOf10},
 		},
 		"for MIG off by position are met by a GPU that cannot do MIG, beside others": {
 			config: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
 			gpus:   node(a100(), t4(), h100()),
-			want:   wishes{"GPU-0": sevenOf10, "GPU-1": off},
+			want:   requests{"GPU-0": sevenOf10, "GPU-1": off},
 		},
 		"by no position at all are for no GPU": {
 			config: catalog.MIGConfig{{MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{0}}},
 			gpus:   node(h100(), h100()),
-			want:   wishes{"GPU-0": off},
+			want:   requests{"GPU-0": off},
 		},
 		"for all GPUs pass over those that cannot do MIG": {
 			config: catalog.MIGConfig{all(map[string]int{"1g.10gb": 7})},
 			gpus:   node(t4(), h100()),
-			want:   wishes{"GPU-1": sevenOf10},
+			want:   requests{"GPU-1": sevenOf10},
 		},
 		"for MIG off are met by GPUs that cannot do MIG": {
 			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(t4(), h100()),
-			want:   wishes{"GPU-0": off, "GPU-1": off},
+			want:   requests{"GPU-0": off, "GPU-1": off},
 		},
-		"for MIG on without instances are wishes too": {
+		"for MIG on without instances are requests too": {
 			config: catalog.MIGConfig{all(map[string]int{})},
 			gpus:   node(h100()),
-			want:   wishes{"GPU-0": {MIG: true, Devices: map[string]int{}}},
+			want:   requests{"GPU-0": {MIG: true, Devices: map[string]int{}}},
 		},
 	}
 	for name, test := range tests {
@@ -226,7 +226,7 @@ func TestRequests(t *testing.T) {
 			configs := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": test.config})
 			got, err := configs.Requests("mine", test.gpus)
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
-				t.Errorf("error %v, wishes (-want +got):\n%s", err, diff)
+				t.Errorf("error %v, requests (-want +got):\n%s", err, diff)
 			}
 		})
 	}
@@ -240,13 +240,13 @@ func TestPositionsBeyondTheNodesGPUsArePassedOver(t *testing.T) {
 		{DeviceFilter: []string{"0x20B210DE"}, Indices: []int{5}},
 	}})
 	gpus := node(h100(), h100())
-	wishes, err := configs.Requests("mine", gpus)
+	requests, err := configs.Requests("mine", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[nvml.UUID]nvml.Request{gpus[0].UUID: {}, gpus[1].UUID: {MIG: true, Devices: map[string]int{"1g.10gb": 7}}}
-	if diff := cmp.Diff(want, wishes); diff != "" {
-		t.Errorf("wishes (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, requests); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]int{3, 7}, configs.MissingPositions("mine", gpus)); diff != "" {
 		t.Errorf("positions beyond (-want +got):\n%s", diff)
@@ -338,9 +338,9 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			configs := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": test.config})
-			wishes, err := configs.Requests("mine", test.gpus)
+			requests, err := configs.Requests("mine", test.gpus)
 			if err == nil {
-				t.Fatalf("wishes %v, want an error", wishes)
+				t.Fatalf("requests %v, want an error", requests)
 			}
 			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)

@@ -199,12 +199,12 @@ func TestEveryGeneratedConfigFitsItsHardwareAndCanBeAskedForByALabel(t *testing.
 			if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
 				t.Errorf("%s: %v", name, problems)
 			}
-			wishes, err := configs.Requests(name, gpus)
+			requests, err := configs.Requests(name, gpus)
 			if err != nil {
 				t.Errorf("%s on %s: %v", name, gpus[0].Model, err)
 			}
 			for _, g := range gpus {
-				if _, err := nvml.Solve(g, wishes[g.UUID].Devices); err != nil {
+				if _, err := nvml.Solve(g, requests[g.UUID].Devices); err != nil {
 					t.Errorf("%s on %s: %v", name, g.Model, err)
 				}
 			}
@@ -217,12 +217,12 @@ func TestAllOfAProfileIsAllThatFit(t *testing.T) {
 		gpus := node(g)
 		configs := catalog.Merge(catalog.Generate(gpus), nil)
 		for _, p := range g.Profiles {
-			wishes, err := configs.Requests("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
+			requests, err := configs.Requests("all-"+strings.ReplaceAll(p.Name, "+", "."), gpus)
 			if err != nil {
 				t.Error(err)
 				continue
 			}
-			n := wishes["GPU-0"].Devices[p.Name]
+			n := requests["GPU-0"].Devices[p.Name]
 			if _, err := nvml.Solve(gpus[0], map[string]int{p.Name: n + 1}); n == 0 || err == nil {
 				t.Errorf("%s: %d of %s, and one more would fit", g.Model, n, p.Name)
 			}

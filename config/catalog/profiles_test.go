@@ -110,10 +110,10 @@ func TestProfilesThatWeShowAreRead(t *testing.T) {
 			t.Fatalf("%s: %v", show.file, err)
 		}
 		merged := catalog.Merge(nil, nil).WithProfiles(profiles)
-		wishes, err := merged.ProfileRequests("production-inference", node(h100(), a100()))
+		requests, err := merged.ProfileRequests("production-inference", node(h100(), a100()))
 		want := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 1, "2g.20gb": 2}}
-		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want, "GPU-1": want}, wishes); err != nil || diff != "" {
-			t.Errorf("%s: error %v, wishes (-want +got):\n%s", show.file, err, diff)
+		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want, "GPU-1": want}, requests); err != nil || diff != "" {
+			t.Errorf("%s: error %v, requests (-want +got):\n%s", show.file, err, diff)
 		}
 	}
 }
@@ -464,33 +464,33 @@ func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID
 }
 
 func TestRequestedProfiles(t *testing.T) {
-	type wishes = map[nvml.UUID]nvml.Request
+	type requests = map[nvml.UUID]nvml.Request
 	cut := nvml.Request{MIG: true, Devices: map[string]int{"3g.40gb": 2}}
 	const enabled = ", enabled: true, instances: {3g.40gb: 2}}\n"
 	tests := map[string]struct {
 		entries string
 		gpus    []nvml.GPU
-		want    wishes
+		want    requests
 	}{
 		"by UUID are for that GPU, and leave the others alone": {
 			entries: "- {gpus: {uuid: " + string(uuid1) + "}" + enabled,
 			gpus:    addressed(h100(), h100(), h100()),
-			want:    wishes{uuid1: cut},
+			want:    requests{uuid1: cut},
 		},
 		"by address are for the GPU there, in whatever form it is written": {
 			entries: `- {gpus: {pci: ["00000000:17:00.0", "00010000:CA:00.0"]}` + enabled,
 			gpus:    addressed(h100(), h100(), h100()),
-			want:    wishes{uuid0: cut, uuid2: cut},
+			want:    requests{uuid0: cut, uuid2: cut},
 		},
 		"by model are for every GPU that the pattern fits": {
 			entries: `- {gpus: {model: ["NVIDIA A100*", "NVIDIA H100 80GB HBM3"]}` + enabled,
 			gpus:    addressed(h100(), h200(), a100()),
-			want:    wishes{uuid0: cut, uuid2: cut},
+			want:    requests{uuid0: cut, uuid2: cut},
 		},
 		"by several selectors are for GPUs that all of them select": {
 			entries: `- {gpus: {index: [0, 1], model: "NVIDIA H100*", pci: ["17:00.0", "65:00.0", "ca:00.0"]}` + enabled,
 			gpus:    addressed(h100(), a100(), h100()),
-			want:    wishes{uuid0: cut},
+			want:    requests{uuid0: cut},
 		},
 		"of entries for GPUs of other nodes are passed over": {
 			entries: `- {gpus: {uuid: GPU-33333333-3333-3333-3333-333333333333}` + enabled +
@@ -499,29 +499,29 @@ func TestRequestedProfiles(t *testing.T) {
 				`- {gpus: {pci: "99:00.0", index: 7}` + enabled +
 				"- {gpus: {uuid: [GPU-33333333-3333-3333-3333-333333333333, " + string(uuid0) + "]}" + enabled,
 			gpus: addressed(h100(), h100()),
-			want: wishes{uuid0: cut},
+			want: requests{uuid0: cut},
 		},
 		"for all GPUs pass over those that cannot do MIG, which another entry may be about": {
 			entries: "- {gpus: {all: true}" + enabled + `- {gpus: {model: "Tesla T4"}, enabled: false}`,
 			gpus:    addressed(t4(), h100()),
-			want:    wishes{uuid0: {}, uuid1: cut},
+			want:    requests{uuid0: {}, uuid1: cut},
 		},
 		"for a filter pass over GPUs that cannot do MIG": {
 			entries: `- {gpus: {deviceFilter: ["0x1EB810DE", "0x233010DE"]}` + enabled,
 			gpus:    addressed(t4(), h100()),
-			want:    wishes{uuid1: cut},
+			want:    requests{uuid1: cut},
 		},
 		"for a lost GPU are kept, for the planner to tell": {
 			entries: "- {gpus: {uuid: " + string(uuid0) + "}" + enabled,
 			gpus:    addressed(nvml.GPU{Lost: true}, h100()),
-			want:    wishes{uuid0: cut},
+			want:    requests{uuid0: cut},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := profileWishes(t, test.entries, test.gpus)
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
-				t.Errorf("error %v, wishes (-want +got):\n%s", err, diff)
+				t.Errorf("error %v, requests (-want +got):\n%s", err, diff)
 			}
 		})
 	}
@@ -594,9 +594,9 @@ func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			wishes, err := profileWishes(t, test.entries, test.gpus)
+			requests, err := profileWishes(t, test.entries, test.gpus)
 			if err == nil {
-				t.Fatalf("wishes %v, want an error", wishes)
+				t.Fatalf("requests %v, want an error", requests)
 			}
 			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
@@ -644,7 +644,7 @@ func TestEachOfTheTwoLabelsReadsItsOwnPlaces(t *testing.T) {
 	} {
 		got, err := catalog.ProfileRequests(name, gpus)
 		if diff := cmp.Diff(map[nvml.UUID]nvml.Request{"GPU-0": want}, got); err != nil || diff != "" {
-			t.Errorf("%s: error %v, wishes (-want +got):\n%s", name, err, diff)
+			t.Errorf("%s: error %v, requests (-want +got):\n%s", name, err, diff)
 		}
 	}
 }

@@ -243,9 +243,9 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 func TestAProfileWithoutMIGLeavesEveryGPUAsItIs(t *testing.T) {
 	shared := catalog.Profile{Sharing: timeSlicing("nvidia.com/gpu", 3)}
 	configs := catalog.Merge(nil, nil).WithProfiles(map[string]catalog.Profile{"research": shared})
-	wishes, err := configs.ProfileRequests("research", node(h100()))
-	if err != nil || len(wishes) > 0 {
-		t.Errorf("wishes %v, error %v; want neither", wishes, err)
+	requests, err := configs.ProfileRequests("research", node(h100()))
+	if err != nil || len(requests) > 0 {
+		t.Errorf("requests %v, error %v; want neither", requests, err)
 	}
 	got, ok := configs.Profile("research")
 	if diff := cmp.Diff(shared, got); !ok || diff != "" {

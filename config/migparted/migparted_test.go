@@ -538,13 +538,13 @@ func nodeOf(id types.DeviceID) []nvml.GPU {
 
 // wishesOf is what mig-parted makes of the rules: each in turn, on every GPU that it matches.
 func wishesOf(rules spec.MigConfigSpecSlice, gpus []nvml.GPU) map[nvml.UUID]nvml.Request {
-	wishes := map[nvml.UUID]nvml.Request{}
+	requests := map[nvml.UUID]nvml.Request{}
 	for _, rule := range rules {
 		for _, g := range gpus {
 			if rule.MatchesDeviceFilter(types.DeviceID(g.DeviceID)) && rule.MatchesDevices(g.Index) {
-				wishes[g.UUID] = nvml.Request{MIG: rule.MigEnabled, Devices: rule.MigDevices}
+				requests[g.UUID] = nvml.Request{MIG: rule.MigEnabled, Devices: rule.MigDevices}
 			}
 		}
 	}
-	return wishes
+	return requests
 }

@@ -31,11 +31,11 @@ mig-configs:
 		{UUID: "GPU-2", Index: 2, DeviceID: 0x233010DE, SubsystemID: 0x16C210DE, Capable: true},
 		{UUID: "GPU-3", Index: 3, DeviceID: 0x20B710DE, SubsystemID: 0x16C110DE, Capable: true},
 	}
-	wishes, err := catalog.Merge(nil, configs).Requests("boards", gpus)
+	requests, err := catalog.Merge(nil, configs).Requests("boards", gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if wishes["GPU-0"].Devices["1g.10gb"] != 7 || wishes["GPU-1"].Devices["3g.40gb"] != 2 || wishes["GPU-3"].Devices["3g.40gb"] != 2 || len(wishes) != 3 {
-		t.Errorf("got %v", wishes)
+	if requests["GPU-0"].Devices["1g.10gb"] != 7 || requests["GPU-1"].Devices["3g.40gb"] != 2 || requests["GPU-3"].Devices["3g.40gb"] != 2 || len(requests) != 3 {
+		t.Errorf("got %v", requests)
 	}
 }

@@ -186,9 +186,9 @@ func TestKubeletAndTheClaimNameTheSamePod(t *testing.T) {
 		{"by an extended resource", pod("a", kinds["for an extended resource"]), given("a", "claim c"), "GPU-a"},
 		{"another resource, of which kubelet lists none", pod("a", kinds["for an extended resource"], container(limits(mig1g, 1))), given("a", "claim c"), "GPU-a any"},
 		{"prepared, not named by the pod", pod("a"), given("a", "claim c", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},
-		{"prepared, named by nobody, and not read", pod("a"), given("a", "claim other", "gpu.nvidia.com/node/gpu-0"), "GPU-a any"},
-		{"listed by kubelet, named by nobody, not prepared", pod("a"), given("a", "claim other"), "any"},
-		{"other devices, named by nobody", pod("a"), given("a", "claim other", "dra.net/node/eth0"), "nothing"},
+		{"prepared, named by no pod, and not read", pod("a"), given("a", "claim other", "gpu.nvidia.com/node/gpu-0"), "GPU-a any"},
+		{"listed by kubelet, named by no pod, not prepared", pod("a"), given("a", "claim other"), "any"},
+		{"other devices, named by no pod", pod("a"), given("a", "claim other", "dra.net/node/eth0"), "nothing"},
 		{"listed by kubelet alone", pod("cpu-only"), given("a", "claim c", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},
 		{"listed by kubelet alone, of a pool with slashes", pod("cpu-only"), given("a", "claim c", "gpu.nvidia.com/rack/node/gpu-0"), "any"},
 		{"listed by kubelet alone, not prepared", pod("cpu-only"), given("a", "claim c"), "any"},
@@ -200,7 +200,7 @@ func TestKubeletAndTheClaimNameTheSamePod(t *testing.T) {
 	}
 }
 
-// A pod that has GPUs by admin access alone is told from one that holds one.
+// A pod that has GPUs by admin access alone is no holder.
 func TestWhoReadsGPUsByAdminAccess(t *testing.T) {
 	for _, row := range []struct {
 		name  string

@@ -13,16 +13,16 @@ import (
 )
 
 var (
-	wishes = flag.Int("wishes", 0, "random wishes for each model; 0 is 2,000, and 12 in short runs")
+	requests = flag.Int("requests", 0, "random requests for each model; 0 is 2,000, and 12 in short runs")
 	seed   = flag.Uint64("seed", 1, "where random numbers begin")
 )
 
-// wished is how many random wishes there are for each model.
+// wished is how many random requests there are for each model.
 func wished() int {
 	if testing.Short() {
-		return cmp.Or(*wishes, 12)
+		return cmp.Or(*requests, 12)
 	}
-	return cmp.Or(*wishes, 2000)
+	return cmp.Or(*requests, 2000)
 }
 
 // newRandom gives random numbers that are others for each model, and the same for each run.

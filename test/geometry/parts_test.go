@@ -64,22 +64,22 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("seed %d: %d wishes with parts; %d of them take fewer GPU instances than NVIDIA's tool makes",
+	t.Logf("seed %d: %d requests with parts; %d of them take fewer GPU instances than NVIDIA's tool makes",
 		*seed, len(all), fewer)
 	if len(all) < 500 {
-		t.Errorf("%d wishes are too few to be all", len(all))
+		t.Errorf("%d requests are too few to be all", len(all))
 	}
 }
 
-// withParts are all wishes that the empty GPU can grant with at least one part in them.
+// withParts are all requests that the empty GPU can grant with at least one part in them.
 func (a atlas) withParts() []map[string]int {
 	distinct := map[string]map[string]int{}
 	for _, k := range a.keys {
-		wishes := []map[string]int{{}}
+		requests := []map[string]int{{}}
 		for _, name := range strings.Split(k, " ") {
 			p, _ := a.gpu.Profile(name)
 			var next []map[string]int
-			for _, wish := range wishes {
+			for _, wish := range requests {
 				for _, parts := range contents(p) {
 					more := maps.Clone(wish)
 					for _, part := range parts {
@@ -88,9 +88,9 @@ func (a atlas) withParts() []map[string]int {
 					next = append(next, more)
 				}
 			}
-			wishes = next
+			requests = next
 		}
-		for _, wish := range wishes {
+		for _, wish := range requests {
 			if fmt.Sprint(wish) != fmt.Sprint(countOf(strings.Split(k, " "))) {
 				distinct[fmt.Sprint(wish)] = wish
 			}

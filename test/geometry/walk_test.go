@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
-// Random wishes, one after the other, each on what the one before left and with random processes on it.
+// Random requests, one after the other, each on what the one before left and with random processes on it.
 func TestRandomWalk(t *testing.T) {
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestRandomWalk(t *testing.T) {
 // The same walk through NVIDIA's library. It is short, as each call of it looks at the GPU anew; that the two drivers do
 // the same, nvml/lib has tests for.
 func TestRandomWalkThroughTheLibrary(t *testing.T) {
-	const share = 10 // of the wishes
+	const share = 10 // of the requests
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			if gpusimtest.Apart(t, "-test.v") { // for the figures
@@ -58,7 +58,7 @@ type walker struct {
 	holders map[int]string // what a process holds, by its pid
 	lastPID int
 	figures struct {
-		wishes, changed           int
+		requests, changed           int
 		kept, destroyed, created  int
 		divided                   int
 		busy, keptBusy, mustLeave int
@@ -74,9 +74,9 @@ func walk(t *testing.T, h *incumbent.Host, d nvml.Driver, a atlas, rounds int) {
 		}
 	}
 	f := w.figures
-	t.Logf("seed %d: %d wishes, %d of them a change; %d devices kept, %d destroyed, %d created; %d GPU instances divided otherwise where they stood; "+
+	t.Logf("seed %d: %d requests, %d of them a change; %d devices kept, %d destroyed, %d created; %d GPU instances divided otherwise where they stood; "+
 		"%d busy devices, of which %d stayed and %d had to go",
-		*seed, f.wishes, f.changed, f.kept, f.destroyed, f.created, f.divided, f.busy, f.keptBusy, f.mustLeave)
+		*seed, f.requests, f.changed, f.kept, f.destroyed, f.created, f.divided, f.busy, f.keptBusy, f.mustLeave)
 	if rounds >= 10 && (f.divided == 0 || f.kept == 0 || f.destroyed == 0 || f.keptBusy == 0 || f.mustLeave == 0) {
 		t.Error("the walk is too one-sided to prove anything")
 	}
@@ -87,27 +87,27 @@ func (w *walker) round() {
 	w.t.Helper()
 	w.hold()
 	before := w.snapshot()
-	wishes := map[nvml.UUID]map[string]int{}
+	requests := map[nvml.UUID]map[string]int{}
 	want := plan.Targets{}
 	for _, g := range before {
-		wishes[g.UUID] = w.draw(g)
-		want[g.UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: wishes[g.UUID]}}
+		requests[g.UUID] = w.draw(g)
+		want[g.UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: requests[g.UUID]}}
 	}
 	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, plan.Desired{GPUs: want})
 	if err != nil {
-		w.t.Errorf("every wish can be had, but: %v\n%v", err, wishes)
+		w.t.Errorf("every wish can be had, but: %v\n%v", err, requests)
 		return
 	}
-	w.judge(before, wishes, steps)
+	w.judge(before, requests, steps)
 	w.evict(before, steps)
 	if w.t.Failed() {
 		return
 	}
 	w.execute(steps)
 	after := w.snapshot()
-	w.compare(before, after, wishes, steps)
+	w.compare(before, after, requests, steps)
 	if !testing.Short() { // to compile NVIDIA's tool takes minutes
-		w.export(after, wishes)
+		w.export(after, requests)
 	}
 }
 
@@ -219,16 +219,16 @@ func (w *walker) pods() []plan.Pod {
 }
 
 // judge compares what the plan destroys and creates with what has to be.
-func (w *walker) judge(before []nvml.GPU, wishes map[nvml.UUID]map[string]int, steps []plan.Step) {
+func (w *walker) judge(before []nvml.GPU, requests map[nvml.UUID]map[string]int, steps []plan.Step) {
 	w.t.Helper()
 	for _, g := range before {
-		want, ok := w.atlas.cheapest(g, wishes[g.UUID])
+		want, ok := w.atlas.cheapest(g, requests[g.UUID])
 		if !ok {
-			w.t.Fatalf("%v was drawn from the atlas, and is not in it", wishes[g.UUID])
+			w.t.Fatalf("%v was drawn from the atlas, and is not in it", requests[g.UUID])
 		}
 		if got := costOf(g, steps); got != want {
 			w.t.Errorf("GPU %d from %v to %v: the plan takes (busy, devices, calls, memory slices) %v, and %v is enough:\n%v",
-				g.Index, g.Geometry(), wishes[g.UUID], got, want, steps)
+				g.Index, g.Geometry(), requests[g.UUID], got, want, steps)
 		}
 	}
 }
@@ -322,12 +322,12 @@ func (w *walker) execute(steps []plan.Step) {
 	}
 }
 
-// compare holds what stands now against the wishes, against what stood before, and against the calls that were made.
-func (w *walker) compare(before, after []nvml.GPU, wishes map[nvml.UUID]map[string]int, steps []plan.Step) {
+// compare holds what stands now against the requests, against what stood before, and against the calls that were made.
+func (w *walker) compare(before, after []nvml.GPU, requests map[nvml.UUID]map[string]int, steps []plan.Step) {
 	w.t.Helper()
 	calls := map[string]int{}
 	for n, g := range after {
-		if diff := cmp.Diff(wishes[g.UUID], devices(g)); diff != "" {
+		if diff := cmp.Diff(requests[g.UUID], devices(g)); diff != "" {
 			w.t.Errorf("GPU %d (-wish +made):\n%s", g.Index, diff)
 		}
 		w.count(before[n], g, steps, calls)
@@ -380,7 +380,7 @@ func (w *walker) count(before, after nvml.GPU, steps []plan.Step, calls map[stri
 		}
 	}
 	calls[gpusim.CreateGpuInstanceWithPlacement] += len(after.Instances) - stayed
-	w.figures.wishes++
+	w.figures.requests++
 	w.figures.kept += kept
 	w.figures.destroyed += len(gone)
 	w.figures.created += len(stand) - kept
@@ -409,11 +409,11 @@ func devices(g nvml.GPU) map[string]int {
 }
 
 // export asks NVIDIA's tool what it sees.
-func (w *walker) export(gpus []nvml.GPU, wishes map[nvml.UUID]map[string]int) {
+func (w *walker) export(gpus []nvml.GPU, requests map[nvml.UUID]map[string]int) {
 	w.t.Helper()
 	seen := exported(w.t, w.host, gpus)
 	for _, g := range gpus {
-		if diff := cmp.Diff(wishes[g.UUID], seen[g.UUID]); diff != "" {
+		if diff := cmp.Diff(requests[g.UUID], seen[g.UUID]); diff != "" {
 			w.t.Errorf("GPU %d with %v (-wish +nvidia-mig-parted export):\n%s", g.Index, g.Geometry(), diff)
 		}
 	}

@@ -128,10 +128,10 @@ func (t *trial) plans() (string, error) {
 			continue
 		}
 		steps += len(r.Steps)
-		wishes, err := offline.Catalog.Requests(name, t.before)
+		requests, err := offline.Catalog.Requests(name, t.before)
 		errs = append(errs, err)
 		for _, g := range r.After {
-			wish, asked := wishes[g.UUID]
+			wish, asked := requests[g.UUID]
 			if got := cutInto(g); asked && (g.Enabled != wish.MIG || !maps.Equal(got, wish.Devices)) {
 				errs = append(errs, fmt.Errorf("%s: GPU %d would be cut into %v, not into %v", name, g.Index, got, wish.Devices))
 			}

@@ -174,11 +174,11 @@ func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 			i := slices.IndexFunc(gpu.Profiles, func(p nvml.Profile) bool { return p.Slices == 1 })
 			name = "all-" + gpu.Profiles[i].Name
 		}
-		wishes, err := configs.Requests(name, gpus)
+		requests, err := configs.Requests(name, gpus)
 		if err != nil {
 			return err
 		}
-		want[gpu.UUID] = plan.Target{Request: wishes[gpu.UUID]}
+		want[gpu.UUID] = plan.Target{Request: requests[gpu.UUID]}
 	}
 	if err := carryOut(ctx, driver, want); err != nil {
 		return err
@@ -247,8 +247,8 @@ func (tr trial) ask(ctx context.Context, driver nvml.Driver) (refused, err error
 		return nil, err
 	}
 	want := plan.Targets{}
-	wishes, refused := catalog.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
-	for gpu, wish := range wishes {
+	requests, refused := catalog.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
+	for gpu, wish := range requests {
 		want[gpu] = plan.Target{Request: wish}
 	}
 	if refused != nil {

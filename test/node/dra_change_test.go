@@ -97,7 +97,7 @@ func (r *rig) slicesOf(gpu int) string { return fmt.Sprintf("example.com/%s-gpu-
 
 func (r *rig) classOf(gpu int) string { return strings.ReplaceAll(r.slicesOf(gpu), "/", "-") }
 
-// proven tells a node that is as the label asks, and given back. It fails the test if the node ever says True beside slices of the driver that differ from
+// proven recognizes a node that is as the label asks, and given back. It fails the test if the node ever says True beside slices of the driver that differ from
 // the GPUs.
 func (r *rig) proven(name string) func(*corev1.Node) bool {
 	agrees := func() string {

@@ -395,10 +395,10 @@ func (r *rig) claimant(namespace, name, template string, image ...string) *corev
 	return pod
 }
 
-// given are the devices that a pod has by claims, as kubelet tells it.
+// given are the devices that a pod has by claims, as kubelet lists them.
 func (r *rig) given(namespace, pod string) []string { r.t.Helper(); return r.claimed(namespace)[pod] }
 
-// claimed are the devices that the pods of the namespace have by claims, as kubelet tells it. Each of them has a CDI device.
+// claimed are the devices that the pods of the namespace have by claims, as kubelet lists them. Each of them has a CDI device.
 func (r *rig) claimed(namespace string) map[string][]string {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix:"+r.Kubelet.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -62,12 +62,12 @@ func apply(t *testing.T, name string, profiles map[string]catalog.Profile, node 
 	if err != nil {
 		t.Fatal(err)
 	}
-	wishes, err := catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests(name, gpus)
+	requests, err := catalog.Merge(catalog.Generate(gpus), nil).WithProfiles(profiles).ProfileRequests(name, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, gpu := range gpus {
-		wish, ok := wishes[gpu.UUID]
+		wish, ok := requests[gpu.UUID]
 		if !ok {
 			t.Fatalf("%s says nothing about %s", name, gpu.Model)
 		}

@@ -319,7 +319,7 @@ func (c calls) writes(function string) bool {
 	return ours && !slices.Contains(readers[of], method)
 }
 
-// readsOrWrites reports whether a function is one of an interface or of the system that reads or changes something, or one that nobody knows.
+// readsOrWrites reports whether a function is one of an interface or of the system that reads or changes something, or an unknown one.
 func (c calls) readsOrWrites(function string) bool {
 	of := packageOf(function)
 	if slices.Contains(systemPackages, of) || slices.Contains(serverPackages, of) || strings.HasPrefix(of, "k8s.io/client-go/") {

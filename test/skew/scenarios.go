@@ -30,7 +30,7 @@ var scenarios = []scenario{
 	}},
 	{name: "share: every mode", tests: []string{"test/node: TestEachWayOfSharingIsReachedByAProfile"}},
 	{name: "prove: what gives no capacity is taken back", tests: []string{"test/node: TestAConfigByWhichThePluginEndsIsTakenBack"}},
-	{name: "release: a wish is withdrawn, a cordon stays", tests: []string{"test/node: TestAWithdrawnRequestIsUndoneAndACordonStays"}},
+	{name: "release: a request is withdrawn, a cordon stays", tests: []string{"test/node: TestAWithdrawnRequestIsUndoneAndACordonStays"}},
 	{name: "killed in the middle", tests: []string{
 		"test/node: TestKilledAfterAnyStepItEndsTheSame",
 		"test/node: TestKilledAtEachBorderOfAFullChangeItEndsTheSame",

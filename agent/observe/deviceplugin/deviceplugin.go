@@ -329,10 +329,9 @@ func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[st
 	case err != nil:
 		return nil, &outcome.UnseenError{Err: fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, name, err)}
 	}
-	if object.Data == nil {
-		return map[string]string{}, nil
-	}
-	return object.Data, nil
+	files := map[string]string{} // the watch's cache keeps the object
+	maps.Copy(files, object.Data)
+	return files, nil
 }
 
 // FormerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.

@@ -139,7 +139,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]string{"before the API server answers"},
 			"",
 		},
-		"what nobody has begun": {
+		"what no agent has begun": {
 			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Fence}} }},
 			nil, api.VerdictFree,
 			[]string{"is not as all-1g.10gb asks", `"steps":["fence`},

@@ -79,7 +79,7 @@ func TestAFileIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-// Promise 15: nobody but root can have written what is read. And kubelet makes the folder of a hostPath with 0755, which a write closes.
+// Promise 15: only root can have written what is read. And kubelet makes the folder of a hostPath with 0755, which a write closes.
 func TestAFileThatOthersCouldHaveWrittenIsNotRead(t *testing.T) {
 	t.Parallel()
 	for what, spoil := range map[string]func(t *testing.T, path string) error{
@@ -198,7 +198,7 @@ func TestATryLeavesNothing(t *testing.T) {
 	}
 }
 
-// Promise 14: a disk that hangs holds nobody up, and a write that it does later comes before those that were not begun.
+// Promise 14: a disk that hangs blocks no caller, and a write that it does later comes before those that were not begun.
 func TestADiskThatHangsIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

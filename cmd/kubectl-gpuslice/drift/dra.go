@@ -18,7 +18,7 @@ import (
 )
 
 // readSlices counts what NVIDIA's DRA driver offers, by the names by which the device plugin offers the same: render writes DeviceClasses for them.
-// Who may not read slices is told what the rest says.
+// A user who may not read slices sees what the rest says.
 func (c *comparison) readSlices(ctx context.Context) error {
 	served, err := c.known.Groups(ctx, resourcev1.GroupName)
 	if err != nil || !slices.Contains(served, resourcev1.SchemeGroupVersion.Version) {

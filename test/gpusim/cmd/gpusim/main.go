@@ -220,7 +220,7 @@ func (c *cli) monitor() *cobra.Command {
 func (c *cli) compute() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compute",
-		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, or if it is void those of /dev, as a CUDA program in a container does, until told to end",
+		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, or if it is void those of /dev, as a CUDA program in a container does, until a signal ends it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
