@@ -155,7 +155,7 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 		return "", false, nil
 	}
 	status := api.Status{
-		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.Foreign(),
+		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.OfDRA(),
 		Capacity: seen.CapacityText(want),
 	}
 	learnt := t.learnt(seen, want, r)

@@ -115,9 +115,9 @@ func (s *Observed) HoldersUnknown() (config.Reason, error) {
 	}
 }
 
-// ClaimsUnknown returns why the agent cannot know which device a claim has where NVIDIA's DRA driver gives out the GPUs; nil if it can.
+// ClaimsUnknown returns why the agent cannot know which device a claim has where NVIDIA's DRA driver gives out GPUs; nil if it can.
 func (s *Observed) ClaimsUnknown() error {
-	if s.Owner.Kind != api.OwnerDRAStatic || !s.Owner.ByClaims() {
+	if s.Owner.Kind != api.OwnerDRAStatic && s.Owner.Kind != api.OwnerBoth {
 		return nil
 	}
 	return s.DRA.unknown()

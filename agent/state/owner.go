@@ -34,10 +34,10 @@ type Owner struct {
 }
 
 // ByClaims reports whether NVIDIA's DRA driver gives out the GPUs, or is about to, and nothing offers them to kubelet as a device plugin does.
-func (o Owner) ByClaims() bool { return o.Foreign() != api.OwnerNone && o.Plugin == "" }
+func (o Owner) ByClaims() bool { return o.OfDRA() != api.OwnerNone && o.Plugin == "" }
 
-// Foreign returns the kind if NVIDIA's DRA driver has a part in it; otherwise none.
-func (o Owner) Foreign() api.Owner {
+// OfDRA returns the kind if NVIDIA's DRA driver has a part in it; otherwise none.
+func (o Owner) OfDRA() api.Owner {
 	if o.Kind == api.OwnerPlugin {
 		return api.OwnerNone
 	}
@@ -54,13 +54,17 @@ func OwnerOf(s *Observed) Owner {
 	drivers := driverPods(s.Pods)
 	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers)}
 	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
+	changing := s.Journal != nil && s.Journal.ByClaims // a change that starts the driver again itself
+	if changing {
+		o.Driver = cmp.Or(o.Driver, "NVIDIA's DRA driver")
+	}
 	switch {
-	case len(s.DRA.Slices) > 0 && (common != "" || o.Plugin != ""):
+	case (len(s.DRA.Slices) > 0 || changing) && (common != "" || o.Plugin != ""):
 		o.Kind, o.Evidence = api.OwnerBoth, common
 	case dynamic != "":
 		o.Kind, o.Evidence = api.OwnerDRADynamic, dynamic
-	case s.Journal != nil && s.Journal.ByClaims: // the change starts the driver again itself
-		o.Kind, o.Driver = api.OwnerDRAStatic, cmp.Or(o.Driver, "NVIDIA's DRA driver")
+	case changing:
+		o.Kind = api.OwnerDRAStatic
 	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
 		if o.Plugin != "" {
 			o.Kind = api.OwnerPlugin

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -84,7 +85,15 @@ func TestOwnerOf(t *testing.T) {
 		plugins []corev1.Pod
 		want    api.Owner
 		says    []string
+
+		changing bool // a change is under way that began when the driver gave out the GPUs
 	}{
+		"in a change, the driver away": {changing: true, want: api.OwnerDRAStatic, says: []string{"NVIDIA's DRA driver"}},
+		"in a change, the driver away, and a plugin comes": {
+			changing: true, plugins: []corev1.Pod{plugin}, want: api.OwnerBoth, says: []string{"NVIDIA's device plugin", "NVIDIA's DRA driver"},
+		},
+		"in a change, the driver begins to cut": {changing: true, pods: []corev1.Pod{draPod(gated("DynamicMIG=true"))}, want: api.OwnerDRADynamic},
+
 		"nothing":             {want: api.OwnerNone},
 		"the plugin":          {offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0", "GPU-1"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
 		"the plugin's pod":    {plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
@@ -160,7 +169,15 @@ func TestOwnerOf(t *testing.T) {
 					{Placed: nvml.Placed{Profile: "3g.40gb"}, Devices: []nvml.Device{{UUID: "MIG-b", Profile: "3g.40gb"}}},
 				}}},
 			}
+			if row.changing {
+				seen.Journal = &journal.Journal{ByClaims: true}
+			}
 			got := state.OwnerOf(seen)
+			seen.Owner = got
+			by := got.Kind == api.OwnerBoth || got.Kind == api.OwnerDRAStatic
+			if unknown := seen.ClaimsUnknown(); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
+				t.Errorf("slices complete %t, and the claims: %v", seen.DRA.Complete, unknown)
+			}
 			if got.Kind != row.want {
 				t.Errorf("%q: %+v, want %q", got.Kind, got, row.want)
 			}

@@ -60,7 +60,7 @@ type Evidence struct {
 func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
 		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, PendingRestore: e.toRestore(), Left: e.leftover, Others: e.others,
-		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Owner: e.Owner.Foreign(), Capacity: e.Capacity.Missing, Unseen: e.Unseen,
+		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Owner: e.Owner.OfDRA(), Capacity: e.Capacity.Missing, Unseen: e.Unseen,
 		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
 		Causes: []api.Finding{},
