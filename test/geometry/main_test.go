@@ -14,7 +14,7 @@ import (
 
 var (
 	requests = flag.Int("requests", 0, "random requests for each model; 0 is 2,000, and 12 in short runs")
-	seed   = flag.Uint64("seed", 1, "where random numbers begin")
+	seed     = flag.Uint64("seed", 1, "where random numbers begin")
 )
 
 // wished is how many random requests there are for each model.

@@ -58,7 +58,7 @@ type walker struct {
 	holders map[int]string // what a process holds, by its pid
 	lastPID int
 	figures struct {
-		requests, changed           int
+		requests, changed         int
 		kept, destroyed, created  int
 		divided                   int
 		busy, keptBusy, mustLeave int
