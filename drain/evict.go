@@ -396,8 +396,6 @@ func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
 // request sends one eviction. The UID is a precondition: between listing and asking, a pod may be replaced by another
 // of the same name, perhaps on another node.
 func (r *round) request(ctx context.Context, pod holders.Pod, dryRun bool) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
 	eviction := &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
 		DeleteOptions: &metav1.DeleteOptions{
