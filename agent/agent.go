@@ -63,6 +63,7 @@ type Agent struct {
 
 	answered       time.Time // when a request on the node was last answered
 	hasObserved    bool      // this process has observed the node once
+	resumes        bool      // this process has found a change under way, and has not gone on with it yet
 	changeUnderway bool      // the last pass observed a change under way
 	driverReplaced bool      // the driver is another one than this process has loaded
 }
@@ -268,11 +269,27 @@ func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 	if err != nil || len(in.Steps) == 0 {
 		return in, err
 	}
-	err = a.execute(ctx, in)
+	if err = a.correct(in); err == nil {
+		err = a.execute(ctx, in)
+	}
 	if !decide.CleansUpWhileWaiting(in.Seen, err) {
 		return in, err
 	}
 	return a.cleanUpWhileWaiting(ctx, in, err)
+}
+
+// correct returns a wait of no length if the node still says that nothing is under way, though an earlier process has begun a change: that one was killed
+// before it had reported. This pass reports, and the next one performs the step; else an agent that is killed after each step would cut the GPUs of a node
+// that is True all the while.
+func (a *Agent) correct(in act.Input) error {
+	resumes := a.resumes
+	a.resumes = false
+	ready := report.PartitionReady(in.Seen.Node)
+	if !resumes || ready == nil || ready.Status != corev1.ConditionTrue {
+		return nil
+	}
+	reason, _ := report.Progress(in.Step().Kind, in.Want)
+	return &outcome.Waiting{Reason: reason, Message: "the agent goes on with the change that was interrupted", For: outcome.ForStep}
 }
 
 // upkeep does what each pass does whatever the labels ask for. Each chore is idempotent. Err is why the observation has ended early; upkeep returns it,
@@ -319,6 +336,7 @@ func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
 	a.retries.ForgetObservations()
 	if !a.hasObserved && seen.Journal != nil {
 		a.metrics.Resumed()
+		a.resumes = true
 	}
 	a.hasObserved = true
 }

@@ -13,9 +13,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -543,6 +546,56 @@ func (w *world) dies() (dead bool) {
 	w.turn()
 	<-time.After(w.agent.Pass(w.t.Context()))
 	return false
+}
+
+// Promise 9. An agent that is killed after each of its steps, before it has reported, cuts no GPU of a node that says that nothing is under way; the
+// first death alone comes before any report.
+func TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(w *world){
+		"of a node as desired": func(w *world) { w.converge("all-balanced") },
+		"of a node that is asked for nothing": func(w *world) {
+			w.converge("all-balanced")
+			w.unset(config.LabelMIGConfig)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				begin(w)
+				w.settle(config.ReasonNotRequested, config.ReasonConverged)
+				mortal := func() {
+					o := w.optionsFor(&w.host)
+					o.Log = o.Log.WithOptions(zap.Hooks(func(e zapcore.Entry) error {
+						if e.Message == "step done" && w.hasJournal() {
+							panic(killed{})
+						}
+						return nil
+					}))
+					w.agent = agent.New(o)
+				}
+				mortal()
+				w.label("all-1g.10gb")
+				deaths := 0
+				for began := time.Now(); !w.done("all-1g.10gb")(); {
+					if time.Since(began) > 24*time.Hour {
+						t.Fatalf("no end in a day; the node says %s", w.condition().Message)
+					}
+					if !w.dies() {
+						continue
+					}
+					if deaths++; deaths > 1 && w.hasJournal() && w.condition().Status == corev1.ConditionTrue {
+						t.Errorf("after the death %d, in a change, the node says %s: %s", deaths, w.reason(), w.condition().Message)
+					}
+					mortal()
+				}
+				w.givenBack()
+				if deaths < 5 {
+					t.Errorf("the agent has died %d times", deaths)
+				}
+			})
+		})
+	}
 }
 
 // diesAtWrite has the agent killed at the n-th write of its record, before or after it, and then sets done; until takes that back once the agent is dead.
