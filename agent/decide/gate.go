@@ -49,7 +49,7 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 	case windowOpen:
 		when = fmt.Sprintf("at once: a window is open until %s, by %s", v.end(), scheduleOf(seen, want))
 	case held:
-		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, seen.HoldText())
+		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, holdText(seen))
 	case unreadable:
 		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
 	case windowClosed:
@@ -70,7 +70,7 @@ func (g *Gate) waiting(v verdict, seen *state.Observed, want state.Desired, now 
 	switch {
 	case v.ruling == held:
 		w.Reason, w.After = config.ReasonHeld, outcome.EvictionRetry
-		w.Message = fmt.Sprintf("changes nothing until annotation %s is gone, which says %q", config.AnnotationHold, seen.HoldText())
+		w.Message = fmt.Sprintf("changes nothing until annotation %s is gone, which says %q", config.AnnotationHold, holdText(seen))
 		w.Advice = fmt.Sprintf("to go on: kubectl annotate node %s %s-", seen.Node.Name, config.AnnotationHold)
 	case v.ruling == unreadable:
 		w.Reason = config.ReasonInvalidMaintenance
@@ -96,7 +96,7 @@ func (v verdict) postponed(seen *state.Observed, want state.Desired) *api.Failur
 	switch {
 	case v.ruling == held:
 		reason = config.ReasonHeld
-		why = fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, seen.HoldText(), seen.Journal.Target)
+		why = fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, holdText(seen), seen.Journal.Target)
 	case v.ruling == unreadable:
 		reason, why = config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err)
 	case v.within:

@@ -64,7 +64,7 @@ func (g Goal) Revised(seen *state.Observed, want state.Desired, steps []plan.Ste
 	case g.Kind != Wanted:
 	case on == config.UncordonCancel && uncordonedInTime(seen, want, steps):
 		return Goal{Kind: Cancel, Why: cancelled(seen, want)}
-	case want.Unread != nil && len(steps) > 0 && seen.StartsChange(want, steps):
+	case want.Unread != nil && len(steps) > 0 && startsChange(seen, want, steps):
 		return GoalOf(seen, want, want.Unread, under)
 	}
 	return g

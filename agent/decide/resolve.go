@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -49,16 +50,44 @@ func NeedsPlugin(err error) bool { return errors.Is(err, errPluginUnread) }
 // be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
 func (r *Resolver) Desired(seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
-	if heals, is := seen.Heals(); is && want.Name == "" {
-		return heals, nil
+	if healing, is := heals(seen); is && want.Name == "" {
+		return healing, nil
 	}
-	if err := seen.Withdrawn(want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
+	if err := requestRemoved(seen, want, pluginKey != seen.Node.Labels[config.LabelDevicePluginConfig] && pluginKey != ""); err != nil {
 		return want, err
 	}
 	return r.Resolve(seen)
 }
 
-// Resolve is Desired for a node on which a user has yet to set the labels: that they ask for something else than the change under way is no withdrawal.
+// heals returns the desired state of a node without a config label while the agent resets unhealthy GPUs, or restores their instances; false if it does
+// neither.
+func heals(seen *state.Observed) (state.Desired, bool) {
+	started := seen.Journal != nil && seen.Journal.Target == state.ResetTarget
+	if !started && (seen.Journal != nil || len(seen.Sick) == 0) {
+		return state.Desired{}, false
+	}
+	return state.Desired{Name: state.ResetTarget, Fingerprint: "reset", Targets: plan.Targets{}}, true
+}
+
+// requestRemoved returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
+// it, without a label.
+func requestRemoved(seen *state.Observed, want state.Desired, byDefault bool) error {
+	if seen.Journal == nil {
+		return nil
+	}
+	// The agent itself has set the label of the device plugin's config for a profile: it is no user's request.
+	leaves := want.Label != config.LabelProfile && !byDefault && seen.Journal.ChangesPlugin() && seen.Journal.Plugin.Label != ""
+	switch {
+	case want.Name == "" && seen.Journal.Target == "":
+		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
+	case want.Name == "" || leaves:
+		return fmt.Errorf("the label that asked for %s was removed in the middle of the change", seen.Journal.Target)
+	default:
+		return nil
+	}
+}
+
+// Resolve is Desired for a node on which a user has yet to set the labels: that they ask for something else than the change under way removes no request.
 func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	asked, pluginKey := r.Asked(seen.Node)
 	if asked.Name == "" {
@@ -141,13 +170,20 @@ func askPlugin(seen *state.Observed, want *state.Desired, by string, ask func() 
 	if want.Plugin, err = ask(); want.Plugin != nil {
 		want.Plugin.AskedBy = by
 	}
-	if want.PluginLater = seen.KeepsPluginAway(err); want.PluginLater {
+	if want.PluginLater = keepsPluginAway(seen, err); want.PluginLater {
 		return nil
 	}
 	if stalled, is := errors.AsType[*outcome.Stalled](err); is && stalled.NoHandover {
 		return &outcome.Stalled{Reason: stalled.Reason, NoHandover: true, Message: by + ": " + stalled.Message}
 	}
 	return err
+}
+
+// keepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
+func keepsPluginAway(seen *state.Observed, err error) bool {
+	var waiting *outcome.Waiting
+	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
+		(len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
 }
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
@@ -274,7 +310,11 @@ func (r *Resolver) catalog(seen *state.Observed, label, name string) (catalog.Ca
 	var profiles map[string]catalog.Profile
 	var err error
 	if label == config.LabelProfile {
-		if profiles, err = seen.CatalogOfProfiles(); err != nil {
+		err = seen.Files.Profiles.Read(func(data []byte) (err error) {
+			profiles, err = catalog.ParseProfiles(data)
+			return err
+		})
+		if err != nil {
 			return catalog.Catalog{}, err
 		}
 	}

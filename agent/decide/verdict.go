@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
@@ -37,7 +38,7 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 	switch {
 	case want.Undo:
 		v.ruling = unrestricted
-	case seen.HoldText() != "" && seen.StartsChange(want, steps):
+	case holdText(seen) != "" && startsChange(seen, want, steps):
 		v.ruling, v.underWay = held, seen.Journal != nil // the journal is of another target
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
@@ -49,6 +50,23 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 		v.judgeByWindows(seen, want, now)
 	}
 	return v
+}
+
+// holdText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
+func holdText(seen *state.Observed) string {
+	text, is := seen.Node.Annotations[config.AnnotationHold]
+	if is && text == "" {
+		return "true"
+	}
+	return text
+}
+
+// startsChange reports whether the steps begin a change. Steps that only restore what was left, or prove the capacity, begin none.
+func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
+	if seen.Journal != nil && !seen.Other(want) || steps[0].Kind == plan.Adopt {
+		return false
+	}
+	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
 // judgeByWindows rules by the windows. A change that is under way is postponed if its window has closed, or closes before the change can be done. The

@@ -52,23 +52,6 @@ func (s *Observed) HardwareOrPluginTouched() bool {
 	}
 }
 
-// HoldText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
-func (s *Observed) HoldText() string {
-	text, is := s.Node.Annotations[config.AnnotationHold]
-	if is && text == "" {
-		return "true"
-	}
-	return text
-}
-
-// StartsChange reports whether the steps begin a change. Steps that only restore what was left, or prove the capacity, begin none.
-func (s *Observed) StartsChange(want Desired, steps []plan.Step) bool {
-	if s.Journal != nil && !s.Other(want) || steps[0].Kind == plan.Adopt {
-		return false
-	}
-	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
-}
-
 // Postponed ends a change before it touches a GPU; the agent begins it again when it may.
 func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}

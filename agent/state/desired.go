@@ -2,13 +2,11 @@ package state
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/document"
@@ -49,50 +47,6 @@ func (d Desired) ApplyCommand(node string, flags ...string) string {
 
 // ResetTarget names the change that resets unhealthy GPUs of a node without a config label. No label can have it as its value.
 const ResetTarget = "reset of a GPU"
-
-// Heals returns the desired state of a node without a config label while the agent resets unhealthy GPUs, or restores their instances; false if it does
-// neither.
-func (s *Observed) Heals() (Desired, bool) {
-	started := s.Journal != nil && s.Journal.Target == ResetTarget
-	if !started && (s.Journal != nil || len(s.Sick) == 0) {
-		return Desired{}, false
-	}
-	return Desired{Name: ResetTarget, Fingerprint: "reset", Targets: plan.Targets{}}, true
-}
-
-// Withdrawn returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
-// it, without a label.
-func (s *Observed) Withdrawn(want Desired, byDefault bool) error {
-	if s.Journal == nil {
-		return nil
-	}
-	// The agent itself has set the label of the device plugin's config for a profile: it is no user's request.
-	leaves := want.Label != config.LabelProfile && !byDefault && s.Journal.ChangesPlugin() && s.Journal.Plugin.Label != ""
-	switch {
-	case want.Name == "" && s.Journal.Target == "":
-		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
-	case want.Name == "" || leaves:
-		return fmt.Errorf("the label that asked for %s was removed in the middle of the change", s.Journal.Target)
-	default:
-		return nil
-	}
-}
-
-// KeepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
-func (s *Observed) KeepsPluginAway(err error) bool {
-	var waiting *outcome.Waiting
-	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
-		(len(s.Marks.Startup) > 0 || len(s.Journal.Startup()) > 0)
-}
-
-// CatalogOfProfiles are the profiles of the administrator's file.
-func (s *Observed) CatalogOfProfiles() (profiles map[string]catalog.Profile, err error) {
-	err = s.Files.Profiles.Read(func(data []byte) (err error) {
-		profiles, err = catalog.ParseProfiles(data)
-		return err
-	})
-	return profiles, err
-}
 
 // Read parses the file, if there is one.
 func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
