@@ -130,7 +130,7 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 	}
 	if message := seen.OnAtReboot(want); message != "" {
 		return Report{
-			Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: config.ReasonNeedsReboot, State: seen.RebootState(),
+			Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: config.ReasonNeedsReboot, State: rebootState(seen),
 			Message: message,
 		}
 	}
@@ -138,6 +138,15 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 		Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Converged: true, Reason: config.ReasonConverged, State: config.StateSuccess,
 		Message: converged(seen, want),
 	}
+}
+
+// rebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, the state is one at which tools
+// stop waiting.
+func rebootState(seen *state.Observed) config.State {
+	if seen.Reboots.Policy == plan.RebootDelegate {
+		return config.StateRebooting
+	}
+	return config.StateFailed
 }
 
 // longestCause bounds why a change is undone, in each message until it is: the Event of the failure has all of it, and so has the condition in the end.

@@ -109,9 +109,6 @@ func (s *Observed) Drained(pods []plan.Pod) []holders.Pod {
 	return out
 }
 
-// InLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
-func (s *Observed) InLimitedPool() bool { return s.Pool.Err == nil && s.Pool.Name != "" }
-
 // AskedSince returns since when a label asks for the desired state.
 func (s *Observed) AskedSince(want Desired, now time.Time) time.Time {
 	if s.Record.Learnt.Asked != nil && s.Record.Learnt.Asked.Fingerprint == want.Fingerprint {

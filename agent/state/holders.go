@@ -49,13 +49,6 @@ func (s *Observed) Sought(taken []plan.Taken) []holders.Sought {
 	return out
 }
 
-// Computes reports whether a process of the unit computes on a device that goes.
-func (s *Observed) Computes(unit string) bool {
-	return slices.ContainsFunc(s.Holders.Processes, func(c holders.Client) bool {
-		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
-	})
-}
-
 // MustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
 // have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
 // would only restart them.
@@ -134,14 +127,6 @@ type Started struct {
 type ToRestore struct {
 	Stopped    []string
 	Persistent []nvml.UUID
-}
-
-// NoteDroppedUnit notes why the agent does not start a unit that it has stopped.
-func (s *Observed) NoteDroppedUnit(unit, why string) {
-	if s.Record.Dropped == nil {
-		s.Record.Dropped = map[string]string{}
-	}
-	s.Record.Dropped[unit] = why
 }
 
 // Ended reports whether the pod's containers have ended for good.

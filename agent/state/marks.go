@@ -22,14 +22,6 @@ func FenceTaint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
 }
 
-// SpentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
-func (s *Observed) SpentAnnotations(j journal.Journal) []string {
-	if !j.Forced {
-		return nil
-	}
-	return []string{config.AnnotationForce}
-}
-
 // DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
 // deadlines count from the fence.
 func (s *Observed) DisruptionStarted() bool {

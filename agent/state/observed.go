@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/maintenance"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -307,9 +306,6 @@ func (s *Observed) Operation() string {
 	}
 	return s.Journal.Operation
 }
-
-// Blockers returns, in one text, why the agent cannot prove the capacity yet.
-func (s *Observed) Blockers() string { return sanitize.Listed(s.Capacity.Missing) }
 
 // Since returns when the reason began: now, unless the agent has reported it already.
 func (s *Observed) Since(reason config.Reason, now time.Time) time.Time {

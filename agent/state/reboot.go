@@ -6,7 +6,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -50,15 +49,6 @@ func (s *Observed) OnAtReboot(want Desired) string {
 		return text + ". A reboot is asked for by the sentinel file"
 	}
 	return text + ". Reboot the node when it suits you, or set reboot.policy in the settings"
-}
-
-// RebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, the state is one at which tools
-// stop waiting.
-func (s *Observed) RebootState() config.State {
-	if s.Reboots.Policy == plan.RebootDelegate {
-		return config.StateRebooting
-	}
-	return config.StateFailed
 }
 
 func turns(gpus []nvml.GPU) string {

@@ -54,7 +54,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, in act.Input) error {
 	if err != nil {
 		return err
 	}
-	if err := f.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Steps[0].Kind), *j, in.Seen.SpentAnnotations(*j)...); err != nil {
+	if err := f.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Steps[0].Kind), *j, spentAnnotations(*j)...); err != nil {
 		return err
 	}
 	if left := in.Seen.Leftovers.Orphan.String(); in.Seen.Journal == nil && left != "" {
@@ -83,12 +83,20 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	j.RecordStartup(in.Seen.Marks.Startup)
 	keep(j, in.Seen.Node)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Keeps(j.Kept).Raise(node, text, in.Seen.SpentAnnotations(*j)...)
+		return f.Fence.Keeps(j.Kept).Raise(node, text, spentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
 	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s", in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
 	return nil
+}
+
+// spentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
+func spentAnnotations(j journal.Journal) []string {
+	if !j.Forced {
+		return nil
+	}
+	return []string{config.AnnotationForce}
 }
 
 // Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it

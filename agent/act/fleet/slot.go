@@ -67,13 +67,16 @@ func (t *Slot) change(s *state.Observed) Change {
 // poolOf returns the node's pool.
 func poolOf(s *state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
 
+// inLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
+func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && seen.Pool.Name != "" }
+
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
 // Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for an observation
 // that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
 func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
-	if !seen.InLimitedPool() {
+	if !inLimitedPool(seen) {
 		return
 	}
 	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
@@ -96,7 +99,7 @@ func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 // Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
 // not every change has a fence by which other nodes' agents know of it.
 func (t *Slot) Renew(ctx context.Context, seen *state.Observed) {
-	lost := seen.InLimitedPool() && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
+	lost := inLimitedPool(seen) && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
 	if !lost && !t.holds(seen) {
 		return
 	}
@@ -115,7 +118,7 @@ func (t *Slot) holds(s *state.Observed) bool {
 // Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
 func (t *Slot) Planned(s *state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
-		Needed: s.InLimitedPool() && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
+		Needed: inLimitedPool(s) && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
 		Drains: s.Pool.ForEvictions, Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
 	}
 }
@@ -140,7 +143,7 @@ func (t *Slot) Foresee(ctx context.Context, in act.Input) error {
 
 // Confirm makes sure right before the fence that the node still has its slot.
 func (t *Slot) Confirm(ctx context.Context, in act.Input) error {
-	if !in.Seen.InLimitedPool() || !t.holds(in.Seen) {
+	if !inLimitedPool(in.Seen) || !t.holds(in.Seen) {
 		return nil
 	}
 	c := t.change(in.Seen)
@@ -229,7 +232,7 @@ func (t *Slot) Leave(ctx context.Context, seen *state.Observed) {
 // Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
 // a failure.
 func (t *Slot) Return(ctx context.Context, in act.Input) error {
-	if !in.Seen.InLimitedPool() || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
+	if !inLimitedPool(in.Seen) || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
 		return nil
 	}
 	if err := t.slots().Leave(ctx, poolOf(in.Seen), t.change(in.Seen)); err != nil {
@@ -243,7 +246,7 @@ func (t *Slot) Return(ctx context.Context, in act.Input) error {
 func (t *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
 	t.CountFailure(ctx, seen, seen.Journal.Undo)
 	t.claim = ""
-	if want.Undo || !seen.InLimitedPool() || !seen.Pool.Slot.Held {
+	if want.Undo || !inLimitedPool(seen) || !seen.Pool.Slot.Held {
 		t.Leave(ctx, seen)
 		return
 	}
@@ -255,7 +258,7 @@ func (t *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired
 // CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
 // cancelled, or that is only postponed, has not failed.
 func (t *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *api.Failure) {
-	if failure == nil || failure.Later || failure.Cancelled || !seen.InLimitedPool() {
+	if failure == nil || failure.Later || failure.Cancelled || !inLimitedPool(seen) {
 		return
 	}
 	if err := t.slots().Fail(ctx, poolOf(seen), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {

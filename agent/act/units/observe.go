@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
 )
 
@@ -33,14 +34,21 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 		state, exists := states[name]
 		if !exists && (err == nil || !slices.Contains(stopped, name)) {
 			if slices.Contains(stopped, name) {
-				seen.NoteDroppedUnit(name, notStartable)
+				noteDropped(seen, name, notStartable)
 			}
 			continue
 		}
 		seen.Units = append(seen.Units, plan.Unit{
-			Name: name, Active: runs(state), Ending: state == "deactivating", Starting: state == "activating", Holds: seen.Computes(name),
+			Name: name, Active: runs(state), Ending: state == "deactivating", Starting: state == "activating", Holds: computes(seen, name),
 		})
 	}
+}
+
+// computes reports whether a process of the unit computes on a device that goes.
+func computes(seen *state.Observed, unit string) bool {
+	return slices.ContainsFunc(seen.Holders.Processes, func(c holders.Client) bool {
+		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
+	})
 }
 
 // states asks systemd for the units of the settings, and never for others. After a systemd has not answered, it does not ask again for a while,
@@ -86,7 +94,7 @@ func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
 		switch {
 		case errors.Is(err, host.ErrNoSystemd):
 		case err == nil && !exists:
-			seen.NoteDroppedUnit(unit, notStartable)
+			noteDropped(seen, unit, notStartable)
 		case !runs(state):
 			seen.Record.Pending.Stopped = append(seen.Record.Pending.Stopped, unit)
 		}
@@ -100,10 +108,18 @@ func (u *Units) named(seen *state.Observed, stopped []string) []string {
 		if slices.Contains(u.Settings.Units, unit) {
 			out = append(out, unit)
 		} else {
-			seen.NoteDroppedUnit(unit, "units of the settings does not name it any more")
+			noteDropped(seen, unit, "units of the settings does not name it any more")
 		}
 	}
 	return out
+}
+
+// noteDropped notes why the agent does not start a unit that it has stopped.
+func noteDropped(seen *state.Observed, unit, why string) {
+	if seen.Record.Dropped == nil {
+		seen.Record.Dropped = map[string]string{}
+	}
+	seen.Record.Dropped[unit] = why
 }
 
 // Dropped is the end of the message: which units were stopped for a change and are not started, and why.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // missing is why capacity is missing.
@@ -34,28 +35,31 @@ type missing struct {
 // missing says why capacity is missing.
 func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 	if seen.Kubelet.Err != nil {
-		return missing{config.ReasonKubeletUnavailable, "see the node's kubelet, by journalctl -u kubelet", seen.Blockers(), true}
+		return missing{config.ReasonKubeletUnavailable, "see the node's kubelet, by journalctl -u kubelet", blockers(seen), true}
 	}
 	if n := len(seen.Capacity.Withdrawn); n > 0 && n == len(seen.Capacity.Missing) {
 		reason, advice := stays(seen, want)
-		return missing{reason, advice, seen.Blockers(), true}
+		return missing{reason, advice, blockers(seen), true}
 	}
 	if seen.DevicePlugin.Unconnected != "" {
 		return missing{
-			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", seen.Blockers(), true,
+			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", blockers(seen), true,
 		}
 	}
 	if seen.Owner.ByClaims() {
-		return missing{config.ReasonCapacityMismatch, "see the log of " + seen.Owner.Driver, seen.Blockers(), false}
+		return missing{config.ReasonCapacityMismatch, "see the log of " + seen.Owner.Driver, blockers(seen), false}
 	}
 	if seen.LacksDevicePlugin() {
-		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), seen.Blockers()), true}
+		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), blockers(seen)), true}
 	}
 	if under := seen.RunsUnder(); under != "" {
-		return missing{config.ReasonWrongMIGStrategy, p.OtherStrategy(seen, under), seen.Blockers(), true}
+		return missing{config.ReasonWrongMIGStrategy, p.OtherStrategy(seen, under), blockers(seen), true}
 	}
-	return missing{config.ReasonCapacityMismatch, cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), seen.Blockers(), false}
+	return missing{config.ReasonCapacityMismatch, cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), blockers(seen), false}
 }
+
+// blockers returns, in one text, why the agent cannot prove the capacity yet.
+func blockers(seen *state.Observed) string { return sanitize.Listed(seen.Capacity.Missing) }
 
 // stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
 func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advice string) {
@@ -144,7 +148,7 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 	if fresh || now.Before(until) {
 		wait := &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + in.Seen.Offerer() + ": " + in.Seen.Blockers(),
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + in.Seen.Offerer() + ": " + blockers(in.Seen),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.ProofInterval), Blockers: in.Seen.Capacity.Missing,
 		}
 		if lacks.known && now.Sub(p.began) >= causePatience {
