@@ -95,7 +95,7 @@ const freeFor = 5 * time.Second
 // cannot read the process table, it returns no error: the devices count as busy, and the agent waits.
 func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	now := f.Clock.Now()
-	sought := seen.Sought(taken)
+	sought := soughtDevices(seen, taken)
 	isFree := func(d holders.Sought) bool { return now.Sub(f.foundFree[d.Device]) < freeFor }
 	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
 		return
@@ -110,6 +110,32 @@ func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 		}
 	}
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed())
+}
+
+// soughtDevices returns the devices whose holders the agent has to find. It asks for the processes that have a GPU's device file open only if all
+// of the GPU goes: such a process may be on another instance than one that goes.
+func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {
+	var out []holders.Sought
+	for _, t := range taken {
+		gpu, ok := seen.GPU(t.GPU)
+		if !ok {
+			continue
+		}
+		if t.Whole {
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: nvml.PIDs(gpu.Processes)})
+		}
+		if t.Compute {
+			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(gpu.Processes)})
+		}
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				if slices.Contains(t.Devices, d.UUID) {
+					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: nvml.PIDs(i.ProcessesOn(d))})
+				}
+			}
+		}
+	}
+	return out
 }
 
 // Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could

@@ -23,32 +23,6 @@ func (w Desired) Planned(targets plan.Targets) plan.Desired {
 	return out
 }
 
-// Sought returns the devices whose holders the agent has to find. It asks for the processes that have a GPU's device file open only if all
-// of the GPU goes: such a process may be on another instance than one that goes.
-func (s *Observed) Sought(taken []plan.Taken) []holders.Sought {
-	var out []holders.Sought
-	for _, t := range taken {
-		gpu, ok := s.GPU(t.GPU)
-		if !ok {
-			continue
-		}
-		if t.Whole {
-			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: gpu.Minor, Reported: nvml.PIDs(gpu.Processes)})
-		}
-		if t.Compute {
-			out = append(out, holders.Sought{Device: string(gpu.UUID), Minor: holders.NoFiles, Reported: nvml.PIDs(gpu.Processes)})
-		}
-		for _, i := range gpu.Instances {
-			for _, d := range i.Devices {
-				if slices.Contains(t.Devices, d.UUID) {
-					out = append(out, holders.Sought{Device: d.UUID, Minor: holders.NoFiles, Reported: nvml.PIDs(i.ProcessesOn(d))})
-				}
-			}
-		}
-	}
-	return out
-}
-
 // MustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
 // have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
 // would only restart them.

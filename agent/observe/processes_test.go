@@ -1,4 +1,4 @@
-package state_test
+package observe
 
 import (
 	"testing"
@@ -54,7 +54,7 @@ func TestOpenFilesAreSoughtOfAGPUThatGoesAsAWhole(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, seen.Sought(row.taken)); diff != "" {
+			if diff := cmp.Diff(row.want, soughtDevices(&seen, row.taken)); diff != "" {
 				t.Errorf("sought devices (-want +got):\n%s", diff)
 			}
 		})
