@@ -136,6 +136,24 @@ func (s *Observed) paused() bool {
 	})
 }
 
+// ForeignCordon reports whether another user or tool has cordoned the node. Whose a cordon is, managedFields say first. If those are stripped from the
+// node, the journal says whether the cordon was there before the change; without a journal, a cordon beside the agent's taint is the agent's. Fencing
+// lifts no cordon of others.
+func (s *Observed) ForeignCordon() bool {
+	if !s.Node.Spec.Unschedulable {
+		return false
+	}
+	who, _, ok := fence.Cordoner(s.Node)
+	switch {
+	case ok && who != "":
+		return who != config.FieldManager
+	case s.Journal != nil && s.Journal.Cordoned:
+		return s.Journal.WasUnschedulable
+	default:
+		return !s.Marks.Fenced
+	}
+}
+
 // Uncordoned reports whether another user or tool has lifted the agent's cordon.
 func (s *Observed) Uncordoned() bool {
 	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
