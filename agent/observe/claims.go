@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -65,7 +63,7 @@ func (c *Claims) Forget(time.Time) {
 // Whatever it cannot read is no error of the observation: such a claim counts as any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
 	seen.DRA.Claims, seen.DRA.Unread = c.claims(ctx, seen.Pods, mayRead)
-	c.driver = c.driver || slices.ContainsFunc(seen.Pods, runsDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
+	c.driver = c.driver || slices.ContainsFunc(seen.Pods, state.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
 	if !c.driver {
 		return
 	}
@@ -138,18 +136,6 @@ func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 		out.claim = holders.ReadClaim(claim)
 	}
 	return out
-}
-
-// driverProgram is the program of NVIDIA's DRA driver that offers GPUs.
-const driverProgram = "gpu-kubelet-plugin"
-
-// runsDriver reports whether the pod says that it is NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and decides nothing.
-func runsDriver(pod corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-		return slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
-			return slices.ContainsFunc(strings.Fields(arg), func(word string) bool { return path.Base(word) == driverProgram })
-		})
-	})
 }
 
 // allocates reports whether one of the claims has a device of the driver.

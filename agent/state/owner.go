@@ -132,12 +132,22 @@ func gpuDriver(pod *corev1.Pod) *corev1.Container {
 		return nil
 	}
 	for i := range pod.Spec.Containers {
-		c := &pod.Spec.Containers[i]
-		if c.Name == driverContainer && slices.ContainsFunc(wordsOf(c), func(word string) bool { return path.Base(word) == driverCommand }) {
+		if c := &pod.Spec.Containers[i]; c.Name == driverContainer && startsDriver(c) {
 			return c
 		}
 	}
 	return nil
+}
+
+// NamesDriver reports whether the pod says that it starts NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and decides
+// nothing.
+func NamesDriver(pod corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return startsDriver(&c) })
+}
+
+// startsDriver reports whether the container's command names the driver's program.
+func startsDriver(c *corev1.Container) bool {
+	return slices.ContainsFunc(wordsOf(c), func(word string) bool { return path.Base(word) == driverCommand })
 }
 
 // registers reports whether the pod is of a DaemonSet, and has the folder in which DRA drivers register with kubelet.

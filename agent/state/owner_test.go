@@ -199,16 +199,22 @@ func TestTheDRADriverIsKnownByWhatItRuns(t *testing.T) {
 	t.Parallel()
 	labelled := func(p *corev1.Pod) { p.Labels = map[string]string{"app": "nvidia-dra-driver-kubelet-plugin"} }
 	for name, row := range map[string]struct {
-		pod  corev1.Pod
-		want bool
+		pod       corev1.Pod
+		is, names bool
 	}{
-		"GPUCluster's":         {draPod(labelled), true},
-		"it does not run":      {draPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), false},
-		"by its label alone":   {corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}}}, false},
-		"compute domain alone": {draPod(func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] }), false},
+		"GPUCluster's":         {draPod(labelled), true, true},
+		"a script in quotes":   {draPod(func(p *corev1.Pod) { p.Spec.Containers[1].Args = []string{"exec 'gpu-kubelet-plugin';"} }), true, true},
+		"it does not run":      {draPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), false, true},
+		"of no DaemonSet":      {draPod(func(p *corev1.Pod) { p.OwnerReferences = nil }), false, true},
+		"another container":    {draPod(func(p *corev1.Pod) { p.Spec.Containers[1].Name = "driver" }), false, true},
+		"by its label alone":   {corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}}}, false, false},
+		"compute domain alone": {draPod(func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] }), false, false},
 	} {
-		if got := (&state.Observed{Pods: []corev1.Pod{row.pod}}).ClaimDriver(); got != row.want {
-			t.Errorf("%s: %v, want %v", name, got, row.want)
+		if got := (&state.Observed{Pods: []corev1.Pod{row.pod}}).ClaimDriver(); got != row.is {
+			t.Errorf("%s: the driver runs: %t, want %t", name, got, row.is)
+		}
+		if got := state.NamesDriver(row.pod); got != row.names {
+			t.Errorf("%s: the pod names the driver: %t, want %t", name, got, row.names)
 		}
 	}
 }
