@@ -227,8 +227,8 @@ func Hash(text string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// PluginSet reports whether the plugin's config is the desired one.
-func (s *Observed) PluginSet(want *DesiredPlugin) bool {
+// pluginSet reports whether the plugin's config is the desired one.
+func (s *Observed) pluginSet(want *DesiredPlugin) bool {
 	p := s.Plugin
 	switch {
 	case want == nil || want.UserManaged:
@@ -264,7 +264,7 @@ func (p PluginConfig) UnnotifiedReaders() []types.UID {
 func (s *Observed) PlannedPlugin(want *DesiredPlugin) plan.Plugin {
 	p := s.Plugin
 	out := plan.Plugin{
-		Set: s.PluginSet(want), Reloaded: len(p.UnnotifiedReaders()) == 0, NeedsReload: p.Manager == nil, Early: p.Early,
+		Set: s.pluginSet(want), Reloaded: len(p.UnnotifiedReaders()) == 0, NeedsReload: p.Manager == nil, Early: p.Early,
 		Journaled: s.Journal != nil && s.Journal.ChangesPlugin(),
 	}
 	if p.Current != nil {
