@@ -364,7 +364,8 @@ func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 
 // tidyRecord removes a change from the host's record once it has nothing left to restore.
 func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
-	a.journal.Tidy(ctx, !seen.NothingToRestore())
+	pending := seen.Record.Pending
+	a.journal.Tidy(ctx, seen.Journal != nil || seen.Record.StrangeJournal || len(pending.Stopped)+len(pending.Persistent) > 0)
 }
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.

@@ -57,7 +57,7 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
-	forward := in.Seen.Forward(in.Want)
+	forward := in.Seen.HardwareOrPluginTouched() && !in.Want.Undo
 	if !a.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh
 	}

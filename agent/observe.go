@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -119,8 +121,24 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	seen.Leftovers.MIGManager = state.RunsMIGManager(seen.Pods)
 	seen.Leftovers.Adopts = a.leftovers.Adopts(seen.Pods)
 	seen.Leftovers.Orphan = a.leftovers.Orphan(seen)
-	seen.Pauses = fence.Operands(seen.Node, seen.Pods, seen.OperandLabels(a.Settings.Operands))
+	seen.Pauses = fence.Operands(seen.Node, seen.Pods, operandLabels(seen, a.Settings.Operands))
 	a.processes.ObserveClients(seen)
+}
+
+// operandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
+// node or that the journal holds.
+func operandLabels(seen *state.Observed, ofSettings []string) []string {
+	out := slices.Clone(ofSettings)
+	left := slices.Sorted(maps.Keys(seen.Leftovers.Orphan.Labels))
+	if seen.Journal != nil {
+		left = append(left, slices.Sorted(maps.Keys(seen.Journal.Paused))...)
+	}
+	for _, label := range left {
+		if !slices.Contains(out, label) {
+			out = append(out, label)
+		}
+	}
+	return out
 }
 
 // observePlugin reads the config of the device plugin if a change has replaced it, or if what the labels ask for depends on it. So a mount that does not answer
@@ -170,13 +188,46 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 // plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps take away.
 func plannedPods(s *state.Observed) []plan.Pod {
 	var out []plan.Pod
-	for _, p := range s.MustLeave() {
+	for _, p := range mustLeave(s) {
 		pod := state.PlannedPod(p)
 		pod.Replicas = state.Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
 		pod.Withdrawn, pod.Ending = s.HoldsWithdrawn(p), p.Terminating
 		out = append(out, pod)
 	}
 	return out
+}
+
+// mustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
+// have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
+// would only restart them.
+func mustLeave(seen *state.Observed) []holders.Pod {
+	apart := map[string]bool{}
+	for _, o := range seen.KubeletPlugins() {
+		apart[string(o.UID)] = true
+	}
+	for _, o := range seen.Pauses {
+		for _, p := range o.Pods {
+			apart[string(p.UID)] = true
+		}
+	}
+	clients := map[string]bool{}
+	for _, p := range seen.Holders.OfLibrary {
+		clients[string(p.UID)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(seen.Holders.Pods), func(p holders.Pod) bool {
+		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && comesBack(seen, p))
+	})
+}
+
+// comesBack reports whether the pod tolerates the fence, so that it is there again after its eviction.
+func comesBack(seen *state.Observed, p holders.Pod) bool {
+	return slices.ContainsFunc(seen.Pods, func(pod corev1.Pod) bool {
+		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint())
+	})
+}
+
+func byFilesAlone(p holders.Pod) bool {
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !s.IsOpenFile() })
 }
 
 // observeTaken adds to the observation which processes, pods and units use the devices that a plan takes.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	}
 	var d outcome.Decision
 	if err != nil {
-		d = a.retries.Decide(seen, want, first, err).Bounded(seen.ByIndex)
+		d = a.retries.Decide(seen, want, first, err).Bounded(func(text string) string { return byIndex(seen.GPUs, text) })
 	}
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
@@ -69,6 +70,17 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	return a.sleep(seen, steps, d, err)
 }
 
+// byIndex returns the text with the observed GPUs named by their index, by which nvidia-smi knows them, in place of their UUID.
+func byIndex(gpus []nvml.GPU, text string) string {
+	for _, gpu := range gpus {
+		if gpu.UUID != "" {
+			name, uuid := fmt.Sprintf("GPU %d", gpu.Index), string(gpu.UUID)
+			text = strings.ReplaceAll(strings.ReplaceAll(text, name+" ("+uuid+")", name), uuid, name)
+		}
+	}
+	return text
+}
+
 // notes returns what the message says after what the pass has come to. None of them has an effect: what is reported beside the message is reported before.
 func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step) string {
 	return strings.Join([]string{
@@ -76,7 +88,7 @@ func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step)
 		a.units.Dropped(seen),
 		a.units.Down(),
 		a.fencing.Returned(seen),
-		seen.UnnoticedReboots(),
+		unnoticedReboots(seen),
 		a.reporter.Overrun(seen, want),
 		a.reporter.Ignored(seen, want),
 	}, "")
@@ -88,6 +100,14 @@ func withdrawn(seen *state.Observed, first plan.Step) string {
 		return ""
 	}
 	return "; " + sanitize.Listed(seen.WithdrawnTexts())
+}
+
+// unnoticedReboots says, for the end of a message, why the agent would not notice a reboot; empty if it would.
+func unnoticedReboots(seen *state.Observed) string {
+	if seen.Boot.Err == nil {
+		return ""
+	}
+	return "; a reboot of this host would not be noticed: " + seen.Boot.Err.Error()
 }
 
 // count sets the metrics to what the report says.

@@ -222,9 +222,10 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 }
 
 // NeedFresh reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
-// observation says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward is that of
-// Observed. Before the change has touched a GPU its window may close, and a watch that is behind may itself be the cause of an undo: both need a fresh
-// observation. So does the last step on a GPU: no later observation of the change notes in the journal which device plugin has started since.
+// observation says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward says that the
+// change has touched a GPU or the device plugin's config, and is not an undo. Before that its window may close, and a watch that is behind may itself be
+// the cause of an undo: both need a fresh observation. So does the last step on a GPU: no later observation of the change notes in the journal which
+// device plugin has started since.
 func NeedFresh(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true

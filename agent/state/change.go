@@ -26,10 +26,6 @@ func HasInstances(gpus []nvml.GPU) bool {
 	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// Forward reports whether the agent is in the middle of what the label asks for: a GPU, or the device plugin's config, is not as it was when the
-// change began, and the change is not being undone.
-func (s *Observed) Forward(want Desired) bool { return s.HardwareOrPluginTouched() && !want.Undo }
-
 // HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the
 // change is as short to finish as to undo.
 func (s *Observed) HardwareOrPluginTouched() bool {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) {
+func TestAChangeHasTouchedAGPUThatIsNotAsBefore(t *testing.T) {
 	t.Parallel()
 	before := nvml.GPU{UUID: "GPU-a"}
 	touched := nvml.GPU{UUID: "GPU-a", Enabled: true}
@@ -17,17 +17,15 @@ func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) 
 	for name, c := range map[string]struct {
 		journal *journal.Journal
 		gpu     nvml.GPU
-		undo    bool
 		want    bool
 	}{
-		"no change is under way":     {nil, touched, false, false},
-		"no GPU is touched yet":      {change, before, false, false},
-		"a GPU is touched":           {change, touched, false, true},
-		"the change is being undone": {change, touched, true, false},
+		"no change is under way": {nil, touched, false},
+		"no GPU is touched yet":  {change, before, false},
+		"a GPU is touched":       {change, touched, true},
 	} {
 		seen := state.Observed{Journal: c.journal, GPUs: []nvml.GPU{c.gpu}}
-		if got := seen.Forward(state.Desired{Undo: c.undo}); got != c.want {
-			t.Errorf("%s: Forward is %t, want %t", name, got, c.want)
+		if got := seen.HardwareOrPluginTouched(); got != c.want {
+			t.Errorf("%s: touched: %t, want %t", name, got, c.want)
 		}
 	}
 }

@@ -23,35 +23,6 @@ func (w Desired) Planned(targets plan.Targets) plan.Desired {
 	return out
 }
 
-// MustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
-// have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
-// would only restart them.
-func (s *Observed) MustLeave() []holders.Pod {
-	apart := map[string]bool{}
-	for _, o := range s.KubeletPlugins() {
-		apart[string(o.UID)] = true
-	}
-	for _, o := range s.Pauses {
-		for _, p := range o.Pods {
-			apart[string(p.UID)] = true
-		}
-	}
-	clients := map[string]bool{}
-	for _, p := range s.Holders.OfLibrary {
-		clients[string(p.UID)] = true
-	}
-	return slices.DeleteFunc(slices.Clone(s.Holders.Pods), func(p holders.Pod) bool {
-		return p.UID != "" && apart[string(p.UID)] || byFilesAlone(p) && (clients[string(p.UID)] || p.Daemon && s.returns(p))
-	})
-}
-
-// returns reports whether the pod tolerates the fence, so that it comes back after its eviction.
-func (s *Observed) returns(p holders.Pod) bool {
-	return slices.ContainsFunc(s.Pods, func(pod corev1.Pod) bool {
-		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, FenceTaint())
-	})
-}
-
 // keepsClaims reports whether a pod of the operand is a DRA driver, of GPUs or of others, such as NVIDIA's of compute domains.
 func (s *Observed) keepsClaims(o fence.Operand) bool {
 	return slices.ContainsFunc(s.Pods, func(driver corev1.Pod) bool {
@@ -62,10 +33,6 @@ func (s *Observed) keepsClaims(o fence.Operand) bool {
 // ClaimDriver reports whether NVIDIA's DRA driver runs on the node.
 func (s *Observed) ClaimDriver() bool {
 	return slices.ContainsFunc(driverPods(s.Pods), func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
-}
-
-func byFilesAlone(p holders.Pod) bool {
-	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !s.IsOpenFile() })
 }
 
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.

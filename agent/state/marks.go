@@ -112,11 +112,6 @@ func (s *Observed) GivingBack() journal.Write {
 	}
 }
 
-// NothingToRestore reports whether neither a journal nor the host's record has anything that the agent has to give back.
-func (s *Observed) NothingToRestore() bool {
-	return s.Journal == nil && !s.Record.StrangeJournal && len(s.Record.Pending.Stopped)+len(s.Record.Pending.Persistent) == 0
-}
-
 // pausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
 func (s *Observed) pausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {

@@ -4,7 +4,6 @@
 package state
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -195,22 +194,6 @@ func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 		}
 	}
 	return value
-}
-
-// OperandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
-// node or that the journal holds.
-func (s *Observed) OperandLabels(ofSettings []string) []string {
-	out := slices.Clone(ofSettings)
-	left := slices.Sorted(maps.Keys(s.Leftovers.Orphan.Labels))
-	if s.Journal != nil {
-		left = append(left, slices.Sorted(maps.Keys(s.Journal.Paused))...)
-	}
-	for _, label := range left {
-		if !slices.Contains(out, label) {
-			out = append(out, label)
-		}
-	}
-	return out
 }
 
 // PlannedOperands returns the operands that a label of the node deploys, and the pods of the device plugin or of NVIDIA's DRA driver.

@@ -9,14 +9,6 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// UnnoticedReboots says, for the end of a message, why the agent would not notice a reboot; empty if it would.
-func (s *Observed) UnnoticedReboots() string {
-	if s.Boot.Err == nil {
-		return ""
-	}
-	return "; a reboot of this host would not be noticed: " + s.Boot.Err.Error()
-}
-
 // Refusal returns which GPUs the driver has refused to reset, in this boot or in an earlier one; nil if it has not.
 func (s *Observed) Refusal() *journal.NoReset {
 	if s.Journal != nil && s.Journal.NoReset != nil {

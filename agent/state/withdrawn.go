@@ -145,17 +145,6 @@ func (s *Observed) givenAgain(withdrawn []Withdrawn, w Withdrawn) []string {
 	return out
 }
 
-// ByIndex returns the text with the observed GPUs named by their index, by which nvidia-smi knows them, in place of their UUID.
-func (s *Observed) ByIndex(text string) string {
-	for _, gpu := range s.GPUs {
-		if gpu.UUID != "" {
-			name, uuid := fmt.Sprintf("GPU %d", gpu.Index), string(gpu.UUID)
-			text = strings.ReplaceAll(strings.ReplaceAll(text, name+" ("+uuid+")", name), uuid, name)
-		}
-	}
-	return text
-}
-
 // DeviceName names a GPU by its index, or an instance by its GPU, profile and place.
 func (s *Observed) DeviceName(uuid string) string {
 	for _, gpu := range s.GPUs {
