@@ -174,13 +174,13 @@ func TestMetricsShowWhatIsRequestedAndWhatThereIs(t *testing.T) {
 		if problems, err := testutil.GatherAndLint(m.Gatherer()); err != nil || len(problems) > 0 {
 			t.Errorf("promlint: %v, %v", problems, err)
 		}
-		if got := series(t, m)["gpuslice_wish_info"]; got != 0 {
-			t.Errorf("no label asks for anything, and gpuslice_wish_info is exported %d times", got)
+		if got := series(t, m)["gpuslice_request_info"]; got != 0 {
+			t.Errorf("no label asks for anything, and gpuslice_request_info is exported %d times", got)
 		}
 		p.converge("all-3g.20gb")
 		got := series(t, m)
 		for name, want := range map[string]int{
-			"gpuslice_wish_info": 1, "gpuslice_instance_info": 2, "gpuslice_instances": 1, "gpuslice_phase_info": 1,
+			"gpuslice_request_info": 1, "gpuslice_instance_info": 2, "gpuslice_instances": 1, "gpuslice_phase_info": 1,
 			"gpuslice_capacity_expected": 1, "gpuslice_capacity_kubelet": 1, "gpuslice_capacity_allocatable": 1,
 		} {
 			if got[name] != want {

@@ -11,10 +11,10 @@ const (
 	MetricPartitionReady = "gpuslice_partition_ready"
 	// MetricConverged is 1 if hardware and capacity are as the labels ask, and nothing is left to do.
 	MetricConverged = "gpuslice_converged"
-	// MetricWishInfo is 1 for what the labels ask for; the fingerprint is of what the name means on this node.
+	// MetricRequestInfo is 1 for what the labels ask for; the fingerprint is of what the name means on this node.
 	//
 	// Labels: label, name, fingerprint
-	MetricWishInfo = "gpuslice_wish_info"
+	MetricRequestInfo = "gpuslice_request_info"
 	// MetricPhaseInfo is 1 for the phase that the agent is in.
 	//
 	// Labels: phase

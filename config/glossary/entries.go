@@ -122,7 +122,7 @@ var metrics = Groups{
 	{"Metrics of the desired config, and how far the node is with it.", []Entry{
 		{Name: "gpuslice_partition_ready", Means: "1 if the condition GPUPartitionReady is True", Labels: []string{"reason"}},
 		{Name: "gpuslice_converged", Means: "1 if hardware and capacity are as the labels ask, and nothing is left to do"},
-		{Name: "gpuslice_wish_info", Means: "1 for what the labels ask for; the fingerprint is of what the name means on this node", Labels: []string{"label", "name", "fingerprint"}},
+		{Name: "gpuslice_request_info", Means: "1 for what the labels ask for; the fingerprint is of what the name means on this node", Labels: []string{"label", "name", "fingerprint"}},
 		{Name: "gpuslice_phase_info", Means: "1 for the phase that the agent is in", Labels: []string{"phase"}},
 		{Name: "gpuslice_phase_seconds_total", Means: "the time in each phase since the agent was started", Labels: []string{"phase"}},
 		{Name: "gpuslice_blocked_seconds_total", Means: "the time for which a change was kept from going on, as by a window, a slot or a disruption budget, or for good", Labels: []string{"reason"}},

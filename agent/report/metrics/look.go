@@ -43,7 +43,7 @@ type devices struct {
 
 var (
 	descFenced      = Desc(config.MetricNodeFenced)
-	descRequest     = Desc(config.MetricWishInfo)
+	descRequest     = Desc(config.MetricRequestInfo)
 	descInstances   = Desc(config.MetricInstances)
 	descInstance    = Desc(config.MetricInstanceInfo)
 	descExpected    = Desc(config.MetricCapacityExpected)
