@@ -172,7 +172,7 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 	}
 	if j := s.Journal; j != nil {
 		out.Journal = plan.Journal{
-			Owed: true, Cordoned: j.Cordoned, Other: s.Other(want) || s.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Proven: j.Proven,
+			Pending: true, Cordoned: j.Cordoned, Other: s.Other(want) || s.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Proven: j.Proven,
 			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS,
 		}
 	}

@@ -53,7 +53,7 @@ type Slot struct {
 
 // Journal is what the planner needs to know of the node's journal.
 type Journal struct {
-	Owed       bool               // there is a journal
+	Pending    bool               // there is a journal
 	Cordoned   bool               // the change has fenced the node, and not given it back
 	Other      bool               // it is about another target than the one that is planned, or about that one before a user has edited it
 	Cuts       map[nvml.UUID]bool // GPUs of which it holds the former layout
@@ -168,7 +168,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		return nil, err
 	}
 	// If no label asks for anything, the agent leaves CDI specs as other programs have written them.
-	if len(want.GPUs) == 0 && !seen.Journal.Owed {
+	if len(want.GPUs) == 0 && !seen.Journal.Pending {
 		seen.CDI = nil
 	}
 	sharing := seen.sharing(want)
@@ -178,10 +178,10 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		return carryOut(seen, want, changes, sharing, parks), nil
 	case parks && seen.parked():
 		return append(askForReboot(seen), seen.Slot.release()...), nil
-	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Owed:
+	case seen.Startup && (len(want.GPUs) > 0 || want.Sharing != nil || want.Later) && !seen.Journal.Pending:
 		return open(seen, want, parks), nil
-	case seen.Orphaned && !seen.Journal.Owed:
-		seen.Journal.Owed = true
+	case seen.Orphaned && !seen.Journal.Pending:
+		seen.Journal.Pending = true
 		return append([]Step{{Kind: Adopt}}, giveBack(seen, want, parks)...), nil
 	default:
 		return append(restartWithholding(&seen), giveBack(seen, want, parks)...), nil
@@ -194,7 +194,7 @@ func open(seen Observed, want Desired, parks bool) []Step {
 	if steps := openUnfenced(seen, want, parks); steps != nil {
 		return steps
 	}
-	seen.Journal.Owed, seen.Fenced = true, true
+	seen.Journal.Pending, seen.Fenced = true, true
 	return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...)
 }
 
@@ -246,7 +246,7 @@ func restartWithholding(seen *Observed) []Step {
 			pods = append(pods, o.Pod)
 		}
 	}
-	if len(pods) == 0 || seen.Journal.Owed {
+	if len(pods) == 0 || seen.Journal.Pending {
 		return nil
 	}
 	seen.Capacity.Agreed = 0
@@ -259,7 +259,7 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 	steps := prepare(seen, changes, d)
 	seen.Slot.Has = seen.Slot.Has || d.needsSlot(seen)
 	seen.Fenced = seen.Fenced || d.fences(seen)
-	seen.Journal.Owed = true
+	seen.Journal.Pending = true
 	if len(changes) > 0 {
 		steps = append(steps, endMPS(&seen, want, sharing)...)
 	}
@@ -271,7 +271,7 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 // journal holds the operands and units that it has paused and stopped.
 func (seen Observed) parked() bool {
 	j := seen.Journal
-	return j.Owed && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
+	return j.Pending && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
 }
 
 // Taken is what a change takes away from one GPU.
@@ -408,7 +408,7 @@ func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
 // gives out what the plugin offers, before the agent has proven that. On a node that has just been registered every change needs the fence:
 // it replaces the startup taint, which keeps away the device plugin by which the agent has to prove the capacity.
 func (d disruption) fences(seen Observed) bool {
-	if seen.Journal.Owed && seen.Fenced && !seen.Breached {
+	if seen.Journal.Pending && seen.Fenced && !seen.Breached {
 		return false
 	}
 	return seen.Startup || d.sharing.shrinks || d.takesAway || len(d.holders) > 0
@@ -438,7 +438,7 @@ func pause(seen Observed) []Step {
 // journal must hold each GPU that it will change, each plugin that has seen the hardware as it was, each label that it will
 // change, and each unit that it will stop.
 func incomplete(seen Observed, changes []change, d disruption) bool {
-	if !seen.Journal.Owed || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Journaled {
+	if !seen.Journal.Pending || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Journaled {
 		return true
 	}
 	for _, c := range changes {
@@ -484,14 +484,14 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 		seen.Pauses = slices.Clone(seen.Pauses)
 		for i := range seen.Pauses {
 			seen.Pauses[i].Paused, seen.Pauses[i].Pods = true, nil
-			recordDebts(&seen.Journal.Paused, seen.Pauses[i].Label)
+			recordTaken(&seen.Journal.Paused, seen.Pauses[i].Label)
 		}
 	}
 	seen.Units = slices.Clone(seen.Units)
 	for i := range seen.Units {
 		if slices.Contains(d.stops, seen.Units[i].Name) {
 			seen.Units[i].Active, seen.Units[i].Starting = false, false
-			recordDebts(&seen.Journal.Stopped, seen.Units[i].Name)
+			recordTaken(&seen.Journal.Stopped, seen.Units[i].Name)
 		}
 	}
 	seen.Capacity.Agreed = 0
@@ -509,12 +509,12 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		steps = append(steps, resumeByLabel(seen)...)
 	}
 	stale, late := toRestart(seen.Operands)
-	if seen.Journal.Owed && len(stale) > 0 {
+	if seen.Journal.Pending && len(stale) > 0 {
 		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
 	}
 	steps = append(steps, stepsAfterConfig(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
-		if seen.Journal.Owed && len(late) > 0 {
+		if seen.Journal.Pending && len(late) > 0 {
 			steps = append(steps, Step{Kind: RestartLatePlugin, Pods: late})
 		}
 		steps = append(steps, Step{Kind: VerifyCapacity})
@@ -526,9 +526,9 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		steps = append(steps, Step{Kind: PublishNodeKeys})
 	}
 	switch {
-	case seen.Journal.Owed && parks:
+	case seen.Journal.Pending && parks:
 		steps = append(append(steps, Step{Kind: Park}), askForReboot(seen)...)
-	case seen.Journal.Owed:
+	case seen.Journal.Pending:
 		steps = append(steps, Step{Kind: Release})
 	}
 	return append(steps, seen.Slot.release()...)
@@ -563,7 +563,7 @@ func resume(seen Observed) []Step {
 		}
 	}
 	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there by now.
-	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Owed) {
+	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Pending) {
 		steps = append(steps, Step{Kind: ResumeOperands})
 	}
 	return steps
@@ -595,7 +595,7 @@ func persist(seen Observed) []Step {
 // shows whether that still holds.
 func needed(seen Observed) int {
 	switch {
-	case !seen.Journal.Owed:
+	case !seen.Journal.Pending:
 		return 1
 	case seen.Undo && !seen.Journal.Proven:
 		return 0 // capacity that did not agree before the change need not agree after its undo
@@ -620,7 +620,7 @@ func (p Pod) holds(taken map[string]bool) bool {
 	return false
 }
 
-func recordDebts(what *map[string]bool, name string) {
+func recordTaken(what *map[string]bool, name string) {
 	if *what == nil {
 		*what = map[string]bool{}
 	}

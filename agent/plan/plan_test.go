@@ -348,7 +348,7 @@ func parsePod(words []string) plan.Pod {
 func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	t.Helper()
 	seen.Journal = plan.Journal{
-		Owed: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
+		Pending: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
 		Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
 	}
 	for _, gpu := range seen.GPUs {

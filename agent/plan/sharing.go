@@ -185,7 +185,7 @@ func (seen Observed) withdrawn(want Desired) []Pod {
 	out := slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool {
 		return !p.Withdrawn && !(seen.Plugin.Foretold && want.Sharing != nil && seen.loses(p, *want.Sharing))
 	})
-	if !seen.Journal.Owed && !slices.ContainsFunc(out, func(p Pod) bool { return !p.Ending }) {
+	if !seen.Journal.Pending && !slices.ContainsFunc(out, func(p Pod) bool { return !p.Ending }) {
 		return nil
 	}
 	return out
@@ -220,10 +220,10 @@ func stepsAfterConfig(seen Observed, want Desired) []Step {
 		return nil
 	}
 	var steps []Step
-	if seen.Journal.Owed && !seen.Plugin.Reloaded || seen.Plugin.Early && want.Sharing.MPS {
+	if seen.Journal.Pending && !seen.Plugin.Reloaded || seen.Plugin.Early && want.Sharing.MPS {
 		steps = append(steps, Step{Kind: ReloadPlugin})
 	}
-	if !seen.Journal.Owed {
+	if !seen.Journal.Pending {
 		return steps
 	}
 	for _, gpu := range seen.leftExclusive(want) {
