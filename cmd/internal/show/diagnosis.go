@@ -22,7 +22,7 @@ func Diagnosis(of api.Diagnosis) string {
 	p.section("Node", d.node(p))
 	p.section("Cordon", d.cordon(p)...)
 	p.section("Agent", d.agent(p)...)
-	p.section("Owed", d.owed(p)...)
+	p.section("To restore", d.pendingRestore(p)...)
 	p.section("Left", d.Left...)
 	p.section("Others", d.others(p)...)
 	p.section("Taints", d.taints(p)...)
@@ -147,7 +147,7 @@ func (d diagnosis) agent(p *page) []string {
 	}
 }
 
-func (d diagnosis) owed(p *page) []string {
+func (d diagnosis) pendingRestore(p *page) []string {
 	o := d.PendingRestore
 	switch {
 	case o == nil:
@@ -284,7 +284,7 @@ func (d diagnosis) operands() []string {
 	for _, o := range d.Operands {
 		text := fmt.Sprintf("%s=%s, paused by %s", o.Label, o.Value, o.By)
 		if o.PendingRestore {
-			text += ", and owed"
+			text += ", and to be restored"
 		}
 		out = append(out, text)
 	}
