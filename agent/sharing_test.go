@@ -24,7 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// profiles of the tests of sharing.
+// sharingProfiles are those of the tests of sharing.
 const sharingProfiles = `
 apiVersion: gpuslice.io/v1alpha1
 kind: Profiles

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
 )
 
-// Configs of the device plugin that its config manager gives it, each by a key of this name.
+// managedConfigs are configs of the device plugin that its config manager gives it, each by a key of this name.
 var managedConfigs = map[string]string{
 	"whole":     "version: v1\nflags: {migStrategy: none}\n",
 	"two":       "version: v1\nflags: {migStrategy: none}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",

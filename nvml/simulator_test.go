@@ -27,7 +27,7 @@ func driverOf(t *testing.T, model string) (nvml.Driver, *gpusim.Node) {
 	return n.Driver(), n
 }
 
-func look(t *testing.T, d nvml.Driver) nvml.GPU {
+func observe(t *testing.T, d nvml.Driver) nvml.GPU {
 	t.Helper()
 	gpus, err := d.Snapshot(t.Context())
 	if err != nil {
@@ -50,7 +50,7 @@ func TestAsManyAsTheHardwareSaysFitOfEachProfile(t *testing.T) {
 	for _, model := range modelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			d, _ := driverOf(t, model)
-			g := look(t, d)
+			g := observe(t, d)
 			for _, p := range g.Profiles {
 				if _, err := nvml.Solve(g, map[string]int{p.Name: p.Max}); err != nil {
 					t.Errorf("%d of %s: %v", p.Max, p.Name, err)
@@ -68,15 +68,15 @@ func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 			d, n := driverOf(t, model)
 			done, kept, changed := 0, 0, 0
 			for range 100 {
-				g := look(t, d)
-				s, err := nvml.Solve(g, randomWish(r, g))
+				g := observe(t, d)
+				s, err := nvml.Solve(g, randomRequest(r, g))
 				if impossible := new(nvml.Impossible); errors.As(err, &impossible) {
 					continue
 				}
 				if err := carryOut(t.Context(), d, g.UUID, s); err != nil {
 					t.Fatalf("on the way from %v to %v: %v\n%v", g.Geometry(), s.Target, err, n)
 				}
-				if diff := gocmp.Diff(s.Target.String(), look(t, d).Geometry().String()); diff != "" {
+				if diff := gocmp.Diff(s.Target.String(), observe(t, d).Geometry().String()); diff != "" {
 					t.Fatalf("from %v (-target +got):\n%s", g.Geometry(), diff)
 				}
 				done, kept, changed = done+1, kept+len(s.Keep), changed+len(s.Change)

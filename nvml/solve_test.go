@@ -20,7 +20,7 @@ func TestSolve(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		gpu     nvml.GPU
-		wish    map[string]int
+		request map[string]int
 		keep    string
 		destroy string
 		create  string
@@ -146,27 +146,27 @@ func TestSolve(t *testing.T) {
 			"4g.40gb@0", "-", "-", "3g.40gb(1c)@4 -1c@1 +2c@0 +1c@2",
 		},
 		{
-			"where no places are told parts can only go", untold(stand(h100(), "3g.40gb(1c!+1c)@0")),
+			"where no places are told parts can only go", withoutPlaces(stand(h100(), "3g.40gb(1c!+1c)@0")),
 			map[string]int{"1c.3g.40gb": 1},
 			"-", "-", "-", "3g.40gb(1c+1c)@0 -1c@0",
 		},
 		{
-			"where no places are told parts come in another instance", untold(stand(h100(), "3g.40gb(1c)@0")),
+			"where no places are told parts come in another instance", withoutPlaces(stand(h100(), "3g.40gb(1c)@0")),
 			map[string]int{"1c.3g.40gb": 3},
 			"3g.40gb(1c)@0", "-", "3g.40gb(1c+1c)@4", "",
 		},
 		{
-			"where no places are told and there is no other instance it is made anew", untold(stand(h100(), "3g.40gb(1c!)@4", "4g.40gb@0")),
+			"where no places are told and there is no other instance it is made anew", withoutPlaces(stand(h100(), "3g.40gb(1c!)@4", "4g.40gb@0")),
 			map[string]int{"1c.3g.40gb": 2, "4g.40gb": 1},
 			"4g.40gb@0", "3g.40gb(1c)@4", "3g.40gb(1c+1c)@4", "",
 		},
 		{
-			"where no places are told a half-made instance is finished where it stands", untold(stand(a30(), "2g.12gb@2?")),
+			"where no places are told a half-made instance is finished where it stands", withoutPlaces(stand(a30(), "2g.12gb@2?")),
 			map[string]int{"2g.12gb": 1},
 			"-", "-", "2g.12gb@2", "",
 		},
 		{
-			"where no places are told a half-made instance is finished by its parts", untold(stand(h100(), "3g.40gb@4?", "1g.10gb@0")),
+			"where no places are told a half-made instance is finished by its parts", withoutPlaces(stand(h100(), "3g.40gb@4?", "1g.10gb@0")),
 			map[string]int{"1c.3g.40gb": 2},
 			"-", "1g.10gb@0", "3g.40gb(1c+1c)@4", "",
 		},
@@ -224,7 +224,7 @@ func TestSolve(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := nvml.Solve(c.gpu, c.wish)
+			s, err := nvml.Solve(c.gpu, c.request)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -253,8 +253,8 @@ func changes(s nvml.Solution) string {
 	return strings.Join(out, " ")
 }
 
-// untold is the GPU with a driver that says nothing of where compute instances may stand.
-func untold(g nvml.GPU) nvml.GPU {
+// withoutPlaces is the GPU with a driver that says nothing of where compute instances may stand.
+func withoutPlaces(g nvml.GPU) nvml.GPU {
 	g.Profiles = slices.Clone(g.Profiles)
 	for i, p := range g.Profiles {
 		g.Profiles[i].Compute = slices.Clone(p.Compute)
@@ -267,10 +267,10 @@ func untold(g nvml.GPU) nvml.GPU {
 
 func TestSolveExplainsTheImpossible(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		gpu  nvml.GPU
-		wish map[string]int
-		want string
+		name    string
+		gpu     nvml.GPU
+		request map[string]int
+		want    string
 	}{
 		{
 			"memory", a100(),
@@ -377,7 +377,7 @@ func TestSolveExplainsTheImpossible(t *testing.T) {
 		{"a negative count", h100(), map[string]int{"1g.10gb": -1}, "1g.10gb: -1 is not a count; give 0 or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := nvml.Solve(c.gpu, c.wish)
+			_, err := nvml.Solve(c.gpu, c.request)
 			if impossible := new(nvml.Impossible); !errors.As(err, &impossible) {
 				t.Fatalf("got %v, want an *Impossible", err)
 			}
@@ -408,12 +408,12 @@ func TestTheLibrarysCountsAreBoundedByWhatTheGPUHas(t *testing.T) {
 		return g
 	}
 	for name, want := range map[string]int{"1g.6gb": 4, "1g.6gb+me": 1, "2g.12gb": 2, "2g.12gb+me": 1, "4g.24gb": 1} {
-		for _, told := range []int{2, 4, 7, 100} {
-			g := counting(told)
+		for _, reported := range []int{2, 4, 7, 100} {
+			g := counting(reported)
 			p, _ := g.Profile(name)
-			want := min(want, told)
+			want := min(want, reported)
 			if got := g.Holds(p); got != want {
-				t.Errorf("of %s, which the library says that %d fit, the GPU holds %d, want %d", name, told, got, want)
+				t.Errorf("of %s, which the library says that %d fit, the GPU holds %d, want %d", name, reported, got, want)
 			}
 			if _, err := nvml.Solve(g, map[string]int{name: want}); err != nil {
 				t.Errorf("%dx %s: %v", want, name, err)
@@ -450,9 +450,9 @@ func TestEveryRequestOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
 	fitting, refused := 0, 0
 	for _, empty := range []nvml.GPU{a100(), h100()} {
 		r := rand.New(rand.NewPCG(1, 2))
-		eachWish(empty, func(wish map[string]int) {
+		eachRequest(empty, func(request map[string]int) {
 			g := crowd(r, empty)
-			check(t, g, wish, &fitting, &refused)
+			check(t, g, request, &fitting, &refused)
 		})
 	}
 	t.Logf("%d requests fit, %d do not", fitting, refused)
@@ -461,22 +461,22 @@ func TestEveryRequestOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
 	}
 }
 
-// eachWish calls yield with every wish of undivided instances that does not ask for more of one than fits, nor for more
+// eachRequest calls yield with every wish of undivided instances that does not ask for more of one than fits, nor for more
 // than seven in all.
-func eachWish(g nvml.GPU, yield func(map[string]int)) {
-	wish := map[string]int{}
+func eachRequest(g nvml.GPU, yield func(map[string]int)) {
+	request := map[string]int{}
 	var choose func(i, left int)
 	choose = func(i, left int) {
 		if i == len(g.Profiles) {
-			yield(maps.Clone(wish))
+			yield(maps.Clone(request))
 			return
 		}
 		p := g.Profiles[i]
 		for n := 0; n <= min(p.Max, left); n++ {
-			wish[p.Name] = n
+			request[p.Name] = n
 			choose(i+1, left-n)
 		}
-		delete(wish, p.Name)
+		delete(request, p.Name)
 	}
 	choose(0, 7)
 }
@@ -487,7 +487,7 @@ func TestRandomRequestsAreSolvedAsByBruteForce(t *testing.T) {
 	gpus := []nvml.GPU{a100(), h100(), h200(), a30(), onlyApart()}
 	for range 3000 {
 		empty := gpus[r.IntN(len(gpus))]
-		check(t, crowd(r, empty), randomWish(r, empty), &fitting, &refused)
+		check(t, crowd(r, empty), randomRequest(r, empty), &fitting, &refused)
 	}
 	t.Logf("%d requests fit, %d do not", fitting, refused)
 	if fitting < 300 || refused < 300 {
@@ -502,11 +502,11 @@ func TestAPartMoreOrLessIsSolvedAsByBruteForce(t *testing.T) {
 	gpus := []nvml.GPU{a100(), h100(), h200(), a30(), onlyApart()}
 	for range 3000 {
 		g := crowd(r, gpus[r.IntN(len(gpus))])
-		wish := map[string]int{}
+		request := map[string]int{}
 		var names []string
 		for _, i := range g.Instances {
 			for _, d := range i.Devices {
-				wish[d.Profile]++
+				request[d.Profile]++
 			}
 			p, _ := g.Profile(i.Profile)
 			for _, c := range p.Compute {
@@ -518,10 +518,10 @@ func TestAPartMoreOrLessIsSolvedAsByBruteForce(t *testing.T) {
 		}
 		for range 1 + r.IntN(2) {
 			name := names[r.IntN(len(names))]
-			wish[name] = max(0, wish[name]+1-2*r.IntN(2))
+			request[name] = max(0, request[name]+1-2*r.IntN(2))
 		}
-		check(t, g, wish, &fitting, &refused)
-		if s, err := nvml.Solve(g, wish); err == nil {
+		check(t, g, request, &fitting, &refused)
+		if s, err := nvml.Solve(g, request); err == nil {
 			changed += len(s.Change)
 		}
 	}
@@ -531,26 +531,26 @@ func TestAPartMoreOrLessIsSolvedAsByBruteForce(t *testing.T) {
 	}
 }
 
-func randomWish(r *rand.Rand, g nvml.GPU) map[string]int {
-	wish := map[string]int{}
+func randomRequest(r *rand.Rand, g nvml.GPU) map[string]int {
+	request := map[string]int{}
 	for range 1 + r.IntN(3) {
 		p := g.Profiles[r.IntN(len(g.Profiles))]
 		name := p.Name
 		if len(p.Compute) > 1 && r.IntN(2) == 0 {
 			name = p.Compute[r.IntN(len(p.Compute))].Name + "." + name
 		}
-		wish[name] += 1 + r.IntN(3)
+		request[name] += 1 + r.IntN(3)
 	}
-	return wish
+	return request
 }
 
 // check compares Solve with brute force, and proves that executing any part of the solution changes nothing about it.
-func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int) {
+func check(t *testing.T, g nvml.GPU, request map[string]int, fitting, refused *int) {
 	t.Helper()
-	want, fewest, possible := bruteForce(g, wish)
-	s, err := nvml.Solve(g, wish)
+	want, fewest, possible := bruteForce(g, request)
+	s, err := nvml.Solve(g, request)
 	if possible != (err == nil) {
-		t.Fatalf("%v on %s with %v: possible is %v, Solve says %v", wish, g.Model, g.Geometry(), possible, err)
+		t.Fatalf("%v on %s with %v: possible is %v, Solve says %v", request, g.Model, g.Geometry(), possible, err)
 	}
 	if err != nil {
 		*refused++
@@ -558,24 +558,24 @@ func check(t *testing.T, g nvml.GPU, wish map[string]int, fitting, refused *int)
 	}
 	*fitting++
 	if diff := gocmp.Diff(want.String(), s.Target.String()); diff != "" {
-		t.Fatalf("%v on %s with %v (-brute force +Solve):\n%s", wish, g.Model, describe(g), diff)
+		t.Fatalf("%v on %s with %v (-brute force +Solve):\n%s", request, g.Model, describe(g), diff)
 	}
 	if cheapest, got := cost(g, want)[:4], costOf(g, s); !slices.Equal(cheapest, got) {
-		t.Fatalf("%v on %s with %v: (busy, devices, calls, memory) %v, and %v is enough: %+v", wish, g.Model, describe(g), got, cheapest, s)
+		t.Fatalf("%v on %s with %v: (busy, devices, calls, memory) %v, and %v is enough: %+v", request, g.Model, describe(g), got, cheapest, s)
 	} else if got[2] > fewest {
-		t.Errorf("%v on %s with %v: %d calls, and %d are enough to destroy no more that is busy: %+v", wish, g.Model, describe(g), got[2], fewest, s)
+		t.Errorf("%v on %s with %v: %d calls, and %d are enough to destroy no more that is busy: %+v", request, g.Model, describe(g), got[2], fewest, s)
 	}
-	if again, err := nvml.Solve(g, wish); err != nil || !gocmp.Equal(s, again) {
-		t.Fatalf("%v on %s: solved again it is %v, %v", wish, g.Model, again, err)
+	if again, err := nvml.Solve(g, request); err != nil || !gocmp.Equal(s, again) {
+		t.Fatalf("%v on %s: solved again it is %v, %v", request, g.Model, again, err)
 	}
 	calls := len(s.Destroy) + len(s.Create)
 	for _, c := range s.Change {
 		calls += len(c.Destroy) + len(c.Create)
 	}
 	for part := range 1 << min(5, calls) {
-		again, err := nvml.Solve(executed(g, s, part), wish)
+		again, err := nvml.Solve(executed(g, s, part), request)
 		if err != nil || !gocmp.Equal(s.Target, again.Target) {
-			t.Fatalf("%v on %s with %v: target %v becomes %v (%v) after part %b", wish, g.Model, describe(g), s.Target,
+			t.Fatalf("%v on %s with %v: target %v becomes %v (%v) after part %b", request, g.Model, describe(g), s.Target,
 				again.Target, err, part)
 		}
 	}
@@ -653,11 +653,11 @@ func describe(g nvml.GPU) string {
 
 // bruteForce tries every division and every choice of places, and knows the rules only as they are written down. It also gives
 // the fewest calls that destroy no more busy devices than the best does.
-func bruteForce(g nvml.GPU, wish map[string]int) (best nvml.Geometry, fewest int, possible bool) {
+func bruteForce(g nvml.GPU, request map[string]int) (best nvml.Geometry, fewest int, possible bool) {
 	var bestCost []int
 	fewest = math.MaxInt
 	busy := math.MaxInt
-	for _, instances := range divisions(g, wish) {
+	for _, instances := range divisions(g, request) {
 		if !enough(g, instances) {
 			continue
 		}
@@ -681,16 +681,16 @@ func bruteForce(g nvml.GPU, wish map[string]int) (best nvml.Geometry, fewest int
 }
 
 // divisions is every list of instances, as profile and layout, that makes the wished devices available.
-func divisions(g nvml.GPU, wish map[string]int) [][]nvml.Placed {
+func divisions(g nvml.GPU, request map[string]int) [][]nvml.Placed {
 	out := [][]nvml.Placed{nil}
 	for _, p := range g.Profiles {
 		var whole []nvml.Placed
 		var parts []nvml.ComputeProfile
-		for range wish[p.Name] {
+		for range request[p.Name] {
 			whole = append(whole, nvml.Placed{Profile: p.Name})
 		}
 		for _, c := range p.Compute {
-			for range wish[c.Name+"."+p.Name] {
+			for range request[c.Name+"."+p.Name] {
 				if c.Slices == p.Slices {
 					whole = append(whole, nvml.Placed{Profile: p.Name})
 				} else {
@@ -905,7 +905,7 @@ func TestWhatIsOfferedInsteadIsPossible(t *testing.T) {
 				g.Profiles[i].Max = 1 + r.IntN(5)
 			}
 		}
-		_, err := nvml.Solve(g, randomWish(r, g))
+		_, err := nvml.Solve(g, randomRequest(r, g))
 		impossible := new(nvml.Impossible)
 		if !errors.As(err, &impossible) {
 			continue
@@ -915,7 +915,7 @@ func TestWhatIsOfferedInsteadIsPossible(t *testing.T) {
 		}
 		for _, s := range impossible.Possible {
 			offered++
-			if _, err := nvml.Solve(g, parseWish(t, s)); err != nil {
+			if _, err := nvml.Solve(g, parseRequest(t, s)); err != nil {
 				t.Errorf("%q is offered, but %v", s, err)
 			}
 		}
@@ -925,19 +925,19 @@ func TestWhatIsOfferedInsteadIsPossible(t *testing.T) {
 	}
 }
 
-// parseWish reads "1x 3g.40gb + 4x 1g.10gb".
-func parseWish(t *testing.T, s string) map[string]int {
+// parseRequest reads "1x 3g.40gb + 4x 1g.10gb".
+func parseRequest(t *testing.T, s string) map[string]int {
 	t.Helper()
-	wish := map[string]int{}
+	request := map[string]int{}
 	for _, line := range strings.Split(s, " + ") {
 		var n int
 		var name string
 		if _, err := fmt.Sscanf(line, "%dx %s", &n, &name); err != nil {
 			t.Fatalf("reading %q: %v", line, err)
 		}
-		wish[name] += n
+		request[name] += n
 	}
-	return wish
+	return request
 }
 
 func FuzzSolve(f *testing.F) {
@@ -961,16 +961,16 @@ func FuzzSolveCounts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, first, second, third int) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		g := someGPU(r)
-		wish := map[string]int{}
+		request := map[string]int{}
 		for _, n := range []int{first, second, third} {
 			p := g.Profiles[r.IntN(len(g.Profiles))]
 			name := p.Name
 			if len(p.Compute) > 0 && r.IntN(2) == 0 {
 				name = p.Compute[r.IntN(len(p.Compute))].Name + "." + name
 			}
-			wish[name] = n
+			request[name] = n
 		}
-		solveAnything(t, crowd(r, g), wish)
+		solveAnything(t, crowd(r, g), request)
 	})
 }
 
@@ -979,9 +979,9 @@ func someGPU(r *rand.Rand) nvml.GPU {
 }
 
 // solveAnything demands an answer to any wish at all: a reason, or a solution that has what is wished and nothing else.
-func solveAnything(t *testing.T, g nvml.GPU, wish map[string]int) {
+func solveAnything(t *testing.T, g nvml.GPU, request map[string]int) {
 	t.Helper()
-	s, err := nvml.Solve(g, wish)
+	s, err := nvml.Solve(g, request)
 	if err != nil {
 		if err.Error() == "" {
 			t.Error("an empty reason")
@@ -997,7 +997,7 @@ func solveAnything(t *testing.T, g nvml.GPU, wish map[string]int) {
 	for _, p := range s.Target {
 		devices += len(p.Devices())
 	}
-	for name, n := range wish {
+	for name, n := range request {
 		if n > nvml.MaxDevices {
 			t.Errorf("%d of %s are granted", n, name)
 		}
@@ -1016,9 +1016,9 @@ func solveAnything(t *testing.T, g nvml.GPU, wish map[string]int) {
 
 func BenchmarkSolve(b *testing.B) {
 	for _, c := range []struct {
-		name string
-		gpu  nvml.GPU
-		wish map[string]int
+		name    string
+		gpu     nvml.GPU
+		request map[string]int
 	}{
 		{"balanced on a full H100", stand(h100(), "3g.40gb@0!", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"), map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
 		{"impossible on an A100", a100(), map[string]int{"3g.40gb": 2, "1g.10gb": 1}},
@@ -1048,7 +1048,7 @@ func BenchmarkSolve(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				_, _ = nvml.Solve(c.gpu, c.wish) // an impossible wish is as good a subject
+				_, _ = nvml.Solve(c.gpu, c.request) // an impossible wish is as good a subject
 			}
 		})
 	}

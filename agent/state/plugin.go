@@ -457,7 +457,7 @@ func (s *Observed) RunsUnder() config.MIGStrategy {
 // WhyNoPlugin is the message about a node that LacksDevicePlugin.
 func (s *Observed) WhyNoPlugin() string {
 	if s.OffersGPUs() {
-		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot start it anew"
+		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot restart it"
 	}
 	return "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 }

@@ -94,11 +94,11 @@ func (o *options) clean(ctx context.Context, w io.Writer, c cleaning) error {
 		return err
 	}
 	report, failed := cleaner.Clean(ctx, c.dryRun)
-	if errors.Is(failed, cleanup.ErrOwed) && c.dryRun {
+	if errors.Is(failed, cleanup.ErrPendingRestore) && c.dryRun {
 		return fmt.Errorf("%w; without --dry-run the command gives the node back first, as recover does, and then removes what the agent has left: "+
 			"what that is can be said when the node is given back", failed)
 	}
-	if err := errors.Join(failed, tellCleaning(w, report, c)); err != nil {
+	if err := errors.Join(failed, writeCleaning(w, report, c)); err != nil {
 		return err
 	}
 	done.Store(true)
@@ -161,9 +161,9 @@ func (o *options) cleaner() (*cleanup.Cleaner, error) {
 	}, nil
 }
 
-func tellCleaning(w io.Writer, r cleanup.Report, c cleaning) error {
+func writeCleaning(w io.Writer, r cleanup.Report, c cleaning) error {
 	if c.output == "json" {
-		e := json.NewEncoder(legibleWriter{w})
+		e := json.NewEncoder(printableWriter{w})
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	}

@@ -104,13 +104,13 @@ func serveHealth(ctx context.Context, listener net.Listener, state func() report
 			}
 			continue
 		}
-		if err := tellHealth(c, state()); err != nil {
+		if err := writeHealth(c, state()); err != nil {
 			log.Debug("answering a probe", zap.Error(err))
 		}
 	}
 }
 
-func tellHealth(c net.Conn, s report.LoopState) error {
+func writeHealth(c net.Conn, s report.LoopState) error {
 	defer c.Close()
 	if err := ownUser(c); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 // longestLog bounds each text of a line of the log, which may be an error of a file with thousands of mistakes.
 const longestLog = 4096 // characters
 
-// legibleJSON is zap's encoding with texts of others made legible.
-const legibleJSON = "legible-json"
+// sanitizedJSON is zap's encoding with texts of others sanitized.
+const sanitizedJSON = "sanitized-json"
 
 func (o *options) logger() (*zap.Logger, error) {
 	c := zap.NewProductionConfig()
@@ -25,12 +25,12 @@ func (o *options) logger() (*zap.Logger, error) {
 	if o.debug {
 		c.Level.SetLevel(zap.DebugLevel)
 	}
-	c.Encoding = legibleJSON
+	c.Encoding = sanitizedJSON
 	return c.Build()
 }
 
 func init() { // zap knows encodings of the process only
-	err := zap.RegisterEncoder(legibleJSON, func(c zapcore.EncoderConfig) (zapcore.Encoder, error) {
+	err := zap.RegisterEncoder(sanitizedJSON, func(c zapcore.EncoderConfig) (zapcore.Encoder, error) {
 		return encoder{zapcore.NewJSONEncoder(c)}, nil
 	})
 	if err != nil {
@@ -73,11 +73,11 @@ func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buff
 	return line, nil
 }
 
-// legibleWriter writes JSON, and escapes all characters that are not printable.
-type legibleWriter struct{ w io.Writer }
+// printableWriter writes JSON, and escapes all characters that are not printable.
+type printableWriter struct{ w io.Writer }
 
 // Write implements io.Writer for whole texts of JSON.
-func (l legibleWriter) Write(p []byte) (int, error) {
+func (l printableWriter) Write(p []byte) (int, error) {
 	if _, err := io.WriteString(l.w, sanitize.JSON(string(p))); err != nil {
 		return 0, err
 	}

@@ -12,7 +12,7 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 		debug.SetMemoryLimit(limit)
 		debug.SetGCPercent(percent)
 	})
-	told := func() (int64, int) {
+	limits := func() (int64, int) {
 		collects := debug.SetGCPercent(100)
 		return debug.SetMemoryLimit(-1), collects
 	}
@@ -23,7 +23,7 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 			t.Errorf("a limit of %q is accepted", wrong)
 		}
 	}
-	if got, _ := told(); got != limit {
+	if got, _ := limits(); got != limit {
 		t.Errorf("limits that cannot be read bound the heap to %d bytes", got)
 	}
 	if err := boundMemory("33554432"); err != nil {
@@ -32,7 +32,7 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 	if err := boundMemory("268435456"); err != nil {
 		t.Fatal(err)
 	}
-	if got, collects := told(); got != 192<<20 || collects != collectAt {
+	if got, collects := limits(); got != 192<<20 || collects != collectAt {
 		t.Errorf("of 256 MiB Go may take %d bytes, and collects at %d %%, want three quarters and %d %%", got, collects, collectAt)
 	}
 	t.Setenv("GOGC", "80")
@@ -40,7 +40,7 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 	if err := boundMemory("134217728"); err != nil {
 		t.Fatal(err)
 	}
-	if got, collects := told(); got != 192<<20 || collects != 100 {
+	if got, collects := limits(); got != 192<<20 || collects != 100 {
 		t.Errorf("beside GOGC and GOMEMLIMIT Go was told %d bytes and %d %%", got, collects)
 	}
 }

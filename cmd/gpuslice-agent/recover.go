@@ -233,7 +233,7 @@ func (p *progress) encode(what any) {
 	if p.out.Err != nil {
 		return
 	}
-	e := json.NewEncoder(legibleWriter{p.out.W})
+	e := json.NewEncoder(printableWriter{p.out.W})
 	e.SetIndent("", "  ")
 	p.out.Err = e.Encode(what)
 }

@@ -22,10 +22,10 @@ func (s sink) Patch(e *corev1.Event, _ []byte) (*corev1.Event, error) { s <- e.R
 // Kubelet admits 110 pods to a node by default.
 func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsReportedByAnEvent(t *testing.T) {
 	const pods = 110
-	told := make(sink)
+	recorded := make(sink)
 	events := newEvents()
 	defer events.Shutdown()
-	defer events.StartRecordingToSink(told).Stop()
+	defer events.StartRecordingToSink(recorded).Stop()
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "gpuslice", Host: "gpu-1"})
 	node := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: "gpu-1", UID: "gpu-1"}
 	for i := range pods {
@@ -37,7 +37,7 @@ func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsReportedByAnEvent(t *testing.T
 	recorder.Event(other, corev1.EventTypeNormal, "Last", "") // of an object that has had none, so this comes
 	seen := map[string]int{}
 	for seen["Last"] == 0 {
-		seen[<-told]++
+		seen[<-recorded]++
 	}
 	if fmt.Sprint(seen) != fmt.Sprint(map[string]int{string(config.ReasonEvicting): pods, string(config.ReasonReleased): 1, "Last": 1}) {
 		t.Errorf("the API server was sent %v", seen)

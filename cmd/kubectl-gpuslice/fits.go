@@ -44,7 +44,7 @@ func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out 
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return nil
 	}
-	r, err := lookAround(ctx, client)
+	r, err := listRunning(ctx, client)
 	if err != nil {
 		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
 		return nil
@@ -60,8 +60,8 @@ func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out 
 	return stuck
 }
 
-// lookAround lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
-func lookAround(ctx context.Context, client kube.Interface) (*running, error) {
+// listRunning lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
+func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	nodes, err := client.Nodes().List(ctx, cached)
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 	longestWord = 64
 )
 
-// request is the label that the command sets, and the config that it names.
+// target is the label that the command sets, and the config that it names.
 type target struct{ label, name string }
 
 // String returns the request as kubectl label takes it.
@@ -68,12 +68,12 @@ func agentReportOf(n *corev1.Node) agentReport {
 			t.condition = c
 		}
 	}
-	t.makeLegible()
+	t.sanitize()
 	return t
 }
 
-// makeLegible bounds the texts to show: any user who can write the node can write an annotation and a condition.
-func (t *agentReport) makeLegible() {
+// sanitize bounds the texts to show: any user who can write the node can write an annotation and a condition.
+func (t *agentReport) sanitize() {
 	s, c := &t.status, &t.condition
 	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), longestWord)), config.Reason(sanitize.Cut(string(s.Reason), longestWord))
 	s.Owner = api.Owner(sanitize.Cut(string(s.Owner), longestWord))
@@ -273,7 +273,7 @@ func (f *followed) heedCondition(t, before agentReport, now time.Time) {
 	switch {
 	case t.sameCondition(before): // it is about to follow the status
 	case t.condition.Status == corev1.ConditionUnknown: // the agent cannot observe the node, as without a driver
-		f.tellCondition()
+		f.reportCondition()
 	default: // the status is about to follow, unless the agent has not seen all of the node
 		f.ahead = now
 	}
@@ -282,8 +282,8 @@ func (f *followed) heedCondition(t, before agentReport, now time.Time) {
 // followTime is how long a status takes to follow its condition: the agent writes one right after the other.
 const followTime = 2 * time.Second
 
-// tellCondition reports the condition, if no status has followed it.
-func (f *followed) tellCondition() {
+// reportCondition reports the condition, if no status has followed it.
+func (f *followed) reportCondition() {
 	f.ahead = time.Time{}
 	f.report(api.PhaseWaiting, config.Reason(f.last.condition.Reason), f.last.condition.Message, nil)
 }
@@ -319,7 +319,7 @@ func (f *followed) gone() {
 // on which no agent has ever written anything.
 func (f *followed) passed(now time.Time) {
 	if f.stage == pending && !f.ahead.IsZero() && now.Sub(f.ahead) >= followTime {
-		f.tellCondition()
+		f.reportCondition()
 	}
 	patience := answerTime
 	if f.reason != "" {

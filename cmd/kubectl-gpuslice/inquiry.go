@@ -132,13 +132,13 @@ func (a *askedNode) see(n *corev1.Node, request string) {
 	}
 	var given api.Answer
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == request {
-		makeLegible(&given)
+		sanitizeAnswer(&given)
 		a.answer = &given
 	}
 }
 
-// makeLegible bounds the texts of an answer: any user who can write the node can write the annotation.
-func makeLegible(a *api.Answer) {
+// sanitizeAnswer bounds the texts of an answer: any user who can write the node can write the annotation.
+func sanitizeAnswer(a *api.Answer) {
 	if a.Diagnosis != nil {
 		a.Diagnosis.Outcome.Text = sanitize.Message(a.Diagnosis.Outcome.Text, sanitize.Longest)
 	}

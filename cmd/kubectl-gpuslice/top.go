@@ -136,7 +136,7 @@ func usesOf(q *inquiry) uses {
 			all.Silent = append(all.Silent, silent{a.name, "the agent does not say: " + a.answer.Refused})
 		default:
 			for _, u := range a.answer.Uses {
-				all.Uses = append(all.Uses, use{a.name, legibleUse(u)})
+				all.Uses = append(all.Uses, use{a.name, sanitizedUse(u)})
 			}
 			all.More += max(0, a.answer.MoreUses)
 		}
@@ -147,7 +147,7 @@ func usesOf(q *inquiry) uses {
 // longestPod bounds the characters of a pod's name and of its namespace. The API server accepts no longer ones.
 const longestPod = 253
 
-func legibleUse(u api.Use) api.Use {
+func sanitizedUse(u api.Use) api.Use {
 	u.Namespace, u.Pod = sanitize.Cut(u.Namespace, longestPod), sanitize.Cut(u.Pod, longestPod)
 	u.UUID, u.Instance = nvml.UUID(sanitize.Cut(string(u.UUID), longestWord)), sanitize.Cut(u.Instance, longestWord)
 	u.Unknown = sanitize.Message(u.Unknown, sanitize.Longest)

@@ -133,14 +133,14 @@ func (t agentReport) answersAnother(n *corev1.Node) bool {
 	return t.status.Phase != "" && !t.standsAlone() && !t.answers(n)
 }
 
-// looksEndedBy are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
-var looksEndedBy = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
+// failedObservations are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
+var failedObservations = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
 
 // standsAlone reports whether the condition says why the agent cannot observe the node: then no status follows it, and that on the node is of a
 // pass before.
 func (t agentReport) standsAlone() bool {
 	return t.condition.Reason != string(t.status.Reason) &&
-		(t.condition.Status == corev1.ConditionUnknown || slices.Contains(looksEndedBy, config.Reason(t.condition.Reason)))
+		(t.condition.Status == corev1.ConditionUnknown || slices.Contains(failedObservations, config.Reason(t.condition.Reason)))
 }
 
 // asks returns what the node's labels ask for. Beside a profile, which alone counts, it has what does not.

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// balanced is how many instances of how many compute slices NVIDIA's generator puts on a GPU of so many slices.
+// balancedCounts says how many instances of how many compute slices NVIDIA's generator puts on a GPU of so many slices.
 var balancedCounts = map[int]map[int]int{
 	7: {1: 2, 2: 1, 3: 1},
 	4: {1: 2, 2: 1},

@@ -452,8 +452,8 @@ func addressed(gpus ...nvml.GPU) []nvml.GPU {
 	return gpus
 }
 
-// profileWishes asks for a profile that has these entries.
-func profileWishes(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
+// profileRequests asks for a profile that has these entries.
+func profileRequests(t *testing.T, entries string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	t.Helper()
 	profiles, err := catalog.ParseProfiles([]byte(profilesHead + "profiles:\n  mine:\n    mig:\n" +
 		strings.ReplaceAll(entries, "- {gpus", "    - {gpus")))
@@ -519,7 +519,7 @@ func TestRequestedProfiles(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := profileWishes(t, test.entries, test.gpus)
+			got, err := profileRequests(t, test.entries, test.gpus)
 			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
 				t.Errorf("error %v, requests (-want +got):\n%s", err, diff)
 			}
@@ -594,7 +594,7 @@ func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			requests, err := profileWishes(t, test.entries, test.gpus)
+			requests, err := profileRequests(t, test.entries, test.gpus)
 			if err == nil {
 				t.Fatalf("requests %v, want an error", requests)
 			}

@@ -33,7 +33,7 @@ func Closest(name string, known []string) []string {
 	return out
 }
 
-// edits counts the insertions, deletions and replacements of bytes that turn a into b (Levenshtein's distance).
+// editDistance counts the insertions, deletions and replacements of bytes that turn a into b (Levenshtein's distance).
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -324,7 +324,7 @@ func TestParseAgreesWithMigParted(t *testing.T) {
 				for _, id := range deviceIDs(t, theirs) {
 					node := nodeOf(id)
 					got, err := configs.Requests(name, node)
-					want := wishesOf(rules, node)
+					want := requestsOf(rules, node)
 					if err != nil && len(want) == 0 {
 						continue // a config for other GPUs: mig-parted does nothing, and we say so
 					}
@@ -536,8 +536,8 @@ func nodeOf(id types.DeviceID) []nvml.GPU {
 	return gpus
 }
 
-// wishesOf is what mig-parted makes of the rules: each in turn, on every GPU that it matches.
-func wishesOf(rules spec.MigConfigSpecSlice, gpus []nvml.GPU) map[nvml.UUID]nvml.Request {
+// requestsOf is what mig-parted makes of the rules: each in turn, on every GPU that it matches.
+func requestsOf(rules spec.MigConfigSpecSlice, gpus []nvml.GPU) map[nvml.UUID]nvml.Request {
 	requests := map[nvml.UUID]nvml.Request{}
 	for _, rule := range rules {
 		for _, g := range gpus {

@@ -84,7 +84,7 @@ func FuzzMessage(f *testing.F) {
 				t.Errorf("%q is not printable", got)
 			}
 			if sanitize.Text(got) != got {
-				t.Errorf("%q changes when it is made legible again", got)
+				t.Errorf("%q changes when it is sanitized again", got)
 			}
 		}
 	})

@@ -237,7 +237,7 @@ func TestClusterOperandsGoWhenTheirLabelIsPausedAndComeBackToACordonedNode(t *te
 		"mps":    mine(map[string]string{deployPlugin: "true", "nvidia.com/mps.capable": "true"}),
 		"dcgm":   mine(map[string]string{deployDCGM: "true"}),
 	})
-	look := func(ctx context.Context) map[string]fence.Operand {
+	operandsNow := func(ctx context.Context) map[string]fence.Operand {
 		list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name})
 		if err != nil {
 			t.Fatal(err)
@@ -251,7 +251,7 @@ func TestClusterOperandsGoWhenTheirLabelIsPausedAndComeBackToACordonedNode(t *te
 	runs := func(what string, plugin, dcgm int, state fence.OperandState) (now map[string]fence.Operand) {
 		t.Helper()
 		clustertest.Eventually(t, what, func(ctx context.Context) (bool, error) {
-			now = look(ctx)
+			now = operandsNow(ctx)
 			return len(now[deployPlugin].Pods) == plugin && len(now[deployDCGM].Pods) == dcgm && now[deployPlugin].State == state, nil
 		})
 		return now
@@ -261,7 +261,7 @@ func TestClusterOperandsGoWhenTheirLabelIsPausedAndComeBackToACordonedNode(t *te
 	change(t, client, name, raise)
 	change(t, client, name, label(deployPlugin, fence.PausedValue))
 	clustertest.Eventually(t, "the plugin and the MPS control daemon are on their way out", func(ctx context.Context) (bool, error) {
-		pods := look(ctx)[deployPlugin].Pods
+		pods := operandsNow(ctx)[deployPlugin].Pods
 		return len(pods) == 2 && pods[0].Terminating && pods[1].Terminating, nil
 	})
 	for _, p := range before[deployPlugin].Pods { // as kubelet does when their containers have ended

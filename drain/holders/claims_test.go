@@ -44,7 +44,7 @@ var offers = []resourcev1.ResourceSlice{slice("1", 1, 1,
 	offered("twice", "uuid", "GPU-a"), offered("twice", "uuid", "GPU-b"), offered("twice", "uuid", "GPU-a"),
 )}
 
-// device is what a claim has got: "gpu-0", "dra.net/eth0", "admin gpu-0".
+// allocated is what a claim has got: "gpu-0", "dra.net/eth0", "admin gpu-0".
 func allocated(device string) resourcev1.DeviceRequestAllocationResult {
 	name, admin := strings.CutPrefix(device, "admin ")
 	out := resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: holders.ClaimDriver, Pool: "node", Device: name}

@@ -110,7 +110,7 @@ func staticKey(pod *corev1.Pod) (string, bool) {
 }
 
 // uidKey gives the same key for a UID from the API server and from the process table. A custom UID may have underscores of its
-// own, which cannot be told from dashes in the name of a slice.
+// own, which cannot be distinguished from dashes in the name of a slice.
 func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
 
 // find gives the place of the pod that a process with this owner is of. The pod's UID counts more than the container's id.
@@ -200,7 +200,7 @@ var remedies = []struct{ command, remedy string }{
 	{"nv-hostengine", "monitors every GPU for DCGM: stop nvidia-dcgm.service for the change, or its pod by the label nvidia.com/gpu.deploy.dcgm"},
 	{"dcgm-exporter", "reads metrics of every GPU: stop its pod for the change, by the label nvidia.com/gpu.deploy.dcgm-exporter where NVIDIA's operator runs it"},
 	{"nvsm", "monitors a DGX: stop nvsm.service for the change"},
-	{"nvidia-smi", "ends by itself after a query: end it if it was told to go on (-l, dmon, pmon)"},
+	{"nvidia-smi", "ends by itself after a query: end it if it was started to go on (-l, dmon, pmon)"},
 	{"nvidia-device-p", "offers the GPUs to kubelet: stop its pod for the change, by the label nvidia.com/gpu.deploy.device-plugin where NVIDIA's operator runs it"},
 	{"gpu-feature-dis", "labels the node with its GPUs: stop its pod for the change, by the label nvidia.com/gpu.deploy.gpu-feature-discovery where NVIDIA's operator runs it"},
 	{"nvidia-cuda-mps", "shares the GPU between processes (MPS): end its clients, then stop it"},

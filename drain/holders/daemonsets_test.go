@@ -107,7 +107,7 @@ func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	sets := holders.NewDaemonSets(clientset.Of(client), clock)
 	pods := []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1"), daemonPod("b", "apps/v1", "monitor", "1"), daemonPod("c", "apps/v1", "monitor", "forged")}
-	look := func(pods []corev1.Pod, want int) {
+	observe := func(pods []corev1.Pod, want int) {
 		t.Helper()
 		if _, err := sets.Believe(t.Context(), "node", pods); err != nil {
 			t.Fatal(err)
@@ -116,12 +116,12 @@ func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
 			t.Errorf("asked %d times, want %d", asked, want)
 		}
 	}
-	look(pods, 2)
-	look(pods, 2)
+	observe(pods, 2)
+	observe(pods, 2)
 	clock.SetTime(clock.Now().Add(2 * time.Hour))
-	look(pods, 3) // what does not exist never will
-	look(nil, 3)
-	look(pods, 5) // what no pod names is forgotten
+	observe(pods, 3) // what does not exist never will
+	observe(nil, 3)
+	observe(pods, 5) // what no pod names is forgotten
 }
 
 func TestAnOwnerThatCannotBeLookedForIsNotGuessed(t *testing.T) {

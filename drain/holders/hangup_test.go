@@ -47,9 +47,9 @@ func TestHangupReachesTheProgramsOfThePodAndNoOthers(t *testing.T) {
 	listProcess(t, table, own, "nvidia-device-p", pluginPod)
 	listProcess(t, table, parent, "nvidia-device-p", otherPod)
 
-	told, err := holders.Processes{Root: table}.Hangup(t.Context(), []types.UID{pluginPod}, []string{"nvidia-device-plugin"})
-	if err != nil || len(told) != 1 || told[0].PID != own || told[0].PodUID != pluginPod {
-		t.Fatalf("told %v, %v; want pid %d", told, err, own)
+	signaled, err := holders.Processes{Root: table}.Hangup(t.Context(), []types.UID{pluginPod}, []string{"nvidia-device-plugin"})
+	if err != nil || len(signaled) != 1 || signaled[0].PID != own || signaled[0].PodUID != pluginPod {
+		t.Fatalf("told %v, %v; want pid %d", signaled, err, own)
 	}
 	select {
 	case <-hungUp:
@@ -61,8 +61,8 @@ func TestHangupReachesTheProgramsOfThePodAndNoOthers(t *testing.T) {
 		pods     []types.UID
 		commands []string
 	}{{[]types.UID{pluginPod}, []string{"gpu-feature-discovery"}}, {nil, []string{"nvidia-device-plugin"}}} {
-		if told, err := (holders.Processes{Root: table}).Hangup(t.Context(), row.pods, row.commands); err != nil || len(told) > 0 {
-			t.Errorf("pods %v, commands %v: told %v, %v", row.pods, row.commands, told, err)
+		if signaled, err := (holders.Processes{Root: table}).Hangup(t.Context(), row.pods, row.commands); err != nil || len(signaled) > 0 {
+			t.Errorf("pods %v, commands %v: told %v, %v", row.pods, row.commands, signaled, err)
 		}
 	}
 }
@@ -77,12 +77,12 @@ func TestHangupNamesTheProcessThatItCouldNotSignal(t *testing.T) {
 		}
 		return nil
 	}}
-	told, err := processes.Hangup(t.Context(), []types.UID{pluginPod}, []string{"nvidia-device-plugin", "gpu-feature-discovery"})
+	signaled, err := processes.Hangup(t.Context(), []types.UID{pluginPod}, []string{"nvidia-device-plugin", "gpu-feature-discovery"})
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "pid 4711 nvidia-device-p of pod "+string(pluginPod)) {
 		t.Errorf("error %v", err)
 	}
-	if len(told) != 1 || told[0].PID != 4712 {
-		t.Errorf("told %v, want pid 4712", told)
+	if len(signaled) != 1 || signaled[0].PID != 4712 {
+		t.Errorf("told %v, want pid 4712", signaled)
 	}
 }
 

@@ -41,13 +41,13 @@ const (
 // those.
 type Processes struct {
 	Root string // mount point of procfs of the host's PID namespace; /proc if empty
-	// Lanes keep looks that hang from piling up. Without them each observation is on its own.
+	// Lanes keep readings that hang from piling up. Without them each observation is on its own.
 	Lanes *Lanes
 	// Signal replaces the system's, for a table that is not of this machine's processes.
 	Signal func(pid int, signal unix.Signal) error
 }
 
-// Lanes run the looks at the process table, each kind in a goroutine of its own.
+// Lanes run the readings of the process table, each kind in a goroutine of its own.
 type Lanes struct {
 	table   aside.Lane
 	files   aside.Lane // of processes, as they see them
@@ -57,12 +57,12 @@ type Lanes struct {
 func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 
 // Holders lists the processes that hold a sought device, by pid: those that NVML has reported, and those that have one of the
-// devices' files open. It takes one look at the process table for all devices; if no files count, it looks at the reported
+// devices' files open. It reads the process table once for all devices; if no files count, it reads the reported
 // processes alone.
 //
 // A process that cannot be looked at may hold any of the devices, so it is an error, which names the process; the holders that were
-// found come with the error. A process that ends meanwhile is none. Once ctx ends, Holders returns its error and no holders, also while
-// the observation hangs: the observation is then abandoned, and until it ends no other begins. aside.Hangs tells that error from others.
+// found come with the error. A process that ends in the meantime is none. Once ctx ends, Holders returns its error and no holders, also while
+// the observation hangs: the observation is then abandoned, and until it ends no other begins. aside.Hangs distinguishes that error from others.
 func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
 	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
 		return p.holders(ctx, at, sought)
@@ -88,15 +88,15 @@ func (p Processes) holders(ctx context.Context, at aside.At, sought []Sought) ([
 		}
 	}
 	if len(s.files) > 0 {
-		look := openfiles.Scan{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
-		if err := look.Run(ctx); err != nil {
+		scan := openfiles.Scan{Root: s.root(), At: at, Found: s.open, Failed: s.unread.add}
+		if err := scan.Run(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return s.identifyAll(ctx, self)
 }
 
-// search is one look at the process table.
+// search is one reading of the process table.
 type search struct {
 	Processes
 	files  map[int][]string // by the minor number of a GPU: the devices that a process holds which has its device file open

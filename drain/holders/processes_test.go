@@ -494,18 +494,18 @@ func heldOnThisMachine(t *testing.T, minor int) []holders.Client {
 
 func TestReportedProcessesOfARealTableAreNamed(t *testing.T) {
 	child, end := childWith(t, os.Stdin)
-	look := func() holders.Client {
+	observe := func() holders.Client {
 		clients := holdersOf(t, holders.Processes{}, holders.Sought{Device: "GPU-1", Minor: holders.NoFiles, Reported: []int{child}})
 		if len(clients) != 1 {
 			t.Fatalf("got %v, want the child alone", clients)
 		}
 		return clients[0]
 	}
-	if c := look(); c.Command != "cat" || c.Self || c.Unlisted {
+	if c := observe(); c.Command != "cat" || c.Self || c.Unlisted {
 		t.Errorf("the child runs; got %+v", c)
 	}
 	end()
-	if c := look(); !c.Unlisted {
+	if c := observe(); !c.Unlisted {
 		t.Errorf("the child has ended; got %+v", c)
 	}
 }
@@ -522,13 +522,13 @@ func TestAFileOfASilentServerHoldsUpNoRead(t *testing.T) {
 	childWith(t, file)
 	asked := files.Stall()
 	defer files.Answer()
-	look := make(chan error, 1)
+	observed := make(chan error, 1)
 	go func() {
 		_, err := holders.Processes{}.Holders(t.Context(), theGPU(0))
-		look <- err
+		observed <- err
 	}()
 	select {
-	case err := <-look:
+	case err := <-observed:
 		if err != nil && !errors.Is(err, fs.ErrPermission) {
 			t.Error(err)
 		}

@@ -227,8 +227,8 @@ func TestUnitsBelieveTheEndOfAJobOnlyIfTheUnitShowsIt(t *testing.T) {
 	if err := liar.BusObject().Call("org.freedesktop.DBus.GetId", 0).Err; err != nil { // the bus has sent it on
 		t.Fatal(err)
 	}
-	looks := received(h, systemd.ListUnitsByNames)
-	if err := h.Wait(t.Context(), func() bool { return received(h, systemd.ListUnitsByNames) > looks+2 || len(stopped) > 0 }); err != nil {
+	reads := received(h, systemd.ListUnitsByNames)
+	if err := h.Wait(t.Context(), func() bool { return received(h, systemd.ListUnitsByNames) > reads+2 || len(stopped) > 0 }); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -381,8 +381,8 @@ func TestUnitsOfASystemdThatNeverAnswersAreLeft(t *testing.T) {
 
 func TestUnitsOfAHostWithoutSystemd(t *testing.T) {
 	dir := t.TempDir()
-	nobody := filepath.Join(dir, "nobody")
-	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: nobody})
+	unserved := filepath.Join(dir, "nobody")
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: unserved})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,7 +393,7 @@ func TestUnitsOfAHostWithoutSystemd(t *testing.T) {
 	noSocketStays(t, h.Address())
 	for name, units := range map[string]*host.Units{
 		"no socket":             {Address: "unix:path=" + dir + "/missing"},
-		"nobody on the socket":  {Address: "unix:path=" + nobody},
+		"nobody on the socket":  {Address: "unix:path=" + unserved},
 		"no systemd on the bus": {Address: h.Address()},
 		"by the environment":    {},
 	} {

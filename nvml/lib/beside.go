@@ -20,9 +20,9 @@ type facing struct {
 	pci  string
 }
 
-// lookAround runs f with the library open, in the lane of the lookout: it waits for the driver's own calls only where the library is not
+// beside runs f with the library open, in the lane of the lookout: it waits for the driver's own calls only where the library is not
 // open yet.
-func lookAround[T any](ctx context.Context, d *Driver, l *lookout, op string, f func(ctx context.Context, at aside.At) (T, error)) (T, error) {
+func beside[T any](ctx context.Context, d *Driver, l *lookout, op string, f func(ctx context.Context, at aside.At) (T, error)) (T, error) {
 	var none T
 	out, err := aside.Do(ctx, &l.lane, op, func(ctx context.Context, at aside.At) (T, error) {
 		if d.resetting.Load() {

@@ -287,9 +287,9 @@ func play(t *testing.T, n *gpusim.Node, d nvml.Driver, steps string) []chapter {
 	for _, step := range append([]string{""}, strings.Split(strings.TrimSpace(steps), "\n")...) {
 		step = strings.TrimSpace(step)
 		err := perform(t, n, d, step)
-		gpus, lookErr := d.Snapshot(t.Context())
-		if lookErr != nil {
-			t.Fatalf("after %q: %v", step, lookErr)
+		gpus, observeErr := d.Snapshot(t.Context())
+		if observeErr != nil {
+			t.Fatalf("after %q: %v", step, observeErr)
 		}
 		for _, g := range gpus {
 			forget(g)

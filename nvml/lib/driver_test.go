@@ -412,8 +412,8 @@ func TestAnObservationDoesWithoutWhatOldDriversDoNotReport(t *testing.T) {
 	for _, code := range []gpusim.Return{gpusim.NotSupported, gpusim.FunctionNotFound} {
 		t.Run(code.String(), func(t *testing.T) {
 			n := gpusimtest.Node(t, "gpus: [{model: H200}, {model: H200, persistence: true}]")
-			if told := snapshot(t, openDriver(t))[1]; told.Minor != 1 || !told.Persistent {
-				t.Errorf("got minor number %d and persistence %t, want 1 and true", told.Minor, told.Persistent)
+			if reported := snapshot(t, openDriver(t))[1]; reported.Minor != 1 || !reported.Persistent {
+				t.Errorf("got minor number %d and persistence %t, want 1 and true", reported.Minor, reported.Persistent)
 			}
 			fail(t, n, gpusim.GetMinorNumber, gpusim.Fault{Return: code, Times: -1})
 			fail(t, n, gpusim.GetPersistenceMode, gpusim.Fault{Return: code, Times: -1})
@@ -682,8 +682,8 @@ func TestAnEmptyGPUSaysHowManyInstancesItHolds(t *testing.T) {
 		}
 		return out
 	}
-	told := map[string]int{"1g.6gb": 3, "1g.6gb+me": 1, "2g.12gb": 1, "2g.12gb+me": 2, "4g.24gb": 1}
-	if diff := cmp.Diff(told, most()); diff != "" {
+	reported := map[string]int{"1g.6gb": 3, "1g.6gb+me": 1, "2g.12gb": 1, "2g.12gb+me": 2, "4g.24gb": 1}
+	if diff := cmp.Diff(reported, most()); diff != "" {
 		t.Errorf("while the GPU does not answer (-want +got):\n%s", diff)
 	}
 	fail(t, n, gpusim.GetGpuInstanceRemainingCapacity, gpusim.Fault{})

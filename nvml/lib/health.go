@@ -22,7 +22,7 @@ var _ nvml.HealthReader = (*Driver)(nil)
 
 // Health implements nvml.HealthReader. It has a lane of its own, but for opening the library where that is not open.
 func (d *Driver) Health(ctx context.Context, thorough bool) ([]nvml.Health, error) {
-	return lookAround(ctx, d, &d.health.lookout, "reading the health of the GPUs", func(ctx context.Context, at aside.At) ([]nvml.Health, error) {
+	return beside(ctx, d, &d.health.lookout, "reading the health of the GPUs", func(ctx context.Context, at aside.At) ([]nvml.Health, error) {
 		return d.health.read(ctx, thorough, at)
 	})
 }

@@ -245,13 +245,13 @@ func TestTheBusHasGPUsThatNoDriverAnswersFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := healthOf(t, openDriver(t), false)
-	want := []nvml.BusGPU{{PCI: told[0].PCI, Driver: "nvidia"}, {PCI: entries[1].Name(), Driver: "nvidia"}, {PCI: told[1].PCI}}
+	reported := healthOf(t, openDriver(t), false)
+	want := []nvml.BusGPU{{PCI: reported[0].PCI, Driver: "nvidia"}, {PCI: entries[1].Name(), Driver: "nvidia"}, {PCI: reported[1].PCI}}
 	if diff := cmp.Diff(want, onBus); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if len(told) != 2 || told[1].Index != 1 {
-		t.Errorf("the driver tells of %+v, want of the first and the third", told)
+	if len(reported) != 2 || reported[1].Index != 1 {
+		t.Errorf("the driver tells of %+v, want of the first and the third", reported)
 	}
 	if _, err := lib.OpenBus(filepath.Join(root, "nothing")).GPUs(t.Context()); err == nil {
 		t.Error("a bus that is not there is no error")

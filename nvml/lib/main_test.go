@@ -17,7 +17,7 @@ import (
 // TestMain runs the tests with the simulated library; a process that one of them starts is a looker.
 func TestMain(m *testing.M) {
 	if os.Getenv(lookerRoot) != "" {
-		if err := lookUntilEOF(); err != nil {
+		if err := observeUntilEOF(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -26,9 +26,9 @@ const (
 	lookerLoader = "loader"
 )
 
-// lookUntilEOF looks at the GPUs once for each line that it reads, and writes what came of it. It keeps its library for its
+// observeUntilEOF looks at the GPUs once for each line that it reads, and writes what came of it. It keeps its library for its
 // whole life, as the agent does.
-func lookUntilEOF() error {
+func observeUntilEOF() error {
 	o := lib.Options{DriverRoot: os.Getenv(lookerRoot)}
 	if o.DriverRoot == lookerLoader {
 		o.DriverRoot = ""

@@ -38,7 +38,7 @@ var _ nvml.UsageReader = (*Driver)(nil)
 
 // Usage implements nvml.UsageReader. It has a lane of its own, but for opening the library where that is not open.
 func (d *Driver) Usage(ctx context.Context, sampled map[nvml.UUID][]int) ([]nvml.Usage, error) {
-	return lookAround(ctx, d, &d.usage.lookout, "reading what processes use of the GPUs", func(ctx context.Context, at aside.At) ([]nvml.Usage, error) {
+	return beside(ctx, d, &d.usage.lookout, "reading what processes use of the GPUs", func(ctx context.Context, at aside.At) ([]nvml.Usage, error) {
 		return d.usage.read(ctx, sampled, at)
 	})
 }

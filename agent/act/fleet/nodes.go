@@ -74,7 +74,7 @@ const reviewed = 20
 
 // review reads the nodes again that had a slot and have none by the Lease that was read now: in a large pool nodes leave all the time, and a census
 // takes so long that after each of them it would begin again, for ever. It leaves the census as old as it is if more nodes have left than it can
-// tell: a node that got a slot and returned it since the last observation is not seen among the holders, but counted by the Lease.
+// know of: a node that got a slot and returned it since the last observation is not seen among the holders, but counted by the Lease.
 func (s *Leases) review(ctx context.Context, pool Pool, c *census, r *record) error {
 	var left []holder
 	for _, h := range c.holders {

@@ -20,9 +20,9 @@ const logindRetry = 5 * time.Minute
 // Inhibit keeps the host from shutting down in the middle of the step, and the step from beginning while the host is shutting
 // down. On a host without logind, as many immutable ones, it does neither; it does not wait for a logind that does not answer.
 func (r *Rebooter) Inhibit(ctx context.Context, step plan.Step) (release func(), err error) {
-	nobody := func() {}
+	noRelease := func() {}
 	if r.Clock.Now().Before(r.next) {
-		return nobody, nil
+		return noRelease, nil
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -38,9 +38,9 @@ func (r *Rebooter) Inhibit(ctx context.Context, step plan.Step) (release func(),
 	case call.Err() != nil:
 		r.next = r.Clock.Now().Add(logindRetry)
 		r.Log.Warn("logind does not answer: steps are not kept from a shutdown", zap.Duration("again", logindRetry), zap.Error(err))
-		return nobody, nil
+		return noRelease, nil
 	default:
 		r.Log.Debug("no shutdown inhibitor", zap.Error(err))
-		return nobody, nil
+		return noRelease, nil
 	}
 }

@@ -120,7 +120,7 @@ func (m *Monitor) culprit(ctx context.Context, pid int, budget *lookupBudget) cu
 // takeLogged takes over an Xid of the kernel's log.
 //
 // The log is evidence: it says what has happened to a GPU that its state shows not to be well, and on which pod a program's error is to be
-// told. It makes no GPU unhealthy: that takes the driver's library, by an event or by what it reads.
+// reported. It makes no GPU unhealthy: that takes the driver's library, by an event or by what it reads.
 func (m *Monitor) takeLogged(l kernellog.Xid, by culprit) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

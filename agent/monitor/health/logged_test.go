@@ -70,7 +70,7 @@ func newLoggedWorld(t *testing.T) *world {
 	return w
 }
 
-// writes is a line of the driver's in the kernel's log, about GPU 0.
+// logs writes a line of the driver's in the kernel's log, about GPU 0.
 func (w *world) logs(xid uint64, pid int) {
 	w.t.Helper()
 	w.log.lines <- kernellog.Xid{PCI: mustHealth(w.t, w)[0].PCI, GI: nvml.WholeGPU, CI: nvml.WholeGPU, Number: xid, PID: pid}

@@ -115,7 +115,7 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 		fmt.Fprintf(&b, " It has %s more.", sanitize.Counted(more, "problem"))
 	}
 	if until, flapping := g.FlappingUntil(now); flapping {
-		fmt.Fprintf(&b, " This comes and goes: flapping, so that it is told until %s.", verdict.Moment(until))
+		fmt.Fprintf(&b, " This comes and goes: flapping, so that it is reported until %s.", verdict.Moment(until))
 	}
 	b.WriteString(m.affected(g, f, d.pods))
 	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)

@@ -21,8 +21,8 @@ const (
 	eventPause = 3 * time.Minute
 	// mostEvents within eventPause: what comes beyond is counted by the metrics.
 	mostEvents = 30
-	// mostPodsTold of one Xid get an Event.
-	mostPodsTold = 8
+	// mostPodsReported of one Xid get an Event.
+	mostPodsReported = 8
 )
 
 // holder is a pod with a GPU or a part of one.
@@ -233,7 +233,7 @@ func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(whos
 	if len(pods) > 1 {
 		whose = fmt.Sprintf("one of %d pods", len(pods))
 	}
-	for _, p := range pods[:min(len(pods), mostPodsTold)] {
+	for _, p := range pods[:min(len(pods), mostPodsReported)] {
 		m.PodEvent(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(whose))
 	}
 }

@@ -166,7 +166,7 @@ func (m *Monitor) adoptFormer(all []usage) {
 	}
 }
 
-// Watch implements monitor.Monitor. LookAgain observes between the passes.
+// Watch implements monitor.Monitor. Poll observes between the passes.
 func (m *Monitor) Watch(context.Context, func()) {}
 
 // Report adds to the status which devices are full.

@@ -128,7 +128,7 @@ func (c *Checker) Run(ctx context.Context) {
 		if c.unconfined() == "" || !sleep(ctx, pause) {
 			return
 		}
-		c.lookAgain(ctx)
+		c.recheck(ctx)
 	}
 	warned := c.unconfined()
 	if warned == "" {
@@ -139,15 +139,15 @@ func (c *Checker) Run(ctx context.Context) {
 		if !sleep(ctx, c.o.Heartbeat) {
 			return
 		}
-		c.lookAgain(ctx)
+		c.recheck(ctx)
 	}
 	const text = "admission policies confine this agent to its own node now"
 	c.o.Log.Info(text)
 	c.o.Events.Event(c.reference(), corev1.EventTypeNormal, string(config.ReasonUnconfined), text)
 }
 
-// lookAgain keeps what is found if all of it is.
-func (c *Checker) lookAgain(ctx context.Context) {
+// recheck keeps what is found if all of it is.
+func (c *Checker) recheck(ctx context.Context) {
 	found, err := c.Find(ctx)
 	if err != nil {
 		c.o.Log.Debug("whether policies confine the agent is not known", zap.Error(err))
@@ -327,7 +327,7 @@ func (c *Checker) report(ctx context.Context, found Findings) {
 	c.mu.Lock()
 	c.found, c.reported = found, true
 	c.mu.Unlock()
-	c.tellLacks(ctx)
+	c.logLacks(ctx)
 	if found.Level != "" {
 		c.o.Log.Info("what confines this agent to the pods of its node is found", zap.String("podAccess", string(found.Level)))
 	}

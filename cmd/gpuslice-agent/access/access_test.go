@@ -68,8 +68,8 @@ func policiesAct(action clienttesting.Action) error {
 	return errByPolicy
 }
 
-// evictionsOfNobody refuses all but evictions, and finds no pod for those.
-func evictionsOfNobody(action clienttesting.Action) error {
+// evictionsOfNoPod refuses all but evictions, and finds no pod for those.
+func evictionsOfNoPod(action clienttesting.Action) error {
 	if action.GetSubresource() == "eviction" {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "gpuslice-policies")
 	}
@@ -84,8 +84,8 @@ func evictionsWithoutParameters(action clienttesting.Action) error {
 	return policiesAct(action)
 }
 
-// evictionsByNobody gives no right to them.
-func evictionsByNobody(action clienttesting.Action) error {
+// noEvictions gives no right to them.
+func noEvictions(action clienttesting.Action) error {
 	if action.GetSubresource() == "eviction" {
 		return errByRBAC
 	}
@@ -104,8 +104,8 @@ type want struct {
 	pods    pods
 }
 
-// told runs a checker to its end, and returns the Events and the metrics.
-func told(t *testing.T, client *fake.Clientset, w want) (events []string, metrics string) {
+// runChecker runs a checker to its end, and returns the Events and the metrics.
+func runChecker(t *testing.T, client *fake.Clientset, w want) (events []string, metrics string) {
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
 	checker := access.New(access.Options{
@@ -157,7 +157,7 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 		},
 		"that for evictions has no parameter": {answer: evictionsWithoutParameters, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1"},
 		"that for evictions is missing": {
-			answer: evictionsOfNobody,
+			answer: evictionsOfNoPod,
 			events: []string{"for: evictions;"}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
 		},
 		"the token names no node": {
@@ -169,7 +169,7 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 			metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
 		},
 		"the API server lets it ask in the name of its node": {
-			answer: evictionsOfNobody, want: want{access: config.PodAccessAuto, pods: pods{works: true, known: true}},
+			answer: evictionsOfNoPod, want: want{access: config.PodAccessAuto, pods: pods{works: true, known: true}},
 			metrics: "events=1 leases=1 nodes=1 impersonation=1",
 		},
 		"the API server does not, and the settings want nothing else": {
@@ -177,22 +177,22 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 			events: []string{"components/impersonation"}, metrics: "events=1 evictions=1 leases=1 nodes=1 policy=1",
 		},
 		"the API server does not, and the account has no right of its own": {
-			answer: evictionsByNobody, want: want{access: config.PodAccessAuto, pods: pods{known: true}},
+			answer: noEvictions, want: want{access: config.PodAccessAuto, pods: pods{known: true}},
 			events: []string{"deploy it without components/impersonation"}, metrics: "events=1 leases=1 nodes=1",
 		},
 		"the settings leave evictions to a policy, and the account has no right": {
-			answer: evictionsByNobody, want: want{access: config.PodAccessPolicy},
+			answer: noEvictions, want: want{access: config.PodAccessPolicy},
 			events: []string{"deploy it without components/impersonation"}, metrics: "events=1 leases=1 nodes=1",
 		},
 		"the settings leave evictions to RBAC": {
-			answer: evictionsOfNobody, want: want{access: config.PodAccessRBAC}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
+			answer: evictionsOfNoPod, want: want{access: config.PodAccessRBAC}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var events []string
 			var metrics string
-			synctest.Test(t, func(t *testing.T) { events, metrics = told(t, server(c.answer, c.mayDelete), c.want) })
+			synctest.Test(t, func(t *testing.T) { events, metrics = runChecker(t, server(c.answer, c.mayDelete), c.want) })
 			if len(events) != len(c.events) {
 				t.Fatalf("events: %q, want %d", events, len(c.events))
 			}
@@ -230,7 +230,7 @@ func TestPoliciesThatActLaterAreFound(t *testing.T) {
 					}
 					return policiesAct(action)
 				}, false)
-				events, metrics := told(t, client, want{})
+				events, metrics := runChecker(t, client, want{})
 				if !slices.EqualFunc(events, row.events, strings.HasPrefix) {
 					t.Errorf("events %q, want %q", events, row.events)
 				}
@@ -254,7 +254,7 @@ func TestWhatIsNotKnownIsNotReported(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				client := server(func(clienttesting.Action) error { return answer }, false)
-				events, metrics := told(t, client, want{})
+				events, metrics := runChecker(t, client, want{})
 				if len(events) > 0 || metrics != "" {
 					t.Errorf("told %q %q", events, metrics)
 				}

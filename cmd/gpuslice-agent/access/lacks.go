@@ -26,9 +26,9 @@ var Lacks = []Lack{
 	{36, false, "requests in the name of the own node alone", "the agent asks about pods in its account's name, which can read all pods; a policy confines its evictions"},
 }
 
-// tellLacks writes into the log what the API server and the node's kubelet are and lack. What they do not say is no reason to wait: the agent
+// logLacks writes into the log what the API server and the node's kubelet are and lack. What they do not say is no reason to wait: the agent
 // goes by what it tries, and not by versions.
-func (c *Checker) tellLacks(ctx context.Context) {
+func (c *Checker) logLacks(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()
 	var server, kubelet string

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// ErrOwed refuses to remove the journal, by which the node and the host get back what a change took.
-var ErrOwed = errors.New("the node has the annotation " + config.AnnotationJournal +
+// ErrPendingRestore refuses to remove the journal, by which the node and the host get back what a change took.
+var ErrPendingRestore = errors.New("the node has the annotation " + config.AnnotationJournal +
 	": a change is under way, or waits for a reboot; let the agent finish it, or remove the label that asks for it")
 
 // File is a file of the host that agents write.
@@ -62,13 +62,13 @@ func (c *Cleaner) Clean(ctx context.Context, dryRun bool) (Report, error) {
 		return r, err
 	}
 	if _, pending := node.Annotations[config.AnnotationJournal]; pending {
-		return r, ErrOwed
+		return r, ErrPendingRestore
 	}
 	published, err := c.Published(ctx)
 	if err != nil {
 		return r, fmt.Errorf("reading which labels and taints a profile has put on the node: %w", err)
 	}
-	found := c.lookAt(node, published)
+	found := c.find(node, published)
 	stays, err := c.pluginConfig(ctx)
 	if err != nil {
 		return r, err
@@ -161,9 +161,9 @@ func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published n
 	}
 	err = writer.Patch(ctx, fresh, func(node *corev1.Node) ([]byte, error) {
 		if _, pending := node.Annotations[config.AnnotationJournal]; pending {
-			return nil, ErrOwed
+			return nil, ErrPendingRestore
 		}
-		return c.lookAt(node, published).patch(node)
+		return c.find(node, published).patch(node)
 	})
 	if err != nil {
 		return fmt.Errorf("removing labels, annotations and taints from node %s: %w", c.Node, err)
@@ -183,8 +183,8 @@ var kubeletsConditions = []corev1.NodeConditionType{
 	corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
 }
 
-// lookAt finds what agents have left on the node.
-func (c *Cleaner) lookAt(node *corev1.Node, published nodekeys.Keys) found {
+// find finds what agents have left on the node.
+func (c *Cleaner) find(node *corev1.Node, published nodekeys.Keys) found {
 	var f found
 	wrote := writtenBy(node, config.FieldManager)
 	for _, key := range []string{config.AnnotationStatus, config.AnnotationPublished, config.AnnotationPlan} {

@@ -1,5 +1,5 @@
-// Package drift compares what a cluster promises of its GPUs, by quotas, queues and hardware profiles, with what its nodes offer. Nobody else
-// does: Kueue never compares a nominal quota with nodes, and a ResourceQuota may name what no node has.
+// Package drift compares what a cluster promises of its GPUs, by quotas, queues and hardware profiles, with what its nodes offer. No other
+// program does: Kueue never compares a nominal quota with nodes, and a ResourceQuota may name what no node has.
 //
 // It only reads, and knows no profile.
 package drift

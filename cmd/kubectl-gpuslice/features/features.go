@@ -34,7 +34,7 @@ type GPUs struct {
 	Virtual   bool   // they are vGPUs
 }
 
-// Of reads the labels of a node. Under the device plugin's MIG strategy single they describe MIG devices in place of GPUs, and then tell
+// Of reads the labels of a node. Under the device plugin's MIG strategy single they describe MIG devices in place of GPUs, and then give
 // neither count nor memory of the GPUs.
 func Of(labels map[string]string) GPUs {
 	product := labels[LabelProduct]

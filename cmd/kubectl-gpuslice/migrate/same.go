@@ -156,7 +156,7 @@ func describe(asked map[nvml.UUID]nvml.Request, m machine) string {
 	for _, g := range m.gpus {
 		text := ""
 		if w, ok := asked[g.UUID]; ok {
-			text = describeWish(w)
+			text = describeRequest(w)
 		}
 		at[text] = append(at[text], g.Index)
 	}
@@ -174,7 +174,7 @@ func describe(asked map[nvml.UUID]nvml.Request, m machine) string {
 	return strings.Join(parts, ", ")
 }
 
-func describeWish(w nvml.Request) string {
+func describeRequest(w nvml.Request) string {
 	switch {
 	case !w.MIG:
 		return "MIG off"

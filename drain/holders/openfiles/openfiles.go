@@ -348,7 +348,7 @@ func (l *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 
 // askLater asks for the files whose mounts no process had shown when the observation met them. By now another process may have shown
 // the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
-// which may hang, tells more: so askLater asks for these files last, or when they are many, and gives each to At.
+// which may hang, shows more: so askLater asks for these files last, or when they are many, and gives each to At.
 func (l *Scan) askLater(ctx context.Context) {
 	for _, f := range l.later {
 		if ctx.Err() != nil {

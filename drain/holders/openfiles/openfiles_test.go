@@ -26,8 +26,8 @@ const (
 	fullPath = "/dev/full"
 )
 
-// look finds what GPUs a process of this machine holds.
-func look(t *testing.T, pid int) map[int]string {
+// observe finds what GPUs a process of this machine holds.
+func observe(t *testing.T, pid int) map[int]string {
 	t.Helper()
 	held := map[int]string{}
 	l := openfiles.Scan{
@@ -101,7 +101,7 @@ func makeDevice(t *testing.T, path string) {
 }
 
 func TestADeviceFileIsFoundByItsNumber(t *testing.T) {
-	if got := look(t, childWith(t, fullPath, unix.O_RDWR))[fullGPU]; got != fullPath {
+	if got := observe(t, childWith(t, fullPath, unix.O_RDWR))[fullGPU]; got != fullPath {
 		t.Errorf("got %q, want %s", got, fullPath)
 	}
 }
@@ -116,7 +116,7 @@ func TestADeviceFileIsFoundByWhateverName(t *testing.T) {
 			if err := os.Rename(made, renamed); err != nil {
 				t.Fatal(err)
 			}
-			if got := look(t, childWith(t, renamed, unix.O_RDWR))[fullGPU]; got == "" {
+			if got := observe(t, childWith(t, renamed, unix.O_RDWR))[fullGPU]; got == "" {
 				t.Errorf("the GPU that is open as %s is found free", renamed)
 			}
 		})
@@ -150,7 +150,7 @@ func TestADeviceFileIsFoundWithALongPath(t *testing.T) {
 	if _, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Skipf("this kernel shows long paths: %v", err)
 	}
-	if got := look(t, os.Getpid())[fullGPU]; got == "" {
+	if got := observe(t, os.Getpid())[fullGPU]; got == "" {
 		t.Error("the GPU is found free")
 	}
 }
@@ -168,7 +168,7 @@ func TestADeviceFileIsFoundWhoseMountIsGone(t *testing.T) {
 	if err := unmount(); err != nil {
 		t.Fatal(err)
 	}
-	if got := look(t, pid)[fullGPU]; got == "" {
+	if got := observe(t, pid)[fullGPU]; got == "" {
 		t.Error("the GPU is found free")
 	}
 }
@@ -183,14 +183,14 @@ func TestAFileIsNoDeviceByItsName(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := look(t, childWith(t, path, unix.O_RDWR)); got[fullGPU] != "" {
+	if got := observe(t, childWith(t, path, unix.O_RDWR)); got[fullGPU] != "" {
 		t.Errorf("a plain file is GPU %d, %s", fullGPU, got[fullGPU])
 	}
 }
 
 // O_PATH needs no right to the device, and does not open it.
 func TestAProcessWithOnlyTheNameOfADeviceOpenHoldsNothing(t *testing.T) {
-	if got := look(t, childWith(t, fullPath, unix.O_PATH)); got[fullGPU] != "" {
+	if got := observe(t, childWith(t, fullPath, unix.O_PATH)); got[fullGPU] != "" {
 		t.Errorf("%s counts, of which only the name is open", got[fullGPU])
 	}
 }
@@ -211,7 +211,7 @@ func TestADeviceFileIsFoundThatOnlyOneThreadHasOpen(t *testing.T) {
 	if err := <-opened; err != nil {
 		t.Skipf("a thread cannot have files of its own here: %v", err)
 	}
-	if got := look(t, os.Getpid())[fullGPU]; got == "" {
+	if got := observe(t, os.Getpid())[fullGPU]; got == "" {
 		t.Error("the GPU is found free")
 	}
 	close(end)
@@ -279,7 +279,7 @@ func TestAReadEndsWithItsContext(t *testing.T) {
 }
 
 // All processes of this machine, and 20,000 files of the test's own: half of them sockets, as on most nodes, and half files.
-func BenchmarkLook(b *testing.B) {
+func BenchmarkScan(b *testing.B) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		b.Fatal(err)

@@ -413,7 +413,7 @@ func (g *GPU) NoteProgramError(now time.Time, pod types.UID) {
 	}
 }
 
-// updateFindings has the findings follow the symptoms: a new one at once, and one that is over after goodReadings. ByReading says that a
+// updateFindings has the findings follow the symptoms: a new one at once, and one that is over after goodReadings. byReading says that a
 // reading is what they follow.
 func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	found := g.symptoms(now, t)
