@@ -40,10 +40,10 @@ func begin(t *testing.T, s scenario) (*gpusim.Node, []nvml.GPU) {
 	if err := hold(t.Context(), node, s.users); err != nil {
 		t.Fatal(err)
 	}
-	return node, look(t, node)
+	return node, observe(t, node)
 }
 
-func look(t *testing.T, node *gpusim.Node) []nvml.GPU {
+func observe(t *testing.T, node *gpusim.Node) []nvml.GPU {
 	t.Helper()
 	gpus, err := node.Driver().Snapshot(t.Context())
 	if err != nil {
@@ -114,7 +114,7 @@ func TestLossIsReported(t *testing.T) {
 	if err := driver.Create(t.Context(), before[0].UUID, again); err != nil {
 		t.Fatal(err)
 	}
-	got, err := judge(s, "failed", before, look(t, node))
+	got, err := judge(s, "failed", before, observe(t, node))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestAPendingModeIsReportedThoughNothingIsLost(t *testing.T) {
 	if err := node.Driver().SetMode(t.Context(), before[0].UUID, true); err != nil {
 		t.Fatal(err)
 	}
-	got, err := judge(s, "failed", before, look(t, node))
+	got, err := judge(s, "failed", before, observe(t, node))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestPersistenceModeThatIsNotGivenBackIsReported(t *testing.T) {
 	if err := node.Driver().SetPersistence(t.Context(), before[3].UUID, true); err != nil {
 		t.Fatal(err)
 	}
-	got, err := judge(scenarios[0], success, before, look(t, node))
+	got, err := judge(scenarios[0], success, before, observe(t, node))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestTheBoundIsWhatTheRecordedCallsTake(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	whole, uuid := nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Size: 8}}, look(t, node)[0].UUID
+	whole, uuid := nvml.Placed{Profile: "7g.80gb", Span: nvml.Span{Size: 8}}, observe(t, node)[0].UUID
 	if err := node.ForgetCalls(); err != nil {
 		t.Fatal(err)
 	}

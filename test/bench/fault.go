@@ -52,7 +52,7 @@ type faultRow struct {
 }
 
 // course is how one fault went, in seconds since it has begun, and since it was cured.
-type course struct{ told, fell, over, whole moment }
+type course struct{ reported, fell, over, whole moment }
 
 // moment is when something happened, if it did.
 type moment struct {
@@ -88,7 +88,7 @@ func (st *stage) runFault(ctx context.Context, dir string, r faultRow) (c course
 		return c, err
 	}
 	if r.agent {
-		if c.told, err = at.when(ctx, began, faultPatience, says(corev1.ConditionTrue)); err != nil {
+		if c.reported, err = at.when(ctx, began, faultPatience, says(corev1.ConditionTrue)); err != nil {
 			return c, err
 		}
 	}
@@ -161,15 +161,15 @@ func tabulateFaults(rows []faultRow, markdown bool) string {
 }
 
 func (r faultRow) figures() table.Row {
-	told, over := r.median(func(c course) moment { return c.told }, "none"), r.median(func(c course) moment { return c.over }, "never")
+	reported, over := r.median(func(c course) moment { return c.reported }, "none"), r.median(func(c course) moment { return c.over }, "never")
 	fell, whole := r.median(func(c course) moment { return c.fell }, "none"), r.median(func(c course) moment { return c.whole }, "never")
 	if !r.agent {
-		told, over = "", ""
+		reported, over = "", ""
 	}
 	if r.fault.harmless {
 		over, whole = "", ""
 	}
-	return table.Row{told, fell, over, whole}
+	return table.Row{reported, fell, over, whole}
 }
 
 // median is the middle of the runs, where what did not happen comes last.

@@ -49,7 +49,7 @@ type idleRow struct {
 // on which nothing is asked for.
 type kept struct {
 	idle, churn, after int
-	told               time.Duration
+	reported           time.Duration
 }
 
 // runIdle looks at a program on a fresh node.
@@ -80,7 +80,7 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	if _, err := mostAnonymous(ctx, p.pid, settling); err != nil {
 		return k, err
 	}
-	k.told = seen.told(began)
+	k.reported = seen.reported(began)
 	if k.idle, err = mostAnonymous(ctx, p.pid, watching); err != nil {
 		return k, err
 	}
@@ -101,8 +101,8 @@ func (st *stage) runIdle(ctx context.Context, dir string, r idleRow, nvidia incu
 	return k, err
 }
 
-// told is how long after the moment the node had the condition that a first pass ends with.
-func (w *watch) told(began time.Time) time.Duration {
+// reported is how long after the moment the node had the condition that a first pass ends with.
+func (w *watch) reported(began time.Time) time.Duration {
 	for _, s := range w.since(began) {
 		for _, c := range s.node.Status.Conditions {
 			if c.Type == config.ConditionGPUPartitionReady {
@@ -196,8 +196,8 @@ func (at *site) startOther(ctx context.Context, i int) error {
 // mostAnonymous is the most anonymous memory that a process has within a time, in KiB, looked at each half second and at least once.
 func mostAnonymous(ctx context.Context, pid int, within time.Duration) (most int, err error) {
 	end := time.After(within)
-	look := time.NewTicker(time.Second / 2)
-	defer look.Stop()
+	ticker := time.NewTicker(time.Second / 2)
+	defer ticker.Stop()
 	for {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
@@ -209,7 +209,7 @@ func mostAnonymous(ctx context.Context, pid int, within time.Duration) (most int
 		}
 		most = max(most, now)
 		select {
-		case <-look.C:
+		case <-ticker.C:
 		case <-end:
 			return most, nil
 		case <-ctx.Done():
@@ -261,9 +261,9 @@ func (r idleRow) median(of func(kept) int) int {
 func mebibytes(kibibytes int) string { return fmt.Sprintf("%.1f MiB", float64(kibibytes)/1024) }
 
 func (r idleRow) firstPass() string {
-	told := r.median(func(k kept) int { return int(k.told.Milliseconds()) })
-	if told == 0 {
+	reported := r.median(func(k kept) int { return int(k.reported.Milliseconds()) })
+	if reported == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%.1f s", float64(told)/1000)
+	return fmt.Sprintf("%.1f s", float64(reported)/1000)
 }

@@ -9,9 +9,9 @@ func SetAskFor(d time.Duration) (undo func()) {
 	return func() { askFor = before }
 }
 
-// Told returns what people are told of a build that may have to compile the packages of list, when the Go command has written
+// Progress returns what people are told of a build that may have to compile the packages of list, when the Go command has written
 // said to its standard error, and what of that is left for an error. The writes come in pieces.
-func Told(list, said string) (told, left string) {
+func Progress(list, said string) (shown, left string) {
 	s := &status{}
 	if list != "" {
 		s.expect(list)

@@ -104,7 +104,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		if !filepath.IsAbs(dir) {
 			return "", nil, fmt.Errorf("%s=%s: name the directory from / on, since tests run in many directories", KubeBin, dir)
 		}
-		s := look(ctx, b.programs(), wanted, func(name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) })
+		s := locate(ctx, b.programs(), wanted, func(name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) })
 		if err := ctx.Err(); err != nil {
 			return "", nil, err
 		}
@@ -114,9 +114,9 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		b.logf("kube: %s, from %s=%s", s.versions(), KubeBin, dir)
 		return dir, nil, nil
 	}
-	on := look(ctx, b.programs(), wanted, nil)
+	on := locate(ctx, b.programs(), wanted, nil)
 	if on.complete() {
-		on = look(ctx, b.programs(), wanted, exec.LookPath)
+		on = locate(ctx, b.programs(), wanted, exec.LookPath)
 	}
 	if on.fits() {
 		dir, err := b.link("kube-on-path", on.paths)
@@ -127,7 +127,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 		return dir, nil, nil
 	}
 	return "", func() string {
-		found := look(ctx, b.programs(), wanted, exec.LookPath)
+		found := locate(ctx, b.programs(), wanted, exec.LookPath)
 		if found.empty() {
 			return ""
 		}
@@ -144,8 +144,8 @@ type set struct {
 	errs     []error           // why a program is missing or has no version
 }
 
-// look finds the programs and asks them for their versions, all at once. Without find it only looks whether they are on PATH.
-func look(ctx context.Context, programs []program, wanted map[string]string, find func(name string) (string, error)) set {
+// locate finds the programs and asks them for their versions, all at once. Without find it only looks whether they are on PATH.
+func locate(ctx context.Context, programs []program, wanted map[string]string, find func(name string) (string, error)) set {
 	n := len(programs)
 	s := set{programs: programs, wanted: wanted, paths: make([]string, n), have: make([]string, n), errs: make([]error, n)}
 	var group sync.WaitGroup

@@ -205,21 +205,21 @@ func (b Builder) watched(name string, s *status, build func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- build() }()
 	every := wordEvery
-	tell := func() { b.logf("%s: still building after %s: %s", name, time.Since(start).Round(time.Second), s) }
+	report := func() { b.logf("%s: still building after %s: %s", name, time.Since(start).Round(time.Second), s) }
 	if b.Terminal != nil {
 		bar := progressbar.NewOptions(-1,
 			progressbar.OptionSetWriter(b.Terminal), progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(30),
 			progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(true), progressbar.OptionShowDescriptionAtLineEnd(),
 			progressbar.OptionSpinnerType(14))
 		defer func() { _ = bar.Finish() }() // a bar that cannot be drawn stops no build
-		every, tell = drawEvery, func() { draw(bar, name, s) }
+		every, report = drawEvery, func() { draw(bar, name, s) }
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			tell()
+			report()
 		case err := <-done:
 			return err
 		}

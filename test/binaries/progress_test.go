@@ -8,7 +8,7 @@ import (
 
 func TestTheProgressOfABuildIsThePackageThatIsCompiledLast(t *testing.T) {
 	const list = "internal/cpu cpu\nruntime runtime\ngo.example/a-b/v2 b\ngo.example/tool main\n"
-	for name, row := range map[string]struct{ list, said, told, left string }{
+	for name, row := range map[string]struct{ list, said, shown, left string }{
 		"nothing is said yet":                      {list, "", "looking at its sources", ""},
 		"half of a line":                           {list, "runt", "looking at its sources", "runt"},
 		"the first of four":                        {list, "internal/cpu\n", "package 1 of at most 4, internal/cpu", ""},
@@ -24,9 +24,9 @@ func TestTheProgressOfABuildIsThePackageThatIsCompiledLast(t *testing.T) {
 		"a mistake without a list": {"", "go: no such tool\n", "looking at its sources", "go: no such tool\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			told, left := binaries.Told(row.list, row.said)
-			if told != row.told || left != row.left {
-				t.Errorf("told %q, left %q; want %q, %q", told, left, row.told, row.left)
+			shown, left := binaries.Progress(row.list, row.said)
+			if shown != row.shown || left != row.left {
+				t.Errorf("told %q, left %q; want %q, %q", shown, left, row.shown, row.left)
 			}
 		})
 	}

@@ -129,7 +129,7 @@ func (a atlas) maximal() []string {
 
 // draw gives a random wish that the empty GPU can grant. About every third instance that can be divided is.
 func (a atlas) draw(r *rand.Rand) map[string]int {
-	wish := map[string]int{}
+	request := map[string]int{}
 	for _, name := range strings.Split(a.keys[r.IntN(len(a.keys))], " ") {
 		p, _ := a.gpu.Profile(name)
 		parts := []string{name}
@@ -137,10 +137,10 @@ func (a atlas) draw(r *rand.Rand) map[string]int {
 			parts = drawParts(r, p)
 		}
 		for _, part := range parts {
-			wish[part]++
+			request[part]++
 		}
 	}
-	return wish
+	return request
 }
 
 // drawParts divides an instance at random, and may leave some of it unused.
@@ -191,9 +191,9 @@ func (c *cost) addInstance(i nvml.Instance) {
 }
 
 // cheapest tries every way in which the wish can stand. It is false if there is none.
-func (a atlas) cheapest(from nvml.GPU, wish map[string]int) (best cost, found bool) {
+func (a atlas) cheapest(from nvml.GPU, request map[string]int) (best cost, found bool) {
 	known := map[nvml.Placed]cost{}
-	for _, instances := range a.divisions(wish) {
+	for _, instances := range a.divisions(request) {
 		for _, g := range a.geometries[key(instances)] {
 			eachAssignment(g, instances, func(target nvml.Geometry) {
 				var c cost
@@ -265,16 +265,16 @@ func (a atlas) divided(i nvml.Instance, want nvml.Placed) cost {
 }
 
 // divisions are the lists of instances, without places, that make the wished devices available.
-func (a atlas) divisions(wish map[string]int) []nvml.Geometry {
+func (a atlas) divisions(request map[string]int) []nvml.Geometry {
 	out := []nvml.Geometry{nil}
 	for _, p := range a.gpu.Profiles {
 		var whole nvml.Geometry
-		for range wish[p.Name] {
+		for range request[p.Name] {
 			whole = append(whole, nvml.Placed{Profile: p.Name})
 		}
 		var parts []nvml.ComputeProfile
 		for _, c := range p.Compute {
-			for range wish[c.Name+"."+p.Name] {
+			for range request[c.Name+"."+p.Name] {
 				parts = append(parts, c)
 			}
 		}

@@ -17,8 +17,8 @@ var (
 	seed     = flag.Uint64("seed", 1, "where random numbers begin")
 )
 
-// wished is how many random requests there are for each model.
-func wished() int {
+// requestCount is how many random requests there are for each model.
+func requestCount() int {
 	if testing.Short() {
 		return cmp.Or(*requests, 12)
 	}

@@ -22,14 +22,14 @@ func TestAllPairsOfMaximalGeometries(t *testing.T) {
 		for _, stands := range a.geometries[from] {
 			for _, to := range a.maximal() {
 				gpu := standing(a.gpu, stands)
-				wish := map[string]int{}
+				request := map[string]int{}
 				for _, name := range strings.Split(to, " ") {
-					wish[name]++
+					request[name]++
 				}
-				want, _ := a.cheapest(gpu, wish)
+				want, _ := a.cheapest(gpu, request)
 
 				start := time.Now()
-				steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}}, plan.Desired{GPUs: plan.Targets{gpu.UUID: {Request: nvml.Request{MIG: true, Devices: wish}}}})
+				steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}}, plan.Desired{GPUs: plan.Targets{gpu.UUID: {Request: nvml.Request{MIG: true, Devices: request}}}})
 				planning += time.Since(start)
 				if err != nil {
 					t.Fatalf("from %v to %s: %v", stands, to, err)

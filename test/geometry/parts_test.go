@@ -31,10 +31,10 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	fewer := 0
 	for batch := range slices.Chunk(all, perHost) {
 		file := write(t, batch)
-		before := look(t, ours)
+		before := observe(t, ours)
 		want := plan.Targets{}
-		for i, wish := range batch {
-			want[before[i].UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: wish}}
+		for i, request := range batch {
+			want[before[i].UUID] = plan.Target{Request: nvml.Request{MIG: true, Devices: request}}
 		}
 		for i := len(batch); i < perHost; i++ {
 			want[before[i].UUID] = plan.Target{Request: nvml.Request{MIG: true}}
@@ -46,7 +46,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 		if _, err := theirs.MIGParted(t.Context(), "apply", "-f", file, "-c", "batch"); err != nil {
 			t.Fatalf("NVIDIA's tool cannot do what can be done: %v\n%v", err, batch)
 		}
-		for i, gpu := range look(t, theirs)[:len(batch)] {
+		for i, gpu := range observe(t, theirs)[:len(batch)] {
 			gpu.UUID = before[i].UUID
 			steps, err := plan.Make(plan.Observed{GPUs: []nvml.GPU{gpu}, Capacity: plan.Capacity{Agreed: 1}}, plan.Desired{GPUs: want})
 			if err != nil || len(steps) > 0 {
@@ -79,9 +79,9 @@ func (a atlas) withParts() []map[string]int {
 		for _, name := range strings.Split(k, " ") {
 			p, _ := a.gpu.Profile(name)
 			var next []map[string]int
-			for _, wish := range requests {
+			for _, request := range requests {
 				for _, parts := range contents(p) {
-					more := maps.Clone(wish)
+					more := maps.Clone(request)
 					for _, part := range parts {
 						more[part]++
 					}
@@ -90,9 +90,9 @@ func (a atlas) withParts() []map[string]int {
 			}
 			requests = next
 		}
-		for _, wish := range requests {
-			if fmt.Sprint(wish) != fmt.Sprint(countOf(strings.Split(k, " "))) {
-				distinct[fmt.Sprint(wish)] = wish
+		for _, request := range requests {
+			if fmt.Sprint(request) != fmt.Sprint(countOf(strings.Split(k, " "))) {
+				distinct[fmt.Sprint(request)] = request
 			}
 		}
 	}
@@ -136,8 +136,8 @@ func contents(p nvml.Profile) [][]string {
 func write(t *testing.T, batch []map[string]int) string {
 	t.Helper()
 	var rules catalog.MIGConfig
-	for i, wish := range batch {
-		rules = append(rules, catalog.MIGRule{Indices: []int{i}, MIG: true, Devices: wish})
+	for i, request := range batch {
+		rules = append(rules, catalog.MIGRule{Indices: []int{i}, MIG: true, Devices: request})
 	}
 	for i := len(batch); i < perHost; i++ { // it asserts nothing of a node whose GPUs are not all named
 		rules = append(rules, catalog.MIGRule{Indices: []int{i}, MIG: true, Devices: map[string]int{}})
@@ -153,7 +153,7 @@ func write(t *testing.T, batch []map[string]int) string {
 	return file
 }
 
-func look(t *testing.T, h *incumbent.Host) []nvml.GPU {
+func observe(t *testing.T, h *incumbent.Host) []nvml.GPU {
 	t.Helper()
 	gpus, err := h.GPUs.Driver().Snapshot(t.Context())
 	if err != nil {

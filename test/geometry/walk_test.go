@@ -26,7 +26,7 @@ func TestRandomWalk(t *testing.T) {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, t.TempDir(), model, perHost)
-			walk(t, h, h.GPUs.Driver(), survey(t, model), (wished()+perHost-1)/perHost)
+			walk(t, h, h.GPUs.Driver(), survey(t, model), (requestCount()+perHost-1)/perHost)
 		})
 	}
 }
@@ -43,7 +43,7 @@ func TestRandomWalkThroughTheLibrary(t *testing.T) {
 			h := newHost(t, t.TempDir(), model, perHost)
 			t.Setenv(gpusimtest.NodeVariable, h.GPUs.Dir())
 			driver := lib.Open(lib.Options{Library: gpusimtest.Library(t)})
-			walk(t, h, driver, survey(t, model), (wished()/share+perHost-1)/perHost)
+			walk(t, h, driver, survey(t, model), (requestCount()/share+perHost-1)/perHost)
 		})
 	}
 }
@@ -127,13 +127,13 @@ func (w *walker) draw(g nvml.GPU) map[string]int {
 	var nearest map[string]int
 	best := -1
 	for range draws {
-		wish := w.atlas.draw(w.random)
+		request := w.atlas.draw(w.random)
 		shared := 0
-		for name, n := range wish {
+		for name, n := range request {
 			shared += min(n, has[name])
 		}
 		if shared > best {
-			nearest, best = wish, shared
+			nearest, best = request, shared
 		}
 	}
 	return nearest
@@ -152,21 +152,21 @@ func (w *walker) partially(g nvml.GPU) map[string]int {
 	i := divisible[w.random.IntN(len(divisible))]
 	p, _ := g.Profile(i.Profile)
 	name := p.Compute[w.random.IntN(len(p.Compute)-1)].Name + "." + p.Name // the last one is the whole
-	wish := maps.Clone(has)
+	request := maps.Clone(has)
 	switch {
 	case i.Compute == "":
-		wish[p.Name]--
-		wish[name]++
+		request[p.Name]--
+		request[name]++
 	case w.random.IntN(2) == 0:
-		wish[i.Devices[w.random.IntN(len(i.Devices))].Profile]--
+		request[i.Devices[w.random.IntN(len(i.Devices))].Profile]--
 	default:
-		wish[name]++
+		request[name]++
 	}
-	maps.DeleteFunc(wish, func(_ string, n int) bool { return n == 0 })
-	if _, possible := w.atlas.cheapest(g, wish); !possible {
+	maps.DeleteFunc(request, func(_ string, n int) bool { return n == 0 })
+	if _, possible := w.atlas.cheapest(g, request); !possible {
 		return has
 	}
-	return wish
+	return request
 }
 
 func (w *walker) snapshot() []nvml.GPU {
@@ -435,8 +435,8 @@ func exported(t *testing.T, h *incumbent.Host, gpus []nvml.GPU) map[nvml.UUID]ma
 		t.Fatal(err)
 	}
 	devices := map[nvml.UUID]map[string]int{}
-	for gpu, wish := range all {
-		devices[gpu] = wish.Devices
+	for gpu, request := range all {
+		devices[gpu] = request.Devices
 	}
 	return devices
 }

@@ -22,7 +22,7 @@ func (n *Node) Health() nvml.HealthReader { return n.driver() }
 
 func (n *Node) driver() *driver {
 	l := n.Library()
-	l.version, l.lookEvery = n.DriverVersion(), eventIntervalInside
+	l.version, l.pollEvery = n.DriverVersion(), eventIntervalInside
 	return &driver{library: l, known: map[int]nvml.GPU{}}
 }
 
@@ -733,7 +733,7 @@ func (d *driver) again(ctx context.Context, op string) *EventSet {
 
 // register makes a set of what all GPUs tell that are not lost.
 func (d *driver) register(ctx context.Context, op string) (*EventSet, error) {
-	l := &Library{store: d.library.store, version: d.library.version, lookEvery: d.library.lookEvery} // it stays initialized, beside the calls of this driver
+	l := &Library{store: d.library.store, version: d.library.version, pollEvery: d.library.pollEvery} // it stays initialized, beside the calls of this driver
 	var set *EventSet
 	err := d.do(ctx, op, "", func() error {
 		if r := l.Init(); r != Success {

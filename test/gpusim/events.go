@@ -118,9 +118,9 @@ func (set *EventSet) Wait(d time.Duration) (Event, Return) {
 func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Return) {
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()
-	interval := cmp.Or(set.library.lookEvery, eventInterval)
-	look := time.NewTimer(interval)
-	defer look.Stop()
+	interval := cmp.Or(set.library.pollEvery, eventInterval)
+	poll := time.NewTimer(interval)
+	defer poll.Stop()
 	for {
 		changed := set.library.store.change()
 		r = set.library.read(EventSetWait, noGPU, func(s *state) Return {
@@ -130,10 +130,10 @@ func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Retu
 		if r != Timeout {
 			return e, r
 		}
-		look.Reset(interval)
+		poll.Reset(interval)
 		select {
 		case <-changed:
-		case <-look.C:
+		case <-poll.C:
 		case <-deadline.C:
 			return Event{}, Timeout
 		case <-ctx.Done():

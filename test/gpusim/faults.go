@@ -151,8 +151,8 @@ func (s *state) hangs(function, gpu string) bool {
 	})
 }
 
-// lookInterval is how often a waiting call looks for changes made by other processes.
-const lookInterval = 20 * time.Millisecond
+// pollInterval is how often a waiting call looks for changes made by other processes.
+const pollInterval = 20 * time.Millisecond
 
 // wait returns after d, or when the node is closed.
 func (s *store) wait(d time.Duration) {
@@ -172,7 +172,7 @@ func (s *store) hang(function, gpu string) {
 		if err != nil || !st.hangs(function, gpu) {
 			return
 		}
-		t := time.NewTimer(lookInterval)
+		t := time.NewTimer(pollInterval)
 		select {
 		case <-changed:
 		case <-t.C:

@@ -167,10 +167,10 @@ func (l *Library) Health(d Device) (h Health, r Return) {
 
 // RowRemapping of a GPU: NotSupported on those without spare rows, and while there are instances.
 func (l *Library) RowRemapping(d Device) (h Health, r Return) {
-	return l.healthIf(d, func(_ *state, g *gpu) Return { return g.tellsRows() })
+	return l.healthIf(d, func(_ *state, g *gpu) Return { return g.reportsRows() })
 }
 
-func (g *gpu) tellsRows() Return {
+func (g *gpu) reportsRows() Return {
 	if !g.remapsRows() || len(g.Instances) > 0 {
 		return NotSupported
 	}
@@ -205,13 +205,13 @@ func (s *state) has(g *gpu, since int, arch uint32) Return {
 	return Success
 }
 
-func (l *Library) healthIf(d Device, told func(*state, *gpu) Return) (h Health, r Return) {
+func (l *Library) healthIf(d Device, reports func(*state, *gpu) Return) (h Health, r Return) {
 	r = l.onDeviceOf(GetHealth, d, func(s *state, g *gpu, _ *instance, c *compute) Return {
 		if c != nil {
 			return NotSupported
 		}
 		h = g.Health
-		return told(s, g)
+		return reports(s, g)
 	})
 	return h, r
 }
@@ -237,37 +237,37 @@ func (l *Library) Fields(d Device, ids []uint32) (out []Field, r Return) {
 
 // fields are what GPUs tell by NVML_FI_… ids.
 var fields = map[uint32]struct {
-	since int  // driver
-	wide  bool // it is an unsigned long long, as measured
-	told  func(*gpu) Return
-	value func(Health) uint64
+	since   int  // driver
+	wide    bool // it is an unsigned long long, as measured
+	reports func(*gpu) Return
+	value   func(Health) uint64
 }{
 	3:   {0, true, always, func(h Health) uint64 { return h.Volatile.Correctable }},
 	4:   {0, true, always, func(h Health) uint64 { return h.Volatile.Uncorrectable }},
 	5:   {0, true, always, func(h Health) uint64 { return h.CorrectableECC }},
 	6:   {0, true, always, func(h Health) uint64 { return h.UncorrectableECC }},
-	29:  {0, true, (*gpu).tellsPages, func(Health) uint64 { return 0 }},
-	30:  {0, true, (*gpu).tellsPages, func(h Health) uint64 { return uint64(h.RetiredPages) }},
-	31:  {0, true, (*gpu).tellsPages, func(h Health) uint64 { return number(h.RetiringPages) }},
-	142: {0, true, (*gpu).tellsRows, func(h Health) uint64 { return uint64(h.RemappedRowsCorrectable) }},
-	143: {0, true, (*gpu).tellsRows, func(h Health) uint64 { return uint64(h.RemappedRows) }},
-	144: {0, true, (*gpu).tellsRows, func(h Health) uint64 { return number(h.RemapPending) }},
-	145: {0, true, (*gpu).tellsRows, func(h Health) uint64 { return number(h.RemapFailed) }},
+	29:  {0, true, (*gpu).reportsPages, func(Health) uint64 { return 0 }},
+	30:  {0, true, (*gpu).reportsPages, func(h Health) uint64 { return uint64(h.RetiredPages) }},
+	31:  {0, true, (*gpu).reportsPages, func(h Health) uint64 { return number(h.RetiringPages) }},
+	142: {0, true, (*gpu).reportsRows, func(h Health) uint64 { return uint64(h.RemappedRowsCorrectable) }},
+	143: {0, true, (*gpu).reportsRows, func(h Health) uint64 { return uint64(h.RemappedRows) }},
+	144: {0, true, (*gpu).reportsRows, func(h Health) uint64 { return number(h.RemapPending) }},
+	145: {0, true, (*gpu).reportsRows, func(h Health) uint64 { return number(h.RemapFailed) }},
 	226: {withResetStatus, false, always, func(h Health) uint64 { return number(h.RecoveryAction == recoverByReset) }},
 	227: {withResetStatus, false, always, func(h Health) uint64 { return number(h.RecoveryAction == recoverByDrainAndReset) }},
 	230: {withAction, false, always, func(h Health) uint64 { return uint64(h.RecoveryAction) }},
 	231: {0, false, never, nil},
 	232: {0, false, never, nil},
-	301: {withRepairStatus, true, (*gpu).tellsRows, func(Health) uint64 { return 0 }},
-	302: {withRepairStatus, true, (*gpu).tellsRows, func(Health) uint64 { return 0 }},
+	301: {withRepairStatus, true, (*gpu).reportsRows, func(Health) uint64 { return 0 }},
+	302: {withRepairStatus, true, (*gpu).reportsRows, func(Health) uint64 { return 0 }},
 }
 
 func always(*gpu) Return { return Success }
 
 func never(*gpu) Return { return NotSupported }
 
-// tellsPages: GPUs with spare rows retire no pages.
-func (g *gpu) tellsPages() Return {
+// reportsPages: GPUs with spare rows retire no pages.
+func (g *gpu) reportsPages() Return {
 	if g.remapsRows() {
 		return NotSupported
 	}
@@ -289,7 +289,7 @@ func (s *state) field(g *gpu, id uint32, mig bool) Field {
 	case !known || s.generation() < f.since:
 		return Field{Return: InvalidArgument}
 	}
-	out := Field{Wide: f.wide, Return: f.told(g)}
+	out := Field{Wide: f.wide, Return: f.reports(g)}
 	if out.Return == Success {
 		out.Value = f.value(g.Health)
 	}

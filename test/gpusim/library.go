@@ -18,7 +18,7 @@ type Library struct {
 	store     *store
 	refs      atomic.Int64
 	version   string        // of the driver that it is a part of; an empty one fits them all
-	lookEvery time.Duration // how often a wait for events looks for those that other processes have caused; 0 for eventInterval
+	pollEvery time.Duration // how often a wait for events looks for those that other processes have caused; 0 for eventInterval
 }
 
 // Device is a handle: a GPU, or a MIG device on one. The zero value is the node's first GPU.

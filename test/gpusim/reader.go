@@ -40,7 +40,7 @@ func (d *driver) Health(ctx context.Context, thorough bool) ([]nvml.Health, erro
 	return out, nil
 }
 
-func told[T any](v T, r Return, lost *bool) nvml.Reading[T] {
+func reading[T any](v T, r Return, lost *bool) nvml.Reading[T] {
 	if r == Success {
 		return nvml.Answered(v)
 	}
@@ -78,17 +78,17 @@ func (d *driver) healthOf(index int, thorough bool) (nvml.Health, Return) {
 			found[i].Return = r
 		}
 	}
-	count := func(i int) nvml.Reading[uint64] { return told(found[i].Value, found[i].Return, &lost) }
-	flag := func(i int) nvml.Reading[bool] { return told(found[i].Value != 0, found[i].Return, &lost) }
+	count := func(i int) nvml.Reading[uint64] { return reading(found[i].Value, found[i].Return, &lost) }
+	flag := func(i int) nvml.Reading[bool] { return reading(found[i].Value != 0, found[i].Return, &lost) }
 	g.ECC = nvml.ECC{CorrectedVolatile: count(0), UncorrectedVolatile: count(1), CorrectedAggregate: count(2), UncorrectedAggregate: count(3)}
 	g.Pages = nvml.Pages{Corrected: count(4), Uncorrected: count(5), Pending: flag(6)}
 	g.Rows = nvml.Rows{Corrected: count(7), Uncorrected: count(8), Pending: flag(9), Failed: flag(10)}
 	g.NeedsReset, g.NeedsDrain = flag(11), flag(12)
-	g.Action = told(nvml.RecoveryAction(found[13].Value), found[13].Return, &lost)
+	g.Action = reading(nvml.RecoveryAction(found[13].Value), found[13].Return, &lost)
 	current, pending, r := l.ECCMode(h)
-	g.ECCMode = told(nvml.Mode{Current: current, Pending: pending}, r, &lost)
+	g.ECCMode = reading(nvml.Mode{Current: current, Pending: pending}, r, &lost)
 	current, pending, r = l.MIGMode(h)
-	g.MIGMode = told(nvml.Mode{Current: current, Pending: pending}, r, &lost)
+	g.MIGMode = reading(nvml.Mode{Current: current, Pending: pending}, r, &lost)
 	if thorough {
 		d.thoroughly(h, &g, &lost)
 	}
@@ -101,16 +101,16 @@ func (d *driver) healthOf(index int, thorough bool) (nvml.Health, Return) {
 func (d *driver) thoroughly(h Device, g *nvml.Health, lost *bool) {
 	l := d.library
 	banks, r := l.RemapBanks(h)
-	g.Banks = told(nvml.Banks{Max: banks.FullBanks(), None: banks.SparelessBanks}, r, lost)
+	g.Banks = reading(nvml.Banks{Max: banks.FullBanks(), None: banks.SparelessBanks}, r, lost)
 	sram, r := l.SRAMStatus(h)
-	g.SRAMThreshold = told(sram.SRAMThreshold, r, lost)
+	g.SRAMThreshold = reading(sram.SRAMThreshold, r, lost)
 	repair, r := l.RepairStatus(h)
-	g.RepairPending = told(repair.RepairPending, r, lost)
+	g.RepairPending = reading(repair.RepairPending, r, lost)
 	memory, r := l.UnrepairableMemory(h)
-	g.Unrepairable = told(memory.Unrepairable, r, lost)
+	g.Unrepairable = reading(memory.Unrepairable, r, lost)
 	fabric, r := l.Health(h)
 	f := nvml.Fabric{State: nvml.FabricState(fabric.Fabric.State)}
 	f.Failed = f.State == nvml.FabricCompleted && fabric.Fabric.Status != Success
 	f.Healthy = fabric.Fabric.Mask&0x3 != 1 && fabric.Fabric.Mask>>2&0x3 != 1 && fabric.Fabric.Mask>>4&0x3 != 1 && fabric.Fabric.Mask>>6&0x3 != 1
-	g.Fabric = told(f, r, lost)
+	g.Fabric = reading(f, r, lost)
 }

@@ -203,7 +203,7 @@ func (d *driver) usageOf(index int, sampled map[nvml.UUID][]int) (nvml.Usage, Re
 	lost := false
 	found, r := l.Processes(h)
 	if r != Success {
-		u.Processes = told[[]nvml.ProcessUsage](nil, r, &lost)
+		u.Processes = reading[[]nvml.ProcessUsage](nil, r, &lost)
 	} else {
 		u.Processes = nvml.Answered(d.processUsages(h, found, &lost))
 		d.sample(h, &u, sampled[u.UUID], &lost)
@@ -228,7 +228,7 @@ func (d *driver) processUsages(h Device, found []Process, lost *bool) []nvml.Pro
 				percent = b.SM
 			}
 		}
-		u.Busy = told(float64(percent), r, lost)
+		u.Busy = reading(float64(percent), r, lost)
 		out = append(out, u)
 	}
 	slices.SortFunc(out, func(a, b nvml.ProcessUsage) int { return a.PID - b.PID })
@@ -263,6 +263,6 @@ func (d *driver) sample(h Device, u *nvml.Usage, ids []int, lost *bool) {
 		if r == Success {
 			value, r = l.GPMMetric(&from, &to, 1)
 		}
-		u.Instances[id] = told(value, r, lost)
+		u.Instances[id] = reading(value, r, lost)
 	}
 }

@@ -56,15 +56,15 @@ func (t *trial) compare(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var told [][]string
+	var reported [][]string
 	for i, g := range gpus {
 		f := fields(g)
 		if at := slices.Index(queried, "compute_mode"); g.ComputeMode == "" && i < len(said) && len(said[i]) == len(f) {
 			f[at] = said[i][at] // with MIG mode on a GPU has none of its own, which nvidia-smi may put otherwise
 		}
-		told = append(told, f)
+		reported = append(reported, f)
 	}
-	if diff := gocmp.Diff(said, told); diff != "" {
+	if diff := gocmp.Diff(said, reported); diff != "" {
 		return "", fmt.Errorf("nvidia-smi and the driver (-nvidia-smi +driver):\n%s", diff)
 	}
 	return fmt.Sprintf("%s, %s, %d MiB; %d fields of each; read in %s, then in %s", counted(len(gpus), "GPU"), gpus[0].Model, gpus[0].MemoryMiB,
@@ -131,9 +131,9 @@ func (t *trial) plans() (string, error) {
 		requests, err := offline.Catalog.Requests(name, t.before)
 		errs = append(errs, err)
 		for _, g := range r.After {
-			wish, asked := requests[g.UUID]
-			if got := cutInto(g); asked && (g.Enabled != wish.MIG || !maps.Equal(got, wish.Devices)) {
-				errs = append(errs, fmt.Errorf("%s: GPU %d would be cut into %v, not into %v", name, g.Index, got, wish.Devices))
+			request, asked := requests[g.UUID]
+			if got := cutInto(g); asked && (g.Enabled != request.MIG || !maps.Equal(got, request.Devices)) {
+				errs = append(errs, fmt.Errorf("%s: GPU %d would be cut into %v, not into %v", name, g.Index, got, request.Devices))
 			}
 		}
 	}
@@ -199,8 +199,8 @@ func cmpOr(err, otherwise error) error {
 	return err
 }
 
-// lightLooks is how often health is read to tell what that costs.
-const lightLooks = 50
+// lightReads is how often health is read to tell what that costs.
+const lightReads = 50
 
 // health reads the health of all GPUs, and says how long that takes.
 func (t *trial) health(ctx context.Context) (string, error) {
@@ -213,12 +213,12 @@ func (t *trial) health(ctx context.Context) (string, error) {
 	}
 	thorough := time.Since(began)
 	began = time.Now()
-	for range lightLooks {
+	for range lightReads {
 		if _, err := t.driver.Health(ctx, false); err != nil {
 			return "", err
 		}
 	}
-	light := time.Since(began) / lightLooks
+	light := time.Since(began) / lightReads
 	if len(all) != len(t.before) {
 		return "", fmt.Errorf("health is told of %d GPUs, and there are %d", len(all), len(t.before))
 	}
@@ -296,7 +296,7 @@ const mmuFault, channelsRemoved = 31, 45
 
 // await waits until the driver has told of the fault and the process has ended.
 func (t *trial) await(ctx context.Context, events <-chan nvml.Event, ended <-chan error, gpu nvml.UUID, said fmt.Stringer) error {
-	for told, over := false, false; !told || !over; {
+	for reported, over := false, false; !reported || !over; {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for Xid %d: %w; the program said: %s", mmuFault, context.Cause(ctx), said)
@@ -310,7 +310,7 @@ func (t *trial) await(ctx context.Context, events <-chan nvml.Event, ended <-cha
 			case !open:
 				return errors.New("the driver tells of no more events")
 			case e.GPU == gpu && e.Kind == nvml.EventXid && e.Xid == mmuFault:
-				told = true
+				reported = true
 			case e.Kind == nvml.EventSilence || e.Kind == nvml.EventWatching:
 			case e.Kind == nvml.EventXid && e.Xid == channelsRemoved: // which may follow
 			default:

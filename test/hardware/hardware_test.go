@@ -43,15 +43,15 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, archiveName, "run.sh"), "--simulated")
 	c.Env = []string{} // not nil, which would be this process's
 	c.Dir = dir
-	var said, told bytes.Buffer
-	c.Stdout, c.Stderr = &said, &told
+	var said, logged bytes.Buffer
+	c.Stdout, c.Stderr = &said, &logged
 	if err := c.Run(); err != nil {
-		t.Fatalf("%v\n%s%s", err, &told, &said)
+		t.Fatalf("%v\n%s%s", err, &logged, &said)
 	}
 	t.Logf("\n%s", &said)
 	for where, words := range map[*bytes.Buffer][]string{
 		&said: {"on SIMULATED GPUs"}, // the table
-		&told: {
+		&logged: {
 			"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left",
 			"1 GPU in its slices, by the UUIDs of NVML", "gpu-0 is GPU 0", "ImpossibleSharing: share GPUs by the claims on this node",
 		},

@@ -194,8 +194,8 @@ func (p *plane) becomes(ctx context.Context, key string, replicas int) (string, 
 	want := len(p.before) * replicas
 	err := p.await(ctx, "the agent to prove "+key, func(n *corev1.Node) bool {
 		c := said(n, config.ConditionGPUPartitionReady)
-		_, owes := n.Annotations[config.AnnotationJournal]
-		return c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, key+":") && offered(n) == want && !n.Spec.Unschedulable && !owes
+		_, pending := n.Annotations[config.AnnotationJournal]
+		return c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, key+":") && offered(n) == want && !n.Spec.Unschedulable && !pending
 	})
 	if err != nil {
 		return "", err
@@ -424,16 +424,16 @@ const faulty, greedy = "faulty", "greedy"
 
 // fills sees that the node names the pod that fills a GPU, for as long as it is there.
 func (p *plane) fills(ctx context.Context) (string, error) {
-	var told corev1.NodeCondition
+	var condition corev1.NodeCondition
 	if err := p.await(ctx, "memory pressure", func(n *corev1.Node) bool {
-		told = said(n, config.ConditionGPUMemoryPressure)
-		return told.Status == corev1.ConditionTrue
+		condition = said(n, config.ConditionGPUMemoryPressure)
+		return condition.Status == corev1.ConditionTrue
 	}); err != nil {
 		return "", err
 	}
 	// The pod that has most comes first.
-	if _, shared, found := strings.Cut(told.Message, "shared by "); !found || !strings.HasPrefix(shared, namespace+"/"+greedy+" ") {
-		return "", fmt.Errorf("the node does not name the pod first: %s", told.Message)
+	if _, shared, found := strings.Cut(condition.Message, "shared by "); !found || !strings.HasPrefix(shared, namespace+"/"+greedy+" ") {
+		return "", fmt.Errorf("the node does not name the pod first: %s", condition.Message)
 	}
 	if err := p.remove(ctx, greedy); err != nil {
 		return "", err
@@ -441,13 +441,13 @@ func (p *plane) fills(ctx context.Context) (string, error) {
 	err := p.await(ctx, "the end of memory pressure", func(n *corev1.Node) bool {
 		return said(n, config.ConditionGPUMemoryPressure).Status == corev1.ConditionFalse
 	})
-	what, _, _ := strings.Cut(told.Message, ";")
+	what, _, _ := strings.Cut(condition.Message, ";")
 	return what, err
 }
 
 // errs sees that a pod's error is told as its own.
 func (p *plane) errs(ctx context.Context) (string, error) {
-	var told string
+	var message string
 	err := p.poll(ctx, fmt.Sprintf("the Event %s on the pod", config.ReasonApplicationXid), func(ctx context.Context) (bool, error) {
 		list, err := p.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + faulty})
 		if err != nil {
@@ -455,10 +455,10 @@ func (p *plane) errs(ctx context.Context) (string, error) {
 		}
 		for _, e := range list.Items {
 			if e.Reason == string(config.ReasonApplicationXid) {
-				told = e.Message
+				message = e.Message
 			}
 		}
-		return told != "", nil
+		return message != "", nil
 	})
 	if err != nil {
 		return "", err
@@ -479,5 +479,5 @@ func (p *plane) errs(ctx context.Context) (string, error) {
 	if c := said(n, config.ConditionGPUUnhealthy); c.Status != corev1.ConditionFalse {
 		return "", fmt.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
 	}
-	return told, p.remove(ctx, faulty)
+	return message, p.remove(ctx, faulty)
 }

@@ -45,7 +45,7 @@ func work() *cobra.Command {
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{computes, fills, errs},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			gpu, _, _ := strings.Cut(os.Getenv("NVIDIA_VISIBLE_DEVICES"), ",")
 			if !strings.HasPrefix(gpu, "GPU-") {
@@ -55,16 +55,16 @@ func work() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return use(told, c, args[0])
+			return use(ctx, c, args[0])
 		},
 	}
 }
 
-func use(told context.Context, c *cuda.Context, how string) error {
+func use(ctx context.Context, c *cuda.Context, how string) error {
 	switch how {
 	case errs:
 		select {
-		case <-told.Done():
+		case <-ctx.Done():
 			return nil
 		case <-time.After(begins):
 		}
@@ -73,7 +73,7 @@ func use(told context.Context, c *cuda.Context, how string) error {
 		}
 		fmt.Println("the driver has stopped the kernel")
 		select {
-		case <-told.Done():
+		case <-ctx.Done():
 		case <-time.After(lingers):
 		}
 		return nil
@@ -87,7 +87,7 @@ func use(told context.Context, c *cuda.Context, how string) error {
 		}
 	}
 	fmt.Println("computing")
-	<-told.Done()
+	<-ctx.Done()
 	return nil
 }
 

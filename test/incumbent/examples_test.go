@@ -237,7 +237,7 @@ func (tr trial) runOurs(ctx context.Context, dir, library string) (out outcome, 
 	if err != nil {
 		return out, err
 	}
-	return look(ctx, node, refused)
+	return observe(ctx, node, refused)
 }
 
 // ask carries out the config, or says why not.
@@ -248,8 +248,8 @@ func (tr trial) ask(ctx context.Context, driver nvml.Driver) (refused, err error
 	}
 	want := plan.Targets{}
 	requests, refused := catalog.Merge(nil, tr.file.configs).Requests(tr.config, gpus)
-	for gpu, wish := range requests {
-		want[gpu] = plan.Target{Request: wish}
+	for gpu, request := range requests {
+		want[gpu] = plan.Target{Request: request}
 	}
 	if refused != nil {
 		return refused, nil
@@ -272,10 +272,10 @@ func (tr trial) runTheirs(ctx context.Context, dir string, p incumbent.Programs)
 		return out, err
 	}
 	_, refused := host.MIGParted(ctx, "apply", "-f", file, "-c", tr.config)
-	return look(ctx, host.GPUs, refused)
+	return observe(ctx, host.GPUs, refused)
 }
 
-func look(ctx context.Context, node *gpusim.Node, said error) (outcome, error) {
+func observe(ctx context.Context, node *gpusim.Node, said error) (outcome, error) {
 	out := outcome{err: said, text: node.String(), calls: node.Calls()}
 	gpus, err := node.Driver().Snapshot(ctx)
 	for _, gpu := range gpus {

@@ -92,19 +92,19 @@ const lists = "KUBE_FEATURE_WatchListClient=false"
 // eachBeginning runs an agent for each way in which watches begin, one after the other beside the same objects, and fails the test if one of them
 // takes more memory than half of what its pod has: of that it needs as much in a long run as in a short one, since nothing that it keeps
 // grows with what others write.
-func (r *rig) eachBeginning(change func(wish string)) {
+func (r *rig) eachBeginning(change func(requested string)) {
 	r.t.Helper()
 	for _, watches := range []struct {
-		begin string
-		env   []string
-		wish  string
+		begin     string
+		env       []string
+		requested string
 	}{
 		{"as a stream", nil, "all-balanced"},
 		{"with a list", []string{lists}, "all-disabled"},
 	} {
 		r.agents.env = watches.env
 		p := r.run()
-		change(watches.wish)
+		change(watches.requested)
 		most := r.resident(p, "VmHWM") >> 10
 		r.t.Logf("an agent whose watches begin %s has taken %d MiB", watches.begin, most)
 		if most > 128 {
@@ -146,9 +146,9 @@ func podsFullOfText(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.eachBeginning(func(wish string) {
-		r.label(config.LabelMIGConfig, wish)
-		r.givenBack(r.awaitConverged(wish))
+	r.eachBeginning(func(requested string) {
+		r.label(config.LabelMIGConfig, requested)
+		r.givenBack(r.awaitConverged(requested))
 	})
 }
 
@@ -179,15 +179,15 @@ func budgetsFullOfText(t *testing.T) {
 		}
 	}
 	held := map[string]string{"all-balanced": "nvidia.com/gpu", "all-disabled": "nvidia.com/mig-1g.10gb"} // when that is asked for
-	r.eachBeginning(func(wish string) {
-		pod := "train-" + wish
-		r.user(namespace, pod, func(p *corev1.Pod) { p.Spec = r.podSpec(map[string]string{held[wish]: "1"}) })
+	r.eachBeginning(func(requested string) {
+		pod := "train-" + requested
+		r.user(namespace, pod, func(p *corev1.Pod) { p.Spec = r.podSpec(map[string]string{held[requested]: "1"}) })
 		r.budget(namespace, pod, 1)
 		r.awaitBudget(namespace, pod, 0)
-		r.label(config.LabelMIGConfig, wish)
+		r.label(config.LabelMIGConfig, requested)
 		r.awaitReason(config.ReasonEvictionBlocked)
 		r.relax(namespace, pod)
-		r.givenBack(r.awaitConverged(wish))
+		r.givenBack(r.awaitConverged(requested))
 	})
 }
 

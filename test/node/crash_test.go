@@ -82,9 +82,9 @@ func newStage(t *testing.T, reboots bool) *stage {
 }
 
 // awaitUser waits until the user of the config runs.
-func (s *stage) awaitUser(wish string) {
+func (s *stage) awaitUser(requested string) {
 	s.t.Helper()
-	s.awaitPod(s.namespace, metav1.ListOptions{LabelSelector: "app=" + wish}, running)
+	s.awaitPod(s.namespace, metav1.ListOptions{LabelSelector: "app=" + requested}, running)
 }
 
 // fate is when agents die in a change. In the zero value none does.
@@ -201,12 +201,12 @@ func TestKilledAtEachBorderOfAFullChangeItEndsTheSame(t *testing.T) {
 				t.Skip("some twenty agents, each of which waits for a boot; TestTheAgentRebootsAVirtualMachineThroughLogind reboots a node")
 			}
 			s := newStage(t, row.reboots)
-			for _, wish := range []string{"whole", "cut"} {
+			for _, requested := range []string{"whole", "cut"} {
 				s.deaths = nil
 				// In a short run the agents die on the way to the cut GPU alone, which takes steps of all kinds.
-				s.change(wish, fate{border: !testing.Short() || wish == "cut"})
-				t.Logf("%s after %d deaths: %s", wish, len(s.deaths), strings.Join(s.deaths, "; "))
-				s.awaitUser(wish)
+				s.change(requested, fate{border: !testing.Short() || requested == "cut"})
+				t.Logf("%s after %d deaths: %s", requested, len(s.deaths), strings.Join(s.deaths, "; "))
+				s.awaitUser(requested)
 			}
 			for _, kind := range row.kinds {
 				if !slices.ContainsFunc(s.deaths, func(step string) bool { return strings.Contains(step, kind) }) {

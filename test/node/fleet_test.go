@@ -118,7 +118,7 @@ func (f *fleet) until(events <-chan watch.Event, wanted func(*corev1.Node) bool)
 	for slices.ContainsFunc(slices.Collect(maps.Values(f.seen)), func(n *corev1.Node) bool { return !wanted(n) }) {
 		select {
 		case e := <-events:
-			f.look(e)
+			f.observe(e)
 		case <-timeout:
 			f.t.Fatal("the nodes take too long")
 		}
@@ -189,8 +189,8 @@ const agentNamespace = "gpuslice"
 
 func (f *fleet) lease() string { return config.LeasePrefix + f.pool }
 
-// look takes notice of what has become of a node. Never are more unavailable than may be, whoever keeps them so.
-func (f *fleet) look(e watch.Event) {
+// observe takes notice of what has become of a node. Never are more unavailable than may be, whoever keeps them so.
+func (f *fleet) observe(e watch.Event) {
 	f.t.Helper()
 	n, ok := e.Object.(*corev1.Node)
 	switch {
@@ -248,17 +248,17 @@ func (f *fleet) slotsOf(l *coordinationv1.Lease) slots {
 // back.
 type crowd struct {
 	*fleet
-	wish     string
-	random   *rand.Rand
-	last     slots                // as the last event about the Lease has left them
-	labelled int                  // so many nodes
-	died     map[string]time.Time // when the agent of a node was killed last
-	dead     []*rig               // nodes whose agent was killed, and was not started again yet
-	killed   int
-	passed   int      // times that a younger node went before one whose agent had died
-	jumped   []string // times that one went before one that was alive
-	hands    []hand
-	kept     map[string]bool // nodes that others keep for a while: to change one takes nothing more from the pool
+	requested string
+	random    *rand.Rand
+	last      slots                // as the last event about the Lease has left them
+	labelled  int                  // so many nodes
+	died      map[string]time.Time // when the agent of a node was killed last
+	dead      []*rig               // nodes whose agent was killed, and was not started again yet
+	killed    int
+	passed    int      // times that a younger node went before one whose agent had died
+	jumped    []string // times that one went before one that was alive
+	hands     []hand
+	kept      map[string]bool // nodes that others keep for a while: to change one takes nothing more from the pool
 }
 
 // hand is what somebody does when so many nodes are as asked, and the Lease lets them.
@@ -372,7 +372,7 @@ func (c *crowd) revive() {
 
 // done counts the nodes that are as asked.
 func (c *crowd) done() int {
-	is, n := converged(c.wish), 0
+	is, n := converged(c.requested), 0
 	for _, node := range c.seen {
 		if is(node) {
 			n++
@@ -401,13 +401,13 @@ func (c *crowd) live() {
 	for c.done() < len(c.nodes) || len(c.hands) > 0 {
 		select {
 		case e := <-nodes:
-			c.look(e)
+			c.observe(e)
 			c.step()
 		case e := <-lease:
 			for behind := true; behind; { // by the nodes as they were when this was written
 				select {
 				case e := <-nodes:
-					c.look(e)
+					c.observe(e)
 				default:
 					behind = false
 				}
@@ -416,7 +416,7 @@ func (c *crowd) live() {
 			c.step()
 		case <-labels.C:
 			if c.labelled < len(c.nodes) {
-				c.nodes[c.labelled].label(config.LabelMIGConfig, c.wish)
+				c.nodes[c.labelled].label(config.LabelMIGConfig, c.requested)
 				c.labelled++
 			}
 		case <-deaths.C:
@@ -433,7 +433,7 @@ func (c *crowd) live() {
 func (c *crowd) others() string {
 	var all []string
 	for name, n := range c.seen {
-		if !converged(c.wish)(n) {
+		if !converged(c.requested)(n) {
 			all = append(all, name+": "+words(n))
 		}
 	}
@@ -458,7 +458,7 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	f.run()
 	cordoned, lost, taken := []*rig{f.nodes[n/7], f.nodes[n/3]}, f.nodes[n/2], []*rig{f.nodes[1], f.nodes[2]}
 	c := &crowd{
-		fleet: f, wish: "all-balanced", random: rand.New(rand.NewPCG(seed, uint64(n))), died: map[string]time.Time{}, kept: map[string]bool{},
+		fleet: f, requested: "all-balanced", random: rand.New(rand.NewPCG(seed, uint64(n))), died: map[string]time.Time{}, kept: map[string]bool{},
 	}
 	for _, r := range cordoned {
 		r.kubectl("cordon", r.Name)
@@ -506,7 +506,7 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	c.revive()
 	for _, r := range f.nodes {
 		r.await("its end", func(n *corev1.Node) bool { return !unavailable(n) })
-		r.givenBack(r.awaitConverged(c.wish))
+		r.givenBack(r.awaitConverged(c.requested))
 		if got, want := r.snapshot()[0].Geometry().String(), "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4"; got != want {
 			t.Errorf("node %s is cut as %s, want %s", r.Name, got, want)
 		}

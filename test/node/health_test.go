@@ -183,7 +183,7 @@ func (r *rig) fault(gpu int, f fault) {
 		r.t.Fatal(err)
 	}
 	uuid := r.GPUs.UUIDs()[gpu]
-	c, told := r.awaitHealth(corev1.ConditionTrue, f.soon...)
+	c, reported := r.awaitHealth(corev1.ConditionTrue, f.soon...)
 	if !strings.Contains(c.Message, uuid) {
 		r.t.Errorf("%s: the message does not name %s: %s", name, uuid, c.Message)
 	}
@@ -208,9 +208,9 @@ func (r *rig) fault(gpu int, f fault) {
 	}
 	_, healed := r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	r.awaitOffered(nvml.ResourceGPU, 8) // which takes another device plugin, wherever this one took the GPU for unhealthy
-	r.t.Logf("%s: told after %s, over after %s", name, told.Round(10*time.Millisecond), healed.Round(10*time.Millisecond))
-	if limit := tooSlow; told > limit || healed > limit && !strings.HasSuffix(name, "settled") && name != "gsp-hiccup" {
-		r.t.Errorf("%s: told after %s, over after %s, want less than %s", name, told, healed, limit)
+	r.t.Logf("%s: told after %s, over after %s", name, reported.Round(10*time.Millisecond), healed.Round(10*time.Millisecond))
+	if limit := tooSlow; reported > limit || healed > limit && !strings.HasSuffix(name, "settled") && name != "gsp-hiccup" {
+		r.t.Errorf("%s: told after %s, over after %s, want less than %s", name, reported, healed, limit)
 	}
 }
 
@@ -317,9 +317,9 @@ func TestATenantsErrorsRestartThePluginSeldom(t *testing.T) {
 	r.awaitHealth(corev1.ConditionFalse)
 	on := slices.Index(r.GPUs.UUIDs(), r.assignments(namespace)["tenant"][0])
 	plugins := map[types.UID]bool{r.plugin().UID: true}
-	mistakes, looks := time.NewTicker(12*time.Second), time.NewTicker(500*time.Millisecond)
+	mistakes, ticker := time.NewTicker(12*time.Second), time.NewTicker(500*time.Millisecond)
 	defer mistakes.Stop()
-	defer looks.Stop()
+	defer ticker.Stop()
 	made := 0
 	for end := time.After(156 * time.Second); end != nil; {
 		select {
@@ -328,7 +328,7 @@ func TestATenantsErrorsRestartThePluginSeldom(t *testing.T) {
 				t.Fatal(err)
 			}
 			made++
-		case <-looks.C:
+		case <-ticker.C:
 			for _, p := range r.pods() {
 				if slices.ContainsFunc(p.Spec.Containers, isPlugin) {
 					plugins[p.UID] = true

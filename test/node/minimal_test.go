@@ -56,7 +56,7 @@ func TestOneGPUOfEightIsRepartitionedAndTheOthersPodsNeverNotice(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r.configMap("one-of-eight", anew(chosen))
+	r.configMap("one-of-eight", halved(chosen))
 	r.label(config.LabelMIGConfig, "one-anew")
 	n := r.awaitConverged("one-anew")
 
@@ -74,8 +74,8 @@ func TestOneGPUOfEightIsRepartitionedAndTheOthersPodsNeverNotice(t *testing.T) {
 	r.awaitRunning(namespace, "large")
 }
 
-// anew is a config that cuts one of the GPUs in two halves.
-func anew(chosen int) string {
+// halved is a config that cuts one of the GPUs in two halves.
+func halved(chosen int) string {
 	var others []string
 	for i := range 8 {
 		if i != chosen {
@@ -94,8 +94,8 @@ mig-configs:
 // than the slices of a GPU, so that each GPU has one of a controller's.
 func (r *rig) crowd(namespace string) {
 	r.t.Helper()
-	const ofNobody, ofStatefulSet = perGPU - 1, 24
-	for i := range ofNobody {
+	const bare, ofStatefulSet = perGPU - 1, 24
+	for i := range bare {
 		r.pod(namespace, fmt.Sprintf("bare-%d", i), map[string]string{slice: "1"})
 	}
 	grace := int64(2)
@@ -121,7 +121,7 @@ func (r *rig) crowd(namespace string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	rest := int32(crowdSize - ofNobody - ofStatefulSet)
+	rest := int32(crowdSize - bare - ofStatefulSet)
 	_, err = r.client.AppsV1().Deployments(namespace).Create(r.t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "deployed"},
 		Spec: appsv1.DeploymentSpec{

@@ -127,9 +127,9 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 func (s scrapes) judged(t *testing.T) {
 	t.Helper()
 	var input []monitoring.Series
-	told := s.series(t)
-	for _, name := range slices.Sorted(maps.Keys(told)) {
-		input = append(input, monitoring.Series{Series: name, Values: strings.Join(told[name], " ")})
+	reported := s.series(t)
+	for _, name := range slices.Sorted(maps.Keys(reported)) {
+		input = append(input, monitoring.Series{Series: name, Values: strings.Join(reported[name], " ")})
 	}
 	var checks []monitoring.Check
 	found := func(expression string) {

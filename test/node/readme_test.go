@@ -35,14 +35,14 @@ func TestTheFirstCommandsOfTheREADMEsWaitForWhatWasAsked(t *testing.T) {
 	r := newRig(t, twoH100, "")
 	r.awaitOffered("nvidia.com/gpu", 2)
 	r.run()
-	for _, wish := range []string{
+	for _, request := range []string{
 		"nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-balanced", "nvidia.com/mig.config=all-disabled",
 		// A label that the profile overrides would have no success.
 		"gpuslice.io/profile=all-balanced nvidia.com/mig.config-", "gpuslice.io/profile=all-balanced", "gpuslice.io/profile=all-disabled",
 	} {
-		_, name, _ := strings.Cut(strings.TrimSuffix(wish, " nvidia.com/mig.config-"), "=")
+		_, name, _ := strings.Cut(strings.TrimSuffix(request, " nvidia.com/mig.config-"), "=")
 		for _, command := range commands {
-			line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", wish)
+			line := strings.ReplaceAll(strings.ReplaceAll(command, node, r.Name), "nvidia.com/mig.config=all-balanced", request)
 			cmd := exec.CommandContext(t.Context(), "sh", "-c", `kubectl() { "`+r.cluster.Kubectl()+`" --kubeconfig "`+r.cluster.AdminKubeconfig()+`" "$@"; }; `+line)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", line, err, out)

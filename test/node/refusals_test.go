@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/node"
 )
 
-// wrongWish is one that NVIDIA's device plugin would refuse by ending, or pass over in silence.
-type wrongWish struct {
+// wrongRequest is one that NVIDIA's device plugin would refuse by ending, or pass over in silence.
+type wrongRequest struct {
 	name   string
 	mig    string // MIG config that is asked for besides; none if empty
 	config string // of the plugin
@@ -23,8 +23,8 @@ type wrongWish struct {
 	says   string
 }
 
-// wrongWishes has one of each kind of refusal. config/deviceplugin has what else a file may be wrong in, and agent what else a node cannot have.
-var wrongWishes = []wrongWish{
+// wrongRequests has one of each kind of refusal. config/deviceplugin has what else a file may be wrong in, and agent what else a node cannot have.
+var wrongRequests = []wrongRequest{
 	{
 		name: "no-replicas", config: "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu}]}}\n",
 		reason: config.ReasonInvalidCatalog, says: "replicas",
@@ -53,7 +53,7 @@ func TestWrongRequestsForSharingDisturbNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "devicePlugin: {configMap: {name: wrong-sharing}}\n", configFile)
 	files := map[string]string{}
-	for _, w := range wrongWishes {
+	for _, w := range wrongRequests {
 		files[w.name] = w.config
 	}
 	r.configMapOf("wrong-sharing", files)
@@ -61,7 +61,7 @@ func TestWrongRequestsForSharingDisturbNothing(t *testing.T) {
 	u := r.undisturbedBy(clustertest.Namespace(t))
 	r.run()
 	r.awaitReason(config.ReasonNotRequested)
-	for _, w := range wrongWishes {
+	for _, w := range wrongRequests {
 		r.labels(map[string]any{config.LabelMIGConfig: w.mig, config.LabelDevicePluginConfig: w.name})
 		n := r.await(w.name+" to be refused", func(n *corev1.Node) bool {
 			c := condition(n)

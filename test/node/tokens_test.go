@@ -132,7 +132,7 @@ func stolenKeys(t *testing.T) []afterwards {
 		if write != a.want {
 			t.Errorf("%s: the write %s, want %s", a.attempt, write, a.want)
 		}
-		r.looks()
+		r.awaitObservation()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
 			return r.pluginConfigs()[key] == text, nil //nolint:contextcheck // it has the test's, as all of a rig
@@ -141,7 +141,7 @@ func stolenKeys(t *testing.T) []afterwards {
 		if err != nil {
 			t.Fatalf("%s: the agent does not write its key again: %v", a.attempt, err)
 		}
-		r.looks()
+		r.awaitObservation()
 		r.givenBack(r.awaitConverged("six-each"))
 		note(a.attempt, write)
 	}
@@ -167,8 +167,8 @@ func setKey(ctx context.Context, by kubernetes.Interface, key string, text any) 
 	return err
 }
 
-// looks waits until the agent has looked at the node anew: it answers a question that was not there.
-func (r *rig) looks() {
+// awaitObservation waits until the agent has looked at the node anew: it answers a question that was not there.
+func (r *rig) awaitObservation() {
 	r.t.Helper()
 	r.annotate(config.AnnotationPreview, "diagnosis")
 	r.await("an answer", func(n *corev1.Node) bool { return n.Annotations[config.AnnotationPlan] != "" })
@@ -195,16 +195,16 @@ func stolenSlots(t *testing.T) []afterwards {
 	var rows []afterwards
 	nodes := f.nodeEvents()
 	// waits asks for another config, so that each agent has looked once it says why it does not begin.
-	waits := func(wish string, reason config.Reason) {
+	waits := func(requested string, reason config.Reason) {
 		t.Helper()
 		for _, r := range f.nodes {
-			r.label(config.LabelMIGConfig, wish)
+			r.label(config.LabelMIGConfig, requested)
 		}
 		for _, r := range f.nodes {
-			r.await(wish+" to wait", func(n *corev1.Node) bool {
+			r.await(requested+" to wait", func(n *corev1.Node) bool {
 				var s api.Status
 				_ = json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &s) // what cannot be read does not wait
-				return s.Desired == wish && s.Reason == reason
+				return s.Desired == requested && s.Reason == reason
 			})
 		}
 	}
@@ -238,7 +238,7 @@ func stolenSlots(t *testing.T) []afterwards {
 	for first := ""; first == "" || !converged("all-balanced")(f.seen[first]); {
 		select {
 		case e := <-nodes:
-			f.look(e)
+			f.observe(e)
 			if n, ok := e.Object.(*corev1.Node); ok && first == "" && fenced(n) {
 				first = n.Name
 				f.give(token) // once more, beside the one that has begun

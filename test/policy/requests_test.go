@@ -23,7 +23,7 @@ func TestWhoMayAskForWhatIsSaidByRBAC(t *testing.T) {
 	s.apply("assign-by-right")
 	s.fill()
 	// Each starts with what the administrator has put on the node, and changes nothing.
-	wish := func(label, value string) string {
+	request := func(label, value string) string {
 		if value != "null" {
 			value = `"` + value + `"`
 		}
@@ -43,7 +43,7 @@ func TestWhoMayAskForWhatIsSaidByRBAC(t *testing.T) {
 		return err
 	}
 	s.until("the policy", func(ctx context.Context) (bool, error) {
-		err := ask(ctx, patches, wish(profile, "research"))
+		err := ask(ctx, patches, request(profile, "research"))
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy"), ignoring(err, apierrors.IsForbidden)
 	})
 	for _, c := range []struct {
@@ -52,27 +52,27 @@ func TestWhoMayAskForWhatIsSaidByRBAC(t *testing.T) {
 		sub       string
 		refused   string // what the refusal names; empty if it goes through
 	}{
-		{wish(profile, "null"), assigns, wish(profile, "research"), "", ""},
-		{wish(profile, "null"), assigns, wish(mig, "all-1g.10gb"), "", ""},
-		{wish(profile, "null"), assigns, wish(profile, "production"), "", "profiles.gpuslice.io: production"},
-		{wish(profile, "null"), assigns, wish(mig, "all-disabled"), "", "all-disabled"},
-		{wish(profile, "null"), assigns, wish(plugin, "shared"), "", "nvidia.com/device-plugin.config"},
-		{wish(profile, "null"), assigns, wish(profile, "production"), "status", "production"},
-		{wish(profile, "null"), assigns, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
-		{wish(profile, "null"), patches, wish(profile, "research"), "", "research"},
-		{wish(profile, "null"), patches, wish(mig, "all-1g.10gb"), "", "all-1g.10gb"},
-		{wish(profile, "null"), patches, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
-		{wish(profile, "null"), "admin", wish(profile, "production"), "", ""},
-		{wish(profile, "null"), "agent", wish(plugin, "gpuslice-1"), "", ""},
+		{request(profile, "null"), assigns, request(profile, "research"), "", ""},
+		{request(profile, "null"), assigns, request(mig, "all-1g.10gb"), "", ""},
+		{request(profile, "null"), assigns, request(profile, "production"), "", "profiles.gpuslice.io: production"},
+		{request(profile, "null"), assigns, request(mig, "all-disabled"), "", "all-disabled"},
+		{request(profile, "null"), assigns, request(plugin, "shared"), "", "nvidia.com/device-plugin.config"},
+		{request(profile, "null"), assigns, request(profile, "production"), "status", "production"},
+		{request(profile, "null"), assigns, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
+		{request(profile, "null"), patches, request(profile, "research"), "", "research"},
+		{request(profile, "null"), patches, request(mig, "all-1g.10gb"), "", "all-1g.10gb"},
+		{request(profile, "null"), patches, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
+		{request(profile, "null"), "admin", request(profile, "production"), "", ""},
+		{request(profile, "null"), "agent", request(plugin, "gpuslice-1"), "", ""},
 		// What a node has is taken away by those alone who could give it.
-		{`{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled","gpuslice.io/profile":null}}}`, assigns, wish(profile, "research"), "", "all-disabled"},
-		{wish(mig, "null"), assigns, wish(profile, "research"), "", ""},
-		{wish(profile, "production"), assigns, wish(profile, "research"), "", "production, research"},
-		{wish(profile, "production"), assigns, wish(profile, "null"), "", "production"},
-		{wish(profile, "production"), assigns, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
-		{wish(profile, "research"), assigns, wish(profile, "null"), "", ""},
-		{wish(profile, "research"), patches, wish(profile, "null"), "", "research"},
-		{wish(profile, "production"), "admin", wish(profile, "null"), "", ""},
+		{`{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled","gpuslice.io/profile":null}}}`, assigns, request(profile, "research"), "", "all-disabled"},
+		{request(mig, "null"), assigns, request(profile, "research"), "", ""},
+		{request(profile, "production"), assigns, request(profile, "research"), "", "production, research"},
+		{request(profile, "production"), assigns, request(profile, "null"), "", "production"},
+		{request(profile, "production"), assigns, `{"metadata":{"labels":{"team":"finance"}}}`, "", ""},
+		{request(profile, "research"), assigns, request(profile, "null"), "", ""},
+		{request(profile, "research"), patches, request(profile, "null"), "", "research"},
+		{request(profile, "production"), "admin", request(profile, "null"), "", ""},
 	} {
 		if _, err := s.admin.CoreV1().Nodes().Patch(t.Context(), "own", types.MergePatchType, []byte(c.has), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)

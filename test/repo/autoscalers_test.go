@@ -19,10 +19,10 @@ import (
 
 // pool is what the examples for autoscalers say of the nodes that they add.
 type pool struct {
-	labels map[string]string
-	taints []corev1.Taint
-	offers string            // of all GPUs together
-	told   map[string]string // the labels that an autoscaler is told beside the nodes' own
+	labels    map[string]string
+	taints    []corev1.Taint
+	offers    string            // of all GPUs together
+	announced map[string]string // the labels that an autoscaler is told beside the nodes' own
 }
 
 // poolOf reads a MachineSet, or a NodePool with its NodeOverlay.
@@ -58,21 +58,21 @@ func poolOf(t *testing.T, file string) (p pool) {
 		spec := o.Spec.Template.Spec
 		switch o.Kind {
 		case "MachineSet":
-			p.labels, p.offers, p.told = spec.Metadata.Labels, o.Metadata.Annotations["machine.openshift.io/GPU"], map[string]string{}
+			p.labels, p.offers, p.announced = spec.Metadata.Labels, o.Metadata.Annotations["machine.openshift.io/GPU"], map[string]string{}
 			for _, label := range strings.Split(o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/labels"], ",") {
 				key, value, _ := strings.Cut(label, "=")
-				p.told[key] = value
+				p.announced[key] = value
 			}
 			// OpenShift puts them back for ever, and so takes the node from its pods.
 			if len(spec.Taints) > 0 {
 				t.Errorf("%s: the machine template has the taints %v, which OpenShift's nodelink-controller sets again each time that the agent takes one away", file, spec.Taints)
 			}
-			var told []string
+			var announced []string
 			for _, taint := range p.taints {
-				told = append(told, taint.Key+"="+taint.Value+":"+string(taint.Effect))
+				announced = append(announced, taint.Key+"="+taint.Value+":"+string(taint.Effect))
 			}
-			if got := o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/taints"]; got != strings.Join(told, ",") || got == "" {
-				t.Errorf("%s: the autoscaler is told the taints %q, and kubelet registers nodes with %q", file, got, told)
+			if got := o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/taints"]; got != strings.Join(announced, ",") || got == "" {
+				t.Errorf("%s: the autoscaler is told the taints %q, and kubelet registers nodes with %q", file, got, announced)
 			}
 		case "KubeletConfig":
 			p.taints = o.Spec.KubeletConfig.RegisterWithTaints
@@ -88,8 +88,8 @@ func poolOf(t *testing.T, file string) (p pool) {
 func (p pool) saysLabelsOf(t *testing.T, file string, profile catalog.Profile) {
 	t.Helper()
 	for key, value := range profile.Labels {
-		switch said, is := p.told[key]; {
-		case p.told == nil:
+		switch said, is := p.announced[key]; {
+		case p.announced == nil:
 			if p.labels[key] != value {
 				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
 			}
@@ -98,9 +98,9 @@ func (p pool) saysLabelsOf(t *testing.T, file string, profile catalog.Profile) {
 		case p.labels[key] != "":
 			t.Errorf("%s: OpenShift sets the label %s of the profile again, whatever another profile says", file, key)
 		}
-		delete(p.told, key)
+		delete(p.announced, key)
 	}
-	for key, value := range p.told {
+	for key, value := range p.announced {
 		if p.labels[key] != value {
 			t.Errorf("%s: the autoscaler is told %s=%s, and the nodes have %q", file, key, value, p.labels[key])
 		}

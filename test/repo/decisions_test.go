@@ -128,7 +128,7 @@ func checkDecisions(t *testing.T, set *token.FileSet, folder string, file *ast.F
 				if decidedByReason[function] == "" {
 					t.Errorf("%s decides by a reason: give what it compares a field of its own", set.Position(n.Pos()))
 				}
-			case looksIntoText(n):
+			case searchesText(n):
 				found[function] = true
 				if decidedByText[function] == "" {
 					t.Errorf("%s looks into a text that is meant for people: give what it seeks a field of its own", set.Position(n.Pos()))
@@ -165,8 +165,8 @@ func isReason(expr ast.Expr) bool {
 	return ok && of.Name == "config" && strings.HasPrefix(selector.Sel.Name, "Reason")
 }
 
-// looksIntoText reports whether the node seeks something in the text of an error, or in a message.
-func looksIntoText(n ast.Node) bool {
+// searchesText reports whether the node seeks something in the text of an error, or in a message.
+func searchesText(n ast.Node) bool {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) == 0 {
 		return false

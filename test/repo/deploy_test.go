@@ -376,12 +376,12 @@ func TestThePodGivesTheAgentItsLimitOfMemory(t *testing.T) {
 	if container.Resources.Limits.Memory().IsZero() {
 		t.Error("the agent's container has no limit of memory")
 	}
-	told := slices.ContainsFunc(container.Env, func(env corev1.EnvVar) bool {
+	given := slices.ContainsFunc(container.Env, func(env corev1.EnvVar) bool {
 		from := env.ValueFrom
 		return env.Name == "GPUSLICE_MEMORY_LIMIT" && from != nil && from.ResourceFieldRef != nil &&
 			from.ResourceFieldRef.Resource == "limits.memory" && from.ResourceFieldRef.ContainerName == container.Name
 	})
-	if !told {
+	if !given {
 		t.Errorf("the agent is not told its limit of memory: %v", container.Env)
 	}
 }

@@ -67,11 +67,11 @@ func apply(t *testing.T, name string, profiles map[string]catalog.Profile, node 
 		t.Fatal(err)
 	}
 	for _, gpu := range gpus {
-		wish, ok := requests[gpu.UUID]
+		request, ok := requests[gpu.UUID]
 		if !ok {
 			t.Fatalf("%s says nothing about %s", name, gpu.Model)
 		}
-		cut(t, driver, gpu, wish)
+		cut(t, driver, gpu, request)
 	}
 	if gpus, err = driver.Snapshot(t.Context()); err != nil {
 		t.Fatal(err)
@@ -79,17 +79,17 @@ func apply(t *testing.T, name string, profiles map[string]catalog.Profile, node 
 	return gpus
 }
 
-func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, wish nvml.Request) {
+func cut(t *testing.T, driver nvml.Driver, gpu nvml.GPU, request nvml.Request) {
 	t.Helper()
-	if gpu.Enabled != wish.MIG {
-		if err := driver.SetMode(t.Context(), gpu.UUID, wish.MIG); err != nil {
+	if gpu.Enabled != request.MIG {
+		if err := driver.SetMode(t.Context(), gpu.UUID, request.MIG); err != nil {
 			t.Fatal(err)
 		}
 		if err := driver.Reset(t.Context(), gpu.UUID); err != nil {
 			t.Fatal(err)
 		}
 	}
-	solution, err := nvml.Solve(gpu, wish.Devices)
+	solution, err := nvml.Solve(gpu, request.Devices)
 	if err != nil {
 		t.Fatalf("%s: %v", gpu.Model, err)
 	}
@@ -210,7 +210,7 @@ func TestTheConfigMapsOfGuidesGiveTheCapacityTheyPromise(t *testing.T) {
 // People copy what the pages show.
 func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 	block := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```")
-	looked := 0
+	examples := 0
 	for _, page := range pages(t) {
 		for _, found := range block.FindAllSubmatch([]byte(read(t, page)), -1) {
 			var err error
@@ -237,13 +237,13 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 			default: // a part of the settings
 				_, err = config.Parse(append([]byte("apiVersion: "+config.SettingsAPIVersion+"\nkind: "+config.SettingsKind+"\n"), found[1]...))
 			}
-			if looked++; err != nil {
+			if examples++; err != nil {
 				t.Errorf("%s: %v\n%s", page, err, found[1])
 			}
 		}
 	}
-	if looked < 4 {
-		t.Errorf("the pages show %d files", looked)
+	if examples < 4 {
+		t.Errorf("the pages show %d files", examples)
 	}
 }
 

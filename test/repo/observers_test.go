@@ -167,18 +167,18 @@ func TestWhatDecidesReadsNothing(t *testing.T) {
 func TestTheMonitorsObserveAndChangeNothing(t *testing.T) {
 	t.Parallel()
 	c := callsOf(t)
-	asked, looks := asksOfParts(t), 0
+	asked, observations := asksOfParts(t), 0
 	for _, part := range parts(t) {
 		for _, function := range methodsOf(part, asked) {
 			if partsThatAct[function] != "" || c[function] == nil {
 				continue
 			}
-			looks++
+			observations++
 			c.checkWritesNothing(t, function, slices.Concat(askOnly, []string{recordsAnEvent})...)
 		}
 	}
-	if looks < 20 {
-		t.Errorf("the parts have %d looks: this test sees too few", looks)
+	if observations < 20 {
+		t.Errorf("the parts have %d looks: this test sees too few", observations)
 	}
 	for function := range partsThatAct {
 		if c[function] == nil {

@@ -64,7 +64,7 @@ func TestEachAlertFiresWhenItShouldAndElseDoesNot(t *testing.T) {
 	prometheusTool(t, dir, "promtool", "", "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
 	prometheusTool(t, dir, "promtool", "", "test", "rules", "alerts.yaml")
 
-	fires, not := told(t, cases)
+	fires, not := alertsIn(t, cases)
 	for _, group := range rules.Groups {
 		for _, rule := range group.Rules {
 			if !fires[rule.Alert] || !not[rule.Alert] {
@@ -74,8 +74,8 @@ func TestEachAlertFiresWhenItShouldAndElseDoesNot(t *testing.T) {
 	}
 }
 
-// told are the alerts that fire in some case, and those that never do in one.
-func told(t *testing.T, cases []byte) (fires, not map[string]bool) {
+// alertsIn are the alerts that fire in some case, and those that never do in one.
+func alertsIn(t *testing.T, cases []byte) (fires, not map[string]bool) {
 	t.Helper()
 	var read struct {
 		Tests []struct {
@@ -94,7 +94,7 @@ func told(t *testing.T, cases []byte) (fires, not map[string]bool) {
 		for _, check := range test.Checks {
 			if len(check.Expected) > 0 {
 				fires[check.Alert], quiet[check.Alert] = true, false
-			} else if _, told := quiet[check.Alert]; !told {
+			} else if _, silent := quiet[check.Alert]; !silent {
 				quiet[check.Alert] = true
 			}
 		}

@@ -53,7 +53,7 @@ func TestMetricsAreForThoseWhomTheAPIServerNames(t *testing.T) {
 	if status, text := scrape(t.Context(), t, "https://"+address, prometheus); status != http.StatusOK {
 		t.Errorf("Prometheus gets %d: %s", status, text)
 	} else {
-		toldByDescriptors(t, text)
+		describedMetrics(t, text)
 	}
 	for token, want := range map[string]int{
 		own.BearerToken: http.StatusForbidden, "": http.StatusUnauthorized, "made-up": http.StatusUnauthorized,
@@ -95,13 +95,13 @@ func applyRights(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// toldByDescriptors fails the test if the agent tells what the queries are not held to.
-func toldByDescriptors(t *testing.T, text string) {
+// describedMetrics fails the test if the agent tells what the queries are not held to.
+func describedMetrics(t *testing.T, text string) {
 	t.Helper()
 	known := descriptors()
 	names := regexp.MustCompile(`(?m)^(gpuslice_\w+)`).FindAllString(text, -1)
 	for _, name := range slices.Compact(names) {
-		if _, told := known[name]; !told {
+		if _, described := known[name]; !described {
 			t.Errorf("it tells %s, which no descriptor has", name)
 		}
 	}

@@ -39,7 +39,7 @@ var scenarios = []scenario{
 	{name: "who may ask for which profile", kube: true, tests: []string{"test/policy: TestWhoMayAskForWhatIsSaidByRBAC"}},
 }
 
-// pattern is what -run takes for the scenarios, and packages are those of their tests.
+// selected gives the pattern that -run takes for the scenarios, and the packages of their tests.
 func selected(all []scenario) (pattern string, packages []string) {
 	names, folders := map[string]bool{}, map[string]bool{}
 	for _, s := range all {

@@ -162,18 +162,18 @@ func (f *FS) Stall() <-chan struct{} {
 	f.mu.Lock()
 	f.asked = asked
 	f.mu.Unlock()
-	f.tell(sayStall)
+	f.command(sayStall)
 	return asked
 }
 
 // Answer makes it answer again, also those who wait.
 func (f *FS) Answer() {
 	f.t.Helper()
-	f.tell(sayAnswer)
+	f.command(sayAnswer)
 }
 
-// tell has the server do something, and returns when it is done.
-func (f *FS) tell(what string) {
+// command has the server do something, and returns when it is done.
+func (f *FS) command(what string) {
 	f.t.Helper()
 	if _, err := fmt.Fprintln(f.server, what); err != nil {
 		f.t.Fatalf("telling the server of %s to %s: %v", f.Dir, what, err)

@@ -21,7 +21,7 @@ type served struct {
 	buckets  map[float64]float64 // how many took at most so many seconds
 }
 
-// served asks the API server for its metrics.
+// askServed asks the API server for its metrics.
 func askServed(ctx context.Context, client kubernetes.Interface) (served, error) {
 	text, err := client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {

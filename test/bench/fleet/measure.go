@@ -29,8 +29,8 @@ type phase struct {
 	took   time.Duration
 }
 
-// request is what the nodes are asked for.
-const wish = "all-3g.40gb"
+// requested is what the nodes are asked for.
+const requested = "all-3g.40gb"
 
 // settled is how long the agents have to be silent for what has happened to be over: a pass comes a little more than a second after what
 // wakes it.
@@ -95,9 +95,9 @@ func (f *fleet) begin(ctx context.Context) error {
 }
 
 // request labels all nodes.
-func (f *fleet) wish(ctx context.Context) error {
+func (f *fleet) request(ctx context.Context) error {
 	return f.each(ctx, func(ctx context.Context, _ int, n *node) error {
-		body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, config.LabelMIGConfig, wish)
+		body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, config.LabelMIGConfig, requested)
 		_, err := f.client.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, body, metav1.PatchOptions{})
 		return err
 	})
@@ -105,12 +105,12 @@ func (f *fleet) wish(ctx context.Context) error {
 
 // change asks for instances on all nodes at once: each waits for its turn, evicts a pod, and cuts its GPU.
 func (f *fleet) change(ctx context.Context) error {
-	if err := f.wish(ctx); err != nil {
+	if err := f.request(ctx); err != nil {
 		return err
 	}
 	return f.await(ctx, "the instances of each node", func(n *corev1.Node) bool {
-		_, owed := n.Annotations[config.AnnotationJournal]
-		return reason(n) == config.ReasonConverged && strings.HasPrefix(condition(n).Message, wish+":") && !owed && !n.Spec.Unschedulable
+		_, pending := n.Annotations[config.AnnotationJournal]
+		return reason(n) == config.ReasonConverged && strings.HasPrefix(condition(n).Message, requested+":") && !pending && !n.Spec.Unschedulable
 	})
 }
 

@@ -83,7 +83,7 @@ func (o options) storm(ctx context.Context, n int, lasts time.Duration) (w weath
 		return weather{}, err
 	}
 	f.stopAgents()
-	if err := f.wish(ctx); err != nil {
+	if err := f.request(ctx); err != nil {
 		return weather{}, err
 	}
 	before := f.tally.now()

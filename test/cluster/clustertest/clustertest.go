@@ -169,15 +169,15 @@ const patience = 5 * time.Minute
 // those of a client that is slow to read. Then another begins, which tells of all that is there again: each begins with a call of again, which
 // may be nil.
 func Follow[T runtime.Object](
-	ctx context.Context, open func(context.Context) (watch.Interface, error), anew func(), done func(watch.EventType, T) bool,
+	ctx context.Context, open func(context.Context) (watch.Interface, error), again func(), done func(watch.EventType, T) bool,
 ) error {
 	for ctx.Err() == nil {
 		w, err := open(ctx)
 		if err != nil {
 			return err
 		}
-		if anew != nil {
-			anew()
+		if again != nil {
+			again()
 		}
 		for event := range w.ResultChan() {
 			object, ok := event.Object.(T)

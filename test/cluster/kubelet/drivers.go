@@ -81,7 +81,7 @@ func (t *driverTable) start(ctx context.Context) {
 	t.work.Go(func() {
 		defer ticker.Stop()
 		for {
-			t.look(ctx)
+			t.scan(ctx)
 			t.wipe(ctx)
 			select {
 			case <-ctx.Done():
@@ -107,8 +107,8 @@ func (t *driverTable) stop() error {
 	return errors.Join(failed...)
 }
 
-// look registers drivers that have come, and forgets those whose socket is gone or another one.
-func (t *driverTable) look(ctx context.Context) {
+// scan registers drivers that have come, and forgets those whose socket is gone or another one.
+func (t *driverTable) scan(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	paths, err := filepath.Glob(filepath.Join(t.dir, "*.sock"))
@@ -258,7 +258,7 @@ func (t *driverTable) wipeSlices(ctx context.Context, driver string) error {
 
 // registered is the connection to a driver, one that answers before one that does not.
 func (t *driverTable) registered(ctx context.Context, name string) (*grpc.ClientConn, error) {
-	t.look(ctx) // it may just have come
+	t.scan(ctx) // it may just have come
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var found *grpc.ClientConn

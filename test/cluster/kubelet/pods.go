@@ -172,9 +172,9 @@ func (p *podWatch) freed(pod *corev1.Pod) {
 }
 
 // announce calls a hook of Options, if there is one, with the devices that a pod has or had.
-func announce(tell func(*corev1.Pod, []string), pod *corev1.Pod, ids []string) {
-	if len(ids) > 0 && tell != nil {
-		tell(pod, ids)
+func announce(hook func(*corev1.Pod, []string), pod *corev1.Pod, ids []string) {
+	if len(ids) > 0 && hook != nil {
+		hook(pod, ids)
 	}
 }
 

@@ -249,7 +249,7 @@ func leave(names ...string) func(*claimScript, context.Context) error {
 func (s *claimScript) await(ctx context.Context, goal func(claimState) bool) (claimState, error) {
 	last := ""
 	for {
-		state, err := s.look(ctx)
+		state, err := s.observe(ctx)
 		if err == nil && goal(state) {
 			if state.String() == last {
 				return state, nil
@@ -259,12 +259,12 @@ func (s *claimScript) await(ctx context.Context, goal func(claimState) bool) (cl
 		select {
 		case <-ctx.Done():
 			return state, errors.Join(ctx.Err(), err)
-		case <-time.After(4 * lookEvery):
+		case <-time.After(4 * observeEvery):
 		}
 	}
 }
 
-func (s *claimScript) look(ctx context.Context) (claimState, error) {
+func (s *claimScript) observe(ctx context.Context) (claimState, error) {
 	state := claimState{driver: "gone", pods: map[string]claimPod{}}
 	if s.driver != nil {
 		state.driver = "not registered"

@@ -39,11 +39,11 @@ const (
 	whole  = "nvidia.com/gpu"
 	shared = "nvidia.com/gpu.shared"
 	// stepTime bounds the wait for the effect of a step. What has none by then is recorded as it is.
-	stepTime  = 30 * time.Second
-	lookEvery = 50 * time.Millisecond
+	stepTime     = 30 * time.Second
+	observeEvery = 50 * time.Millisecond
 )
 
-func ticks() <-chan time.Time { return time.After(lookEvery) }
+func ticks() <-chan time.Time { return time.After(observeEvery) }
 
 // script is a run of the script.
 type script struct {

@@ -47,8 +47,8 @@ type Pod struct {
 	listed   bool // by PodResources List, which for a moment lists none after kubelet has started
 }
 
-// Look asks the API server and kubelet.
-func (v View) Look(ctx context.Context) (State, error) {
+// Observe asks the API server and kubelet.
+func (v View) Observe(ctx context.Context) (State, error) {
 	s := State{Resources: map[string]Amount{}, Devices: map[string][]string{}, Pods: map[string]Pod{}}
 	node, err := v.Client.CoreV1().Nodes().Get(ctx, v.Node, metav1.GetOptions{})
 	if err != nil {
@@ -195,21 +195,21 @@ func (s State) String() string {
 // Await looks until the goal is reached and the node is consistent. It returns the last state also when that never is so: then
 // with the context's error.
 func (v View) Await(ctx context.Context, goal func(State) bool) (State, error) {
-	return v.lookUntil(ctx, func(s State) bool { return s.consistent() && (goal == nil || goal(s)) })
+	return v.observeUntil(ctx, func(s State) bool { return s.consistent() && (goal == nil || goal(s)) })
 }
 
 // awaitLost looks until kubelet offers no device of a resource, because it has noticed that their plugin has ended.
 func (v View) awaitLost(ctx context.Context, resource string) error {
-	if _, err := v.lookUntil(ctx, func(s State) bool { return len(s.Devices[resource]) == 0 }); err != nil {
+	if _, err := v.observeUntil(ctx, func(s State) bool { return len(s.Devices[resource]) == 0 }); err != nil {
 		return fmt.Errorf("waiting until kubelet has lost the plugin of %s: %w", resource, err)
 	}
 	return nil
 }
 
-// lookUntil looks until reached is satisfied with an observation that did not fail. When the context ends before, its error is that and the last look's.
-func (v View) lookUntil(ctx context.Context, reached func(State) bool) (State, error) {
+// observeUntil looks until reached is satisfied with an observation that did not fail. When the context ends before, its error is that and the last look's.
+func (v View) observeUntil(ctx context.Context, reached func(State) bool) (State, error) {
 	for {
-		s, err := v.Look(ctx)
+		s, err := v.Observe(ctx)
 		if err == nil && reached(s) {
 			return s, nil
 		}

@@ -320,13 +320,13 @@ func worker(t *testing.T, steps, seed int) (*exec.Cmd, *bytes.Buffer) {
 // What a killed process leaves is what a crash of a real one leaves: half-made instances at most, and nobody blocked.
 func TestKilledProcessesLeaveTheStateWhole(t *testing.T) {
 	_, n := load(t, "gpus: [{model: H100-80GB, count: 2, mig: true}]")
-	look := time.NewTicker(time.Millisecond)
-	defer look.Stop()
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
 	const kills = 10
 	for i := range kills {
 		c, _ := worker(t, 1<<30, i)
 		for before := n.Calls()["CreateGpuInstance"]; n.Calls()["CreateGpuInstance"] < before+5+i; {
-			<-look.C
+			<-ticker.C
 		}
 		if err := c.Process.Kill(); err != nil {
 			t.Fatal(err)

@@ -178,7 +178,7 @@ func TestAMIGDeviceIsHeldByTheFileOfItsGPU(t *testing.T) {
 func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 	table := newTable(t)
 	pod := newPod("user", "10000000-0000-0000-0000-000000000000", corev1.PodQOSGuaranteed)
-	ended, looks := make(chan error, 1), make(chan struct{})
+	ended, observed := make(chan error, 1), make(chan struct{})
 	go func() {
 		var err error
 		for n := 0; err == nil; n++ {
@@ -187,7 +187,7 @@ func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 				err = table.Remove(99)
 			}
 			select {
-			case <-looks:
+			case <-observed:
 				ended <- err
 				return
 			default:
@@ -208,7 +208,7 @@ func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 			}
 		}
 	}
-	close(looks)
+	close(observed)
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}

@@ -200,7 +200,7 @@ func (c *cli) monitor() *cobra.Command {
 		Short: "Keep every GPU open without a CUDA context, as monitoring agents do, until told to end",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return c.on(func(n *gpusim.Node) error {
 				for _, gpu := range n.UUIDs() {
@@ -209,7 +209,7 @@ func (c *cli) monitor() *cobra.Command {
 					}
 				}
 				fmt.Fprintln(cmd.OutOrStdout(), "every GPU is open")
-				<-told.Done()
+				<-ctx.Done()
 				return n.Release(os.Getpid())
 			})
 		},
@@ -223,7 +223,7 @@ func (c *cli) compute() *cobra.Command {
 		Short: "Hold the devices that NVIDIA_VISIBLE_DEVICES names, or if it is void those of /dev, as a CUDA program in a container does, until a signal ends it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			told, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			pid, err := ownPID()
 			if err != nil {
@@ -240,7 +240,7 @@ func (c *cli) compute() *cobra.Command {
 					}
 					fmt.Fprintf(cmd.OutOrStdout(), "computing on %s\n", device)
 				}
-				<-told.Done()
+				<-ctx.Done()
 				return n.Release(pid)
 			})
 		},

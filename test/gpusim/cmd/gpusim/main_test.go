@@ -126,14 +126,14 @@ func TestNVIDIASMIAnswersTheQueriesOfTestHardware(t *testing.T) {
 func TestAMonitorKeepsEveryGPUOpenUntilItIsStopped(t *testing.T) {
 	t.Setenv("GPUSIM_NODE", filepath.Join(t.TempDir(), "node"))
 	execute(command(), "gpus: [{model: A100-80GB, count: 2}]", "create", "-")
-	told, end := context.WithCancel(t.Context())
+	ctx, end := context.WithCancel(t.Context())
 	out, in := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
 		c := command() //nolint:contextcheck // ExecuteContext gives it one
 		c.SetOut(in)
 		c.SetArgs([]string{"monitor"})
-		ended <- c.ExecuteContext(told)
+		ended <- c.ExecuteContext(ctx)
 	}()
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "every GPU is open\n" {
 		t.Fatalf("the monitor says %q, %v", line, err)

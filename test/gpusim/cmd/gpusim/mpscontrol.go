@@ -48,7 +48,7 @@ func mpsControl() *cobra.Command {
 			case foreground:
 				return runMPS(cmd.Context(), pipes, logs)
 			default:
-				return tellMPS(pipes, cmd.InOrStdin(), cmd.OutOrStdout())
+				return sendMPS(pipes, cmd.InOrStdin(), cmd.OutOrStdout())
 			}
 		},
 	}
@@ -119,7 +119,7 @@ func runMPS(ctx context.Context, pipes, logs string) error {
 	if mpsAnswers(pipes) {
 		return errMPSRuns
 	}
-	told, end := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ending, end := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer end()
 	if err := endWith(os.Getenv(mpsParent), end); err != nil {
 		return err
@@ -132,7 +132,7 @@ func runMPS(ctx context.Context, pipes, logs string) error {
 	if err != nil {
 		return fmt.Errorf("listening at the pipe directory: %w", err)
 	}
-	defer context.AfterFunc(told, func() { _ = listener.Close() })() // it is closed already if a command has ended the daemon
+	defer context.AfterFunc(ending, func() { _ = listener.Close() })() // it is closed already if a command has ended the daemon
 	log, err := os.OpenFile(filepath.Join(logs, "control.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -239,8 +239,8 @@ func (d *mpsDaemon) setThreads(to []string) string {
 	return d.threads + "\n"
 }
 
-// tellMPS hands commands to the daemon. One that has been told to quit is gone when this returns.
-func tellMPS(pipes string, commands io.Reader, out io.Writer) error {
+// sendMPS hands commands to the daemon. One that has been told to quit is gone when this returns.
+func sendMPS(pipes string, commands io.Reader, out io.Writer) error {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: mpsSocket(pipes)})
 	if err != nil {
 		return errors.New("cannot find MPS control daemon process")

@@ -124,8 +124,8 @@ func (r *mpsRig) await(done func() bool, log *bytes.Buffer) {
 	}
 }
 
-// tell runs nvidia-cuda-mps-control as the device plugin does to find out whether the daemon is well.
-func (r *mpsRig) tell(command string) (string, error) {
+// ask runs nvidia-cuda-mps-control as the device plugin does to find out whether the daemon is well.
+func (r *mpsRig) ask(command string) (string, error) {
 	cmd := sandbox.Command(r.t.Context(), r.sandbox, r.o, mpsControlName)
 	cmd.Stdin = strings.NewReader(command)
 	out, err := cmd.Output()
@@ -149,10 +149,10 @@ func TestNVIDIAsControlDaemonSharesTheSimulatedGPUsByMPS(t *testing.T) {
 	r.share(4)
 	process, ended := r.start()
 	r.expect(exclusive)
-	if got, err := r.tell("get_default_active_thread_percentage"); got != "25.0\n" || err != nil {
+	if got, err := r.ask("get_default_active_thread_percentage"); got != "25.0\n" || err != nil {
 		t.Errorf("a client of four has %q of the threads, %v", got, err)
 	}
-	if got, err := r.tell("get_default_device_pinned_mem_limit 0"); got != "20480M\n" || err != nil {
+	if got, err := r.ask("get_default_device_pinned_mem_limit 0"); got != "20480M\n" || err != nil {
 		t.Errorf("a client of four may have %q of the memory of GPU 0, %v", got, err)
 	}
 
@@ -164,7 +164,7 @@ func TestNVIDIAsControlDaemonSharesTheSimulatedGPUsByMPS(t *testing.T) {
 		_, err := os.Stat(filepath.Join(r.root, ".ready"))
 		return err == nil
 	}, new(bytes.Buffer))
-	if got, err := r.tell("get_default_active_thread_percentage"); got != "10.0\n" || err != nil {
+	if got, err := r.ask("get_default_active_thread_percentage"); got != "10.0\n" || err != nil {
 		t.Errorf("a client of ten has %q of the threads, %v", got, err)
 	}
 
@@ -175,7 +175,7 @@ func TestNVIDIAsControlDaemonSharesTheSimulatedGPUsByMPS(t *testing.T) {
 		t.Errorf("the daemon ended with %v", err)
 	}
 	r.expect(open)
-	if _, err := r.tell("get_default_active_thread_percentage"); err == nil {
+	if _, err := r.ask("get_default_active_thread_percentage"); err == nil {
 		t.Error("a daemon that has ended answers")
 	}
 	if _, err := os.Stat(filepath.Join(r.root, ".ready")); err == nil {
@@ -195,7 +195,7 @@ func TestAControlDaemonThatIsKilledLeavesTheComputeModeBehind(t *testing.T) {
 		t.Error("it was not killed")
 	}
 	r.await(func() bool {
-		_, err := r.tell("get_default_active_thread_percentage")
+		_, err := r.ask("get_default_active_thread_percentage")
 		return err != nil
 	}, new(bytes.Buffer))
 	r.expect(exclusive)
