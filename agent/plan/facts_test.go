@@ -37,7 +37,7 @@ func TestOneFactDecides(t *testing.T) {
 		},
 		{"new, and its capacity is not there", off + "startup", off, []string{fence, resume, verify}, ""},
 		{"new, and nothing is asked of it", off + "startup", "", []string{resume, verify}, "fence"},
-		{"new, and its sharing alone is asked for", off + "config set told\nstartup", "sharing none", []string{fence, resume, verify}, ""},
+		{"new, and its sharing alone is asked for", off + "config set reloaded\nstartup", "sharing none", []string{fence, resume, verify}, ""},
 		{"new, fenced", off + "startup fenced agreed=2", off, []string{fence, resume}, ""},
 		{"new, left by an earlier change", off + "startup orphaned agreed=2", off, []string{fence, resume}, ""},
 		{"new, its plugin can be asked for a config only later", off + "startup agreed=2", off + "later", []string{fence, resume}, ""},
@@ -115,56 +115,56 @@ func TestOneFactDecides(t *testing.T) {
 
 		// Sharing.
 		{
-			"pods of one name in two namespaces", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::3\npod api/a on 0 as nvidia.com/gpu::0\nconfig nvidia.com/gpu=4 told",
+			"pods of one name in two namespaces", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::3\npod api/a on 0 as nvidia.com/gpu::0\nconfig nvidia.com/gpu=4 reloaded",
 			"sharing nvidia.com/gpu=2",
 			[]string{"evict web/a"},
 			"api/a",
 		},
 		{
-			"the first replica that goes", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::2\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
+			"the first replica that goes", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::2\nconfig nvidia.com/gpu=4 reloaded", "sharing nvidia.com/gpu=2",
 			[]string{"evict web/a"},
 			"",
 		},
 		{
-			"the last replica that stays", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::1\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=2",
+			"the last replica that stays", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu::1\nconfig nvidia.com/gpu=4 reloaded", "sharing nvidia.com/gpu=2",
 			[]string{fence},
 			"evict",
 		},
 		{
-			"what is not shared keeps its name", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu\nconfig told", "sharing nvidia.com/mig-1g.10gb=2 rename",
+			"what is not shared keeps its name", "gpu 0 off\npod web/a on 0 as nvidia.com/gpu\nconfig reloaded", "sharing nvidia.com/mig-1g.10gb=2 rename",
 			[]string{fence, write},
 			"evict",
 		},
-		{"another config with the same sharing", "gpu 0 off\nconfig nvidia.com/gpu=4 told", "sharing nvidia.com/gpu=4", []string{journal, write}, "fence"},
-		{"another MIG strategy renames instances", "gpu 0 on 1g.10gb@0\nconfig mig=single told", "sharing mig=mixed", []string{fence, write}, ""},
-		{"another MIG strategy without instances", "gpu 0 on\nconfig mig=single told", "sharing mig=mixed", []string{journal, write}, "fence"},
-		{"the same MIG strategy", "gpu 0 on 1g.10gb@0\nconfig mig=mixed told", "sharing mig=mixed", []string{journal, write}, "fence"},
-		{"the former MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig told", "sharing mig=mixed", []string{journal, write}, "fence"},
-		{"the next MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig mig=mixed told", "sharing none", []string{journal, write}, "fence"},
+		{"another config with the same sharing", "gpu 0 off\nconfig nvidia.com/gpu=4 reloaded", "sharing nvidia.com/gpu=4", []string{journal, write}, "fence"},
+		{"another MIG strategy renames instances", "gpu 0 on 1g.10gb@0\nconfig mig=single reloaded", "sharing mig=mixed", []string{fence, write}, ""},
+		{"another MIG strategy without instances", "gpu 0 on\nconfig mig=single reloaded", "sharing mig=mixed", []string{journal, write}, "fence"},
+		{"the same MIG strategy", "gpu 0 on 1g.10gb@0\nconfig mig=mixed reloaded", "sharing mig=mixed", []string{journal, write}, "fence"},
+		{"the former MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig reloaded", "sharing mig=mixed", []string{journal, write}, "fence"},
+		{"the next MIG strategy is not known", "gpu 0 on 1g.10gb@0\nconfig mig=mixed reloaded", "sharing none", []string{journal, write}, "fence"},
 
 		// What another program has carried out.
 		{
-			"a pod holds what was withdrawn", off + "pod web/a on 0 withdrawn\nconfig set told\nslot needed\nagreed=2", "sharing none",
+			"a pod holds what was withdrawn", off + "pod web/a on 0 withdrawn\nconfig set reloaded\nslot needed\nagreed=2", "sharing none",
 			[]string{slot, fence, "evict web/a", resume, verify, "release", "give the slot"},
 			write,
 		},
 		{
-			"behind the fence", off + "pod web/a on 0 withdrawn ending\nconfig set told\nslot has\njournal fenced", "sharing none",
+			"behind the fence", off + "pod web/a on 0 withdrawn ending\nconfig set reloaded\nslot has\njournal fenced", "sharing none",
 			[]string{"evict web/a", resume, verify, "release", "give the slot"},
 			fence,
 		},
-		{"the pod is gone", off + "config set told\nslot has\njournal fenced", "sharing none", []string{resume, verify, "release", "give the slot"}, "evict"},
-		{"its pods end anyway", off + "pod web/a on 0 withdrawn ending\nconfig set told", "sharing none", []string{verify}, fence},
-		{"a new node", off + "pod web/a on 0 withdrawn\nconfig set told\nstartup agreed=2", "sharing none", []string{fence, "evict web/a", resume, verify, "release"}, ""},
+		{"the pod is gone", off + "config set reloaded\nslot has\njournal fenced", "sharing none", []string{resume, verify, "release", "give the slot"}, "evict"},
+		{"its pods end anyway", off + "pod web/a on 0 withdrawn ending\nconfig set reloaded", "sharing none", []string{verify}, fence},
+		{"a new node", off + "pod web/a on 0 withdrawn\nconfig set reloaded\nstartup agreed=2", "sharing none", []string{fence, "evict web/a", resume, verify, "release"}, ""},
 
 		// MPS.
-		{"MPS stays, and so does its compute mode", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps set told\nagreed=2", "sharing nvidia.com/gpu=2 mps", nil, "GPU 0"},
+		{"MPS stays, and so does its compute mode", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps set reloaded\nagreed=2", "sharing nvidia.com/gpu=2 mps", nil, "GPU 0"},
 		{
-			"MPS ends before a GPU is cut whose compute mode is the default", "gpu 0 on 1g.10gb@0\nconfig nvidia.com/gpu=2 mps told", "gpu 0 on\nsharing none",
+			"MPS ends before a GPU is cut whose compute mode is the default", "gpu 0 on 1g.10gb@0\nconfig nvidia.com/gpu=2 mps reloaded", "gpu 0 on\nsharing none",
 			[]string{write, destroy},
 			"",
 		},
-		{"MPS of which the journal knows nothing ends", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps told", "sharing none", []string{write, compute}, ""},
+		{"MPS of which the journal knows nothing ends", "gpu 0 off exclusive\nconfig nvidia.com/gpu=2 mps reloaded", "sharing none", []string{write, compute}, ""},
 	} {
 		steps, err := plan.Make(parseSeen(t, row.seen), parseWant(t, row.want))
 		got := text(steps, err)
@@ -196,9 +196,9 @@ func TestWhatAPlanTakes(t *testing.T) {
 			"gpu 0 on 1g.10gb@0 1g.10gb@1", "gpu 0 on 2g.20gb=3", []plan.Taken{{GPU: gpu, Devices: []string{small, "MIG-0/1g.10gb@1", gpu}}},
 		},
 		"the mode takes the whole GPU":  {"gpu 0 off", "gpu 0 on", []plan.Taken{{GPU: gpu, Devices: []string{gpu}, Whole: true}}},
-		"time-slicing takes no process": {"gpu 0 off\nconfig told", "sharing nvidia.com/gpu=2", nil},
+		"time-slicing takes no process": {"gpu 0 off\nconfig reloaded", "sharing nvidia.com/gpu=2", nil},
 		"MPS takes the processes of all GPUs that are there, once": {
-			"gpu 0 on 1g.10gb@0\ngpu 1 lost\ngpu 2 off\nconfig told", "gpu 0 on\nsharing nvidia.com/gpu=2 mps",
+			"gpu 0 on 1g.10gb@0\ngpu 1 lost\ngpu 2 off\nconfig reloaded", "gpu 0 on\nsharing nvidia.com/gpu=2 mps",
 			[]plan.Taken{{GPU: gpu, Devices: []string{small, gpu}}, {GPU: "GPU-2", Devices: []string{"GPU-2"}, Compute: true}},
 		},
 	} {

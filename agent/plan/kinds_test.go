@@ -114,7 +114,7 @@ func TestAKindThatRestoresOrOnlyAddsTakesNothing(t *testing.T) {
 		}
 	}
 	if !plan.NeedFresh(nil, true) {
-		t.Error("the end of a change is told by what the watches have shown")
+		t.Error("the end of a change is known by what the watches have shown")
 	}
 }
 

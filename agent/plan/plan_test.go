@@ -86,7 +86,7 @@ func text(steps []plan.Step, err error) string {
 //	unit nvsm.service active holds ending starting
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	pod web/c on 0 as nvidia.com/gpu::2 withdrawn ending
-//	config nvidia.com/gpu=4 told tells noted set foretold
+//	config nvidia.com/gpu=4 reloaded needs-reload noted set foretold
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
@@ -276,11 +276,11 @@ func parseSharing(t *testing.T, words []string) *plan.Sharing {
 	return s
 }
 
-// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "told", "tells", "noted", "early", "foretold".
+// parsePlugin reads the observed config of the plugin: "unknown", or a sharing; and "set", "reloaded", "needs-reload", "noted", "early", "foretold".
 func parsePlugin(t *testing.T, words []string) plan.Plugin {
 	t.Helper()
 	p := plan.Plugin{
-		Set: slices.Contains(words, "set"), Reloaded: slices.Contains(words, "told"), NeedsReload: slices.Contains(words, "tells"),
+		Set: slices.Contains(words, "set"), Reloaded: slices.Contains(words, "reloaded"), NeedsReload: slices.Contains(words, "needs-reload"),
 		Journaled: slices.Contains(words, "noted"), Early: slices.Contains(words, "early"),
 		Foretold: slices.Contains(words, "foretold"),
 	}
