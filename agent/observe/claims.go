@@ -13,6 +13,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
@@ -118,7 +119,7 @@ func (c *Claims) isDue(has readClaim, pod types.UID) bool {
 func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	out := readClaim{at: c.Clock.Now()}
 	// The API server takes any text as the name in a pod's status. A request for a claim of such a name fails each time.
-	if len(apivalidation.NameIsDNSSubdomain(name, false)) > 0 {
+	if len(name) > validation.DNS1123SubdomainMaxLength || len(apivalidation.NameIsDNSSubdomain(name, false)) > 0 {
 		out.err = fmt.Errorf("a pod in namespace %s names a resource claim %q, which none can be called", namespace, sanitize.Cut(name, longestName))
 		return out
 	}

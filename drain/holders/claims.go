@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Claims are the resource claims of pods, those that could be read. A claim that several pods use is in it for each of them.
@@ -144,7 +146,7 @@ func (p *Pod) claim(names []string, prepared map[string][]Device, claimed Claime
 		found = true
 		p.Devices, p.DevicesKnown = append(p.Devices, has.uuids...), p.DevicesKnown && has.known
 		if name != "" {
-			p.DeviceClaims = append(p.DeviceClaims, name)
+			p.DeviceClaims = append(p.DeviceClaims, sanitize.Cut(name, maxName)) // the API server takes any text in a pod's status
 		}
 	}
 	slices.Sort(p.Devices)
