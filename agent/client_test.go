@@ -9,6 +9,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,7 +39,7 @@ func (c *client) Tracker() k8stesting.ObjectTracker { return c.others }
 func newClient(t *testing.T, objects ...runtime.Object) *client {
 	t.Helper()
 	kinds, ofNodes := runtime.NewScheme(), runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(kinds), policyv1.AddToScheme(kinds), coordinationv1.AddToScheme(kinds)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(kinds), policyv1.AddToScheme(kinds), coordinationv1.AddToScheme(kinds), resourcev1.AddToScheme(kinds)); err != nil {
 		t.Fatal(err)
 	}
 	ofNodes.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Node{}, &corev1.NodeList{})

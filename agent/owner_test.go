@@ -85,6 +85,16 @@ func (o offering) IsWatchListSemanticsUnSupported() bool {
 	return has && says.IsWatchListSemanticsUnSupported()
 }
 
+// RawCore implements kube.Interface. Watches, which only Run and Recover begin, are refused: each observation then asks the fake.
+func (offering) RawCore() cache.Getter {
+	return &restfake.RESTClient{
+		NegotiatedSerializer: serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion(), GroupVersion: corev1.SchemeGroupVersion,
+		Client: restfake.CreateHTTPClient(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody}, nil
+		}),
+	}
+}
+
 // RawResource implements kube.Interface.
 func (o offering) RawResource() cache.Getter {
 	kinds := runtime.NewScheme()
@@ -295,7 +305,7 @@ func (w *world) cutAsNow() (out []resourcev1.Device) {
 			out = append(out, wholeGPU(fmt.Sprintf("gpu-%d", gpu.Minor), string(gpu.UUID)))
 		}
 		for _, i := range gpu.Instances {
-			d := wholeGPU(fmt.Sprintf("gpu-%d-mig-%d", gpu.Minor, i.Start), i.Devices[0].UUID)
+			d := wholeGPU(fmt.Sprintf("gpu-%d-mig-%s-%d", gpu.Minor, strings.ReplaceAll(i.Profile, ".", ""), i.Start), i.Devices[0].UUID)
 			d.Attributes["profile"] = resourcev1.DeviceAttribute{StringValue: &i.Devices[0].Profile}
 			out = append(out, d)
 		}

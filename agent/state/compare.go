@@ -14,13 +14,14 @@ func (s *Observed) CompareHardware(under config.MIGStrategy) Capacity {
 }
 
 // Compare compares what kubelet offers with what is desired, as far as that is known. Where it is what the labels ask for, no pod may hold what kubelet gives
-// out to others by now: neither what was before a change, nor the way back to it, can promise that.
+// out to others by now: neither what was before a change, nor the way back to it, can promise that. Where NVIDIA's DRA driver gives out the GPUs, a way back that
+// cuts GPUs does: it has the pods leave whose devices are gone.
 func (s *Observed) Compare(want Desired, under config.MIGStrategy) Capacity {
 	out := Capacity{Proven: s.Capacity.Proven, Strategy: under}
 	var stands capacity.Resources
 	out.Missing, stands = s.missing(want.Plugin, under)
 	// Where the config is not known, only what agrees with hardware and node can be what stands.
-	if (!want.Undo || s.Owner.ByClaims()) && (stands != nil && s.DevicePlugin.Unconnected == "" || len(out.Missing) == 0) {
+	if (!want.Undo || s.cutsBackByClaims()) && (stands != nil && s.DevicePlugin.Unconnected == "" || len(out.Missing) == 0) {
 		out.Withdrawn = s.WithdrawnFrom(stands, want)
 		out.Missing = append(out.Missing, s.withdrawnTexts(out.Withdrawn)...)
 	}
@@ -28,6 +29,10 @@ func (s *Observed) Compare(want Desired, under config.MIGStrategy) Capacity {
 		out.Stale = capacity.StaleFeatures(capacity.Expected(s.GPUs, under), *sharing, s.Node.Labels)
 	}
 	return out
+}
+
+func (s *Observed) cutsBackByClaims() bool {
+	return s.Owner.ByClaims() && s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
 }
 
 // missing says how hardware, kubelet and node disagree, and what stands: all that the device plugin offers by its config; nil where that is not known.

@@ -66,8 +66,8 @@ func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advi
 	switch {
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
 		return config.ReasonEvicting, ""
-	case want.Name == "" || want.Label == "":
-		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what the device plugin offers: without one the agent evicts none"
+	case want.Name == "" || want.Label == "" || want.Plugin == nil && len(want.Targets) == 0:
+		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + seen.Offerer() + " offers: without one the agent evicts none"
 	default:
 		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, without which the agent evicts none: %v", seen.Plugin.ParseErr)
 	}

@@ -1,0 +1,278 @@
+package agent_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// claims runs a pod that has the device by a claim, which the scheduler has made for an extended resource: nothing in its spec is of NVIDIA's.
+func (w *world) claims(name, device string, change ...func(*corev1.Pod)) {
+	w.t.Helper()
+	w.pod(name, holders.ClaimDriver+"/"+nodeName+"/"+device, append([]func(*corev1.Pod){func(p *corev1.Pod) {
+		p.Annotations["resource"] = "claim " + name + "-gpu"
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name + "-gpu"}
+	}}, change...)...)
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name + "-gpu"}}
+	claim.Status.Allocation = &resourcev1.AllocationResult{}
+	claim.Status.Allocation.Devices.Results = []resourcev1.DeviceRequestAllocationResult{{Driver: holders.ClaimDriver, Pool: nodeName, Device: device}}
+	claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: types.UID(name)}}
+	if _, err := w.client.ResourceV1().ResourceClaims("team").Create(w.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// bound is a pod that the scheduler has bound, and whose claim kubelet cannot prepare.
+func bound(p *corev1.Pod) {
+	delete(p.Annotations, "device")
+	p.Status.Phase = corev1.PodPending
+}
+
+// uncutUnderPods is a node of NVIDIA's DRA driver, whose GPUs were cut in seven when pods "of-0" and "of-1" got a part of each, and pod "late" another one of GPU 0, which
+// kubelet has not prepared. GPU 0 was uncut by hand since, and the driver started again.
+func uncutUnderPods(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.unplugged, w.drives = true, true
+	w.spend(time.Minute)
+	w.converge("all-1g.10gb")
+	w.claims("of-0", "gpu-0-mig-1g10gb-0")
+	w.claims("of-1", "gpu-1-mig-1g10gb-0")
+	w.claims("late", "gpu-0-mig-1g10gb-1", bound)
+	w.unset(config.LabelMIGConfig)
+	w.settle(config.ReasonNotRequested)
+	gpu := w.snapshot()[0]
+	for _, i := range gpu.Instances {
+		if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, i.Placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.gpus.Driver().SetMode(t.Context(), gpu.UUID, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range w.podsIn("dra") {
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+	return w
+}
+
+// namesGone fails the test unless the node is False, and says which pods have what the driver offers no more, and of no other pod.
+func (w *world) namesGone(words ...string) {
+	w.t.Helper()
+	c := w.condition()
+	for _, want := range append(words,
+		"pod team/late has gpu-0-mig-1g10gb-1 by claim late-gpu, which NVIDIA's DRA driver offers no more",
+		"pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver offers no more") {
+		if !strings.Contains(c.Message, want) {
+			w.t.Errorf("want %q in %s", want, c.Message)
+		}
+	}
+	if c.Status != corev1.ConditionFalse || strings.Contains(c.Message, "team/of-1") || strings.Contains(c.Message, "device plugin") {
+		w.t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
+	}
+}
+
+// saidOfGone fails the test unless recover --dry-run says so of the pods whose devices are gone, by name, and nothing of the kind of the one that has its device.
+func (w *world) saidOfGone(such func(api.PodSeen) bool) api.Diagnosis {
+	w.t.Helper()
+	d := w.diagnose(true)
+	var names []string
+	for _, p := range d.Pods {
+		if such(p) {
+			names = append(names, p.Name)
+		}
+	}
+	if !slices.Equal(names, []string{"late", "of-0"}) || len(d.Pods) != 3 || strings.Contains(jsonOf(w.t, d), "device plugin") {
+		w.t.Errorf("recover --dry-run says so of %v:\n%s", names, jsonOf(w.t, d))
+	}
+	return d
+}
+
+// recoverByHand has gpuslice-agent recover give the node back, on a machine where no agent runs.
+func (w *world) recoverByHand() {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
+	defer cancel()
+	if err := agent.New(w.optionsFor(&w.host)).Recover(ctx, func(*corev1.Node) { w.turn() }); err != nil {
+		w.t.Errorf("recover: %v", err)
+	}
+}
+
+// Promise 19, on a node of NVIDIA's DRA driver: a pod that holds what is there no more keeps the node from being True, whoever has cut the GPU.
+func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
+	t.Parallel()
+	stays := func(p api.PodSeen) bool {
+		return !p.Leaves && p.State == "Withdrawn" && p.Message == "NVIDIA's DRA driver offers no more what its claims have"
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := uncutUnderPods(t)
+		calls, fences := w.count(nil), w.cordons()
+		w.spend(time.Hour)
+		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver offers: without one the agent evicts none"
+		w.namesGone(advice)
+		d := w.saidOfGone(stays)
+		missing := slices.IndexFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseCapacityMissing })
+		if missing < 0 || d.Causes[missing].You != "delete these pods, or wait until they have ended" {
+			t.Errorf("the causes are %+v", d.Causes)
+		}
+		w.recoverByHand()
+		if len(*fences) > 0 || !w.runs("of-0") || !w.runs("late") {
+			t.Errorf("where nothing is asked for, a pod was evicted, or the node fenced %d times", len(*fences))
+		}
+
+		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
+		w.profile("named") // which asks for no GPU
+		w.spend(time.Hour)
+		w.namesGone(advice)
+		w.unset(config.LabelProfile)
+
+		w.label("second") // as the GPUs are
+		w.reach("second")
+		if w.runs("of-0") || w.runs("late") || !w.runs("of-1") {
+			t.Errorf("run: of-0 %t, late %t, of-1 %t", w.runs("of-0"), w.runs("late"), w.runs("of-1"))
+		}
+		if *calls > 0 || len(*fences) != 1 {
+			t.Errorf("%d calls that change a GPU, %d fences", *calls, len(*fences))
+		}
+	})
+}
+
+// A budget keeps such a pod as any other, and so does a hold: recover says what is awaited, and gives the node back as it is.
+func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		begin, ends func(w *world)
+		reason      config.Reason
+	}{
+		"for the end of a hold": {
+			func(w *world) { w.annotate(config.AnnotationHold, "migration") }, func(w *world) { w.unannotate(config.AnnotationHold) }, config.ReasonHeld,
+		},
+		"for its window": {
+			func(w *world) { w.maintain(nights); w.spend(8 * time.Hour) }, func(w *world) { w.spend(14 * time.Hour) }, config.ReasonAwaitingWindow,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := uncutUnderPods(t)
+				row.begin(w)
+				fences := w.cordons()
+				w.label("second")
+				w.spend(30 * time.Minute)
+				if w.reason() != row.reason || len(*fences) > 0 || !w.runs("of-0") {
+					t.Errorf("%s; the node was fenced %d times", w.reason(), len(*fences))
+				}
+				w.namesGone()
+				row.ends(w)
+				w.reach("second")
+			})
+		})
+	}
+	t.Run("for a budget, in the middle", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			w := uncutUnderPods(t)
+			blocks := false
+			w.keeps(func() bool { return blocks }, "of-0")
+			w.label("second")
+			w.fence()
+			blocks = true
+			w.passes("a refused eviction", func() bool { return w.reason() == config.ReasonEvictionBlocked })
+			d := w.diagnose(true)
+			if i := slices.IndexFunc(d.Pods, func(p api.PodSeen) bool { return p.Name == "of-0" }); i < 0 || !d.Pods[i].Leaves || !strings.Contains(d.Pods[i].Message, "budget") {
+				t.Errorf("recover --dry-run says %s", jsonOf(t, d))
+			}
+			w.unset(config.LabelMIGConfig)
+			w.recoverByHand()
+			w.givenBack()
+			w.restart()
+			w.spend(time.Minute)
+			if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver offers no more") {
+				t.Errorf("after recover the node says %s %s: %s", c.Status, c.Reason, c.Message)
+			}
+			if !w.runs("of-0") || !w.runs("of-1") {
+				t.Error("a pod was evicted that a budget keeps, or whose device is there")
+			}
+		})
+	})
+}
+
+// A100s with MIG mode off show no counters in DynamicMIG: their slices are those of the static driver. The gate of the driver's pod alone shows who cuts them, and while the
+// pod is away nothing does.
+func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		gate     func(*corev1.Pod)
+		evidence string
+	}{
+		"its environment": {func(*corev1.Pod) {}, "FEATURE_GATES=DynamicMIG=true of container gpus of pod dra/driver-1"},
+		"a flag": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env, p.Spec.Containers[0].Args = nil, []string{"gpu-kubelet-plugin --feature-gates=DynamicMIG=true"}
+		}, "--feature-gates DynamicMIG=true of container gpus of pod dra/driver-1"},
+		"a value that cannot be read": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env[0] = corev1.EnvVar{Name: "FEATURE_GATES", ValueFrom: &corev1.EnvVarSource{}}
+		}, "FEATURE_GATES, whose value this agent cannot read,"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "gpus: [{model: A100-80GB, count: 2}]")
+				w.unplugged = true
+				calls, fences := w.count(nil), w.cordons()
+				w.driver(dynamicGate, row.gate)
+				w.publish(w.cutAsNow()...)
+				w.label("all-1g.10gb")
+				w.spend(time.Minute)
+				w.refused(config.ReasonForeignOwner, "it cuts the GPUs of this node itself, by "+row.evidence)
+				if d := w.diagnose(true); d.Owner != api.OwnerDRADynamic {
+					t.Errorf("the diagnosis has the owner %q", d.Owner)
+				}
+
+				for what, away := range map[string]func(){
+					"its slices stay": func() {}, "kubelet has deleted its slices": func() { w.publish() },
+				} {
+					if err := w.client.Tracker().Delete(podResource, "dra", "driver-1"); err != nil {
+						t.Fatal(err)
+					}
+					away()
+					w.spend(10 * time.Minute)
+					if c := w.condition(); c.Status != corev1.ConditionFalse {
+						t.Errorf("while the driver is away, and %s, the node says %s: %s", what, c.Reason, c.Message)
+					}
+					w.started = 0
+					w.driver(dynamicGate, row.gate)
+					w.publish(w.cutAsNow()...)
+					w.spend(time.Minute)
+					w.refused(config.ReasonForeignOwner, row.evidence)
+				}
+				if *calls > 0 || len(*fences) > 0 {
+					t.Errorf("%d calls that change a GPU, %d fences", *calls, len(*fences))
+				}
+				if enabled := slices.ContainsFunc(w.snapshot(), func(g nvml.GPU) bool { return g.Enabled }); enabled {
+					t.Error(fmt.Sprint("a GPU is in MIG mode: ", w.gpus))
+				}
+			})
+		})
+	}
+}
