@@ -243,6 +243,9 @@ var kinds = map[Kind]Traits{
 	RestartLatePlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
+			if byDriver(s.Pods) {
+				return "restart " + plugins(s.Pods) + ", whose ResourceSlices have not been those of the GPUs for long"
+			}
 			return "restart " + plugins(s.Pods) + ", whose devices kubelet has lacked for long"
 		},
 		AsksBudgets: true, PartOfProof: true,

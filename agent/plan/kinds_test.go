@@ -143,10 +143,11 @@ func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
 		"evict team/a (claim team/a-gpu, team/b), team/c": {Kind: plan.Evict, Pods: []plan.Pod{
 			{Namespace: "team", Name: "a", Claims: []string{"a-gpu", "b"}}, {Namespace: "team", Name: "c"},
 		}},
-		"restart NVIDIA's DRA driver dra/driver":                                            {Kind: plan.RestartOperands, Pods: driver},
-		"restart NVIDIA's DRA driver dra/driver, which withholds a GPU that has recovered":  {Kind: plan.RestartPlugin, Pods: driver},
-		"restart NVIDIA's DRA driver dra/driver, whose devices kubelet has lacked for long": {Kind: plan.RestartLatePlugin, Pods: driver},
-		"pause NVIDIA's DRA driver dra/driver":                                              {Kind: plan.PauseOperands, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver":                                                                {Kind: plan.RestartOperands, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, which withholds a GPU that has recovered":                      {Kind: plan.RestartPlugin, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, whose ResourceSlices have not been those of the GPUs for long": {Kind: plan.RestartLatePlugin, Pods: driver},
+		"resume NVIDIA's DRA driver":                                                                            {Kind: plan.ResumeOperands, ByClaims: true},
+		"pause NVIDIA's DRA driver dra/driver":                                                                  {Kind: plan.PauseOperands, Pods: driver},
 	} {
 		if got := step.String(); got != want {
 			t.Errorf("%q, want %q", got, want)

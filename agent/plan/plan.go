@@ -564,7 +564,7 @@ func resume(seen Observed) []Step {
 	}
 	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there by now.
 	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Pending) {
-		steps = append(steps, Step{Kind: ResumeOperands})
+		steps = append(steps, Step{Kind: ResumeOperands, ByClaims: seen.ByClaims})
 	}
 	return steps
 }

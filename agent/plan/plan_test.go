@@ -359,6 +359,9 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	seen.Orphaned = slices.Contains(words, "orphaned")
 	seen.Undo = slices.Contains(words, "undo")
 	seen.ByClaims = slices.Contains(words, "by-claims")
+	for i := range seen.Operands {
+		seen.Operands[i].Pod.Driver = seen.ByClaims
+	}
 	seen.Fenced = slices.Contains(words, "fenced")
 	seen.Startup = slices.Contains(words, "startup")
 	seen.Returned = slices.Contains(words, "returned")

@@ -21,6 +21,7 @@ type Step struct {
 	Label    string      // of PauseOperands and ResumeOperands, if they work by label
 	Unit     string      // of StopUnits and StartUnits
 	Config   string      // of WriteSharing: names the config
+	ByClaims bool        // of ResumeOperands: NVIDIA's DRA driver comes back, and not a device plugin
 }
 
 // Traits are those of the step's kind. A kind without a row has none.
@@ -59,10 +60,14 @@ func (s Step) pause() string {
 }
 
 func (s Step) resume() string {
-	if s.Label == "" {
+	switch {
+	case s.Label != "":
+		return "resume " + s.Label
+	case s.ByClaims:
+		return "resume NVIDIA's DRA driver"
+	default:
 		return "resume device plugin"
 	}
-	return "resume " + s.Label
 }
 
 func onGPU(text func(Step) string) func(Step) string {
@@ -86,10 +91,14 @@ func onOff(on bool) string {
 
 // plugins names the pods of what gives out the node's GPUs.
 func plugins(pods []Pod) string {
-	if slices.ContainsFunc(pods, func(p Pod) bool { return p.Driver }) {
+	if byDriver(pods) {
 		return "NVIDIA's DRA driver " + names(pods)
 	}
 	return "device plugin " + names(pods)
+}
+
+func byDriver(pods []Pod) bool {
+	return slices.ContainsFunc(pods, func(p Pod) bool { return p.Driver })
 }
 
 // withClaims names the pods, and beside each its claims: "team/a (claim team/a-gpu)".
