@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -57,11 +58,17 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
-	forward := in.Seen.HardwareOrPluginTouched() && !in.Want.Undo
+	forward := isForward(in.Seen, in.Want)
 	if !a.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh
 	}
 	return a.fencing.Preflight(ctx, in)
+}
+
+// isForward reports whether the agent is in the middle of what the label asks for: a GPU, or the device plugin's config, is not as it was when the
+// change began, and the change is not being undone.
+func isForward(seen *state.Observed, want state.Desired) bool {
+	return seen.HardwareOrPluginTouched() && !want.Undo
 }
 
 // perform calls the executor of the first step.

@@ -1,4 +1,4 @@
-package state_test
+package agent
 
 import (
 	"testing"
@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-func TestAChangeHasTouchedAGPUThatIsNotAsBefore(t *testing.T) {
+func TestAChangeGoesForwardWhenAGPUIsTouchedAndNotWhileItIsUndone(t *testing.T) {
 	t.Parallel()
 	before := nvml.GPU{UUID: "GPU-a"}
 	touched := nvml.GPU{UUID: "GPU-a", Enabled: true}
@@ -17,15 +17,17 @@ func TestAChangeHasTouchedAGPUThatIsNotAsBefore(t *testing.T) {
 	for name, c := range map[string]struct {
 		journal *journal.Journal
 		gpu     nvml.GPU
+		undo    bool
 		want    bool
 	}{
-		"no change is under way": {nil, touched, false},
-		"no GPU is touched yet":  {change, before, false},
-		"a GPU is touched":       {change, touched, true},
+		"no change is under way":     {nil, touched, false, false},
+		"no GPU is touched yet":      {change, before, false, false},
+		"a GPU is touched":           {change, touched, false, true},
+		"the change is being undone": {change, touched, true, false},
 	} {
 		seen := state.Observed{Journal: c.journal, GPUs: []nvml.GPU{c.gpu}}
-		if got := seen.HardwareOrPluginTouched(); got != c.want {
-			t.Errorf("%s: touched: %t, want %t", name, got, c.want)
+		if got := isForward(&seen, state.Desired{Undo: c.undo}); got != c.want {
+			t.Errorf("%s: forward is %t, want %t", name, got, c.want)
 		}
 	}
 }
