@@ -27,7 +27,7 @@ GOTESTSUM := go tool -modfile=test/tools/go.mod gotestsum
 # Timers may fire 2 ms late instead of 50 us: Go's scheduler sleeps for 20 us over and over, which takes a quarter
 # of the processor time of programs that mostly wait.
 # GPUSLICE_RUN names this run, in which test/binaries builds each program once.
-# -s -w: nobody debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
+# -s -w: no one debugs these binaries, and to link them with symbols takes twice as long. -vet=off: make lint vets.
 export GPUSLICE_RUN := $(shell date +%s%N)
 COUNT    := $(if $(CI),-count=1)
 PACKAGES  = ./test/node ./agent ./test/cluster/kubelet ./test/cluster ./agent/act/fleet ./cmd/gpuslice-agent ./test/policy ./...

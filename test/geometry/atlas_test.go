@@ -127,7 +127,7 @@ func (a atlas) maximal() []string {
 	return slices.DeleteFunc(slices.Clone(a.keys), func(k string) bool { return part[k] })
 }
 
-// draw gives a random wish that the empty GPU can grant. About every third instance that can be divided is.
+// draw gives a random request that the empty GPU can grant. About every third instance that can be divided is.
 func (a atlas) draw(r *rand.Rand) map[string]int {
 	request := map[string]int{}
 	for _, name := range strings.Split(a.keys[r.IntN(len(a.keys))], " ") {
@@ -190,7 +190,7 @@ func (c *cost) addInstance(i nvml.Instance) {
 	c[3] += i.Size
 }
 
-// cheapest tries every way in which the wish can stand. It is false if there is none.
+// cheapest tries every way in which the request can stand. It is false if there is none.
 func (a atlas) cheapest(from nvml.GPU, request map[string]int) (best cost, found bool) {
 	known := map[nvml.Placed]cost{}
 	for _, instances := range a.divisions(request) {
@@ -264,7 +264,7 @@ func (a atlas) divided(i nvml.Instance, want nvml.Placed) cost {
 	return best
 }
 
-// divisions are the lists of instances, without places, that make the wished devices available.
+// divisions are the lists of instances, without places, that make the requested devices available.
 func (a atlas) divisions(request map[string]int) []nvml.Geometry {
 	out := []nvml.Geometry{nil}
 	for _, p := range a.gpu.Profiles {

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
-// In mig-parted's format, devices such as 1c.3g.20gb say nothing of which GPU instances they share. Wishes with such devices
-// are carried out by both tools, and each finds the other's result to be as wished.
+// In mig-parted's format, devices such as 1c.3g.20gb say nothing of which GPU instances they share. Requests with such devices
+// are carried out by both tools, and each finds the other's result to be as requested.
 func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 	if testing.Short() {
 		t.Skip("to compile NVIDIA's mig-parted takes minutes")
@@ -41,7 +41,7 @@ func TestPartsShareInstancesAsNVIDIAsToolHasThem(t *testing.T) {
 		}
 		carryOut(t, ours, before, want)
 		if _, err := ours.MIGParted(t.Context(), "assert", "-f", file, "-c", "batch"); err != nil {
-			t.Fatalf("of what stands is not as wished, NVIDIA's tool says: %v\n%v\n%v", err, batch, ours.GPUs)
+			t.Fatalf("of what stands is not as requested, NVIDIA's tool says: %v\n%v\n%v", err, batch, ours.GPUs)
 		}
 		if _, err := theirs.MIGParted(t.Context(), "apply", "-f", file, "-c", "batch"); err != nil {
 			t.Fatalf("NVIDIA's tool cannot do what can be done: %v\n%v", err, batch)
@@ -132,7 +132,7 @@ func contents(p nvml.Profile) [][]string {
 	return out
 }
 
-// write gives a file for NVIDIA's tool with one wish for each GPU.
+// write gives a file for NVIDIA's tool with one request for each GPU.
 func write(t *testing.T, batch []map[string]int) string {
 	t.Helper()
 	var rules catalog.MIGConfig

@@ -31,7 +31,7 @@ func TestRandomWalk(t *testing.T) {
 	}
 }
 
-// The same walk through NVIDIA's library. It is short, as each call of it looks at the GPU anew; that the two drivers do
+// The same walk through NVIDIA's library. It is short, as each call of it reads the GPU again; that the two drivers do
 // the same, nvml/lib has tests for.
 func TestRandomWalkThroughTheLibrary(t *testing.T) {
 	const share = 10 // of the requests
@@ -48,7 +48,7 @@ func TestRandomWalkThroughTheLibrary(t *testing.T) {
 	}
 }
 
-// walker takes the GPUs of one host from wish to wish.
+// walker takes the GPUs of one host from request to request.
 type walker struct {
 	t       *testing.T
 	host    *incumbent.Host
@@ -82,7 +82,7 @@ func walk(t *testing.T, h *incumbent.Host, d nvml.Driver, a atlas, rounds int) {
 	}
 }
 
-// round gives every GPU a wish of its own, plans and carries out what it takes, and looks at everything.
+// round gives every GPU a request of its own, plans and carries out what it takes, and looks at everything.
 func (w *walker) round() {
 	w.t.Helper()
 	w.hold()
@@ -95,7 +95,7 @@ func (w *walker) round() {
 	}
 	steps, err := plan.Make(plan.Observed{GPUs: before, Pods: w.pods()}, plan.Desired{GPUs: want})
 	if err != nil {
-		w.t.Errorf("every wish can be had, but: %v\n%v", err, requests)
+		w.t.Errorf("every request can be had, but: %v\n%v", err, requests)
 		return
 	}
 	w.judge(before, requests, steps)
@@ -111,7 +111,7 @@ func (w *walker) round() {
 	}
 }
 
-// draw is a random wish for the GPU: sometimes what it has, or that with a part more or less, sometimes one that is near to that,
+// draw is a random request for the GPU: sometimes what it has, or that with a part more or less, sometimes one that is near to that,
 // mostly any.
 func (w *walker) draw(g nvml.GPU) map[string]int {
 	has := devices(g)
@@ -275,7 +275,7 @@ func doomed(g nvml.GPU, steps []plan.Step) []nvml.Device {
 }
 
 // evict takes the processes away that the plan names, which must be those on what it destroys and no others. All others
-// stay, and the simulator lets nobody destroy what they hold.
+// stay, and the simulator lets no one destroy what they hold.
 func (w *walker) evict(before []nvml.GPU, steps []plan.Step) {
 	w.t.Helper()
 	var want, got []int
@@ -328,7 +328,7 @@ func (w *walker) compare(before, after []nvml.GPU, requests map[nvml.UUID]map[st
 	calls := map[string]int{}
 	for n, g := range after {
 		if diff := cmp.Diff(requests[g.UUID], devices(g)); diff != "" {
-			w.t.Errorf("GPU %d (-wish +made):\n%s", g.Index, diff)
+			w.t.Errorf("GPU %d (-request +made):\n%s", g.Index, diff)
 		}
 		w.count(before[n], g, steps, calls)
 	}
@@ -358,7 +358,7 @@ func (w *walker) count(before, after nvml.GPU, steps []plan.Step, calls map[stri
 		kept++
 		w.figures.keptBusy += min(1, len(d.Processes))
 		if diff := cmp.Diff(d, stand[where]); diff != "" {
-			w.t.Errorf("GPU %d: what stood as %s has been made anew, or has lost a process:\n%s", before.Index, where, diff)
+			w.t.Errorf("GPU %d: what stood as %s has been made again, or has lost a process:\n%s", before.Index, where, diff)
 		}
 	}
 	calls[gpusim.ComputeInstanceDestroy] += len(gone)
@@ -414,7 +414,7 @@ func (w *walker) export(gpus []nvml.GPU, requests map[nvml.UUID]map[string]int) 
 	seen := exported(w.t, w.host, gpus)
 	for _, g := range gpus {
 		if diff := cmp.Diff(requests[g.UUID], seen[g.UUID]); diff != "" {
-			w.t.Errorf("GPU %d with %v (-wish +nvidia-mig-parted export):\n%s", g.Index, g.Geometry(), diff)
+			w.t.Errorf("GPU %d with %v (-request +nvidia-mig-parted export):\n%s", g.Index, g.Geometry(), diff)
 		}
 	}
 }

@@ -267,12 +267,12 @@ func valuesOfTheBase(t *testing.T) string {
 		{old: "The agent may read ConfigMaps of its own namespace only (rbac.yaml).", new: "The agent may read ConfigMaps of the release's namespace only."},
 		{old: "(with components/reboot-sentinel)", new: "(the chart mounts its folder)"},
 		{old: "(components/impersonation)", new: "(Kubernetes 1.36 and newer, where the chart gives that right in place of the others)"},
-		{old: "components/startup-taint sets one that cluster-autoscaler knows by itself.", new: "cluster-autoscaler knows startup-taint.cluster-autoscaler.kubernetes.io/gpuslice without being told."},
+		{old: "components/startup-taint sets one that cluster-autoscaler knows by itself.", new: "cluster-autoscaler knows startup-taint.cluster-autoscaler.kubernetes.io/gpuslice by itself."},
 		{old: "with components/delete-after-deadline, which gives the right to.", new: "the chart then gives the right to."},
 	} {
 		settings = e.apply(t, "base/configmap-settings.yaml", settings)
 	}
-	return "\n# The agents' settings. After an edit the agents are started anew, one by one.\nsettings:\n" + outdent(settings, 2) +
+	return "\n# The agents' settings. After an edit the agents are restarted, one by one.\nsettings:\n" + outdent(settings, 2) +
 		"\n# MIG configs by name, in the format of NVIDIA's mig-parted. Most nodes need none: all-disabled, all-<profile> and all-balanced are there\n" +
 		"# on each. With \"\" the chart makes no ConfigMap of them, and settings.migConfigMap may name one of yours.\nmigConfigs: |\n" + outdent(migConfigs, 2)
 }
