@@ -83,7 +83,7 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 		}
 		<-time.After(rereadAfter)
 		if got := number(t, config); got != "2" || logged.Len() != 1 {
-			t.Errorf("with a broken key it is number %s, and %d lines tell of it", got, logged.Len())
+			t.Errorf("with a broken key it is number %s, and %d lines report it", got, logged.Len())
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 func TestALineOfTheLogIsPlainText(t *testing.T) {
 	e := encoder{zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())}
 	hostile := "\x1b[2J\u009b31m\u202egpj\nlevel=error"
-	buffer, err := e.Clone().EncodeEntry(zapcore.Entry{Message: "telling " + hostile}, []zapcore.Field{
+	buffer, err := e.Clone().EncodeEntry(zapcore.Entry{Message: "saying " + hostile}, []zapcore.Field{
 		zap.String("name", hostile), zap.Error(errors.New(hostile)), zap.Strings("pods", []string{hostile}),
 		zap.Error(errors.New(strings.Repeat("a mistake\n", 100_000))), zap.Stringer("nothing", nil),
 	})

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// What Go's collector was told is the whole process's: this test runs alone, and puts it back.
+// What Go's collector was given is the whole process's: this test runs alone, and puts it back.
 func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 	limit, percent := debug.SetMemoryLimit(-1), debug.SetGCPercent(100)
 	t.Cleanup(func() {
@@ -41,6 +41,6 @@ func TestTheMemoryLimitOfTheContainerBoundsTheHeap(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, collects := limits(); got != 192<<20 || collects != 100 {
-		t.Errorf("beside GOGC and GOMEMLIMIT Go was told %d bytes and %d %%", got, collects)
+		t.Errorf("beside GOGC and GOMEMLIMIT Go was given %d bytes and %d %%", got, collects)
 	}
 }

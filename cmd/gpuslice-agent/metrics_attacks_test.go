@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report"
 )
 
-// scrape asks for the metrics from that address, as Prometheus does, and tells the status of the answer.
+// scrape asks for the metrics from that address, as Prometheus does, and returns the status of the answer.
 func scrape(ctx context.Context, ip, address string) (int, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: from(ip).DialContext}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
@@ -51,7 +51,7 @@ func intrude(t *testing.T, ip, address string) net.Conn {
 }
 
 // TestPromise16NoRequestKeepsAConnection: a client that can reach the port sends requests that never end. The server ends each connection, and
-// answers Prometheus meanwhile.
+// answers Prometheus in the meantime.
 func TestPromise16NoRequestKeepsAConnection(t *testing.T) {
 	t.Parallel()
 	endless := func(piece string) func(net.Conn) {
@@ -77,7 +77,7 @@ func TestPromise16NoRequestKeepsAConnection(t *testing.T) {
 		"a long path":                         {"GET /" + strings.Repeat("x", 1<<20), endless("x")},
 		"a body that does not come":           {get + "Content-Length: 1000000000\r\n\r\n", once("")},
 		"a body in pieces without an end":     {get + "Transfer-Encoding: chunked\r\n\r\n", endless("1\r\nx\r\n")},
-		"a body that nobody has asked for":    {"POST /metrics HTTP/1.1\r\nHost: agent\r\nContent-Length: 1000000000\r\n\r\n", endless("x")},
+		"a body that no one has asked for":    {"POST /metrics HTTP/1.1\r\nHost: agent\r\nContent-Length: 1000000000\r\n\r\n", endless("x")},
 		"requests one after the other":        {"", endless(get + "\r\n")},
 		"another protocol":                    {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", endless("\x00\x00\x00\x04\x00\x00\x00\x00\x00")},
 		"a change of protocol":                {get + "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", endless("x")},
@@ -154,7 +154,7 @@ func TestPromise16ManyRequestsAtOnceAreFewInFlight(t *testing.T) {
 		}
 	}
 	if status, err := scrape(t.Context(), "127.0.0.3", address); err != nil || status != http.StatusOK || answers["200"] == 0 {
-		t.Errorf("after that Prometheus gets %d, %v; meanwhile %v", status, err, answers)
+		t.Errorf("after that Prometheus gets %d, %v; in the meantime %v", status, err, answers)
 	}
 }
 

@@ -50,7 +50,7 @@ func TestAnAddressThatIsTakenStopsNoAgent(t *testing.T) {
 	}
 }
 
-// A monitor is told in one word whether the loop goes on, and whether a pass has ended.
+// A monitor learns in one word whether the loop goes on, and whether a pass has ended.
 func TestProbesAnswerWhetherTheLoopGoesOn(t *testing.T) {
 	core, logged := observer.New(zapcore.InfoLevel)
 	o := options{metricsAddress: "127.0.0.1:0", alive: report.NewLiveness(time.Nanosecond, zap.NewNop())}

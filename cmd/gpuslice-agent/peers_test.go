@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 )
 
-// served serves metrics, and tells where.
+// served serves metrics, and returns where.
 func served(t *testing.T) string {
 	t.Helper()
 	core, logged := observer.New(zapcore.InfoLevel)
@@ -59,7 +59,7 @@ func TestPromise16IdleConnectionsTakeNoMemory(t *testing.T) {
 		open = append(open, c)
 		_, _ = c.Write([]byte("GET /none HTTP/1.1\r\nHost: agent\r\n\r\n")) // fails if the server has ended the connection already
 	}
-	// Another peer is answered meanwhile, as Prometheus has to be.
+	// Another peer is answered in the meantime, as Prometheus has to be.
 	client := &http.Client{Transport: &http.Transport{DialContext: from("127.0.0.3").DialContext}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
@@ -166,7 +166,7 @@ func TestSilentConnectionsKeepNoPeerOut(t *testing.T) {
 			}
 			good := map[string]int{}
 			for range 12 {
-				for i := range 4 * addresses { // those that were closed meanwhile, anew
+				for i := range 4 * addresses { // those that were closed in the meantime come again
 					c, err := from(fmt.Sprintf("127.0.3.%d", i/4+1)).DialContext(t.Context(), "tcp", open.Addr().String())
 					if err != nil {
 						t.Fatal(err)

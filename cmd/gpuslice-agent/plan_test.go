@@ -42,7 +42,7 @@ func TestPlanOffline(t *testing.T) {
 		{"both-labels", "--mig-config three-parts --device-plugin-config slices -f " + filepath.Join("testdata", "manifests.yaml")},
 		{"no-such-key", "--device-plugin-config some -f " + filepath.Join("testdata", "manifests.yaml")},
 		{"positions", "--mig-config large-node -f " + configs},
-		{"positions-of-nobody", "--mig-config large-node-as-it-is -f " + configs},
+		{"positions-of-no-gpu", "--mig-config large-node-as-it-is -f " + configs},
 		{"profile-and-config", "--profile research --mig-config all-disabled -f " + pools},
 		{"twice", "--profile research -f " + pools + " -f " + pools},
 		{"foreign", "--mig-config all-disabled -f " + filepath.Join("..", "..", "deploy", "base", "namespace.yaml")},

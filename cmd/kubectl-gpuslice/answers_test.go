@@ -185,7 +185,7 @@ func TestTopShowsWhatTheAgentsSay(t *testing.T) {
 		w.start("top", "--sort-by", "busy")
 		w.answers("gpu-1", api.Answer{Uses: []api.Use{
 			{Namespace: "team", Pod: "trainer", GPU: 1, Pods: 1, MemoryMiB: 70000, TotalMiB: 80000, Busy: &over, Since: time.Now().Add(-time.Hour)},
-			{Namespace: "team", Pod: "unknown", GPU: 0, Instance: "1g.10gb@2", Pods: 1, MemoryMiB: 10, TotalMiB: 9728, Unknown: "not told"},
+			{Namespace: "team", Pod: "unknown", GPU: 0, Instance: "1g.10gb@2", Pods: 1, MemoryMiB: 10, TotalMiB: 9728, Unknown: "not reported"},
 			{Namespace: "team", Pod: "notebook", GPU: 0, Instance: "1g.10gb@3", Pods: 1, MemoryMiB: 5, TotalMiB: 9728, Busy: &busy},
 		}})
 		w.answers("gpu-2", api.Answer{Refused: "it must be something else"})
@@ -194,7 +194,7 @@ POD             NODE    GPU           MEMORY                BUSY   FOR
 team/notebook   gpu-1   0 1g.10gb@3   5/9728 MiB 0%         0%
 team/trainer    gpu-1   1             70000/80000 MiB 88%   100%   60m
 team/unknown    gpu-1   0 1g.10gb@2   10/9728 MiB 0%        ?
-busy ?: not told (gpu-1)
+busy ?: not reported (gpu-1)
 gpu-2: the agent does not say: it must be something else
 `, 0)
 		w.untouched("gpu-1", "gpu-2")

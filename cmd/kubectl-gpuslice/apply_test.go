@@ -208,7 +208,7 @@ func TestAMIGConfigMayBeJoinedWithOneOfTheDevicePlugin(t *testing.T) {
 	}, gpu("gpu-1"))
 }
 
-// The agent takes both for one wish, by the label of the MIG config.
+// The agent takes both for one request, by the label of the MIG config.
 func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T) {
 	for desired, label := range map[string]string{
 		"slices":               config.LabelDevicePluginConfig,

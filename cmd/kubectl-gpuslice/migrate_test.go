@@ -135,7 +135,7 @@ func kubeconfigOf(t *testing.T, answer func(path string) any) (kubeconfig string
 	return kubeconfig
 }
 
-// Who may not read a part is told what the rest says, and that it is not all.
+// Who may not read a part learns what the rest says, and that it is not all.
 func TestMigrateReportsWhatItMayNotRead(t *testing.T) {
 	kubeconfig := kubeconfigOf(t, func(path string) any {
 		switch path {
@@ -280,7 +280,7 @@ func TestMigrateReportsTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
 		"all of them":                     {"{operator: Exists}", "{key: team, value: a, effect: NoExecute}", ""},
 		"the usual one":                   {"", "{key: nvidia.com/gpu, value: present, effect: NoSchedule}", ""},
 		"the usual one, which is no more": {"{key: other, operator: Exists}", "{key: nvidia.com/gpu, effect: NoSchedule}", "lacks nvidia.com/gpu: on a node"},
-		"a wish":                          {"", "{key: team, effect: PreferNoSchedule}", ""},
+		"a request":                       {"", "{key: team, effect: PreferNoSchedule}", ""},
 		"one of Kubernetes":               {"", "{key: node.kubernetes.io/unreachable, effect: NoExecute}", ""},
 	} {
 		file := filepath.Join(t.TempDir(), "list.yaml")
@@ -408,7 +408,7 @@ func TestMigrateSaysWhatIsWrongWithItsInput(t *testing.T) {
 	}
 }
 
-// A file that mig-manager takes and the agent does not is said to be wrong, with what is right in it still told.
+// A file that mig-manager takes and the agent does not is said to be wrong, with what is right in it still reported.
 func TestMigrateReportsAFileThatTheAgentWouldRefuse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "version: v1\nmig-configs:\n  odd\x1b[2J: [{devices: all, mig-enabled: yes-please}]\n"

@@ -132,7 +132,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 	}
 	client := fake.NewClientset(
 		node("a", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED", "nvidia.com/gpu.count": "8"}, ""),
-		node("b", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}, "what nobody can read"),
+		node("b", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}, "what no one can read"),
 		node("c", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"},
 			`{"gpus": [{"index": 0}, {"index": 1}]}`),
 		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
@@ -244,7 +244,7 @@ func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
 	}
 }
 
-// What one node asks for is no reason to tell nothing of the others.
+// What one node asks for is no reason to say nothing of the others.
 func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 	nodes := []any{}
 	for name, profile := range map[string]string{"a": "small-inference", "b": "small-inference", "c": "", "d": "reserch", "e": "training-h100"} {

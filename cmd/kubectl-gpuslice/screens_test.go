@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-var update = flag.Bool("update", false, "write the screens of testdata anew")
+var update = flag.Bool("update", false, "write the screens of testdata again")
 
 // screenTime is when the screens are of.
 var screenTime = time.Date(2026, 3, 1, 2, 5, 0, 0, time.UTC)
@@ -166,7 +166,7 @@ func used() uses {
 		u.Namespace, u.Pod, _ = strings.Cut(pod, "/")
 		return use{node, u}
 	}
-	const noProcesses = "the driver does not tell how busy processes are on MIG instances of this model"
+	const noProcesses = "the driver does not report how busy processes are on MIG instances of this model"
 	all := uses{More: 12, Silent: []silent{{"gpu-9", "the agent has not answered within 5s"}}, Uses: []use{
 		one("gpu-1", "team-a/trainer-0", api.Use{GPU: 0, Instance: "3g.40gb@4", Pods: 1, MemoryMiB: 31200, UsedMiB: 31240, TotalMiB: 40192, Unknown: noProcesses, Since: screenTime.Add(-6 * time.Hour)}),
 		one("gpu-1", "team-a/notebook-0", api.Use{GPU: 0, Instance: "1g.10gb@0", Pods: 1, MemoryMiB: 0, UsedMiB: 12, TotalMiB: 9728, Unknown: noProcesses, Since: screenTime.Add(-26 * time.Hour)}),
@@ -199,7 +199,7 @@ func TestScreensOfTop(t *testing.T) {
 					}
 				}
 				if plain, err := r.text(used(), paper{width: width, now: screenTime}); err != nil || text.StripEscape(screen) != plain {
-					t.Errorf("%s: %v: the colours tell what the words do not", file, err)
+					t.Errorf("%s: %v: the colours say what the words do not", file, err)
 				}
 			}
 		}
@@ -229,7 +229,7 @@ func golden(t *testing.T, file, got string) {
 	}
 }
 
-// Colours tell nothing that the words do not.
+// Colours say nothing that the words do not.
 func TestColoursAddNothing(t *testing.T) {
 	text.EnableColors()
 	t.Cleanup(text.DisableColors)

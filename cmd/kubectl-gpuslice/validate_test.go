@@ -198,7 +198,7 @@ func TestValidateReadsNestedListsInLinearTime(t *testing.T) {
 		const head = `{"apiVersion":"v1","kind":"List","items":[`
 		return strings.Repeat(head, depth) + `{"apiVersion":"v1","kind":"Secret"}` + strings.Repeat("]}", depth)
 	}
-	// Memory is what shows it on a busy machine too: reading what is within anew at each depth allocates it anew.
+	// Memory is what shows it on a busy machine too: reading what is within again at each depth allocates it again.
 	took := func(depth int) uint64 {
 		text := nested(depth)
 		var before, after runtime.MemStats

@@ -129,7 +129,7 @@ func concludes(n *corev1.Node, s api.Status, message string) *corev1.Node {
 	return n
 }
 
-// research is the status of an agent that has seen the wish of most tests.
+// research is the status of an agent that has seen the request of most tests.
 func research(phase api.Phase, reason config.Reason, left int, blockers ...string) api.Status {
 	return api.Status{Desired: "research", Label: config.LabelProfile, Phase: phase, Reason: reason, Left: left, Blockers: blockers}
 }

@@ -256,7 +256,7 @@ func TestWhatIsNotKnownIsNotReported(t *testing.T) {
 				client := server(func(clienttesting.Action) error { return answer }, false)
 				events, metrics := runChecker(t, client, want{})
 				if len(events) > 0 || metrics != "" {
-					t.Errorf("told %q %q", events, metrics)
+					t.Errorf("got %q %q", events, metrics)
 				}
 				if n := len(client.Actions()); n == 0 || n > 50 {
 					t.Errorf("the API server was asked %d times", n)

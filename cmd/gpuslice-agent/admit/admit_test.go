@@ -148,7 +148,7 @@ func TestNoClientIsLetInWhileTheAPIServerIsAway(t *testing.T) {
 }
 
 // TestPromise16TokensThatAreMadeUpKeepNoPrometheusOut: as many clients as there may be connections ask again and again, each with another token. The
-// API server gets one review a second, and the agent answers Prometheus at once meanwhile.
+// API server gets one review a second, and the agent answers Prometheus at once in the meantime.
 func TestPromise16TokensThatAreMadeUpKeepNoPrometheusOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

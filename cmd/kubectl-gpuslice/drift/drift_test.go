@@ -35,7 +35,7 @@ var served = map[schema.GroupVersionResource]string{
 	{Group: "dashboard.opendatahub.io", Version: "v1alpha1", Resource: "hardwareprofiles"}: "HardwareProfileList",
 }
 
-// groups tells of the groups that the kinds are of.
+// groups gives the groups that the kinds are of.
 func groups(of map[schema.GroupVersionResource]string) drift.Groups {
 	return func(_ context.Context, group string) ([]string, error) {
 		var versions []string
@@ -93,16 +93,16 @@ func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
 		second *corev1.Taint // of the other
 		want   string
 	}{
-		"both":               {"", team, &team, lacks + "{key: team, operator: Exists, effect: NoSchedule}"},
-		"both, by others":    {"", team, &corev1.Taint{Key: "x", Effect: corev1.TaintEffectNoExecute}, lacks + "{key: team, operator: Exists, effect: NoSchedule}; {key: x, operator: Exists, effect: NoExecute}"},
-		"tolerated":          {", tolerations: [{key: team, operator: Exists}]", team, &team, ""},
-		"with another value": {", tolerations: [{key: team, value: b}]", team, &team, lacks + "{key: team, operator: Exists, effect: NoSchedule}"},
-		"asked of the pods":  {", nodeTaints: [{key: team, value: a, effect: NoSchedule}]", team, &team, ""},
-		"one is open":        {"", team, nil, ""},
-		"a wish":             {"", corev1.Taint{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}, &team, ""},
-		"for a while":        {"", corev1.Taint{Key: "node.kubernetes.io/not-ready", Effect: corev1.TaintEffectNoExecute}, &team, ""},
-		"not ready yet":      {"", corev1.Taint{Key: "gpuslice.io/not-ready", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
-		"being divided anew": {"", corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
+		"both":                {"", team, &team, lacks + "{key: team, operator: Exists, effect: NoSchedule}"},
+		"both, by others":     {"", team, &corev1.Taint{Key: "x", Effect: corev1.TaintEffectNoExecute}, lacks + "{key: team, operator: Exists, effect: NoSchedule}; {key: x, operator: Exists, effect: NoExecute}"},
+		"tolerated":           {", tolerations: [{key: team, operator: Exists}]", team, &team, ""},
+		"with another value":  {", tolerations: [{key: team, value: b}]", team, &team, lacks + "{key: team, operator: Exists, effect: NoSchedule}"},
+		"asked of the pods":   {", nodeTaints: [{key: team, value: a, effect: NoSchedule}]", team, &team, ""},
+		"one is open":         {"", team, nil, ""},
+		"a request":           {"", corev1.Taint{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}, &team, ""},
+		"for a while":         {"", corev1.Taint{Key: "node.kubernetes.io/not-ready", Effect: corev1.TaintEffectNoExecute}, &team, ""},
+		"not ready yet":       {"", corev1.Taint{Key: "gpuslice.io/not-ready", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
+		"being divided again": {"", corev1.Taint{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}, &team, ""},
 	} {
 		a, b := node("a", map[string]string{"pool": "x"}, "4"), node("b", map[string]string{"pool": "x"}, "4")
 		a.Spec.Taints = []corev1.Taint{row.first}

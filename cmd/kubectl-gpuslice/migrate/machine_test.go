@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// What labels tell of a model makes the same configs as the hardware itself does.
+// What labels say of a model makes the same configs as the hardware itself does.
 func TestLabelsMakeWhatTheHardwareMakes(t *testing.T) {
 	for _, model := range gpusim.Models() {
 		node, err := gpusim.Create(t.TempDir(), gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: model}, {Model: model}}})
