@@ -42,7 +42,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		never   string
 	}{
 		{
-			name: "a change that nobody has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
+			name: "a change that no one has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
 			verdict: api.VerdictFree,
 			says:    []string{`"name":"train","devices":["GPU 0"]`, `"leaves":true`, "MayGo", "fence: journal, cordon, taint"},
 		}, {

@@ -308,7 +308,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 		before := w.gpus.String()
 		w.spend(5 * time.Minute)
 		if after := w.gpus.String(); after != before {
-			t.Errorf("the GPUs were changed while nobody could say who holds them: %s: %s", w.condition().Reason, w.condition().Message)
+			t.Errorf("the GPUs were changed while no one could say who holds them: %s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})
 }

@@ -146,7 +146,7 @@ func TestTheAgentRebootsTheNodeItselfAfterTheDrainAndOnce(t *testing.T) {
 		w.label("all-balanced")
 		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
 		if w.runs("web") || !w.runs("daemon") {
-			t.Errorf("before the reboot, the pod of nobody runs: %t, that of a DaemonSet: %t", w.runs("web"), w.runs("daemon"))
+			t.Errorf("before the reboot, the pod of no one runs: %t, that of a DaemonSet: %t", w.runs("web"), w.runs("daemon"))
 		}
 		w.restart()
 		w.spend(w.settings.Timeouts.Reboot / 2)

@@ -112,7 +112,7 @@ func TestWhatMIGManagerHasLeftIsRestored(t *testing.T) {
 		err     string
 	}{
 		{"its label", func(w *world) { w.set(labelDCGM, "paused-for-mig-change") }, []string{labelDCGM}, "true", ""},
-		{"nobody's pause", func(w *world) { w.set(labelDCGM, "paused-by-hand") }, nil, "paused-by-hand", ""},
+		{"no one's pause", func(w *world) { w.set(labelDCGM, "paused-by-hand") }, nil, "paused-by-hand", ""},
 		{"our own pause", func(w *world) { w.set(labelDCGM, fence.PausedValue) }, nil, fence.PausedValue, ""},
 		{"its label while it runs", func(w *world) {
 			w.set(labelDCGM, "paused-for-mig-change")

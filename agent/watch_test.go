@@ -76,7 +76,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 	<-ended
 }
 
-// A user who asks for something else waits for no pause of the agent, and nobody who does so again and again keeps the agent busy.
+// A user who asks for something else waits for no pause of the agent, and no one who does so again and again keeps the agent busy.
 func TestAnotherRequestEndsThePauseAfterAPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus: [{model: H100-80GB}]")

@@ -210,7 +210,7 @@ func TestSettingsAreRefused(t *testing.T) {
 				`timeouts.apiCall: "1h" must be from 1s to 5m`,
 			},
 		},
-		"for a reboot that nobody knows how to do": {
+		"for a reboot that no one knows how to do": {
 			file: head + "reboot: {policy: always, sentinel: reboot-required}\n",
 			want: []string{
 				`reboot.policy: "always" must be never or delegate or self`,
@@ -313,7 +313,7 @@ func TestSettingsAreRefused(t *testing.T) {
 				`podAccess: "admin" must be auto or impersonation or policy or rbac`,
 			},
 		},
-		"for use that nobody can look at": {
+		"for use that no one can look at": {
 			file: head + "idle: {every: 6m, after: 1s, below: none, instances: all}\n",
 			want: []string{
 				`idle.every: "6m" must be from 0s to 5m`,
@@ -418,7 +418,7 @@ func TestSettingsAreRefused(t *testing.T) {
 				`units[7]: "systemd-logind.service" is never stopped: the node and its pods live by it`,
 			},
 		},
-		"for adopting the remains of nobody that is known": {
+		"for adopting the remains of no one that is known": {
 			file: head + "recover: {adopt: [mig-parted]}\ntimeouts: {unit: 500ms}\n",
 			want: []string{`recover.adopt[0]: "mig-parted" must be mig-manager`, `timeouts.unit: "500ms" must be from 1s to 1h`},
 		},

@@ -178,7 +178,7 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			apierrors.NewGenericServerResponse(404, "create", podResource, "a", "<html>", 0, true), drain.Failed, "", "not find",
 		},
 		{"409 while another pod has the name", []runtime.Object{&namesake}, conflict, drain.Gone, "", "another pod has its name now"},
-		{"409 while nobody has the name", nil, conflict, drain.Gone, "", ""},
+		{"409 while no one has the name", nil, conflict, drain.Gone, "", ""},
 		{"409 while the pod is still there", []runtime.Object{&same}, conflict, drain.Failed, "", "does not match"},
 		{
 			"429 of a budget",

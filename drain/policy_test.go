@@ -534,7 +534,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 	}{
 		"404":                       {nil, apierrors.NewNotFound(podResource, "a"), "Gone"},
 		"409 of a namesake":         {[]runtime.Object{&namesake}, conflict, "Gone another pod has its name now"},
-		"409 while nobody is there": {nil, conflict, "Gone"},
+		"409 while no one is there": {nil, conflict, "Gone"},
 		"no answer":                 {nil, errors.New("connection refused"), "Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
 	} {
 		s := newServer(c.objects...)

@@ -60,7 +60,7 @@ func TestAsManyAsTheHardwareSaysFitOfEachProfile(t *testing.T) {
 	}
 }
 
-// Each solution is carried out on simulated GPUs, which refuse what hardware refuses, and the next wish finds what it left.
+// Each solution is carried out on simulated GPUs, which refuse what hardware refuses, and the next request finds what it left.
 func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for _, model := range modelsWithMIG() {

@@ -26,14 +26,14 @@ func TestSolve(t *testing.T) {
 		create  string
 		change  string // of the instances that stay: "3g.40gb(1c)@0 -1c@0 +2c@0"
 	}{
-		{"an empty wish on an empty GPU is nothing to do", h100(), nil, "-", "-", "-", ""},
+		{"an empty request on an empty GPU is nothing to do", h100(), nil, "-", "-", "-", ""},
 		{
-			"an empty wish destroys everything", stand(h100(), "1g.10gb@0", "3g.40gb@4!"),
+			"an empty request destroys everything", stand(h100(), "1g.10gb@0", "3g.40gb@4!"),
 			map[string]int{"1g.10gb": 0},
 			"-", "1g.10gb@0 3g.40gb@4", "-", "",
 		},
 		{
-			"a balanced wish stands lowest, smallest first", h100(),
+			"a balanced request stands lowest, smallest first", h100(),
 			map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
 			"-", "-", "1g.10gb@0 1g.10gb@1 2g.20gb@2 3g.40gb@4", "",
 		},
@@ -96,12 +96,12 @@ func TestSolve(t *testing.T) {
 			"-", "-", "-", "3g.40gb@4 +1c@0 +1c@1",
 		},
 		{
-			"a half-made instance that nobody wants goes", stand(h100(), "3g.40gb@0?"),
+			"a half-made instance that no one wants goes", stand(h100(), "3g.40gb@0?"),
 			map[string]int{"1g.10gb": 1},
 			"-", "3g.40gb@0", "1g.10gb@0", "",
 		},
 		{
-			"an instance divided in another way is divided anew where it stands", stand(h100(), "3g.40gb(1c+2c)@0"),
+			"an instance divided in another way is divided again where it stands", stand(h100(), "3g.40gb(1c+2c)@0"),
 			map[string]int{"3g.40gb": 1},
 			"-", "-", "-", "3g.40gb(1c+2c)@0 -2c@0 -1c@2 +3c@0",
 		},
@@ -146,27 +146,27 @@ func TestSolve(t *testing.T) {
 			"4g.40gb@0", "-", "-", "3g.40gb(1c)@4 -1c@1 +2c@0 +1c@2",
 		},
 		{
-			"where no places are told parts can only go", withoutPlaces(stand(h100(), "3g.40gb(1c!+1c)@0")),
+			"where no places are reported parts can only go", withoutPlaces(stand(h100(), "3g.40gb(1c!+1c)@0")),
 			map[string]int{"1c.3g.40gb": 1},
 			"-", "-", "-", "3g.40gb(1c+1c)@0 -1c@0",
 		},
 		{
-			"where no places are told parts come in another instance", withoutPlaces(stand(h100(), "3g.40gb(1c)@0")),
+			"where no places are reported parts come in another instance", withoutPlaces(stand(h100(), "3g.40gb(1c)@0")),
 			map[string]int{"1c.3g.40gb": 3},
 			"3g.40gb(1c)@0", "-", "3g.40gb(1c+1c)@4", "",
 		},
 		{
-			"where no places are told and there is no other instance it is made anew", withoutPlaces(stand(h100(), "3g.40gb(1c!)@4", "4g.40gb@0")),
+			"where no places are reported and there is no other instance it is made again", withoutPlaces(stand(h100(), "3g.40gb(1c!)@4", "4g.40gb@0")),
 			map[string]int{"1c.3g.40gb": 2, "4g.40gb": 1},
 			"4g.40gb@0", "3g.40gb(1c)@4", "3g.40gb(1c+1c)@4", "",
 		},
 		{
-			"where no places are told a half-made instance is finished where it stands", withoutPlaces(stand(a30(), "2g.12gb@2?")),
+			"where no places are reported a half-made instance is finished where it stands", withoutPlaces(stand(a30(), "2g.12gb@2?")),
 			map[string]int{"2g.12gb": 1},
 			"-", "-", "2g.12gb@2", "",
 		},
 		{
-			"where no places are told a half-made instance is finished by its parts", withoutPlaces(stand(h100(), "3g.40gb@4?", "1g.10gb@0")),
+			"where no places are reported a half-made instance is finished by its parts", withoutPlaces(stand(h100(), "3g.40gb@4?", "1g.10gb@0")),
 			map[string]int{"1c.3g.40gb": 2},
 			"-", "1g.10gb@0", "3g.40gb(1c+1c)@4", "",
 		},
@@ -461,7 +461,7 @@ func TestEveryRequestOnASevenSliceGPUIsSolvedAsByBruteForce(t *testing.T) {
 	}
 }
 
-// eachRequest calls yield with every wish of undivided instances that does not ask for more of one than fits, nor for more
+// eachRequest calls yield with every request of undivided instances that does not ask for more of one than fits, nor for more
 // than seven in all.
 func eachRequest(g nvml.GPU, yield func(map[string]int)) {
 	request := map[string]int{}
@@ -680,7 +680,7 @@ func bruteForce(g nvml.GPU, request map[string]int) (best nvml.Geometry, fewest 
 	return best, fewest, bestCost != nil
 }
 
-// divisions is every list of instances, as profile and layout, that makes the wished devices available.
+// divisions is every list of instances, as profile and layout, that makes the requested devices available.
 func divisions(g nvml.GPU, request map[string]int) [][]nvml.Placed {
 	out := [][]nvml.Placed{nil}
 	for _, p := range g.Profiles {
@@ -978,7 +978,7 @@ func someGPU(r *rand.Rand) nvml.GPU {
 	return []nvml.GPU{a100(), h100(), a30(), sixteen()}[r.IntN(4)]
 }
 
-// solveAnything demands an answer to any wish at all: a reason, or a solution that has what is wished and nothing else.
+// solveAnything demands an answer to any request at all: a reason, or a solution that has what is requested and nothing else.
 func solveAnything(t *testing.T, g nvml.GPU, request map[string]int) {
 	t.Helper()
 	s, err := nvml.Solve(g, request)
@@ -1048,7 +1048,7 @@ func BenchmarkSolve(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				_, _ = nvml.Solve(c.gpu, c.request) // an impossible wish is as good a subject
+				_, _ = nvml.Solve(c.gpu, c.request) // an impossible request is as good a subject
 			}
 		})
 	}

@@ -62,7 +62,7 @@ func TestOnlyPodsThatHoldWhatGoesLeave(t *testing.T) {
 			"gpu 0 off\npod web/former on 0 as nvidia.com/gpu::1 withdrawn\nconfig reloaded needs-reload\n", "sharing nvidia.com/gpu=2\n", nil,
 		},
 		"what the config manager will withdraw":             {shared + foretold, "sharing nvidia.com/gpu=2\n", []string{"last"}},
-		"what the config manager will withdraw from nobody": {shared + foretold, "sharing nvidia.com/gpu=4\n", nil},
+		"what the config manager will withdraw from no one": {shared + foretold, "sharing nvidia.com/gpu=4\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -50,7 +50,7 @@ func TestWhoHoldsWhatOthersAreGivenIsNamed(t *testing.T) {
 		pods            map[string][2]string
 		want            string
 	}{
-		"nobody": {whole, whole, map[string][2]string{"a": {gpu, "GPU-a"}}, ""},
+		"no one": {whole, whole, map[string][2]string{"a": {gpu, "GPU-a"}}, ""},
 		"one, beside another": {
 			two, two,
 			map[string][2]string{"a": {gpu, "GPU-a"}, "b": {gpu, "GPU-a::1"}},
@@ -67,7 +67,7 @@ func TestWhoHoldsWhatOthersAreGivenIsNamed(t *testing.T) {
 			"pod team/a holds GPU 0 (nvidia.com/gpu, replica 0), which kubelet gives out as nvidia.com/gpu by now; " +
 				"pod team/b holds GPU 1 (nvidia.com/gpu, replica 0), which kubelet gives out as nvidia.com/gpu by now",
 		},
-		"nobody, before the plugin has read a config by which its pods have what they hold": {whole, two, map[string][2]string{"a": {gpu, "GPU-a::0"}}, ""},
+		"no one, before the plugin has read a config by which its pods have what they hold": {whole, two, map[string][2]string{"a": {gpu, "GPU-a::0"}}, ""},
 		"an id without an end": {
 			whole, whole,
 			map[string][2]string{"a": {gpu, "GPU-a::" + strings.Repeat("0", 1000)}},

@@ -166,7 +166,7 @@ all-enabled: [0x20B710DE] on | [0x1EB810DE] off
 			gpus: node(t4(), t4()),
 			want: "\nall-disabled: off\nall-enabled: on\n",
 		},
-		"for a driver that tells no profiles while MIG is off": {
+		"for a driver that reports no profiles while MIG is off": {
 			gpus: node(nvml.GPU{Model: "NVIDIA A100-SXM4-80GB", DeviceID: 0x20B210DE, Capable: true}),
 			want: "\nall-disabled: off\nall-enabled: on\n",
 		},

@@ -511,7 +511,7 @@ func TestRequestedProfiles(t *testing.T) {
 			gpus:    addressed(t4(), h100()),
 			want:    requests{uuid1: cut},
 		},
-		"for a lost GPU are kept, for the planner to tell": {
+		"for a lost GPU are kept, for the planner to report": {
 			entries: "- {gpus: {uuid: " + string(uuid0) + "}" + enabled,
 			gpus:    addressed(nvml.GPU{Lost: true}, h100()),
 			want:    requests{uuid0: cut},

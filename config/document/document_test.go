@@ -41,7 +41,7 @@ var parsers = map[string]func([]byte) error{
 	"maintenance": func(text []byte) error { _, err := maintenance.Parse(text); return err },
 }
 
-// shapes are texts of up to 1 MiB that take much more memory than their length, or many mistakes to tell.
+// shapes are texts of up to 1 MiB that take much more memory than their length, or many mistakes to report.
 func shapes() map[string]string {
 	const size = 1 << 20
 	fill := func(before, unit, after string) string {

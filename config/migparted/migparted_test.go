@@ -329,7 +329,7 @@ func TestParseAgreesWithMigParted(t *testing.T) {
 						continue // a config for other GPUs: mig-parted does nothing, and we say so
 					}
 					if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
-						t.Errorf("%s on 0x%X: %v\nwishes (-mig-parted +ours):\n%s", name, id, err, diff)
+						t.Errorf("%s on 0x%X: %v\nrequests (-mig-parted +ours):\n%s", name, id, err, diff)
 					}
 				}
 			}

@@ -20,7 +20,7 @@ func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			stale := clustertest.Node(t)
 			const theirs = `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`
-			changed := mustPatchNode(t, client, stale.Name, "somebody", theirs)
+			changed := mustPatchNode(t, client, stale.Name, "someone", theirs)
 
 			p, err := patch(stale)
 			if err != nil {
@@ -39,7 +39,7 @@ func TestClusterRefusesAFencePatchOfANodeThatHasChanged(t *testing.T) {
 
 func isForeign(t corev1.Taint) bool { return t.Key == foreignTaint.Key }
 
-// The patch has the namesake's resourceVersion, so that its UID alone tells the nodes apart.
+// The patch has the namesake's resourceVersion, so that its UID alone distinguishes the nodes.
 func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T) {
 	client := clustertest.Client(t)
 	former := clustertest.Node(t)
@@ -68,7 +68,7 @@ func TestClusterRefusesAFencePatchOfANodeThatWasReplacedByANamesake(t *testing.T
 func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
 	client := clustertest.Client(t)
 	name := clustertest.Node(t).Name
-	mustPatchNode(t, client, name, "somebody", `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`)
+	mustPatchNode(t, client, name, "someone", `{"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`)
 	for _, step := range []struct {
 		name             string
 		patch            func(*corev1.Node) ([]byte, error)
@@ -80,7 +80,7 @@ func TestClusterFenceGoesUpAndDownAndLeavesForeignTaintsAlone(t *testing.T) {
 		{"Open", theFence.Open, false, true, "K"},
 		{"Lift", lift, false, false, ""},
 	} {
-		// The controllers put their own taints on the node meanwhile, so a patch may have to be made anew, as in the agent.
+		// The controllers put their own taints on the node in the meantime, so a patch may have to be made again, as in the agent.
 		var now *corev1.Node
 		clustertest.Eventually(t, step.name+" is accepted", func(ctx context.Context) (bool, error) {
 			p, err := step.patch(readNode(ctx, t, client, name))
@@ -112,7 +112,7 @@ func TestClusterShowsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 		t.Errorf("just cordoned: Cordoner is %q since %v, %v; want kubectl-cordon since %v or later", who, since, ok, before)
 	}
 
-	mustPatchNode(t, client, name, "somebody-else", `{"spec":{"unschedulable":true}}`)
+	mustPatchNode(t, client, name, "another-user", `{"spec":{"unschedulable":true}}`)
 	var fenced *corev1.Node
 	var tainted metav1.Time // on the node that is fenced: a controller that is behind writes its taint again, with another time
 	clustertest.Eventually(t, "the cordon's taint is there, and the fence is raised", func(ctx context.Context) (bool, error) {
@@ -200,7 +200,7 @@ func TestClusterKnowsWhenKubectlUncordonedAndNotWho(t *testing.T) {
 	kubectl(t, "uncordon", name)
 	now := lifted(t, name)
 	if who, when := fence.Uncordoner(now, "agent"); who != "" || when.Before(before) || when.After(time.Now()) {
-		t.Errorf("Uncordoner is %q at %v, want nobody at %v or later", who, when, before)
+		t.Errorf("Uncordoner is %q at %v, want no one at %v or later", who, when, before)
 	}
 	for _, m := range now.ManagedFields {
 		if m.Manager == "kubectl" {

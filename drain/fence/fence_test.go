@@ -125,7 +125,7 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			`{"metadata":{` + guard + `},"spec":{"taints":[{"key":"team","value":"ml","effect":"NoSchedule"}]}}`,
 		},
 		{
-			"cordons again when it opens a node that somebody uncordoned", node(tainted(theFence.Taint)), theFence.Open,
+			"cordons again when it opens a node that someone uncordoned", node(tainted(theFence.Taint)), theFence.Open,
 			`{"metadata":{` + guard + `},"spec":{"taints":null,"unschedulable":true}}`,
 		},
 		{
@@ -189,7 +189,7 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":null}}`,
 		},
 		{
-			"parks a change with a journal of what is still owed", node(fenced), park,
+			"parks a change with a journal of what is still to be restored", node(fenced), park,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J2"}},"spec":{"taints":null,"unschedulable":false}}`,
 		},
 		{"lifts nothing off a node that is free", node(), lift, `{"metadata":{` + guard + `}}`},
@@ -280,10 +280,10 @@ func TestFenceStandsByItsOwnTaintOnly(t *testing.T) {
 		want bool
 	}{
 		{"free", node(), false},
-		{"cordoned by somebody", node(cordoned, tainted(cordonTaint)), false},
-		{"tainted by somebody", node(tainted(foreignTaint)), false},
+		{"cordoned by someone", node(cordoned, tainted(cordonTaint)), false},
+		{"tainted by someone", node(tainted(foreignTaint)), false},
 		{"fenced", node(cordoned, tainted(foreignTaint, theFence.Taint)), true},
-		{"fenced, and uncordoned by somebody", node(tainted(theFence.Taint)), true},
+		{"fenced, and uncordoned by someone", node(tainted(theFence.Taint)), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := theFence.IsRaised(c.node); got != c.want {
@@ -315,8 +315,8 @@ func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 		ok    bool
 	}{
 		{"a node that is not cordoned", node(cordon), "", time.Time{}, false},
-		{"the taint tells the time", node(cordoned, labels, taints, cordon, tainted(cordonTaint)), "kubectl", cordonTime.Time, true},
-		{"the manager's entry tells the time until the taint is there", node(cordoned, labels, taints, cordon), "kubectl", late, true},
+		{"the taint has the time", node(cordoned, labels, taints, cordon, tainted(cordonTaint)), "kubectl", cordonTime.Time, true},
+		{"the manager's entry has the time until the taint is there", node(cordoned, labels, taints, cordon), "kubectl", late, true},
 		{
 			"several owners are all named, since the first", node(cordoned, cordon, managed("argocd", `{"f:spec":{"f:unschedulable":{}}}`, early)),
 			"kubectl, argocd", early, true,
@@ -357,7 +357,7 @@ func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 		{"two that wrote at that time", node(lifted, other("a", at), other("b", at.Add(time.Second)), other("a", at)), "a, b", at},
 		{"a node that is cordoned", node(lifted, cordoned), "", time.Time{}},
 		{"a taint that is still there", node(lifted, tainted(cordonTaint)), "", time.Time{}},
-		{"taints that somebody else has written since", node(managed("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
+		{"taints that another user has written since", node(managed("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
 		{"a control plane that wrote anything but taints", node(other("kube-controller-manager", at), other("x", at)), "", time.Time{}},
 		{"entries without a time", node(lifted, func(n *corev1.Node) {
 			n.ManagedFields = append(n.ManagedFields, metav1.ManagedFieldsEntry{Manager: "old"})

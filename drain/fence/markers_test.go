@@ -177,10 +177,10 @@ func TestMarkersNameTheToolThatDeletesTheNode(t *testing.T) {
 		{"Karpenter", node(deleted("example.io/x", "karpenter.sh/termination"), taintOf("karpenter.sh/disrupted", "", corev1.TaintEffectNoSchedule)), []fence.Marker{{
 			Tool: "karpenter", Sign: `deletionTimestamp 2026-03-01T12:00:00Z, finalizers ["example.io/x" "karpenter.sh/termination"]`, Since: cordonTime.Time, Cordons: true,
 		}}},
-		{"somebody else", node(deleted("example.io/x")), []fence.Marker{{
+		{"another user", node(deleted("example.io/x")), []fence.Marker{{
 			Tool: "deletion of the node", Sign: `deletionTimestamp 2026-03-01T12:00:00Z, finalizers ["example.io/x"]`, Since: cordonTime.Time, Cordons: true,
 		}}},
-		{"nobody, though Karpenter would like to know", node(func(n *corev1.Node) { n.Finalizers = []string{"karpenter.sh/termination"} }), nil},
+		{"no one, though Karpenter would like to know", node(func(n *corev1.Node) { n.Finalizers = []string{"karpenter.sh/termination"} }), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, fence.Markers(c.node, operands), exceptAdvice); diff != "" {
@@ -195,7 +195,7 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 		"kured":                          annotated("weave.works/kured-most-recent-reboot-needed", "2026-03-01T02:00:00Z"),
 		"kured's lock is not on nodes":   annotated("weave.works/kured-node-lock", "{}"),
 		"a driver that is upgraded":      labelOf("nvidia.com/gpu-driver-upgrade-state", "upgrade-done"),
-		"a driver nobody looked at":      labelOf("nvidia.com/gpu-driver-upgrade-state", ""),
+		"a driver that no one looked at": labelOf("nvidia.com/gpu-driver-upgrade-state", ""),
 		"an upgrade that was turned off": both(cordoned, annotated("nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable", "true"), annotated("nvidia.com/gpu-driver-upgrade-validation-start-time", "1772330400")),
 		"upgrades that are turned on":    annotated("nvidia.com/gpu-driver-upgrade-enabled", "true"),
 		"an applied MachineConfig": both(
@@ -213,9 +213,9 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 		"an update in place that was counted":     labelOf("node.machine.sapcloud.io/update-result", "successful"),
 		"a MIG change that is over":               both(labelOf("nvidia.com/mig.config.state", "success"), labelOf(deployPlugin, "true")),
 		"a MIG change of an unknown writer":       labelOf("nvidia.com/mig.config.state", "pending"),
-		"an operand that somebody keeps away":     labelOf(deployPlugin, "false"),
+		"an operand that someone keeps away":      labelOf(deployPlugin, "false"),
 		"a label of no operand":                   both(labelOf("nvidia.com/gpu.deploy.anything", "paused-for-driver-upgrade"), labelOf("nvidia.com/gpu.deploy.more", "paused-for-mig-change")),
-		"a paused label of somebody else's":       labelOf("example.com/plugin", "paused-for-mig-change"),
+		"a paused label of another user's":        labelOf("example.com/plugin", "paused-for-mig-change"),
 		"an administrator's cordon":               both(cordoned, tainted(cordonTaint, foreignTaint)),
 		"ourselves": both(
 			cordoned, taintOf("gpuslice.io/repartitioning", "", corev1.TaintEffectNoSchedule), taintOf("gpuslice.io/not-ready", "", corev1.TaintEffectNoSchedule),

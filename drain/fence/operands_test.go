@@ -110,7 +110,7 @@ func TestOperandsHaveThePodsThatGoWhenTheirLabelIsPaused(t *testing.T) {
 		{"another operand", operandPod("a", map[string]string{deployDCGM: "true"}), false},
 		{"a validation, which selects nothing", operandPod("a", nil), false},
 		{"one that ended", operandPod("a", map[string]string{deployPlugin: "true"}, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), false},
-		{"a Deployment's, which nobody takes away", operandPod("a", map[string]string{deployPlugin: "true"}, func(p *corev1.Pod) {
+		{"a Deployment's, which no one takes away", operandPod("a", map[string]string{deployPlugin: "true"}, func(p *corev1.Pod) {
 			p.OwnerReferences[0].Kind = "ReplicaSet"
 		}), false},
 		{"by affinity", operandPod("a", nil, requires(term(expression(deployPlugin, corev1.NodeSelectorOpIn, "true")))), true},

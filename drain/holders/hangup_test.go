@@ -49,7 +49,7 @@ func TestHangupReachesTheProgramsOfThePodAndNoOthers(t *testing.T) {
 
 	signaled, err := holders.Processes{Root: table}.Hangup(t.Context(), []types.UID{pluginPod}, []string{"nvidia-device-plugin"})
 	if err != nil || len(signaled) != 1 || signaled[0].PID != own || signaled[0].PodUID != pluginPod {
-		t.Fatalf("told %v, %v; want pid %d", signaled, err, own)
+		t.Fatalf("signaled %v, %v; want pid %d", signaled, err, own)
 	}
 	select {
 	case <-hungUp:
@@ -62,7 +62,7 @@ func TestHangupReachesTheProgramsOfThePodAndNoOthers(t *testing.T) {
 		commands []string
 	}{{[]types.UID{pluginPod}, []string{"gpu-feature-discovery"}}, {nil, []string{"nvidia-device-plugin"}}} {
 		if signaled, err := (holders.Processes{Root: table}).Hangup(t.Context(), row.pods, row.commands); err != nil || len(signaled) > 0 {
-			t.Errorf("pods %v, commands %v: told %v, %v", row.pods, row.commands, signaled, err)
+			t.Errorf("pods %v, commands %v: signaled %v, %v", row.pods, row.commands, signaled, err)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestHangupNamesTheProcessThatItCouldNotSignal(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if len(signaled) != 1 || signaled[0].PID != 4712 {
-		t.Errorf("told %v, want pid 4712", signaled)
+		t.Errorf("signaled %v, want pid 4712", signaled)
 	}
 }
 

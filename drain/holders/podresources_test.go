@@ -24,7 +24,7 @@ type lister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	pods        []*podresources.PodResources
 	allocatable []*podresources.ContainerDevices
-	hang        chan struct{} // if set, List tells here that it was called, and does not answer
+	hang        chan struct{} // if set, List says here that it was called, and does not answer
 }
 
 func (l *lister) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {

@@ -312,7 +312,7 @@ func TestTheUnionOfAllSources(t *testing.T) {
 		spoil     func(t *testing.T, root string)
 		want      string
 	}{
-		{name: "nobody", pods: []corev1.Pod{idle}, assigned: holders.Assignments{}},
+		{name: "no one", pods: []corev1.Pod{idle}, assigned: holders.Assignments{}},
 		{
 			name: "the pod's spec alone",
 			pods: []corev1.Pod{pod("a", container(limits(gpu, 1))), idle}, assigned: holders.Assignments{},
@@ -416,7 +416,7 @@ func TestTheUnionOfAllSources(t *testing.T) {
 				"no pod: pid 902 python has GPU-0: NVML\n",
 		},
 		{
-			name: "a process that ends meanwhile", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: holders.Assignments{}, gpu: []int{98},
+			name: "a process that ends in the meantime", pods: []corev1.Pod{pod("a", withUID(podUID))}, assigned: holders.Assignments{}, gpu: []int{98},
 			processes: []process{{pid: 99, command: "python", cgroup: containerd, files: []string{"/dev/nvidia0"}}},
 			spoil: func(t *testing.T, root string) {
 				t.Helper()

@@ -281,7 +281,7 @@ func TestLogindThatDoesNotExist(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", h.Address())
-			_, err := l.Inhibit(t.Context(), "nobody to ask")
+			_, err := l.Inhibit(t.Context(), "no one to ask")
 			wantIs(t, err, host.ErrNoLogind)
 		})
 	}

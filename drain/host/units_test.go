@@ -47,7 +47,7 @@ func noSocketStays(t *testing.T, address string) {
 	}
 	before := connections()
 	if before == 0 {
-		t.Fatalf("nobody listens on %s", address)
+		t.Fatalf("no one listens on %s", address)
 	}
 	t.Cleanup(func() {
 		for connections() > before {
@@ -372,7 +372,7 @@ func TestUnitsOfASystemdThatNeverAnswersAreLeft(t *testing.T) {
 		err := ask(givenUp(t, h, method))
 		wantIs(t, err, context.Canceled)
 		if errors.Is(err, host.ErrSystemdSilent) || errors.Is(err, host.ErrJobRunning) {
-			t.Errorf("nobody asks any more, and the error is %v", err)
+			t.Errorf("no one asks any more, and the error is %v", err)
 		}
 	}
 	h.Mend()

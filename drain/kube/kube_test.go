@@ -108,7 +108,7 @@ func ask(ctx context.Context, c kube.Interface) {
 	}
 }
 
-// The API server sees no difference between this client and client-go's own that is told to speak protobuf.
+// The API server sees no difference between this client and client-go's own that speaks protobuf.
 func TestTheRequestsAreThoseOfClientGosOwnClient(t *testing.T) {
 	t.Parallel()
 	config := &rest.Config{Host: "https://server.example", UserAgent: "test/1"}

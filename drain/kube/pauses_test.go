@@ -51,7 +51,7 @@ func (a *answers) asks(t *testing.T) kube.Interface {
 	return client
 }
 
-// askFor reads the node once a second for as long as d, as somebody does who knows of no pause, and returns the longest time between two requests.
+// askFor reads the node once a second for as long as d, as someone does who knows of no pause, and returns the longest time between two requests.
 func (a *answers) askFor(t *testing.T, client kube.Interface, d time.Duration) (longest time.Duration) {
 	t.Helper()
 	a.came = nil

@@ -88,7 +88,7 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 		if took := time.Since(began); took != 2*time.Second {
 			t.Errorf("two took %s", took)
 		}
-		// Who waits for one that only runs is not told that it hangs, and gives up by its own deadline.
+		// Who waits for one that only runs gets no error that says it hangs, and gives up by its own deadline.
 		go func() { ended <- aside.Run(t.Context(), &lane, "sleeping", slow) }()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

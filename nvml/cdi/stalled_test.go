@@ -67,7 +67,7 @@ func TestALibraryBehindAMountThatDoesNotAnswerIsNamed(t *testing.T) {
 			// Instances that another test has left in the simulated kernel have their device files made first.
 			must(t, errors.Join(os.Mkdir(filepath.Join(o.DevRoot, "dev"), 0o700), os.WriteFile(filepath.Join(o.DevRoot, "dev/nvidiactl"), nil, 0o600)))
 			t.Cleanup(cdi.SetMknod(func(string, uint32, int) error { return nil }))
-			// A spec without the GPU is to be written anew, by NVIDIA's library.
+			// A spec without the GPU is to be rewritten, by NVIDIA's library.
 			stale := `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "none", "containerEdits": {"env": ["A=b"]}}]}`
 			must(t, os.WriteFile(filepath.Join(o.Dirs[0], "nvidia.json"), []byte(stale), 0o600))
 			gpus := []nvml.GPU{{UUID: "GPU-1", Capable: true}}

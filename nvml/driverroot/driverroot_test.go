@@ -52,7 +52,7 @@ func TestTheLibraryIsFoundWhereTheDriverIs(t *testing.T) {
 	}
 }
 
-// Nobody would ever write into the pipe.
+// No one would ever write into the pipe.
 func TestAPipeUnderTheNameOfTheOperatorsWordIsNone(t *testing.T) {
 	root := host(t, map[string]string{"run/nvidia/validations/other": "", "usr/lib64/libnvidia-ml.so.1": ""})
 	if err := syscall.Mkfifo(filepath.Join(root, "run/nvidia/validations/driver-ready"), 0o600); err != nil {

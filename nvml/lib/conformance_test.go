@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
-// scenarios are played on the library and on the simulator's own Driver, which must tell and do the same. A line is a
+// scenarios are played on the library and on the simulator's own Driver, which must report and do the same. A line is a
 // step: "on 0", "off 0", "create 0 3g.40gb@4", "create 0 3g.40gb(1c+2c)@0", "destroy 0 3g.40gb@4", "add 0 3g.40gb@4 1c@1" and
 // "take 0 3g.40gb@4 1c@1" (a part of what stands there), "reset 0",
 // "hold 0@4 4711", "hold 0 4711" (the whole GPU), "client 0 4711" (of MPS), "release 4711", "persist 0", "unpersist 0", "compute 0
@@ -179,7 +179,7 @@ var scenarios = []struct {
 		fail CreateComputeInstanceWithPlacement ERROR_UNKNOWN
 		destroy 0 3g.40gb@0
 		destroy 0 3g.40gb@0`},
-	{"codes are told", "gpus: [{model: H100-80GB, mig: true}]", `
+	{"codes are reported", "gpus: [{model: H100-80GB, mig: true}]", `
 		fail CreateGpuInstanceWithPlacement ERROR_NO_PERMISSION
 		create 0 3g.40gb@0
 		fail CreateGpuInstanceWithPlacement ERROR_RESET_REQUIRED

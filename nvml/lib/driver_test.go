@@ -111,14 +111,14 @@ func TestADriverThatLosesAllGPUsIsOpenedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fail(t, n, gpusim.Init, gpusim.Fault{Return: gpusim.Unknown, After: 1}) // the second Init is told of
+	fail(t, n, gpusim.Init, gpusim.Fault{Return: gpusim.Unknown, After: 1}) // the second Init returns it
 	lose(1)
 	snapshot(t, d)
 	snapshot(t, d)
 	lose(0)
 	snapshot(t, d)
 	if _, err := d.Snapshot(t.Context()); err == nil {
-		t.Error("the library was not initialised anew")
+		t.Error("the library was not initialised again")
 	}
 	if gpus := snapshot(t, d); !gpus[0].Lost || !gpus[1].Lost || gpus[0].UUID != nvml.UUID(n.UUIDs()[0]) {
 		t.Errorf("got %+v", gpus)
@@ -146,7 +146,7 @@ func TestACallThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 	})
 }
 
-// eventually waits for what another goroutine inside the driver does, of which nothing tells.
+// eventually waits for what another goroutine inside the driver does, of which nothing informs.
 func eventually(t *testing.T, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -211,7 +211,7 @@ func TestALostGPUIsReportedAndHidesNoOther(t *testing.T) {
 	lost := before[0]
 	lost.Lost, lost.Capable, lost.Enabled, lost.Pending, lost.Persistent = true, true, false, false, false
 	lost.UsedMiB, lost.ComputeMode = -1, ""
-	after[0].Profiles, lost.Profiles = nil, nil // an instance has told of its compute profiles in between
+	after[0].Profiles, lost.Profiles = nil, nil // an instance has reported its compute profiles in between
 	if diff := cmp.Diff(lost, after[0]); diff != "" {
 		t.Errorf("the lost GPU (-want +got):\n%s", diff)
 	}
@@ -401,7 +401,7 @@ func TestProcessesThatNVMLDoesNotReportAreAnError(t *testing.T) {
 	p := create(t, d, g, "3g.71gb@4")
 	fail(t, n, gpusim.GetRunningProcesses, gpusim.Fault{Return: gpusim.Unknown, Times: -1})
 	if _, err := d.Snapshot(t.Context()); err == nil {
-		t.Error("Snapshot tells of no processes where it does not know")
+		t.Error("Snapshot reports no processes where it does not know")
 	}
 	if err := d.Destroy(t.Context(), g.UUID, p); err == nil {
 		t.Error("Destroy goes on without knowing who is there")
@@ -505,7 +505,7 @@ func TestADriverThatGoesAwayWhileEventsAreRegisteredIsReported(t *testing.T) {
 }
 
 // The kernel does not unload a driver that a process has open: every initialisation is ended, and none is made by what
-// goes on in the background, until somebody looks at the GPUs again.
+// goes on in the background, until someone looks at the GPUs again.
 func TestADriverThatIsReleasedIsNotHeldByAnything(t *testing.T) {
 	n := gpusimtest.Node(t, "gpus: [{model: H200}]")
 	d := openDriver(t)

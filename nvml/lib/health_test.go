@@ -116,7 +116,7 @@ func TestWhatIsNotSupportedIsNotKnown(t *testing.T) {
 		t.Errorf("retired pages of an H200 are %+v, want not known", g.Pages.Pending)
 	}
 	if quick := healthOf(t, d, false)[0]; quick.SRAMThreshold != (nvml.Reading[bool]{}) {
-		t.Errorf("SRAM of a quick look is %+v, want that nobody asked", quick.SRAMThreshold)
+		t.Errorf("SRAM of a quick look is %+v, want that no one asked", quick.SRAMThreshold)
 	}
 	must(t, d.SetMode(t.Context(), g.UUID, true))
 	must(t, d.Create(t.Context(), g.UUID, nvml.Placed{Profile: "1g.18gb", Span: nvml.Span{Size: 1}}))
@@ -143,7 +143,7 @@ func TestHealthThatHangsHoldsUpNothingElse(t *testing.T) {
 		t.Errorf("the next look is %v, want ErrUnresponsive at once", err)
 	}
 	if _, err := d.Snapshot(t.Context()); err != nil {
-		t.Errorf("a call of the driver meanwhile: %v", err)
+		t.Errorf("a call of the driver in the meantime: %v", err)
 	}
 	must(t, n.Fail(gpusim.GetFieldValues, gpusim.Fault{}))
 	for {
@@ -167,7 +167,7 @@ func TestHealthTakesHoldOfNoDriverThatIsLetGo(t *testing.T) {
 		t.Errorf("health of a driver that is let go is %v, want ErrNoDriver", err)
 	}
 	if held, err := n.Held(); err != nil || held {
-		t.Errorf("held %v, %v, want that nobody holds the driver", held, err)
+		t.Errorf("held %v, %v, want that no one holds the driver", held, err)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestEventsNameTheInstance(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	must(t, n.Xid(1, 13)) // nobody is registered yet
+	must(t, n.Xid(1, 13)) // no one is registered yet
 	news, err := d.Events(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +226,7 @@ func TestNewsOfTheOtherGPUsGoOnWhenOneIsLost(t *testing.T) {
 	}
 	must(t, n.Xid(1, 31))
 	if e := <-news; e.Xid != 31 || string(e.GPU) != n.UUIDs()[1] {
-		t.Errorf("the other GPU tells %+v, want its Xid 31", e)
+		t.Errorf("the other GPU reports %+v, want its Xid 31", e)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestTheBusHasGPUsThatNoDriverAnswersFor(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if len(reported) != 2 || reported[1].Index != 1 {
-		t.Errorf("the driver tells of %+v, want of the first and the third", reported)
+		t.Errorf("the driver reports %+v, want the first and the third", reported)
 	}
 	if _, err := lib.OpenBus(filepath.Join(root, "nothing")).GPUs(t.Context()); err == nil {
 		t.Error("a bus that is not there is no error")

@@ -55,7 +55,7 @@ type looker struct {
 	out *bufio.Scanner
 }
 
-// newLooker starts one. With byLoader set, it is not told where the driver is.
+// newLooker starts one. With byLoader set, it is not given the driver's place.
 func newLooker(t *testing.T, n *gpusim.Node, root string, byLoader bool) looker {
 	t.Helper()
 	env := []string{gpusimtest.NodeVariable + "=" + n.Dir(), lookerRoot + "=" + root}

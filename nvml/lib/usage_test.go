@@ -125,7 +125,7 @@ func TestHowBusyProcessesAndInstancesAreIsReportedWhereNVMLHasIt(t *testing.T) {
 			}
 			for _, p := range got[1].Processes.Value {
 				if p.Busy.Known || p.Busy.Code != "ERROR_NOT_SUPPORTED" {
-					t.Errorf("a process on an instance is busy by %+v, want that the driver does not tell", p.Busy)
+					t.Errorf("a process on an instance is busy by %+v, want that the driver does not report", p.Busy)
 				}
 			}
 			standing := snapshotOf(t, d)[1].Instances

@@ -38,7 +38,7 @@ func TestDrawingsAreAsInTheGoldenFile(t *testing.T) {
 		{"free slices behind and between", migGPU(8), nvml.Geometry{at(0, 4, "4g.40gb", ""), at(5, 1, "1g.10gb", "")}},
 		{"uncut", migGPU(8), nil},
 		{"one instance", migGPU(8), nvml.Geometry{at(0, 8, "7g.80gb", "")}},
-		{"seven of one slice, the last memory slice is nobody's", migGPU(8), nvml.Geometry{
+		{"seven of one slice, the last memory slice is no one's", migGPU(8), nvml.Geometry{
 			at(0, 1, "1g.18gb+me", ""), at(1, 1, "1g.18gb", ""), at(2, 1, "1g.18gb", ""), at(3, 1, "1g.18gb", ""), at(4, 1, "1g.18gb", ""),
 			at(5, 1, "1g.18gb", ""), at(6, 1, "1g.18gb", ""),
 		}},

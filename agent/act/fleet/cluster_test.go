@@ -153,7 +153,7 @@ func (w *world) short(text string) string { return strings.ReplaceAll(text, w.na
 func (w *world) patch(name, patch string, subresources ...string) {
 	w.Helper()
 	_, err := w.client.CoreV1().Nodes().Patch(w.Context(), w.named(name), types.StrategicMergePatchType, []byte(patch),
-		metav1.PatchOptions{FieldManager: "somebody"}, subresources...)
+		metav1.PatchOptions{FieldManager: "someone"}, subresources...)
 	if err != nil {
 		w.Fatalf("patching node %s with %s: %v", name, patch, err)
 	}

@@ -229,7 +229,7 @@ func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
 		make func(w *world)
 		said string
 	}{
-		"cordoned":       {func(w *world) { w.cordon("other", true) }, "cordoned by somebody"},
+		"cordoned":       {func(w *world) { w.cordon("other", true) }, "cordoned by someone"},
 		"not Ready":      {func(w *world) { w.ready("other", corev1.ConditionFalse) }, "not Ready since 2026-12-01T11:30:00Z"},
 		"unknown":        {func(w *world) { w.ready("other", corev1.ConditionUnknown) }, "not Ready since 2026-12-01T11:30:00Z"},
 		"fenced":         {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintRepartitioning)) }, "being changed by gpuslice"},
@@ -453,7 +453,7 @@ func TestANodeThatLostItsSlotStillCountsWhileItIsFenced(t *testing.T) {
 	w.cordon("a", true)
 	b.refused()
 	b.pass(fleet.Duration)
-	b.wantRefused("pool research: 1 node may be unavailable at once; a: cordoned by somebody")
+	b.wantRefused("pool research: 1 node may be unavailable at once; a: cordoned by someone")
 	if holders := w.holders(); holders != "" {
 		t.Errorf("slots have %q", holders)
 	}
@@ -857,7 +857,7 @@ func TestNodesAreReadAgainWhenANodeHasLeftSince(t *testing.T) {
 	}
 	y.change.Since = z.change.Since.Add(-time.Hour)
 	w.wire.before.Store(&between)
-	z.wantRefused("pool research: 2 nodes may be unavailable at once; y: being changed by gpuslice, x: cordoned by somebody")
+	z.wantRefused("pool research: 2 nodes may be unavailable at once; y: being changed by gpuslice, x: cordoned by someone")
 }
 
 func TestNodesAreReadOnceWhileNoNodeLeaves(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 
 const twoH200 = "gpus: [{model: H200, count: 2}]"
 
-// ends says what becomes of a sequence: what the node says within 5 s of the fault, and a good while later if nobody cures it.
+// ends says what becomes of a sequence: what the node says within 5 s of the fault, and a good while later if no one cures it.
 var ends = map[string]struct {
 	soon  []config.Reason // none: the node stays well
 	later config.Reason   // empty: well again
@@ -43,7 +43,7 @@ var ends = map[string]struct {
 	"nvlink":                         {[]config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 	"pmu-halt":                       {[]config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 	"remap-failure":                  {[]config.Reason{config.ReasonXidCritical, config.ReasonRowRemapFailed}, config.ReasonRowRemapFailed},
-	"somebodys-reset":                {[]config.Reason{config.ReasonResetRequired}, config.ReasonResetRequired},
+	"users-reset":                    {[]config.Reason{config.ReasonResetRequired}, config.ReasonResetRequired},
 	"uncontained-ecc":                {[]config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 	"uncontained-ecc-settled":        {[]config.Reason{config.ReasonXidCritical}, ""},
 }
@@ -74,7 +74,7 @@ func sequence(t *testing.T, s gpusim.Sequence, when death) {
 	t.Helper()
 	end, known := ends[s.Name]
 	if !known {
-		t.Fatalf("nobody says what becomes of %s", s.Name)
+		t.Fatalf("no one says what becomes of %s", s.Name)
 	}
 	w := newWorld(t, twoH200)
 	w.holds("train-0", w.gpus.UUIDs()[1])

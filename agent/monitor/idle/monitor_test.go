@@ -181,7 +181,7 @@ func (w *world) uses() map[string]string {
 	out := map[string]string{}
 	for _, d := range monitor.Devices(w.snapshot()) {
 		for _, h := range d.Holders(w.holders) {
-			uses := []api.Use{{Namespace: h.Namespace, Pod: h.Name, UUID: d.GPU, Instance: d.Instance(), Unknown: "nobody watches it"}}
+			uses := []api.Use{{Namespace: h.Namespace, Pod: h.Name, UUID: d.GPU, Instance: d.Instance(), Unknown: "no one watches it"}}
 			w.monitor.AddBusy(uses)
 			if out[h.Name] = uses[0].Unknown; uses[0].Busy != nil {
 				out[h.Name] = fmt.Sprintf("%.1f%%", *uses[0].Busy)

@@ -278,7 +278,7 @@ func TestThePodsAreAskedForWhileTheRestIsRead(t *testing.T) {
 	}
 }
 
-// Kubelet tells of up to fifty images, and of any number of volumes.
+// Kubelet reports up to fifty images, and any number of volumes.
 func TestWhatTheAgentDoesNotReadOfItsNodeIsNotKept(t *testing.T) {
 	t.Parallel()
 	n := node("7", map[string]string{"a": "b"})

@@ -21,7 +21,7 @@ import (
 
 // fakeLog is a kernel's log: it gives what is sent, one record or error with each Read.
 type fakeLog struct {
-	records []any // what was written before, and is read first where nobody seeks the end
+	records []any // what was written before, and is read first where no one seeks the end
 	new     chan any
 	closed  chan struct{}
 	sought  bool
