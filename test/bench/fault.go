@@ -108,7 +108,7 @@ func (st *stage) runFault(ctx context.Context, dir string, r faultRow) (c course
 	return c, err
 }
 
-// says tells a node whose condition GPUUnhealthy has the status.
+// says is true of a node whose condition GPUUnhealthy has the status.
 func says(status corev1.ConditionStatus) func(*corev1.Node) bool {
 	return func(o *corev1.Node) bool {
 		return slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -138,8 +138,8 @@ func (at *site) when(ctx context.Context, from time.Time, within time.Duration, 
 }
 
 // faultNotes say how the second table is to be read.
-const faultNotes = `Figures are medians, of one GPU of eight H100s. The stand-in kubelet tells what the device plugin says at once; a real one may take ten seconds.
-The cure is a reset, and for Xid 79 a GPU that is found again without a reboot of the node, which would start the plugin anew, too.
+const faultNotes = `Figures are medians, of one GPU of eight H100s. The stand-in kubelet reports what the device plugin says at once; a real one may take ten seconds.
+The cure is a reset, and for Xid 79 a GPU that is found again without a reboot of the node, which would restart the plugin, too.
 
 condition    from the fault until condition GPUUnhealthy is True; the device plugin has none
 allocatable  from the fault until the node offers less than eight GPUs

@@ -16,7 +16,7 @@ import (
 )
 
 // drained is what people do by hand. With the device plugin all pods leave the node, nvidia-mig-parted cuts the GPUs, the device plugin starts
-// again, and the node is opened again. Nobody pauses between the commands.
+// again, and the node is opened again. No one pauses between the commands.
 type drained struct {
 	*stage
 	programs incumbent.Programs
@@ -58,7 +58,7 @@ func (d drained) run(ctx context.Context, dir string, s scenario) (r result, err
 	return at.measure(ctx, p.change)
 }
 
-// person is somebody at a terminal, with kubectl and a shell on the node.
+// person is someone at a terminal, with kubectl and a shell on the node.
 type person struct {
 	at            *site
 	cut           func(person, context.Context) error // the commands

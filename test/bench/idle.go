@@ -45,7 +45,7 @@ type idleRow struct {
 	runs    []kept
 }
 
-// kept is the anonymous memory of a program in KiB, the most of each time, and how long after its start it told of the node; 0 if it tells of none
+// kept is the anonymous memory of a program in KiB, the most of each time, and how long after its start it reported on the node; 0 if it did not
 // on which nothing is asked for.
 type kept struct {
 	idle, churn, after int

@@ -308,7 +308,7 @@ func copyLines(to io.WriteCloser, from io.Reader, text string, found chan struct
 	}
 }
 
-// kubeconfig writes one for a service account into the node's directory, with a token that names the node. The program's requests are told by both.
+// kubeconfig writes one for a service account into the node's directory, with a token that names the node. The program's requests are distinguished by both.
 func (at *site) kubeconfig(ctx context.Context, namespace, account string) (file string, err error) {
 	credentials, err := at.cluster.NodeConfig(ctx, namespace, account, at.Name)
 	if err != nil {

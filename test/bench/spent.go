@@ -18,7 +18,7 @@ type spent struct {
 	proof  time.Duration // from there until the agent says that it is done
 }
 
-// step is one step that the agent has done, as its log tells.
+// step is one step that the agent has done, as its log says.
 type step struct {
 	text       string
 	began, end time.Time

@@ -34,7 +34,7 @@ full drain   what people do by hand, without a pause between commands: unless nv
              nvidia-mig-parted apply, the label brings the plugin back, kubectl uncordon. It is done with the last command.
 config-manager
              v0.19.3, beside the device plugin as the plugin's chart has it. A label names a config that is in its ConfigMap, and
-             it links to that and sends SIGHUP to the plugin. It does not cordon or drain, and says to nobody that it is done.
+             it links to that and sends SIGHUP to the plugin. It does not cordon or drain, and says to no one that it is done.
 by hand      on a node of NVIDIA's DRA driver (v0.5.0, static): nvidia-mig-parted apply, then kubectl delete of the driver's pod, since
              the driver reads the geometry when it starts. It is done with the last command.
 gpuslice     asks kubelet who holds what, cordons the node, evicts who holds what goes, restarts the device plugin, and says

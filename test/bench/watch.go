@@ -25,7 +25,7 @@ type sample struct {
 	offers map[string]int // what pods can get: by resource, or the devices of NVIDIA's DRA driver, by UUID
 }
 
-// watch keeps every state of a node that the API server tells of.
+// watch keeps every state of a node that the API server reports.
 type watch struct {
 	stop func()
 

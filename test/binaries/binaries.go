@@ -209,7 +209,7 @@ type recipe struct {
 	what   string        // for people; {{module}} stands for the version of that module
 	module string        // directory of the module, from the root of the checkout
 	mod    string        // file in it that says the versions in place of go.mod; "" for go.mod
-	work   time.Duration // of one core, when nothing is compiled yet, to tell people how long it takes
+	work   time.Duration // of one core, when nothing is compiled yet, to say how long it takes
 	steps  []step
 	links  map[string][]string // file that was built -> further names for it
 }
@@ -392,7 +392,7 @@ func (r recipe) build(ctx context.Context, module, dir string, s *status) error 
 // downloads is how often modules are asked for. One download in hundreds may fail; those that came are not asked for again.
 const downloads = 3
 
-// expect tells s which packages a step may have to compile, and downloads their modules.
+// expect says to s which packages a step may have to compile, and downloads their modules.
 func (s step) expect(ctx context.Context, module string, flags []string, into *status) error {
 	args := slices.Concat([]string{"list", "-deps", "-f={{.ImportPath}} {{.Name}}", "-tags=" + s.tags}, flags, s.packages)
 	for try := 1; ; try++ {

@@ -9,7 +9,7 @@ func SetAskFor(d time.Duration) (undo func()) {
 	return func() { askFor = before }
 }
 
-// Progress returns what people are told of a build that may have to compile the packages of list, when the Go command has written
+// Progress returns what people read of a build that may have to compile the packages of list, when the Go command has written
 // said to its standard error, and what of that is left for an error. The writes come in pieces.
 func Progress(list, said string) (shown, left string) {
 	s := &status{}

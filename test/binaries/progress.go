@@ -134,7 +134,7 @@ func (s *status) begins(what string) {
 // importPath is what a line of the Go command is that names a package; what compilers say has colons and spaces.
 var importPath = regexp.MustCompile(`^[\w.~/-]+$`)
 
-// saw takes a line that the Go command wrote, and reports whether it told of progress and nothing else.
+// saw takes a line that the Go command wrote, and reports whether it reported progress and nothing else.
 func (s *status) saw(line string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +199,7 @@ func (l *lines) Write(p []byte) (int, error) {
 
 func (l *lines) String() string { return l.kept.String() + string(l.partial) }
 
-// watched runs a build and tells how far it is: a bar on a terminal, elsewhere a line now and then.
+// watched runs a build and reports how far it is: a bar on a terminal, elsewhere a line now and then.
 func (b Builder) watched(name string, s *status, build func() error) error {
 	start := time.Now()
 	done := make(chan error, 1)

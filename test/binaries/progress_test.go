@@ -16,7 +16,7 @@ func TestTheProgressOfABuildIsThePackageThatIsCompiledLast(t *testing.T) {
 		"two compilers end out of order":           {list, "runtime\ninternal/cpu\n", "package 2 of at most 4, internal/cpu", ""},
 		"a program":                                {list, "go.example/tool\n", "package 1 of at most 4, linking tool", ""},
 		"a module":                                 {"", "go: downloading k8s.io/api v0.37.1\n", "downloading k8s.io/api v0.37.1", ""},
-		"a list that nobody asked for":             {"", "go.example/a-b/v2\n", "go.example/a-b/v2", ""},
+		"a list that no one asked for":             {"", "go.example/a-b/v2\n", "go.example/a-b/v2", ""},
 		"a mistake": {
 			list, "runtime\n# go.example/tool\n./main.go:3:15: undefined: x\n", "package 1 of at most 4, runtime",
 			"# go.example/tool\n./main.go:3:15: undefined: x\n",
@@ -26,7 +26,7 @@ func TestTheProgressOfABuildIsThePackageThatIsCompiledLast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			shown, left := binaries.Progress(row.list, row.said)
 			if shown != row.shown || left != row.left {
-				t.Errorf("told %q, left %q; want %q, %q", shown, left, row.shown, row.left)
+				t.Errorf("shown %q, left %q; want %q, %q", shown, left, row.shown, row.left)
 			}
 		})
 	}

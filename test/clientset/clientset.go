@@ -70,7 +70,7 @@ func (o of) RawPolicy() cache.Getter { return o.client.PolicyV1().RESTClient() }
 // RawResource implements kube.Interface.
 func (o of) RawResource() cache.Getter { return o.client.ResourceV1().RESTClient() }
 
-// IsWatchListSemanticsUnSupported tells client-go's informers whether they may ask for a list as a watch, which its fake cannot do.
+// IsWatchListSemanticsUnSupported says to client-go's informers whether they may ask for a list as a watch, which its fake cannot do.
 func (o of) IsWatchListSemanticsUnSupported() bool {
 	says, has := o.client.(interface{ IsWatchListSemanticsUnSupported() bool })
 	return has && says.IsWatchListSemanticsUnSupported()

@@ -113,7 +113,7 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 	return events, nil
 }
 
-// mark makes a request that can be told from all others. An answer may reach the client before its event reaches the
+// mark makes a request that can be distinguished from all others. An answer may reach the client before its event reaches the
 // log; what stands before the mark is complete.
 func (c *Cluster) mark(marker string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

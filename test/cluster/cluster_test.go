@@ -166,7 +166,7 @@ func processesIn(t *testing.T, dir string) []string {
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		if err != nil || !strings.Contains(string(line), dir) {
-			continue // it ended meanwhile, or is another's
+			continue // it ended in the meantime, or is another's
 		}
 		program, _, _ := strings.Cut(string(line), "\x00")
 		names = append(names, filepath.Base(program))

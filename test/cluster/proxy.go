@@ -41,7 +41,7 @@ func (c Cut) String() string {
 	return "mended"
 }
 
-// asks and answers tell whether the two directions pass.
+// asks and answers say whether the two directions pass.
 func (c Cut) asks() bool    { return c == Mended || c == Deaf }
 func (c Cut) answers() bool { return c == Mended }
 
@@ -169,7 +169,7 @@ func (p *Proxy) listen(ctx context.Context) error {
 func (p *Proxy) connect(client net.Conn) {
 	server, err := net.Dial("tcp", p.server) // on loopback it is there at once, or not at all
 	if err != nil {
-		_ = client.Close() // which tells the client as much as an error would
+		_ = client.Close() // which says as much to the client as an error would
 		return
 	}
 	l := &link{client: client, server: server, broken: make(chan struct{})}
@@ -203,7 +203,7 @@ func (p *Proxy) carry(l *link, to, from net.Conn, passes func(Cut) bool) {
 	}
 }
 
-// await returns when the direction is open, or false when the connection has broken meanwhile.
+// await returns when the direction is open, or false when the connection has broken in the meantime.
 func (p *Proxy) await(l *link, passes func(Cut) bool) bool {
 	for {
 		p.mu.Lock()

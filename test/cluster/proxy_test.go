@@ -35,7 +35,7 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 	for _, row := range []struct {
 		cut     cluster.Cut
 		ask     func(name string) error
-		want    error // what the client is told
+		want    error // what the client gets
 		written bool  // the API server did what it was asked for all the same
 	}{
 		{cluster.Refused, func(name string) error {
@@ -62,7 +62,7 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 		}
 		become(row.cut)
 		if err := row.ask(row.cut.String()); !errors.Is(err, row.want) {
-			t.Errorf("%s: the client is told %v, want %v", row.cut, err, row.want)
+			t.Errorf("%s: the client gets %v, want %v", row.cut, err, row.want)
 		}
 		if got, err := written(t.Context(), direct, space, row.cut.String()); err != nil || got != row.written {
 			t.Errorf("%s: written %t (%v), want %t", row.cut, got, err, row.written)

@@ -122,7 +122,7 @@ func (s *supervisor) start(c component) error {
 	return nil
 }
 
-// ends notes the first component that ends without being told to.
+// ends notes the first component that ends without being asked to.
 func (s *supervisor) ends(p *process, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

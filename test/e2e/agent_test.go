@@ -114,7 +114,7 @@ func TestAProfileSharesTheGPUsOfARealNode(t *testing.T) {
 		t.Errorf("the pod without a GPU was disturbed: %+v", p)
 	}
 	if p := r.pluginPod(); p != plugin {
-		t.Errorf("the device plugin's pod was %s before and is %s: it was started anew for another config", plugin, p)
+		t.Errorf("the device plugin's pod was %s before and is %s: it was restarted for another config", plugin, p)
 	}
 }
 

@@ -322,7 +322,7 @@ func (i *installed) killedAndMovedInTheMiddle() {
 				i.t.Fatal(err)
 			}
 		}},
-		{"the agent is rolled out anew in the middle of a change", "all-1g.10gb", func() {
+		{"the agent's DaemonSet is rolled out in the middle of a change", "all-1g.10gb", func() {
 			i.kubectl(i.t.Context(), "-n", "gpuslice", "rollout", "restart", "daemonset", "gpuslice-agent")
 		}},
 		{"kubelet is restarted in the middle of a change", "all-2g.20gb", func() {
@@ -376,9 +376,9 @@ func (i *installed) overlays() {
 	} {
 		i.overlay(overlay.component, overlay.resource, overlay.amount)
 	}
-	// Kubelet does not notice that this plugin ends, and refuses the next. If it ended by itself to read its config anew, it could register
+	// Kubelet does not notice that this plugin ends, and refuses the next. If it ended by itself to read its config again, it could register
 	// before kubelet looks for the end, and nothing would be lost. The overlay gives out as many devices as the one before, so that nothing but
-	// the connection tells of the loss.
+	// the connection reports the loss.
 	i.registerAgain(gpu, "nvidia-gpu.sock")
 	i.kubectl(i.t.Context(), "-n", "gpuslice", "delete", "pod", "-l", "app.kubernetes.io/name=nvidia-device-plugin")
 	if !i.overlay("default", gpu, 2) {
@@ -392,7 +392,7 @@ func (i *installed) overlay(component, resource string, amount int64) (restarted
 	former := i.agentPod("the agent", anyPod).UID
 	i.apply(component, component)
 	i.kubectl(i.t.Context(), "-n", "gpuslice", "rollout", "restart", "daemonset", "gpuslice-agent")
-	i.agentPod("the agent to be rolled out anew", func(p *corev1.Pod) bool { return p.UID != former })
+	i.agentPod("the agent's DaemonSet to be rolled out", func(p *corev1.Pod) bool { return p.UID != former })
 	restarted = i.awaitOverlay()
 	i.awaitAmount(resource, amount, amount)
 	i.pod("one", resource)
@@ -402,7 +402,7 @@ func (i *installed) overlay(component, resource string, amount int64) (restarted
 	return restarted
 }
 
-// registerAgain registers a device plugin that kubelet is connected to, as if it had begun anew. Kubelet refuses, forgets its client for the one that
+// registerAgain registers a device plugin that kubelet is connected to, as if it had begun again. Kubelet refuses, forgets its client for the one that
 // is connected, and so does not notice its end: each later registration is refused, too, unless it comes before that end.
 func (i *installed) registerAgain(resource, socket string) {
 	i.t.Helper()
@@ -420,7 +420,7 @@ func (i *installed) registerAgain(resource, socket string) {
 }
 
 // awaitOverlay waits until the agent has done what the overlay says. If the node says that kubelet has lost the device plugin, it does what the node
-// says, once: a busy kubelet may do so with each plugin that reads its config anew.
+// says, once: a busy kubelet may do so with each plugin that reads its config again.
 func (i *installed) awaitOverlay() (restarted bool) {
 	i.t.Helper()
 	i.awaitNode("the agent to have done what the overlay says", func(n *corev1.Node) bool {

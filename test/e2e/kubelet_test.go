@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
 )
 
-// The agent has to tell this from a node on which nothing is assigned. The stand-in does the same by Options.ListDelay.
+// The agent has to distinguish this from a node on which nothing is assigned. The stand-in does the same by Options.ListDelay.
 func TestAKubeletThatHasJustStartedListsNoPods(t *testing.T) {
 	r := newRig(t, "gpus: [{model: H100-80GB, count: 1}]")
 	r.startPlugin(unshared)

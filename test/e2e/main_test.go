@@ -89,7 +89,7 @@ func prepare() error {
 // imageVersion is the tag that deploy/base names.
 const imageVersion = "v0.1.0"
 
-// makeImage makes the agent's image for this machine. Another run of these tests may read it meanwhile.
+// makeImage makes the agent's image for this machine. Another run of these tests may read it in the meantime.
 func makeImage(ctx context.Context, b binaries.Builder) (string, error) {
 	tool, err := b.Image(ctx)
 	if err != nil {

@@ -49,7 +49,7 @@ func (r *rig) writeConfig(text string) {
 	}
 }
 
-// reload gives the plugin another config: it starts anew within its process.
+// reload gives the plugin another config: it restarts within its process.
 func (p *pluginProcess) reload(config string) {
 	p.r.t.Helper()
 	p.r.writeConfig(config)
@@ -61,6 +61,6 @@ func (p *pluginProcess) reload(config string) {
 // stop kills the plugin.
 func (p *pluginProcess) stop() {
 	_ = p.cmd.Process.Kill() // it may have ended
-	_ = p.cmd.Wait()         // as it was told to
+	_ = p.cmd.Wait()         // as it was asked to
 	p.r.plugin = nil
 }

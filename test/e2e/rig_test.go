@@ -26,7 +26,7 @@ import (
 
 const (
 	nodeName = "gpu-1"
-	// trainer is the image of a pod that computes on the devices it was given, until it is told to end.
+	// trainer is the image of a pod that computes on the devices it was given, until it is asked to end.
 	trainer = "example.com/trainer:1"
 	// patience bounds each wait. Most take a second or two, but kubelet puts off a container that has ended a few times by up to five minutes.
 	patience = 6 * time.Minute

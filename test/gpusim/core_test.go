@@ -258,7 +258,7 @@ gpu 3 A100-40GB mig=off pending=on
 	}
 	must(t, n.Release(12))
 	must(t, n.Reset(1))
-	set(2, false, gpusim.Success) // a pending wish can be taken back
+	set(2, false, gpusim.Success) // a pending request can be taken back
 	if err := n.Driver().Reset(t.Context(), nvml.UUID(n.UUIDs()[3])); !errors.Is(err, nvml.ErrNotSupported) {
 		t.Errorf("resetting a GPU that is passed through: got %v, want %v", err, nvml.ErrNotSupported)
 	}

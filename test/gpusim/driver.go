@@ -187,7 +187,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	return g, r
 }
 
-// kind adds what the GPU can do, and what part of it the node has. Not to be told is not an error.
+// kind adds what the GPU can do, and what part of it the node has. That it does not answer is not an error.
 func (d *driver) kind(h Device, g *nvml.GPU) Return {
 	facts, r := d.library.Static(h)
 	if r == NotSupported {
@@ -630,7 +630,7 @@ var virtualizations = map[uint32]nvml.Virtualization{
 	0: nvml.NotVirtualized, 1: nvml.PassedThrough, 2: nvml.VirtualGPU, 3: nvml.HostOfVirtualGPUs, 4: nvml.HostOfSharedGPUs,
 }
 
-// computeMode is empty where the driver does not tell it, which it does not of a GPU in MIG mode.
+// computeMode is empty where the driver does not report it, which it does not of a GPU in MIG mode.
 func (d *driver) computeMode(h Device, mig bool) (nvml.ComputeMode, Return) {
 	if mig {
 		return "", Success
@@ -731,7 +731,7 @@ func (d *driver) again(ctx context.Context, op string) *EventSet {
 	}
 }
 
-// register makes a set of what all GPUs tell that are not lost.
+// register makes a set of what all GPUs report that are not lost.
 func (d *driver) register(ctx context.Context, op string) (*EventSet, error) {
 	l := &Library{store: d.library.store, version: d.library.version, pollEvery: d.library.pollEvery} // it stays initialized, beside the calls of this driver
 	var set *EventSet

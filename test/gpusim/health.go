@@ -235,7 +235,7 @@ func (l *Library) Fields(d Device, ids []uint32) (out []Field, r Return) {
 	return out, r
 }
 
-// fields are what GPUs tell by NVML_FI_… ids.
+// fields are what GPUs report by NVML_FI_… ids.
 var fields = map[uint32]struct {
 	since   int  // driver
 	wide    bool // it is an unsigned long long, as measured

@@ -328,7 +328,7 @@ func (l *Library) find(function string, is func(*gpu) bool) (d Device, r Return)
 	return d, r
 }
 
-// IsMIG tells a MIG device from a GPU.
+// IsMIG distinguishes a MIG device from a GPU.
 func (d Device) IsMIG() bool { return d.mig != "" }
 
 // Parent is the GPU that a MIG device is on. Other handles are NotFound, or InvalidArgument for a GPU.

@@ -100,7 +100,7 @@ var (
 	nothing = step{}
 )
 
-// sequences are told of real machines, or read in the driver: see the columns of NVIDIA's Xid catalog.
+// sequences are reported of real machines, or read in the driver: see the columns of NVIDIA's Xid catalog.
 var sequences = []Sequence{
 	{
 		Name: "fallen-off", Means: "the GPU falls off the bus, and a reboot brings it back",
@@ -117,7 +117,7 @@ var sequences = []Sequence{
 		cure:  []step{rebootIt},
 	},
 	{
-		Name: "dead", Means: "the GPU falls off the bus, and the driver does not find it again when it is loaded anew",
+		Name: "dead", Means: "the GPU falls off the bus, and the driver does not find it when it is loaded again",
 		fault: []step{
 			{0, func(s *scene) { s.xid(79); s.gpu.Health.Lost, s.gpu.Health.Dead = true, true }},
 			{later, rebootIt.do},
@@ -219,7 +219,7 @@ var sequences = []Sequence{
 		cure:  []step{resetIt},
 	},
 	{
-		Name: "somebodys-reset", Means: "the driver asks for a reset, and somebody resets the GPU at once",
+		Name: "users-reset", Means: "the driver asks for a reset, and someone resets the GPU at once",
 		fault: []step{{0, func(s *scene) { s.recommend(recoverByReset) }}},
 		cure:  []step{resetIt},
 	},

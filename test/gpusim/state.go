@@ -150,7 +150,7 @@ const procVariable = "GPUSIM_PROC"
 // Proc is the directory in which the driver sees processes.
 func Proc() string { return cmp.Or(os.Getenv(procVariable), "/proc") }
 
-// startTime tells one process from a later one with the same number; 0 if there is none. See proc_pid_stat(5).
+// startTime distinguishes one process from a later one with the same number; 0 if there is none. See proc_pid_stat(5).
 func startTime(pid int) uint64 {
 	stat, err := os.ReadFile(filepath.Join(Proc(), strconv.Itoa(pid), "stat"))
 	if err != nil {

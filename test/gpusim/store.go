@@ -169,7 +169,7 @@ func (s *store) reload() error {
 		return fmt.Errorf("reading %s: %w", file, err)
 	}
 	if st.Format != stateFormat {
-		return fmt.Errorf("reading %s: format is %d, this program knows %d: create the node anew", file, st.Format, stateFormat)
+		return fmt.Errorf("reading %s: format is %d, this program knows %d: create the node again", file, st.Format, stateFormat)
 	}
 	s.current.Store(&snapshot{g, st})
 	return nil

@@ -199,7 +199,7 @@ func cmpOr(err, otherwise error) error {
 	return err
 }
 
-// lightReads is how often health is read to tell what that costs.
+// lightReads is how often health is read to measure what that costs.
 const lightReads = 50
 
 // health reads the health of all GPUs, and says how long that takes.
@@ -220,7 +220,7 @@ func (t *trial) health(ctx context.Context) (string, error) {
 	}
 	light := time.Since(began) / lightReads
 	if len(all) != len(t.before) {
-		return "", fmt.Errorf("health is told of %d GPUs, and there are %d", len(all), len(t.before))
+		return "", fmt.Errorf("health is reported of %d GPUs, and there are %d", len(all), len(t.before))
 	}
 	var said []string
 	for _, h := range all {
@@ -237,18 +237,18 @@ func state(h nvml.Health) string {
 	if h.Lost {
 		return "fallen off the bus"
 	}
-	action := "not told (" + h.Action.Code + ")"
+	action := "not reported (" + h.Action.Code + ")"
 	if h.Action.Known {
 		action = h.Action.Value.String()
 	}
-	rows := "not told (" + h.Rows.Uncorrected.Code + ")"
+	rows := "not reported (" + h.Rows.Uncorrected.Code + ")"
 	if h.Rows.Uncorrected.Known {
 		rows = fmt.Sprint(h.Rows.Uncorrected.Value)
 	}
 	return fmt.Sprintf("recovery action %s, rows remapped %s", action, rows)
 }
 
-// fault has a process of this program make an error, and sees that the driver tells of it, and of nothing else.
+// fault has a process of this program make an error, and sees that the driver reports it, and nothing else.
 func (t *trial) fault(ctx context.Context) (string, error) {
 	gpu, err := t.free()
 	if err != nil {
@@ -294,7 +294,7 @@ func (t *trial) fault(ctx context.Context) (string, error) {
 // mmuFault is the Xid of a kernel that uses an address which no one has, and channelsRemoved that of what is done about it.
 const mmuFault, channelsRemoved = 31, 45
 
-// await waits until the driver has told of the fault and the process has ended.
+// await waits until the driver has reported the fault and the process has ended.
 func (t *trial) await(ctx context.Context, events <-chan nvml.Event, ended <-chan error, gpu nvml.UUID, said fmt.Stringer) error {
 	for reported, over := false, false; !reported || !over; {
 		select {
@@ -308,13 +308,13 @@ func (t *trial) await(ctx context.Context, events <-chan nvml.Event, ended <-cha
 		case e, open := <-events:
 			switch {
 			case !open:
-				return errors.New("the driver tells of no more events")
+				return errors.New("the driver reports no more events")
 			case e.GPU == gpu && e.Kind == nvml.EventXid && e.Xid == mmuFault:
 				reported = true
 			case e.Kind == nvml.EventSilence || e.Kind == nvml.EventWatching:
 			case e.Kind == nvml.EventXid && e.Xid == channelsRemoved: // which may follow
 			default:
-				return fmt.Errorf("the driver told of %+v", e)
+				return fmt.Errorf("the driver reported %+v", e)
 			}
 		}
 	}
@@ -357,7 +357,7 @@ func (t *trial) healthOf(ctx context.Context, gpu nvml.UUID) (nvml.Health, error
 	}
 	at := slices.IndexFunc(all, func(h nvml.Health) bool { return h.UUID == gpu })
 	if at < 0 {
-		return nvml.Health{}, fmt.Errorf("health is not told of %s", gpu)
+		return nvml.Health{}, fmt.Errorf("health is not reported of %s", gpu)
 	}
 	return all[at], nil
 }

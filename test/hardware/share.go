@@ -77,7 +77,7 @@ func (t *trial) share(ctx context.Context) {
 		shares, saw, err = p.occupy(ctx, 4)
 		return saw, err
 	})
-	t.report.check("a pod's Xid 31 is told on that pod, and the GPU is well", func() (saw string, err error) {
+	t.report.check("a pod's Xid 31 is reported on that pod, and the GPU is well", func() (saw string, err error) {
 		if shares, err = p.makeRoom(ctx, shares); err != nil {
 			return "", err
 		}
@@ -419,7 +419,7 @@ func (p *plane) remove(ctx context.Context, name string) error {
 	})
 }
 
-// The pods that do what is told.
+// The pods that do what is to be reported.
 const faulty, greedy = "faulty", "greedy"
 
 // fills sees that the node names the pod that fills a GPU, for as long as it is there.
@@ -445,7 +445,7 @@ func (p *plane) fills(ctx context.Context) (string, error) {
 	return what, err
 }
 
-// errs sees that a pod's error is told as its own.
+// errs sees that a pod's error is reported as its own.
 func (p *plane) errs(ctx context.Context) (string, error) {
 	var message string
 	err := p.poll(ctx, fmt.Sprintf("the Event %s on the pod", config.ReasonApplicationXid), func(ctx context.Context) (bool, error) {

@@ -26,7 +26,7 @@ func (t *trial) all(ctx context.Context) {
 	defer stop(nil)
 	t.driver.stop = stop
 
-	t.report.check("what the driver tells is what nvidia-smi says", func() (string, error) { return t.compare(ctx) })
+	t.report.check("what the driver reports is what nvidia-smi says", func() (string, error) { return t.compare(ctx) })
 	t.report.check("each generated config is planned", func() (string, error) { return t.plans() })
 	t.report.check("impossible configs are refused", func() (string, error) { return t.refusals() })
 	t.report.check("health is read, and what that costs", func() (string, error) { return t.health(ctx) })

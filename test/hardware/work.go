@@ -27,7 +27,7 @@ const (
 	piece  = 2 << 30   // bytes that fills takes at once: the GPU's memory need not be in one piece
 	// fillPercent is how full fills makes the GPU.
 	fillPercent = 95
-	// begins is when errs makes its error. A program that loads a model has run for longer; one that has not yet been seen by the agent is told
+	// begins is when errs makes its error. A program that loads a model has run for longer; one that has not yet been seen by the agent is reported
 	// as one of several that it may have been.
 	begins = 2 * time.Second
 	// lingers is how long a process lives on whose kernel was stopped, so that it can be seen whose it was.

@@ -23,7 +23,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// order is what somebody wants an image of.
+// order is what someone wants an image of.
 type order struct {
 	checkout  string    // root of the sources
 	out       string    // folder of the results

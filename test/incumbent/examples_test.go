@@ -159,7 +159,7 @@ func (tr trial) spec() gpusim.Spec {
 	return gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: tr.model, Count: count}}}
 }
 
-// begin gives the GPUs their first state, as if nobody had called anything for it.
+// begin gives the GPUs their first state, as if nothing had been called for it.
 func (tr trial) begin(ctx context.Context, node *gpusim.Node) error {
 	driver := node.Driver()
 	gpus, err := driver.Snapshot(ctx)

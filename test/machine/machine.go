@@ -24,7 +24,7 @@ import (
 // Address is the machine's own. Kubelet takes none of 127.0.0.0/8 for its node.
 const Address = "10.99.0.1"
 
-// stageVariable tells the program how far it is inside: it starts itself twice.
+// stageVariable says to the program how far it is inside: it starts itself twice.
 const (
 	stageVariable  = "GPUSLICE_MACHINE"
 	stageInit      = "init"
@@ -104,7 +104,7 @@ func outside() (code int, err error) {
 		for {
 			select {
 			case <-interrupts:
-				_ = cmd.Process.Kill() // it may have ended meanwhile
+				_ = cmd.Process.Kill() // it may have ended in the meantime
 			case <-over:
 				return
 			}

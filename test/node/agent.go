@@ -44,7 +44,7 @@ func (n *Node) agentPID() (int, error) {
 		}
 		environ, err := os.ReadFile(filepath.Join(dir, "environ"))
 		if err != nil {
-			continue // it ended meanwhile
+			continue // it ended in the meantime
 		}
 		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || !bytes.Contains(cmdline, []byte("\x00run\x00")) { // a probe has the same program

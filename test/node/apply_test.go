@@ -22,7 +22,7 @@ import (
 // oneT4 is a node whose GPU cannot do MIG.
 const oneT4 = "gpus:\n- model: T4\n"
 
-// rollsOut gives kubectl the plugin, and a kubeconfig of somebody who may do no more than README says that a roll-out takes.
+// rollsOut gives kubectl the plugin, and a kubeconfig of someone who may do no more than README says that a roll-out takes.
 func (r *rig) rollsOut() (kubectl func(args ...string) *exec.Cmd) {
 	r.t.Helper()
 	plugin, err := binaries.Builder{Log: os.Stderr}.Tool(r.t.Context(), "./cmd/kubectl-gpuslice")

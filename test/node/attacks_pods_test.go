@@ -18,7 +18,7 @@ import (
 )
 
 // Promise 15: Believe only what this host's agent wrote. A tenant, who may create pods and nothing else, has one that looks like the
-// device plugin and is told another MIG strategy, one with a GPU that says it is of a DaemonSet, so that it would come back as often
+// device plugin and is given another MIG strategy, one with a GPU that says it is of a DaemonSet, so that it would come back as often
 // as it is evicted, and two with an owner that cannot be asked for: while the agent waits for an answer, it looks at nothing. README.md has what
 // came of each before.
 func TestATenantsPodsHoldUpNoChange(t *testing.T) {

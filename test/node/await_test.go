@@ -56,7 +56,7 @@ func (r *rig) awaitConverged(name string) *corev1.Node {
 	return r.await("config "+name, converged(name))
 }
 
-// converged tells a node that is as the label asks, and given back.
+// converged is true of a node that is as the label asks, and given back.
 func converged(name string) func(*corev1.Node) bool {
 	return func(n *corev1.Node) bool {
 		c := condition(n)

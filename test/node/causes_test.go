@@ -54,7 +54,7 @@ func TestCauseDrainBlockedByABudget(t *testing.T) {
 	}
 }
 
-// Promise 10. A change that has failed, a wish that is withdrawn, an agent that is restarted: once the node is given back, nothing takes it
+// Promise 10. A change that has failed, a request that is withdrawn, an agent that is restarted: once the node is given back, nothing takes it
 // again.
 func TestCauseTheWayBackCordonsAgain(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,7 @@ profiles:
     taints: [{key: example.com/gpu, value: whole, effect: PreferNoSchedule}]
 `
 
-// Promise 13, to the end: where gpuslice has been, the node object is as before, but for its version, for times, and for what kubelet tells. The
+// Promise 13, to the end: where gpuslice has been, the node object is as before, but for its version, for times, and for what kubelet reports. The
 // labels and taints of users and of other tools stay, and so does what an administrator has asked for.
 func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	t.Parallel()

@@ -74,7 +74,7 @@ func (r *rig) writeAs(manager string, change func(*corev1.Node)) {
 }
 
 // runIntoAStep starts the agent and returns when it is making the first of the config's instances, which takes until goOn is
-// called. So nobody of the agent looks while something is done to the node.
+// called. So the agent observes nothing while something is done to the node.
 func (r *rig) runIntoAStep(name string) (goOn func()) {
 	r.t.Helper()
 	host := systemdtest.Start(r.t, systemd.Options{})

@@ -31,7 +31,7 @@ type stage struct {
 	host      *machine
 	namespace string
 	unmoved   []*corev1.Pod // as they were when they came to run
-	took      time.Duration // a change in which nobody dies
+	took      time.Duration // a change in which no one dies
 	said      string        // the step that an agent has said last
 	deaths    []string      // what was said before each death
 	killed    int           // how many of them by us, and not by a reboot

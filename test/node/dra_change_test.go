@@ -478,7 +478,7 @@ func TestOneOfEightGPUsIsCutUnderFiftySixClaims(t *testing.T) {
 	t.Parallel()
 	const gpus, each = 8, 7
 	r := newDRARig(t, fmt.Sprintf("gpus: [{model: H100-80GB, count: %d}]", gpus), "migConfigMap: {name: fifty-six}\n", node.DRAStatic)
-	r.configMap("fifty-six", "version: v1\nmig-configs:\n  anew: [{devices: [3], mig-enabled: true, mig-devices: {7g.80gb: 1}}]\n")
+	r.configMap("fifty-six", "version: v1\nmig-configs:\n  again: [{devices: [3], mig-enabled: true, mig-devices: {7g.80gb: 1}}]\n")
 	r.awaitPublished(r.wholeAndCut())
 	for gpu := range gpus {
 		var all []string
@@ -512,12 +512,12 @@ func TestOneOfEightGPUsIsCutUnderFiftySixClaims(t *testing.T) {
 	r.run()
 	r.awaitReason(config.ReasonNotRequested)
 	labelled := time.Now()
-	r.label(config.LabelMIGConfig, "anew")
+	r.label(config.LabelMIGConfig, "again")
 	r.awaitStep("GPU 3: create")
 	cut := time.Now()
 	r.awaitPublished(r.wholeAndCut())
 	published := time.Now()
-	r.givenBack(r.await("config anew", r.proven("anew")))
+	r.givenBack(r.await("config again", r.proven("again")))
 	t.Logf("from the label to the last call of the library %s, to the slices %s, to the proof %s", cut.Sub(labelled), published.Sub(cut), time.Since(published))
 	if took := published.Sub(cut); took > 10*time.Second {
 		t.Errorf("the slices show the GPUs %s after the last call, want 10 s", took)

@@ -178,9 +178,9 @@ func TestAPlanKnowsWhichGPUAPodHasByItsClaim(t *testing.T) {
 	r.cut("3g.40gb@4", "2g.20gb@0", "1g.10gb@2")
 	r.restartDRADriver()
 	r.awaitPublished(r.wholeAndCut())
-	configs := "version: v1\nmig-configs:\n  gpu-0-anew: [{devices: [0], mig-enabled: true, mig-devices: {7g.80gb: 1}}]\n" // no instance can stay
+	configs := "version: v1\nmig-configs:\n  gpu-0-again: [{devices: [0], mig-enabled: true, mig-devices: {7g.80gb: 1}}]\n" // no instance can stay
 	for i := 1; i < 4; i++ {
-		configs += fmt.Sprintf("  gpu-%d-anew: [{devices: [%d], mig-enabled: true, mig-devices: {1g.10gb: 7}}]\n", i, i)
+		configs += fmt.Sprintf("  gpu-%d-again: [{devices: [%d], mig-enabled: true, mig-devices: {1g.10gb: 7}}]\n", i, i)
 	}
 	r.configMap("by-claims", configs)
 
@@ -215,7 +215,7 @@ func TestAPlanKnowsWhichGPUAPodHasByItsClaim(t *testing.T) {
 			pods = append(pods, metrics.Name)
 		}
 		slices.Sort(pods)
-		if diff := cmp.Diff(pods, r.planned(namespace, gpu+"-anew")); diff != "" {
+		if diff := cmp.Diff(pods, r.planned(namespace, gpu+"-again")); diff != "" {
 			t.Errorf("pods that leave for %s (-want +got):\n%s", gpu, diff)
 		}
 	}

@@ -32,7 +32,7 @@ var fleetSize = flag.Int("fleet", 20, "how many nodes TestNeverMoreThanTheLimitI
 // labelPool says which pool a node of these tests belongs to.
 const labelPool = "test.gpuslice.io/pool"
 
-// fleet is a pool of nodes with an agent on each, and what the API server has told of it.
+// fleet is a pool of nodes with an agent on each, and what the API server has shown of it.
 type fleet struct {
 	t      *testing.T
 	pool   string
@@ -138,10 +138,10 @@ func (f *fleet) run() {
 	f.t.Logf("%d agents after %s", len(f.nodes), time.Since(began).Round(100*time.Millisecond))
 }
 
-// unavailable tells a node that takes no pods, whoever keeps it from that.
+// unavailable reports whether a node takes no pods, whoever keeps it from that.
 func unavailable(n *corev1.Node) bool { return n.Spec.Unschedulable || !ready(n) || fenced(n) }
 
-// fenced tells a node that an agent keeps for itself.
+// fenced is true of a node that an agent keeps for itself.
 func fenced(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
 }
@@ -261,14 +261,14 @@ type crowd struct {
 	kept      map[string]bool // nodes that others keep for a while: to change one takes nothing more from the pool
 }
 
-// hand is what somebody does when so many nodes are as asked, and the Lease lets them.
+// hand is what someone does when so many nodes are as asked, and the Lease lets them.
 type hand struct {
 	at  int
 	may func() bool // nil for always
 	do  func()
 }
 
-// granted notes who gets a slot although older ones wait, by the age of their wishes in seconds, and there is not room for all of them.
+// granted notes who gets a slot although older ones wait, by the age of their requests in seconds, and there is not room for all of them.
 // Who has died lately may be passed by.
 func (c *crowd) granted(e watch.Event) {
 	c.t.Helper()
@@ -319,7 +319,7 @@ func (c *crowd) room(s slots) int {
 // in line again.
 const mourning = 15 * time.Second
 
-// asked is since when the agent knows of the wish, as far as the order goes by it.
+// asked is since when the agent knows of the request, as far as the order goes by it.
 func asked(n *corev1.Node) time.Time {
 	var status struct{ Asked struct{ Since time.Time } }
 	if err := json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &status); err != nil {
@@ -477,7 +477,7 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 			}
 		}},
 		{at: n / 3, do: uncordon(cordoned[1])},
-		// Whoever wants nodes for himself asks the pool to begin nothing, and takes them when nobody has a slot any more.
+		// Whoever wants nodes for himself asks the pool to begin nothing, and takes them when no one has a slot any more.
 		{at: n / 2, do: func() { f.kubectlLease("annotate", config.AnnotationPaused+"=for the electrician") }},
 		{at: n / 2, may: func() bool { return c.last.paused && len(c.last.Holders) == 0 }, do: func() {
 			for _, r := range taken {
@@ -513,7 +513,7 @@ func TestNeverMoreThanTheLimitIsUnavailable(t *testing.T) {
 	}
 }
 
-// notReady has the node say what kubelet says last of all, and waits for nobody to notice that it has gone.
+// notReady has the node say what kubelet says last of all, and does not wait until the node lifecycle controller notices that it has gone.
 func (r *rig) notReady() {
 	r.t.Helper()
 	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "container runtime is down"}

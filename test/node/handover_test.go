@@ -144,8 +144,8 @@ func TestAConfigByWhichThePluginEndsIsTakenBack(t *testing.T) {
 	}
 }
 
-// Promises 2 and 3: more replicas disturb nobody, not even by a cordon; of fewer, those that go are taken from who has them, and
-// nobody else can tell that anything has happened.
+// Promises 2 and 3: more replicas disturb no pod, not even by a cordon; of fewer, those that go are taken from who has them, and
+// no one else can notice that anything has happened.
 func TestOnlyHoldersOfReplicasThatGoLeave(t *testing.T) {
 	t.Parallel()
 	const profiles = `apiVersion: gpuslice.io/v1alpha1

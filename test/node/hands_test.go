@@ -79,7 +79,7 @@ func (r *rig) plugin() *corev1.Pod {
 	return nil
 }
 
-// isPlugin tells the device plugin from other programs of its image.
+// isPlugin distinguishes the device plugin from other programs of its image.
 func isPlugin(c corev1.Container) bool {
 	return c.Image == node.DevicePluginImage && (len(c.Command) == 0 || c.Command[0] == "nvidia-device-plugin")
 }

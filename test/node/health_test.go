@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 )
 
-// tooSlow is more than what agent/monitor/health holds by a clock that no load of this machine slows: 5 s until a fault is told, 10 s until it is over.
+// tooSlow is more than what agent/monitor/health holds by a clock that no load of this machine slows: 5 s until a fault is reported, 10 s until it is over.
 const tooSlow = time.Minute
 
 // unhealthy is what the node says of its GPUs.
@@ -121,7 +121,7 @@ func TestEachFaultOfAGPUIsReportedAndHeals(t *testing.T) {
 		{"fallen-off-silently", []config.Reason{config.ReasonGPULost}, config.ReasonGPULost},
 		{"remap-failure", []config.Reason{config.ReasonXidCritical, config.ReasonRowRemapFailed}, ""},
 		{"nvlink", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
-		{"somebodys-reset", []config.Reason{config.ReasonResetRequired}, config.ReasonResetRequired},
+		{"users-reset", []config.Reason{config.ReasonResetRequired}, config.ReasonResetRequired},
 		{"gsp-hiccup", []config.Reason{config.ReasonXidCritical}, config.ReasonXidCritical},
 		{"pmu-halt", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
 		{"context-switch-timeout", []config.Reason{config.ReasonXidCritical, config.ReasonResetRequired}, config.ReasonResetRequired},
@@ -208,9 +208,9 @@ func (r *rig) fault(gpu int, f fault) {
 	}
 	_, healed := r.awaitHealth(corev1.ConditionFalse, config.ReasonGPUsHealthy)
 	r.awaitOffered(nvml.ResourceGPU, 8) // which takes another device plugin, wherever this one took the GPU for unhealthy
-	r.t.Logf("%s: told after %s, over after %s", name, reported.Round(10*time.Millisecond), healed.Round(10*time.Millisecond))
+	r.t.Logf("%s: reported after %s, over after %s", name, reported.Round(10*time.Millisecond), healed.Round(10*time.Millisecond))
 	if limit := tooSlow; reported > limit || healed > limit && !strings.HasSuffix(name, "settled") && name != "gsp-hiccup" {
-		r.t.Errorf("%s: told after %s, over after %s, want less than %s", name, reported, healed, limit)
+		r.t.Errorf("%s: reported after %s, over after %s, want less than %s", name, reported, healed, limit)
 	}
 }
 

@@ -33,8 +33,8 @@ const (
 	crowdSize = 8 * perGPU
 )
 
-// Promises 2, 3 and 4: a full node of eight GPUs, of which one is cut anew. Whoever holds a part of that one leaves through
-// the Eviction API, once; nobody else can tell that anything has happened.
+// Promises 2, 3 and 4: a full node of eight GPUs, of which one is cut again. Whoever holds a part of that one leaves through
+// the Eviction API, once; no one else can notice that anything has happened.
 func TestOneGPUOfEightIsRepartitionedAndTheOthersPodsNeverNotice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "gpus:\n- {model: H100-80GB, count: 8, mig: true}\n", "migConfigMap: {name: one-of-eight}\n")
@@ -57,8 +57,8 @@ func TestOneGPUOfEightIsRepartitionedAndTheOthersPodsNeverNotice(t *testing.T) {
 	}
 
 	r.configMap("one-of-eight", halved(chosen))
-	r.label(config.LabelMIGConfig, "one-anew")
-	n := r.awaitConverged("one-anew")
+	r.label(config.LabelMIGConfig, "one-again")
+	n := r.awaitConverged("one-again")
 
 	r.givenBack(n)
 	if diff := cmp.Diff(map[string]int{slice: crowdSize - perGPU, half: 2}, offered(n)); diff != "" {
@@ -84,13 +84,13 @@ func halved(chosen int) string {
 	}
 	return fmt.Sprintf(`version: v1
 mig-configs:
-  one-anew:
+  one-again:
   - {devices: [%d], mig-enabled: true, mig-devices: {3g.40gb: 2}}
   - {devices: [%s], mig-enabled: true, mig-devices: {1g.10gb: 7}}
 `, chosen, strings.Join(others, ", "))
 }
 
-// crowd makes a pod for each slice: those of a Deployment, those of a StatefulSet, and some of nobody's. These are fewer
+// crowd makes a pod for each slice: those of a Deployment, those of a StatefulSet, and some without a controller. These are fewer
 // than the slices of a GPU, so that each GPU has one of a controller's.
 func (r *rig) crowd(namespace string) {
 	r.t.Helper()
@@ -173,7 +173,7 @@ func names(pods map[types.UID]*corev1.Pod) map[types.UID]string {
 	return out
 }
 
-// assignments are the devices of each pod of the namespace, as kubelet tells them.
+// assignments are the devices of each pod of the namespace, as kubelet reports them.
 func (r *rig) assignments(namespace string) map[string][]string {
 	r.t.Helper()
 	kubelet := holders.DialKubelet(r.Kubelet.PodResourcesSocket())
@@ -191,7 +191,7 @@ func (r *rig) assignments(namespace string) map[string][]string {
 	return out
 }
 
-// chooseGPU takes one with a pod of nobody's on it, beside those of controllers.
+// chooseGPU takes one with a bare pod on it, beside those of controllers.
 func (r *rig) chooseGPU(gpus []nvml.GPU, pods map[types.UID]*corev1.Pod, devices map[string][]string) int {
 	r.t.Helper()
 	for i, gpu := range gpus {
@@ -206,7 +206,7 @@ func (r *rig) chooseGPU(gpus []nvml.GPU, pods map[types.UID]*corev1.Pod, devices
 
 func controlled(pod *corev1.Pod) bool { return metav1.GetControllerOf(pod) != nil }
 
-// apart tells the pods that hold a part of the GPU from the others.
+// apart distinguishes the pods that hold a part of the GPU from the others.
 func apart(gpu nvml.GPU, pods map[types.UID]*corev1.Pod, devices map[string][]string) (on, off map[types.UID]*corev1.Pod) {
 	parts := map[string]bool{}
 	for _, instance := range gpu.Instances {

@@ -152,8 +152,8 @@ mig-configs:
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, oneA100, "migConfigMap: {name: wishes-"+strings.ReplaceAll(strings.ToLower(row.label), ".", "-")+"}\n")
-			r.configMap("wishes-"+strings.ReplaceAll(strings.ToLower(row.label), ".", "-"), row.configs)
+			r := newRig(t, oneA100, "migConfigMap: {name: requests-"+strings.ReplaceAll(strings.ToLower(row.label), ".", "-")+"}\n")
+			r.configMap("requests-"+strings.ReplaceAll(strings.ToLower(row.label), ".", "-"), row.configs)
 			r.awaitOffered("nvidia.com/gpu", 1)
 			r.cut("3g.40gb@4", "1g.10gb@0")
 			r.restartPlugin()

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/monitoring"
 )
 
-// What a running agent tells in the course of a change that is blocked, of sharing, idleness and a fault, is put before Prometheus as it would have
+// What a running agent reports in the course of a change that is blocked, of sharing, idleness and a fault, is put before Prometheus as it would have
 // scraped it, a minute apart. Each panel must have shown something by the end, and each alert must ask for series that are there.
 func TestEachPanelShowsWhatARunningAgentReports(t *testing.T) {
 	t.Parallel()
@@ -81,7 +81,7 @@ func (r *rig) awaitIdle(namespace string, message *regexp.Regexp) {
 	}
 }
 
-// scrapes are what an agent has told, a minute after another.
+// scrapes are what an agent has reported, a minute after another.
 type scrapes []string
 
 func (s *scrapes) add(text string) { *s = append(*s, text) }

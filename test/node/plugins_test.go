@@ -54,7 +54,7 @@ func (r *rig) pluginConfigs() map[string]string {
 	return found.Data
 }
 
-// writeConfig gives the programs that are run with a file another one, and tells them to read it.
+// writeConfig gives the programs that are run with a file another one, and has them read it.
 func (r *rig) writeConfig(text string) {
 	r.t.Helper()
 	if err := renameio.WriteFile(r.PluginConfig(), []byte(text), 0o644); err != nil {

@@ -85,7 +85,7 @@ func TestKubeletRestartsAnAgentThatStandsStill(t *testing.T) {
 		t.Errorf("the agent that stood still has ended so: %v", ended)
 	}
 	if n := r.awaitPod(space, agents, ready).Status.ContainerStatuses[0].RestartCount; n != restarts+1 {
-		t.Errorf("the agent was started anew %d times", n-restarts)
+		t.Errorf("the agent was restarted %d times", n-restarts)
 	}
 	t.Logf("after %s, of kubelet's time %s, another agent is ready", time.Since(began).Round(time.Second), quicker*time.Since(began).Round(time.Second))
 }

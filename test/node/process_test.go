@@ -59,7 +59,7 @@ func (r *rig) run() *process {
 	return p
 }
 
-// kill ends the agent as the kernel does when memory runs out. It returns the steps that nobody has taken notice of.
+// kill ends the agent as the kernel does when memory runs out. It returns the steps that have not been taken notice of.
 func (r *rig) kill() (steps []string) {
 	r.t.Helper()
 	p := r.agents.running

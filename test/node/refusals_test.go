@@ -47,7 +47,7 @@ var wrongRequests = []wrongRequest{
 	},
 }
 
-// Promise 1: nothing moves. There is no cordon, not even for a moment, nobody is asked to leave, and the plugin runs on by the
+// Promise 1: nothing moves. There is no cordon, not even for a moment, no one is asked to leave, and the plugin runs on by the
 // config that it has.
 func TestWrongRequestsForSharingDisturbNothing(t *testing.T) {
 	t.Parallel()
@@ -128,7 +128,7 @@ func (u undisturbed) check() {
 	}
 }
 
-// Promise 1: a device plugin that the agent cannot start anew would never offer what a change makes, so no pod leaves for it.
+// Promise 1: a device plugin that the agent cannot restart would never offer what a change makes, so no pod leaves for it.
 func TestAPluginUnderANameThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "devicePlugin: {podSelector: [app=other]}\n", configFile)

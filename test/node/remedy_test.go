@@ -29,7 +29,7 @@ func (r *rig) restart(settings string) {
 }
 
 // The taint comes with a fault, by the agent's own account under the admission policies, and goes with it; it stays when the agent is killed, and goes
-// when the setting is turned off. The device plugin, which has to be restarted meanwhile, tolerates it.
+// when the setting is turned off. The device plugin, which has to be restarted in the meantime, tolerates it.
 func TestANodeWhoseGPUCannotBeUsedIsTaintedIfTheSettingsSaySo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, twoH100, "health: {taint: NoSchedule}\n")

@@ -186,7 +186,7 @@ func (r *rig) end() {
 	}
 }
 
-// flags tell the agent where it is.
+// flags say to the agent where it is.
 func (r *rig) flags() []string {
 	return []string{
 		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,

@@ -62,7 +62,7 @@ profiles:
 	if !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "example.com/gpu" }) || n.Labels["tier"] != "inference" {
 		t.Errorf("the profile's labels and taints are not there: %v, %v", n.Labels, n.Spec.Taints)
 	}
-	for range 2 { // what is told again in the same words is a patch of the Event
+	for range 2 { // what is reported again in the same words is a patch of the Event
 		r.label(config.LabelProfile, "nowhere")
 		r.awaitReason(config.ReasonUnknownConfig)
 		r.label(config.LabelProfile, "small")

@@ -198,7 +198,7 @@ func (r *rig) configuredStrategy() config.MIGStrategy {
 	return read.MIGStrategy
 }
 
-// holder is a running pod with one of the first resource that kubelet gives out. A plugin that a config manager has just told to read its config
+// holder is a running pod with one of the first resource that kubelet gives out. A plugin that a config manager has just had read its config
 // again registers a second time, and in between kubelet has nothing of it.
 func (r *rig) holder(namespace, name string) *corev1.Pod {
 	r.t.Helper()

@@ -145,7 +145,7 @@ func stolenKeys(t *testing.T) []afterwards {
 		r.givenBack(r.awaitConverged("six-each"))
 		note(a.attempt, write)
 	}
-	// The config manager obeys the label at once, so that the agent has the plugin's own config to prove anew.
+	// The config manager obeys the label at once, so that the agent has the plugin's own config to prove again.
 	r.label(config.LabelDevicePluginConfig, foreign)
 	r.givenBack(r.await("the agent's label", func(n *corev1.Node) bool {
 		return n.Labels[config.LabelDevicePluginConfig] == key && n.Annotations[config.AnnotationJournal] == "" && converged("six-each")(n)
@@ -167,7 +167,7 @@ func setKey(ctx context.Context, by kubernetes.Interface, key string, text any) 
 	return err
 }
 
-// awaitObservation waits until the agent has looked at the node anew: it answers a question that was not there.
+// awaitObservation waits until the agent has observed the node again: it answers a question that was not there.
 func (r *rig) awaitObservation() {
 	r.t.Helper()
 	r.annotate(config.AnnotationPreview, "diagnosis")

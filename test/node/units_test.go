@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
 
-// services are of a host with GPUs, by how they come to run. All keep every GPU open while they do. What somebody has stopped
+// services are of a host with GPUs, by how they come to run. All keep every GPU open while they do. What someone has stopped
 // must not be started.
 var services = map[string]systemd.Unit{
 	"nvidia-dcgm.service":         {},
@@ -101,7 +101,7 @@ func (m *machine) asBefore() {
 	}
 }
 
-// jobs are the services that somebody has asked to be stopped, or to be started, in order.
+// jobs are the services that someone has asked to be stopped, or to be started, in order.
 func (m *machine) jobs(method string) []string {
 	var out []string
 	for _, call := range m.Calls() {

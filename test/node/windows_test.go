@@ -64,7 +64,7 @@ func fileAt(now time.Time, windows ...span) string {
 	return text
 }
 
-// edit writes the maintenance file anew.
+// edit rewrites the maintenance file.
 func (s *scheduled) edit(text string) {
 	s.t.Helper()
 	configMaps := s.client.CoreV1().ConfigMaps("gpuslice")
@@ -98,7 +98,7 @@ func conditionOf(n *corev1.Node, name corev1.NodeConditionType) corev1.NodeCondi
 	return corev1.NodeCondition{}
 }
 
-// isPlanned fails the test if the node does not tell other tools when it will be disturbed.
+// isPlanned fails the test if the node does not say to other tools when it will be disturbed.
 func (s *scheduled) isPlanned(n *corev1.Node, at time.Time) {
 	s.t.Helper()
 	there, err := time.LoadLocation(zone)

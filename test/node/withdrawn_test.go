@@ -30,7 +30,7 @@ type withdrawal struct {
 // picks has the config manager give the plugin a key of its ConfigMap.
 func picks(key string) func(*rig) { return func(r *rig) { r.label(labelPluginConfig, key) } }
 
-// Promise 19. Config-manager obeys the label at once, so that the pods of the former config keep what kubelet gives out anew. The node
+// Promise 19. Config-manager obeys the label at once, so that the pods of the former config keep what kubelet gives out again. The node
 // has one GPU, so that each pod of the next config would get what another has.
 func TestNoDeviceIsWithTwoPodsWhateverTheConfigManagerDoes(t *testing.T) {
 	t.Parallel()
@@ -48,7 +48,7 @@ func TestNoDeviceIsWithTwoPodsWhateverTheConfigManagerDoes(t *testing.T) {
 			{"replicas by another name", picks(edited), edited + ": nvidia.com/gpu.shared 4 = 1 x 4 time-slicing", "nvidia.com/gpu.shared", false},
 			{"the edit of a key", func(r *rig) {
 				r.configs(map[string]any{edited: r.pluginConfigs()["time-slicing-4"]})
-				r.restartPlugin() // config-manager does not tell it of an edit
+				r.restartPlugin() // config-manager does not signal an edit to it
 			}, edited + ": nvidia.com/gpu 4 = 1 x 4 time-slicing", "nvidia.com/gpu", false},
 			{"the default in place of the label", func(r *rig) {
 				r.labels(map[string]any{config.LabelMIGConfig: "all-disabled", labelPluginConfig: nil})

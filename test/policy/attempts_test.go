@@ -261,7 +261,7 @@ func patchEvent(name, body string) func(context.Context, *scene, kubernetes.Inte
 	}
 }
 
-// as makes an attempt in the name of somebody else.
+// as makes an attempt in the name of another user.
 func as(user string, groups []string, do func(context.Context, *scene, kubernetes.Interface) error) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, s *scene, _ kubernetes.Interface) error {
 		return do(ctx, s, s.tries(inTheNameOf(s.token, user, groups...)))
@@ -634,7 +634,7 @@ var needed = []attempt{
 	{"slot of a paused pool", open, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations["gpuslice.io/slots"] = "{}" })},
 	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-4d5e6f":"version: v1"}}`)},
 	{"sharing, by a key that others have applied", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-7a8b9c":"version: v2"}}`)},
-	{"sharing, by a key that is all that somebody has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-0d1e2f":null}}`)},
+	{"sharing, by a key that is all that someone has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-0d1e2f":null}}`)},
 	{"event", open, event("default", "Node", "own", "gpuslice-agent", "own")},
 	{"event on a pod", open, event("team", "Pod", "app-own", "gpuslice-agent", "own")},
 	{"event again", open, patchEvent("by-the-agent", `{"count":2}`)},

@@ -107,7 +107,7 @@ func (s *scene) fill() {
 	}
 }
 
-// applied has a tool of people apply, on the API server's side, keys of its own beside those that the agents write; and somebody write one of
+// applied has a tool of people apply, on the API server's side, keys of its own beside those that the agents write; and someone write one of
 // the agents' keys and nothing else. kubectl would first make its own what it has applied on its side.
 func (s *scene) applied() {
 	s.t.Helper()
@@ -242,7 +242,7 @@ func (s *scene) agent() *rest.Config {
 	return c
 }
 
-// unbound is how somebody does with a token of the agent's account that no pod has.
+// unbound is how a person does with a token of the agent's account that no pod has.
 func (s *scene) unbound() *rest.Config {
 	s.t.Helper()
 	c, err := s.cluster.ServiceAccountConfig(s.t.Context(), "gpuslice", "gpuslice-agent")
@@ -286,7 +286,7 @@ func (d dryRun) RoundTrip(request *http.Request) (*http.Response, error) {
 	return d.next.RoundTrip(request)
 }
 
-// denied tells a refusal from success. Any other answer, as to a request that makes no sense, fails the test.
+// denied distinguishes a refusal from success. Any other answer, as to a request that makes no sense, fails the test.
 func denied(err error) (bool, error) {
 	switch {
 	case err == nil:

@@ -22,7 +22,7 @@ type pool struct {
 	labels    map[string]string
 	taints    []corev1.Taint
 	offers    string            // of all GPUs together
-	announced map[string]string // the labels that an autoscaler is told beside the nodes' own
+	announced map[string]string // the labels that an autoscaler is given beside the nodes' own
 }
 
 // poolOf reads a MachineSet, or a NodePool with its NodeOverlay.
@@ -72,7 +72,7 @@ func poolOf(t *testing.T, file string) (p pool) {
 				announced = append(announced, taint.Key+"="+taint.Value+":"+string(taint.Effect))
 			}
 			if got := o.Metadata.Annotations["capacity.cluster-autoscaler.kubernetes.io/taints"]; got != strings.Join(announced, ",") || got == "" {
-				t.Errorf("%s: the autoscaler is told the taints %q, and kubelet registers nodes with %q", file, got, announced)
+				t.Errorf("%s: the autoscaler is given the taints %q, and kubelet registers nodes with %q", file, got, announced)
 			}
 		case "KubeletConfig":
 			p.taints = o.Spec.KubeletConfig.RegisterWithTaints
@@ -91,10 +91,10 @@ func (p pool) saysLabelsOf(t *testing.T, file string, profile catalog.Profile) {
 		switch said, is := p.announced[key]; {
 		case p.announced == nil:
 			if p.labels[key] != value {
-				t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
+				t.Errorf("%s: the autoscaler is given the label %s=%s, and the profile gives %q", file, key, p.labels[key], value)
 			}
 		case !is || said != value:
-			t.Errorf("%s: the autoscaler is told the label %s=%s, and the profile gives %q", file, key, said, value)
+			t.Errorf("%s: the autoscaler is given the label %s=%s, and the profile gives %q", file, key, said, value)
 		case p.labels[key] != "":
 			t.Errorf("%s: OpenShift sets the label %s of the profile again, whatever another profile says", file, key)
 		}
@@ -102,12 +102,12 @@ func (p pool) saysLabelsOf(t *testing.T, file string, profile catalog.Profile) {
 	}
 	for key, value := range p.announced {
 		if p.labels[key] != value {
-			t.Errorf("%s: the autoscaler is told %s=%s, and the nodes have %q", file, key, value, p.labels[key])
+			t.Errorf("%s: the autoscaler is given %s=%s, and the nodes have %q", file, key, value, p.labels[key])
 		}
 	}
 }
 
-// An autoscaler that is told something else than what the agent makes of a node adds none, or adds nodes for ever.
+// An autoscaler that is given something else than what the agent makes of a node adds none, or adds nodes for ever.
 func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 	profiles := exampleProfiles(t, "configmap-pools.yaml")
 	second := configMap(t, "deploy", "components", "startup-taint", "key.yaml").Data["key"]
@@ -128,7 +128,7 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 			instances += len(gpu.Instances)
 		}
 		if got := fmt.Sprint(instances); got != p.offers {
-			t.Errorf("%s: a node offers %s, and the autoscaler is told %q", file, got, p.offers)
+			t.Errorf("%s: a node offers %s, and the autoscaler is given %q", file, got, p.offers)
 		}
 		want := map[string]bool{startup + ":NoSchedule": true}
 		for _, taint := range profile.Taints {
@@ -136,7 +136,7 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 		}
 		for _, taint := range p.taints {
 			if key := taint.Key + ":" + string(taint.Effect); !want[key] {
-				t.Errorf("%s: nobody takes the taint %s away", file, key)
+				t.Errorf("%s: no one takes the taint %s away", file, key)
 			} else {
 				delete(want, key)
 			}

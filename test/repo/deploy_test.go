@@ -382,7 +382,7 @@ func TestThePodGivesTheAgentItsLimitOfMemory(t *testing.T) {
 			from.ResourceFieldRef.Resource == "limits.memory" && from.ResourceFieldRef.ContainerName == container.Name
 	})
 	if !given {
-		t.Errorf("the agent is not told its limit of memory: %v", container.Env)
+		t.Errorf("the agent is not given its limit of memory: %v", container.Env)
 	}
 }
 

@@ -29,7 +29,7 @@ func TestEveryLinkOfAPageLeadsSomewhere(t *testing.T) {
 	}
 }
 
-// A page that no other page links to is found by nobody.
+// A page that no other page links to is found by no one.
 func TestEveryPageIsFoundFromTheREADME(t *testing.T) {
 	found := map[string]bool{"README.md": true}
 	for unread := []string{"README.md"}; len(unread) > 0; unread = unread[1:] {

@@ -299,7 +299,7 @@ func (c calls) checkWritesNothing(t *testing.T, function string, besides ...stri
 	}
 }
 
-// writes reports whether a function is one of an interface or of the system that changes something, or one that nobody knows: what a field holds
+// writes reports whether a function is one of an interface or of the system that changes something, or one that no one knows: what a field holds
 // that nothing of the product gives to it.
 func (c calls) writes(function string) bool {
 	if strings.HasPrefix(function, asField) || strings.HasPrefix(function, asParameter) {

@@ -75,7 +75,7 @@ func TestPoliciesRefuseWhatTheyCannotJudge(t *testing.T) {
 		}
 		for _, v := range p.Spec.Validations {
 			if v.Reason == nil || *v.Reason != "Forbidden" {
-				t.Errorf("%s: reason of %q is not Forbidden, by which the agent tells a missing right from a request that makes no sense", p.Name, v.Message)
+				t.Errorf("%s: reason of %q is not Forbidden, by which the agent distinguishes a missing right from a request that makes no sense", p.Name, v.Message)
 			}
 		}
 	}

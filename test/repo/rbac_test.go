@@ -188,7 +188,7 @@ func methodOf(info *types.Info, call *ast.CallExpr) (string, *types.TypeName) {
 // clientPackage has the client of each kind, and no other is in use.
 const clientPackage = module + "drain/kube"
 
-// clientCall tells which grant a call needs, if it is a call of the client of a kind: a method of kube.Nodes, say.
+// clientCall reports which grant a call needs, if it is a call of the client of a kind: a method of kube.Nodes, say.
 func clientCall(info *types.Info, call *ast.CallExpr) (grant, bool) {
 	method, receiver := methodOf(info, call)
 	verb, ok := verbs[method]

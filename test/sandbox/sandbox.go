@@ -29,7 +29,7 @@ type Options struct {
 	Mounts []Mount  // in this order; all sources are taken before anything is mounted
 	Tmpfs  []string // directories that are empty and writable for the program; they come before the mounts
 	Env    []string // "KEY=value", added to the environment of this process
-	Argv0  string   // the name that the program is told to have, which others see in /proc; its path if empty
+	Argv0  string   // the name that the program is to have, which others see in /proc; its path if empty
 }
 
 // Command returns the command that runs the named program in a sandbox. The file sandboxBinary is cmd/sandbox of this

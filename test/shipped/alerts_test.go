@@ -105,7 +105,7 @@ func alertsIn(t *testing.T, cases []byte) (fires, not map[string]bool) {
 	return fires, not
 }
 
-// A query of what nobody tells finds nothing, and says so to nobody.
+// A query of what no agent reports finds nothing, and no one notices.
 func TestEachQueryAsksForWhatTheAgentReports(t *testing.T) {
 	atFullLength(t, "Prometheus' parser")
 	metrics := descriptors()
@@ -172,17 +172,17 @@ func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
 	}
 }
 
-// target are the labels that Prometheus gives each series of a pod. A label of the agent's that has such a name is told with "exported_" before
+// target are the labels that Prometheus gives each series of a pod. A label of the agent's that has such a name is reported with "exported_" before
 // it.
 var target = []string{"job", "instance", "namespace", "pod", "container", "endpoint", "node"}
 
-// wrong says what an expression asks for that is not told.
+// wrong says what an expression asks for that is not reported.
 func wrong(a monitoring.Asked, metrics map[string][]string, values map[string]*regexp.Regexp) (out []string) {
 	known := slices.Clone(target)
 	for _, s := range a.Series {
 		labels, is := metrics[s.Metric]
 		if !is {
-			out = append(out, fmt.Sprintf("asks for %q, which the agent does not tell", s.Metric))
+			out = append(out, fmt.Sprintf("asks for %q, which the agent does not report", s.Metric))
 		}
 		for _, label := range labels {
 			if slices.Contains(target, label) {
@@ -209,7 +209,7 @@ func wrong(a monitoring.Asked, metrics map[string][]string, values map[string]*r
 	return out
 }
 
-// descriptors are the metrics that the agent may tell, with their labels.
+// descriptors are the metrics that the agent may export, with their labels.
 func descriptors() map[string][]string {
 	all := make(chan *prometheus.Desc, 1000)
 	own, _ := metrics.New(clock.RealClock{}).Gatherer().(prometheus.Collector) // a registry is one

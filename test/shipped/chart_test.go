@@ -301,7 +301,7 @@ func TestTheChartHasNoFaultThatHelmFinds(t *testing.T) {
 	}
 }
 
-// A value with a mistake is told before anything is sent to the cluster.
+// A value with a mistake is reported before anything is sent to the cluster.
 func TestWrongValuesAreRefused(t *testing.T) {
 	for _, test := range []struct{ values, kube, want string }{
 		{"images: {}", "", "additional properties 'images' not allowed"},
@@ -353,7 +353,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 }
 
-// A null takes a value of the chart away. It is refused by the schema, or works: an error of the template's language helps nobody.
+// A null takes a value of the chart away. It is refused by the schema, or works: an error of the template's language helps no one.
 func TestANullIsRefusedOrWorks(t *testing.T) {
 	said, err := helm(t, "nulls", "devicePlugin: {enabled: true}\npodMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}")
 	if err != nil {
@@ -523,7 +523,7 @@ maintenance: {windows: [{days: [Tue], start: "22:00", duration: 6h, timeZone: Eu
 }
 
 // confined fails the test unless there are policies, and each names the account that the agent's pods have. Of a policy for another account
-// nobody would notice that it never acts.
+// no one would notice that it never acts.
 func confined(t *testing.T, by string, all map[string]map[string]any) {
 	t.Helper()
 	account, policies := "", 0

@@ -197,7 +197,7 @@ func open(t *testing.T, archive []byte) map[string]opened {
 	// With its registry, or kubelet would not find by the name in a pod what was imported.
 	host, name, _ := strings.Cut(top.Manifests[0].Annotations["io.containerd.image.name"], "/")
 	if !strings.Contains(host, ".") || name != "gpuslice/gpuslice-agent:v1.2.3" {
-		t.Errorf("containerd is told the name %q", host+"/"+name)
+		t.Errorf("containerd is given the name %q", host+"/"+name)
 	}
 	all := map[string]opened{}
 	for _, d := range parse(blob(top.Manifests[0])).Manifests {
@@ -289,7 +289,7 @@ func TestTheImageIsWhatTheDockerfileMakes(t *testing.T) {
 	}
 	const most = 36_000_000 // bytes
 	if program, err := os.Stat(filepath.Join(rootfs, "usr/bin/gpuslice-agent")); err != nil || program.Size() > most {
-		t.Errorf("the agent (%v) is larger than %d bytes, or missing: see what it links anew by go tool nm -size -sort size", program, most)
+		t.Errorf("the agent (%v) is larger than %d bytes, or missing: see what it links again by go tool nm -size -sort size", program, most)
 	}
 	there := map[string]bool{}
 	if err := filepath.WalkDir(rootfs, func(path string, entry os.DirEntry, err error) error {
@@ -318,7 +318,7 @@ func TestTheImageIsWhatTheDockerfileMakes(t *testing.T) {
 	}
 }
 
-// Whoever doubts an image builds it anew and compares.
+// Whoever doubts an image builds it again and compares.
 func TestTheImageIsTheSameWhereverItIsMade(t *testing.T) {
 	first, second := nativeImage(t), makeImage(t, sources(t), "-platforms", runtime.GOARCH)
 	if len(first.files) != 2 || !maps.EqualFunc(first.files, second.files, bytes.Equal) {

@@ -108,7 +108,7 @@ func TestAssigningByRightStaysWithoutTheAgentsPolicies(t *testing.T) {
 	}
 }
 
-// An overlay may say "namespace:". What stayed behind would confine nobody, or look where nothing is.
+// An overlay may say "namespace:". What stayed behind would confine no one, or look where nothing is.
 func TestAnotherNamespaceTakesEverythingAlong(t *testing.T) {
 	text := "namespace: elsewhere\nresources: [DEPLOY/overlays/device-plugin]\ncomponents:\n"
 	for _, c := range components(t) {

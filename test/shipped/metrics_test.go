@@ -95,14 +95,14 @@ func applyRights(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// describedMetrics fails the test if the agent tells what the queries are not held to.
+// describedMetrics fails the test if the agent reports what the queries are not held to.
 func describedMetrics(t *testing.T, text string) {
 	t.Helper()
 	known := descriptors()
 	names := regexp.MustCompile(`(?m)^(gpuslice_\w+)`).FindAllString(text, -1)
 	for _, name := range slices.Compact(names) {
 		if _, described := known[name]; !described {
-			t.Errorf("it tells %s, which no descriptor has", name)
+			t.Errorf("it exports %s, which no descriptor has", name)
 		}
 	}
 	if len(names) < 3 {
@@ -110,7 +110,7 @@ func describedMetrics(t *testing.T, text string) {
 	}
 }
 
-// serving runs an agent that serves metrics to those who have the right, and tells where.
+// serving runs an agent that serves metrics to those who have the right, and returns where.
 func serving(t *testing.T, flags ...string) (address string) {
 	t.Helper()
 	agent, err := binaries.Builder{Log: os.Stderr}.Tool(t.Context(), "./cmd/gpuslice-agent")
@@ -136,7 +136,7 @@ func serving(t *testing.T, flags ...string) (address string) {
 	for lines.Scan() {
 		var entry struct{ Msg, Address string }
 		if err := json.Unmarshal(lines.Bytes(), &entry); err == nil && entry.Address != "" {
-			go func() { _, _ = io.Copy(io.Discard, log) }() // a pipe that nobody reads would hold up the agent; it ends when the agent does
+			go func() { _, _ = io.Copy(io.Discard, log) }() // a pipe that no one reads would hold up the agent; it ends when the agent does
 			return entry.Address
 		}
 		fmt.Fprintln(&said, lines.Text())
@@ -145,7 +145,7 @@ func serving(t *testing.T, flags ...string) (address string) {
 	return ""
 }
 
-// scrape asks for metrics as Prometheus does, and tells the status and the text of the answer; 0 and the error where there is none.
+// scrape asks for metrics as Prometheus does, and returns the status and the text of the answer; 0 and the error where there is none.
 func scrape(ctx context.Context, t *testing.T, address, token string) (int, string) {
 	t.Helper()
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{

@@ -98,7 +98,7 @@ func holdsThePlugin(t *testing.T, has map[string][]byte, file string) {
 	}
 	const most = 28_000_000 // bytes
 	if size := len(packed[krew.Spec.Platforms[0].Bin]); size > most {
-		t.Errorf("the plugin has %d bytes, and may have %d: see what it links anew by go tool nm -size -sort size", size, most)
+		t.Errorf("the plugin has %d bytes, and may have %d: see what it links again by go tool nm -size -sort size", size, most)
 	}
 	program := filepath.Join(t.TempDir(), "kubectl-gpuslice")
 	if err := os.WriteFile(program, []byte(packed[krew.Spec.Platforms[0].Bin]), 0o700); err != nil {

@@ -126,7 +126,7 @@ func (o options) one(ctx context.Context, b binaries.Builder, v version) (column
 	}
 	c.results, err = read(out, os.Stderr)
 	var exit *exec.ExitError
-	if waited := cmd.Wait(); waited != nil && (!errors.As(waited, &exit) || ctx.Err() != nil) { // a failed test is told in the table
+	if waited := cmd.Wait(); waited != nil && (!errors.As(waited, &exit) || ctx.Err() != nil) { // a failed test is reported in the table
 		return c, waited
 	}
 	return c, err

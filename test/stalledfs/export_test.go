@@ -1,4 +1,4 @@
 package stalledfs
 
-// Others tells the thread ids of other processes that wait for an answer.
+// Others reports the thread ids of other processes that wait for an answer.
 func (f *FS) Others() <-chan int { return f.others }

@@ -35,7 +35,7 @@ const (
 	sayStall   = "stall"   // to the server, which says it back when it is silent
 	sayAnswer  = "answer"  // to the server, which says it back when it answers again
 	sayMounted = "mounted" // by the server
-	sayAsked   = "asked "  // by the server: somebody waits, the thread of this id
+	sayAsked   = "asked "  // by the server: someone waits, the thread of this id
 	sayCannot  = "cannot " // by the server: it cannot mount, and why
 )
 
@@ -56,7 +56,7 @@ type FS struct {
 	said   chan string // what it says to them
 	others chan int    // ids of threads of other processes that wait; those that no one takes are left out
 	mu     sync.Mutex
-	asked  chan struct{} // closed when somebody waits; nil while it answers
+	asked  chan struct{} // closed when someone waits; nil while it answers
 }
 
 // Mount mounts one with the files, by their paths below it. Where this process may not mount, which takes root, the test is skipped.
@@ -155,7 +155,7 @@ func (f *FS) listen(out io.Reader) {
 	}
 }
 
-// Stall makes the server silent. The channel is closed when somebody waits for an answer.
+// Stall makes the server silent. The channel is closed when someone waits for an answer.
 func (f *FS) Stall() <-chan struct{} {
 	f.t.Helper()
 	asked := make(chan struct{})
@@ -176,10 +176,10 @@ func (f *FS) Answer() {
 func (f *FS) command(what string) {
 	f.t.Helper()
 	if _, err := fmt.Fprintln(f.server, what); err != nil {
-		f.t.Fatalf("telling the server of %s to %s: %v", f.Dir, what, err)
+		f.t.Fatalf("having the server of %s %s: %v", f.Dir, what, err)
 	}
 	if said := <-f.said; said != what {
-		f.t.Fatalf("told to %s, the server of %s said %q", what, f.Dir, said)
+		f.t.Fatalf("asked to %s, the server of %s said %q", what, f.Dir, said)
 	}
 }
 
@@ -221,7 +221,7 @@ func (s *server) set(silent bool) {
 	}
 }
 
-// wait waits while the server is silent, and tells the test who does.
+// wait waits while the server is silent, and says to the test who does.
 func (s *server) wait(ctx context.Context) {
 	s.mu.Lock()
 	until := s.until

@@ -38,7 +38,7 @@ var (
 
 func loginError(name string) string { return "org.freedesktop.login1." + name }
 
-// Inhibitor is a lock that somebody holds.
+// Inhibitor is a lock that someone holds.
 type Inhibitor struct {
 	What string // such as "shutdown:sleep"
 	Who  string
@@ -227,7 +227,7 @@ func (h *Host) valid(i Inhibitor) error {
 	return nil
 }
 
-// covers tells whether the lock is for that.
+// covers reports whether the lock is for that.
 func (i Inhibitor) covers(what string) bool { return slices.Contains(strings.Split(i.What, ":"), what) }
 
 // watch waits until no one holds the lock any more.
@@ -243,7 +243,7 @@ func (h *Host) watch(lock *held) {
 	h.change()
 }
 
-// has tells whether somebody holds a lock of that mode for a shutdown. The caller holds mu.
+// has reports whether someone holds a lock of that mode for a shutdown. The caller holds mu.
 func (h *Host) has(mode string) bool {
 	return slices.ContainsFunc(h.logind.held, func(l *held) bool { return l.Mode == mode && l.covers("shutdown") })
 }

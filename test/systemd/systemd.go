@@ -1,5 +1,5 @@
 // Package systemd is a host's system bus for tests: a real dbus-daemon, with a logind and a systemd on it that are
-// simulated and do what a test tells them to. It needs no root.
+// simulated and do what a test has them do. It needs no root.
 //
 // The two follow systemd's documentation of org.freedesktop.login1(5) and org.freedesktop.systemd1(5) as far as this
 // repository's programs and NVIDIA's mig-manager use them; other methods are answered as unknown. Nothing is rebooted and
@@ -37,10 +37,10 @@ type Options struct {
 	InhibitDelayMax time.Duration
 	// Units by name, such as "kubelet.service".
 	Units map[string]Unit
-	// OnUnit is told when a unit's processes have started or ended by a job, before anybody learns of the job's end. It must
+	// OnUnit is called when a unit's processes have started or ended by a job, before anybody learns of the job's end. It must
 	// not call the Host.
 	OnUnit func(unit string, running bool)
-	// Mute keeps the systemd from telling anybody that a job has ended.
+	// Mute keeps the systemd from reporting that a job has ended.
 	Mute bool
 }
 

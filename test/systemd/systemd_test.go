@@ -332,7 +332,7 @@ func TestWhatAUnitRunsHasEndedBeforeAnybodyLearnsThatItIsStopped(t *testing.T) {
 				t.Errorf("heard %q, want %q", got, step.want)
 			}
 		default:
-			t.Errorf("the job is over, and nobody has heard %q", step.want)
+			t.Errorf("the job is over, and no one has heard %q", step.want)
 		}
 	}
 }

@@ -46,7 +46,7 @@ const (
 	Never      Result = "never"
 )
 
-// Unit is what systemd tells of one. Empty fields have the usual values of a running service.
+// Unit is what systemd reports of one. Empty fields have the usual values of a running service.
 type Unit struct {
 	Description   string
 	LoadState     string // "loaded", "not-found", "masked"
@@ -79,7 +79,7 @@ type job struct {
 // unitName is what systemd takes as one, leaving its length aside.
 var unitName = regexp.MustCompile(`^[0-9A-Za-z:_.\\@-]+\.(service|socket|device|mount|automount|swap|target|path|timer|slice|scope)$`)
 
-// missing is what systemd tells of a unit that it does not have.
+// missing is what systemd reports of a unit that it does not have.
 var missing = Unit{LoadState: "not-found", ActiveState: "inactive", SubState: "dead"}
 
 // complete fills in what a test left open.
@@ -116,7 +116,7 @@ func (h *Host) SetUnit(name string, u Unit) {
 	h.change()
 }
 
-// Unit tells how a unit is. One that systemd does not have is "not-found".
+// Unit reports how a unit is. One that systemd does not have is "not-found".
 func (h *Host) Unit(name string) Unit {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -398,7 +398,7 @@ func (h *Host) resultOf(j job, method string, before Unit) Result {
 	}
 }
 
-// endJob ends a job that has not ended, and tells everybody. The caller holds mu.
+// endJob ends a job that has not ended, and reports it to all. The caller holds mu.
 func (h *Host) endJob(number uint32, result Result) {
 	j, ok := h.systemd.jobs[number]
 	if !ok {
@@ -418,7 +418,7 @@ func (h *Host) endJob(number uint32, result Result) {
 	h.systemd.emit(systemdPath, systemdManager+".JobRemoved", number, jobPath(number), j.unit, string(result))
 }
 
-// isDown tells whether there is nothing to stop.
+// isDown reports whether there is nothing to stop.
 func (u Unit) isDown() bool { return u.ActiveState == "inactive" || u.ActiveState == "failed" }
 
 // after is the unit after a job.

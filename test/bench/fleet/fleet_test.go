@@ -190,7 +190,7 @@ func TestTheTableShowsWhatAnAgentAsksFor(t *testing.T) {
 | --- | ---:| ---:|
 | a change | 1.25 times | 50000 |
 
-At rest 5000 agents send by the clock 16.7 heartbeats a second, one each in 5m0s, and begin anew 66.7 watches a second, each of their 6.00 after 5m0s to 10m0s.
+At rest 5000 agents send by the clock 16.7 heartbeats a second, one each in 5m0s, and begin again 66.7 watches a second, each of their 6.00 after 5m0s to 10m0s.
 If all have started at the same moment, that is none for 5m0s, and then 100.0 watches a second for as long. An idle phase of less sees neither.
 `
 	if diff := cmp.Diff(want, table([]result{of(10, 20, 0), of(100, 300, 100)})); diff != "" {

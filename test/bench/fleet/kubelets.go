@@ -127,7 +127,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// isPlugin tells the pods of manifests/device-plugin.yaml by their label.
+// isPlugin recognizes the pods of manifests/device-plugin.yaml by their label.
 func isPlugin(pod *corev1.Pod) bool { return pod.Labels["name"] == "nvidia-device-plugin-ds" }
 
 func (k *kubelets) patchStatus(ctx context.Context, pod *corev1.Pod) error {
@@ -143,7 +143,7 @@ func (k *kubelets) patchStatus(ctx context.Context, pod *corev1.Pod) error {
 	return unlessGone(err)
 }
 
-// offer has kubelet tell by the node what may be given out. A name that was there once stays, at 0.
+// offer has kubelet report by the node what may be given out. A name that was there once stays, at 0.
 func (k *kubelets) offer(ctx context.Context, n *node, offered map[string][]string) error {
 	list := n.offer(offered)
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": list, "allocatable": list}})
@@ -151,12 +151,12 @@ func (k *kubelets) offer(ctx context.Context, n *node, offered map[string][]stri
 		return err
 	}
 	if _, err := k.client.CoreV1().Nodes().Patch(ctx, n.name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status"); err != nil {
-		return fmt.Errorf("telling what node %s offers: %w", n.name, err)
+		return fmt.Errorf("reporting what node %s offers: %w", n.name, err)
 	}
 	return nil
 }
 
-// answers are a node's pods and devices, as its kubelet tells them.
+// answers are a node's pods and devices, as its kubelet reports them.
 type answers struct {
 	lock    sync.Mutex
 	offered map[string][]string

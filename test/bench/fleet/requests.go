@@ -92,7 +92,7 @@ func (c *counted) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// kindOf tells a request's verb and resource by its method and path, as the API server does.
+// kindOf gives a request's verb and resource by its method and path, as the API server does.
 func kindOf(r *http.Request) request {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch {

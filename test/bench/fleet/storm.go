@@ -53,10 +53,10 @@ const (
 
 // accounts are the names by which the API server knows the others.
 var accounts = map[string]string{
-	"somebody": person, "system:serviceaccount:default:" + prober: controller, "system:node:" + prober: kubelet,
+	"someone": person, "system:serviceaccount:default:" + prober: controller, "system:node:" + prober: kubelet,
 }
 
-// storm measures what others notice when all agents restart at once and all nodes are changed, for as long as it is told.
+// storm measures what others notice when all agents restart at once and all nodes are changed, for as long as its caller says.
 func (o options) storm(ctx context.Context, n int, lasts time.Duration) (w weather, err error) {
 	fmt.Fprintf(o.log, "%d nodes, with a share of the API server: %t\n", n, o.share)
 	f, err := start(ctx, o, n)
@@ -118,7 +118,7 @@ func (f *fleet) others(ctx context.Context) (map[string]kubernetes.Interface, er
 		ObjectMeta: metav1.ObjectMeta{Name: prober},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 		Subjects: []rbacv1.Subject{
-			{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: prober}, {Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "somebody"},
+			{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: prober}, {Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "someone"},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -126,7 +126,7 @@ func (f *fleet) others(ctx context.Context) (map[string]kubernetes.Interface, er
 	}
 	clients := map[string]kubernetes.Interface{}
 	for who, config := range map[string]func() (*rest.Config, error){
-		person:     func() (*rest.Config, error) { return f.cluster.ConfigFor("somebody") },
+		person:     func() (*rest.Config, error) { return f.cluster.ConfigFor("someone") },
 		controller: func() (*rest.Config, error) { return f.cluster.ServiceAccountConfig(ctx, namespace, prober) },
 		kubelet:    func() (*rest.Config, error) { return f.cluster.ConfigFor("system:node:"+prober, "system:nodes") },
 	} {

@@ -38,7 +38,7 @@ func table(results []result) string {
 	return out.String()
 }
 
-// extended tells what the largest fleet says for a larger one, and how much more one agent asks for in it than in the smallest.
+// extended reports what the largest fleet says for a larger one, and how much more one agent asks for in it than in the smallest.
 func extended(results []result) string {
 	small, large := results[0], results[len(results)-1]
 	var out strings.Builder
@@ -59,11 +59,11 @@ func extended(results []result) string {
 // shortestWatch is how long a watch lasts at least, by client-go, which takes up to twice as long by chance.
 const shortestWatch = 5 * time.Minute
 
-// atRest tells what agents send by the clock, which a phase of minutes sees little or nothing of.
+// atRest reports what agents send by the clock, which a phase of minutes sees little or nothing of.
 func atRest(r result) string {
 	watches := float64(r.phases[0].agents.sum(isWatch)) / float64(r.nodes) // that the start has begun
 	writes, again := many/config.DefaultNodeHeartbeat.Seconds(), watches*many/shortestWatch.Seconds()
-	return fmt.Sprintf("\nAt rest %d agents send by the clock %s heartbeats a second, one each in %s, and begin anew %s watches a second, each of their %s after %s to %s.\n"+
+	return fmt.Sprintf("\nAt rest %d agents send by the clock %s heartbeats a second, one each in %s, and begin again %s watches a second, each of their %s after %s to %s.\n"+
 		"If all have started at the same moment, that is none for %[6]s, and then %[8]s watches a second for as long. An idle phase of less sees neither.\n",
 		many, figure(writes), config.DefaultNodeHeartbeat, figure(again/1.5), figure(watches), shortestWatch, 2*shortestWatch, figure(again))
 }

@@ -185,7 +185,7 @@ func (t *deviceTable) take(ctx context.Context, pod *corev1.Pod, container strin
 	return t.save()
 }
 
-// numaOf lists the NUMA nodes of a device; false if its plugin told no topology.
+// numaOf lists the NUMA nodes of a device; false if its plugin reported no topology.
 func numaOf(d *v1beta1.Device) ([]int64, bool) {
 	if d.GetTopology() == nil {
 		return nil, false

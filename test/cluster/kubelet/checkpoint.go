@@ -37,7 +37,7 @@ type podDevices struct {
 // containerIDs are the devices of one resource that one container has, and what the plugin gave along with them.
 type containerIDs struct {
 	IDs    []string           `json:"ids"`
-	NUMA   map[string][]int64 `json:"numa,omitempty"` // by id; a device whose plugin told no topology is absent
+	NUMA   map[string][]int64 `json:"numa,omitempty"` // by id; a device whose plugin reported no topology is absent
 	Envs   map[string]string  `json:"envs,omitempty"`
 	Mounts []hostMount        `json:"mounts,omitempty"`
 }

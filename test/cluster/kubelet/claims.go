@@ -193,7 +193,7 @@ func (t *claimTable) idsOf(pod types.UID) []string {
 	return sets.List(ids)
 }
 
-// dynamic tells what a container has by claims: all of a claim that the container asks anything of. It is nothing while one of them is not on record.
+// dynamic reports what a container has by claims: all of a claim that the container asks anything of. It is nothing while one of them is not on record.
 func (t *claimTable) dynamic(pod *corev1.Pod, c *corev1.Container) []*podresourcesv1.DynamicResource {
 	t.mu.Lock()
 	defer t.mu.Unlock()

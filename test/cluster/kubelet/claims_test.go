@@ -29,7 +29,7 @@ func TestAPodEndsWhenTheDriverOfItsClaimHasTakenItBack(t *testing.T) {
 	j.allocate(t, "mine", name, pod)
 	j.until(t, "claimant", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 	if !driver.Prepared(j.namespace, "mine") {
-		t.Error("the pod runs, and nobody has prepared its claim")
+		t.Error("the pod runs, and no one has prepared its claim")
 	}
 	if !driver.Registered() {
 		t.Error("the driver is asked, and its registration is not confirmed")
@@ -261,7 +261,7 @@ func withClaim(claim string) func(*corev1.Pod) {
 	}
 }
 
-// given is what PodResources tells of a claim that the driver has prepared.
+// given is what PodResources says of a claim that the driver has prepared.
 func (j *joined) given(claim, driver string) *podresourcesv1.DynamicResource {
 	return &podresourcesv1.DynamicResource{
 		ClaimName: claim, ClaimNamespace: j.namespace,
@@ -295,7 +295,7 @@ func (j *joined) allocate(t *testing.T, name, driver string, pods ...*corev1.Pod
 	}
 }
 
-// hasClaims compares what PodResources tells of the claims of the pod's containers.
+// hasClaims compares what PodResources says of the claims of the pod's containers.
 func (j *joined) hasClaims(t *testing.T, pod string, want ...[]*podresourcesv1.DynamicResource) {
 	t.Helper()
 	answer, err := j.podResources(t).List(t.Context(), &podresourcesv1.ListPodResourcesRequest{})

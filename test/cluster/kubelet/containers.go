@@ -23,7 +23,7 @@ type container struct {
 	spec    corev1.Container
 	image   *Image // nil: it is only said to run
 	init    bool   // one of the pod's init containers
-	adopted bool   // it runs already, as far as anybody can tell
+	adopted bool   // it runs already, as far as can be seen
 
 	status corev1.ContainerStatus // guarded by the worker's mu
 }

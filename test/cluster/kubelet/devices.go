@@ -230,7 +230,7 @@ func (t *deviceTable) reported(p *plugin, devices []*v1beta1.Device) {
 	defer t.mu.Unlock()
 	r := t.resources[p.resource]
 	if r == nil || !slices.Contains(r.plugins, p) {
-		return // replaced meanwhile
+		return // replaced in the meantime
 	}
 	r.devices, r.healthy = make(map[string]*v1beta1.Device, len(devices)), sets.New[string]()
 	for _, d := range devices {
@@ -289,7 +289,7 @@ func (t *deviceTable) amounts() (known map[string]amount, forgotten []string) {
 	return known, sets.List(t.forgotten)
 }
 
-// reportedForgotten is told which zeros the node's status now holds: kubelet writes them once and never again, so that
+// reportedForgotten is given which zeros the node's status now holds: kubelet writes them once and never again, so that
 // an administrator who removes the key is not overruled.
 func (t *deviceTable) reportedForgotten(names []string) {
 	t.mu.Lock()

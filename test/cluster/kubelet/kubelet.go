@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// TerminationDelayAnnotation on a pod without processes says how long it takes to end after it was told to: a duration,
+// TerminationDelayAnnotation on a pod without processes says how long it takes to end after it was asked to: a duration,
 // bounded by the pod's grace period. Without it, Options.TerminationDelay holds.
 const TerminationDelayAnnotation = "kubelet.gpuslice.io/termination-delay"
 
@@ -60,11 +60,11 @@ type Options struct {
 	RestartDelay     time.Duration    // before the first restart of an ended container; doubles up to 30 times; 1 s if 0
 	Log              *zap.Logger      // silent if nil
 
-	// OnAllocate is told of the devices of a pod that starts to run, OnFree when it has ended and no longer uses them.
+	// OnAllocate is informed of the devices of a pod that starts to run, OnFree when it has ended and no longer uses them.
 	// A pod that survived a Start is announced again. The ids are the device plugin's: under sharing, "UUID::n". A pod with claims is
 	// announced once more with their devices, as "driver/pool/device", and gives them up before the driver is to take them back.
 	OnAllocate, OnFree func(pod *corev1.Pod, deviceIDs []string)
-	// OnStart is told of each process that begins to run for a container, OnEnd when it has ended.
+	// OnStart is informed of each process that begins to run for a container, OnEnd when it has ended.
 	OnStart func(pod *corev1.Pod, container *corev1.Container, pid int)
 	OnEnd   func(pid int)
 }

@@ -60,7 +60,7 @@ func (n *nodeReporter) register(ctx context.Context) error {
 	return n.renewLease(ctx)
 }
 
-// start reports with every period, and with every change of devices if so asked, until ctx ends. The channel tells the end.
+// start reports with every period, and with every change of devices if so asked, until ctx ends. The channel reports the end.
 func (n *nodeReporter) start(ctx context.Context) <-chan struct{} {
 	status, lease := n.k.Clock.NewTicker(n.k.StatusPeriod), n.k.Clock.NewTicker(leasePeriod)
 	done := make(chan struct{})
@@ -232,7 +232,7 @@ func (n *nodeReporter) initial() *corev1.Node {
 	return node
 }
 
-// renewLease tells the node lifecycle controller that the node lives. As kubelet does, it tries again where the lease was written between its
+// renewLease shows the node lifecycle controller that the node lives. As kubelet does, it tries again where the lease was written between its
 // read and its write: a request of the kubelet before this one may still have been on its way.
 func (n *nodeReporter) renewLease(ctx context.Context) error {
 	leases := n.k.client.CoordinationV1().Leases(leaseSpace)

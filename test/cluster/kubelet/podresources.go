@@ -48,7 +48,7 @@ func (p *podResources) stop() {
 	p.serving.Wait()
 }
 
-// List tells which devices each active pod has. Pods without devices are listed too.
+// List reports which devices each active pod has. Pods without devices are listed too.
 func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	answer := &podresourcesv1.ListPodResourcesResponse{}
 	if p.devices.clock.Now().Before(p.lists) {
@@ -60,7 +60,7 @@ func (p *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 	return answer, nil
 }
 
-// GetAllocatableResources tells the healthy devices, whether or not a pod has them.
+// GetAllocatableResources reports the healthy devices, whether or not a pod has them.
 func (p *podResources) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest,
 ) (*podresourcesv1.AllocatableResourcesResponse, error) {
 	t := p.devices

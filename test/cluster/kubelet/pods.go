@@ -135,7 +135,7 @@ func (p *podWatch) removed(object any) {
 	}
 }
 
-// done is told by a worker that it has nothing more to do. It stays known as long as its object exists.
+// done takes from a worker that it has nothing more to do. It stays known as long as its object exists.
 func (p *podWatch) done(w *worker) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

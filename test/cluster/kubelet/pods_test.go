@@ -36,7 +36,7 @@ type joined struct {
 	usage     *usage
 }
 
-// usage records what OnAllocate and OnFree tell.
+// usage records what OnAllocate and OnFree are given.
 type usage struct {
 	mu  sync.Mutex
 	log []string
@@ -202,7 +202,7 @@ func (j *joined) podResources(t *testing.T) podresourcesv1.PodResourcesListerCli
 	return podresourcesv1.NewPodResourcesListerClient(conn)
 }
 
-// assigned lists the devices of each pod as PodResources tells them.
+// assigned lists the devices of each pod as PodResources reports them.
 func (j *joined) assigned(t *testing.T) map[string][]string {
 	t.Helper()
 	answer, err := j.podResources(t).List(t.Context(), &podresourcesv1.ListPodResourcesRequest{})
@@ -272,7 +272,7 @@ func TestRunningPodsKeepTheirDevicesOverARestart(t *testing.T) {
 	}
 	log := []string{"allocate user GPU-a", "allocate user GPU-a", "allocate other GPU-b"}
 	if diff := cmp.Diff(log, j.usage.lines()); diff != "" {
-		t.Errorf("what the hooks were told (-want +got):\n%s", diff)
+		t.Errorf("what the hooks were given (-want +got):\n%s", diff)
 	}
 }
 
@@ -287,6 +287,6 @@ func TestDevicesOfAPodThatWentWhileTheKubeletWasAwayAreFreed(t *testing.T) {
 	j.remove(t, "user", metav1.DeleteOptions{GracePeriodSeconds: &now})
 	j.start(t.Context(), t)
 	if diff := cmp.Diff([]string{"allocate user GPU-a", "free user GPU-a"}, j.usage.lines()); diff != "" {
-		t.Errorf("what the hooks were told (-want +got):\n%s", diff)
+		t.Errorf("what the hooks were given (-want +got):\n%s", diff)
 	}
 }

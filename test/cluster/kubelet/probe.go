@@ -36,7 +36,7 @@ func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 				if !passes {
 					select {
 					case unhealthy <- why:
-					default: // told already
+					default: // notified already
 					}
 				}
 			})

@@ -168,7 +168,7 @@ func (w *worker) openLog(c *container) (*os.File, error) {
 	return f, nil
 }
 
-// launch starts the command and returns a channel that tells its end. The kernel takes the death of the starting thread
+// launch starts the command and returns a channel that reports its end. The kernel takes the death of the starting thread
 // for that of the parent, so the thread is kept until the process has ended.
 func launch(cmd *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error, 1), make(chan error, 1)
@@ -186,7 +186,7 @@ func launch(cmd *exec.Cmd) (<-chan error, error) {
 	return ended, nil
 }
 
-// exitCode is the code as a container runtime tells it: 128 and the signal for a process that was killed by one.
+// exitCode is the code as a container runtime reports it: 128 and the signal for a process that was killed by one.
 func exitCode(cmd *exec.Cmd, err error) int32 {
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) && cmd.ProcessState == nil {

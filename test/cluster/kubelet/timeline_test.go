@@ -78,7 +78,7 @@ func TestAPodThatAsksForAGhostIsRejected(t *testing.T) {
 	}
 }
 
-// pauseImage is that of a container that runs until it is told to end.
+// pauseImage is that of a container that runs until it is asked to end.
 const pauseImage = "pause"
 
 // withPause are the options by which that image has a process.

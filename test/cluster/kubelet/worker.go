@@ -156,7 +156,7 @@ func (w *worker) live(ctx context.Context) error {
 	return nil
 }
 
-// terminate tells the containers to end, and kills what is left when the grace period is over. A second deletion may
+// terminate asks the containers to end, and kills what is left when the grace period is over. A second deletion may
 // shorten it.
 func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll func()) {
 	began := w.k.Clock.Now()
@@ -182,7 +182,7 @@ func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll
 }
 
 // abandon ends the processes since the kubelet stops, in real time: no one moves a test's clock any more. Containers
-// without a process go on as far as anybody can tell.
+// without a process go on as far as can be seen.
 func (w *worker) abandon(running <-chan struct{}, killAll func()) {
 	if w.hasProcesses() {
 		timer := time.NewTimer(stopGrace)
@@ -310,7 +310,7 @@ func (w *worker) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// offer tells of a version of the pod, which may be older than one known.
+// offer takes a version of the pod, which may be older than one known.
 func (w *worker) offer(pod *corev1.Pod) {
 	w.take(pod)
 	w.poke()
@@ -330,7 +330,7 @@ func newer(a, b *corev1.Pod) bool {
 	return err != nil || order <= 0
 }
 
-// lost tells that the object is gone from the API server.
+// lost notes that the object is gone from the API server.
 func (w *worker) lost() {
 	w.mu.Lock()
 	w.removed = true

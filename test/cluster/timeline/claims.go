@@ -40,7 +40,7 @@ const (
 type ClaimSubject struct {
 	View
 	KubeletDir string                                     // where kubelet has its directories for plugins
-	Image      string                                     // of a container that runs until it is told to end
+	Image      string                                     // of a container that runs until it is asked to end
 	Restart    func(context.Context) error                // of kubelet
 	Pass       func(context.Context, time.Duration) error // lets kubelet's clock go on
 }
@@ -109,7 +109,7 @@ var claimSteps = []claimStep{
 	{"the driver cannot prepare what a pod asks for", refused("third"), func(s claimState) bool { return s.pods["third"].listed && len(s.pods["third"].has) > 0 }},
 	{"it can again", (*claimScript).accept, havingClaims("third")},
 	{"the driver dies", (*claimScript).die, func(s claimState) bool { return s.driver == "gone" }},
-	{"a pod is deleted meanwhile", leave("second"), func(s claimState) bool { return s.pods["second"].Reason == "Terminating" }},
+	{"a pod is deleted in the meantime", leave("second"), func(s claimState) bool { return s.pods["second"].Reason == "Terminating" }},
 	{"10 seconds are over", passed(wiping), hasSlices(1)},
 	{"30 seconds are over", passed(wiped), hasSlices(0)},
 	{"the driver is back", (*claimScript).start, func(s claimState) bool { _, known := s.pods["second"]; return !known && s.driver == "registered" }},

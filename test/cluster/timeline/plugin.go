@@ -94,7 +94,7 @@ func (p *Plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// ListAndWatch tells the devices, and again whenever they change.
+// ListAndWatch reports the devices, and again whenever they change.
 func (p *Plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	for {
 		p.mu.Lock()

@@ -29,7 +29,7 @@ var Golden string
 type Subject struct {
 	View
 	PluginDir string                                   // where kubelet has its registration socket
-	Image     string                                   // of a container that runs until it is told to end
+	Image     string                                   // of a container that runs until it is asked to end
 	Restart   func(context.Context) error              // of kubelet
 	Reboot    func(context.Context) error              // of the node, after which no container runs
 	Kill      func(context.Context, *corev1.Pod) error // the processes of the pod
@@ -93,8 +93,8 @@ var steps = []step{
 	{"the plugin finds one unhealthy", report(sick("GPU-1"), "GPU-0"), amount(whole, 2, 1)},
 	{"it is well again", report(nil, "GPU-0", "GPU-1"), amount(whole, 2, 2)},
 	{"the plugin dies", (*script).die, amount(whole, 2, 0)},
-	{"a pod that the scheduler is not asked about comes meanwhile", bind("hasty"), ended("hasty")},
-	{"a container ends meanwhile", restart("first"), restarted("first")},
+	{"a pod that the scheduler is not asked about comes in the meantime", bind("hasty"), ended("hasty")},
+	{"a container ends in the meantime", restart("first"), restarted("first")},
 	{"the plugin is back", serve(whole, "GPU-0", "GPU-1"), amount(whole, 2, 2)},
 	{"the plugin comes back with four shares of each", serve(whole, shares(2, 4)...), amount(whole, 8, 8)},
 	{"a container ends", restart("first"), restarted("first")},
@@ -103,7 +103,7 @@ var steps = []step{
 	{"one more pod is too many for the scheduler", create("fourth"), pending("fourth")},
 	{"pods leave", remove("second", "fourth", "hasty"), gone("second", "fourth", "hasty")},
 	{"kubelet restarts under a plugin that does not", (*script).restartKubelet, amount(whole, 0, 0)},
-	{"a container ends meanwhile", restart("third"), restarted("third")},
+	{"a container ends in the meantime", restart("third"), restarted("third")},
 	{"the plugin registers again", serve(whole, shares(2, 4)...), amount(whole, 8, 8)},
 	{"the plugin comes back under another name", serve(shared, shares(2, 4)...), both(amount(whole, 8, 0), amount(shared, 8, 8))},
 	{"a container ends that has devices of the old name", restart("third"), restarted("third")},

@@ -130,7 +130,7 @@ func podOf(p *corev1.Pod) Pod {
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
-		if !rejected { // of the containers that such a pod had before a reboot, kubelet tells or does not
+		if !rejected { // of the containers that such a pod had before a reboot, kubelet reports them or does not
 			pod.Restarts += c.RestartCount
 		}
 		if c.State.Running != nil {

@@ -128,7 +128,7 @@ func Apart(t *testing.T, args ...string) bool {
 	return true
 }
 
-// flagsFor are those of a process that runs the test alone. It ends before this one does, to tell where it was.
+// flagsFor are those of a process that runs the test alone. It ends before this one does, to say where it was.
 func flagsFor(t *testing.T) []string {
 	t.Helper()
 	var levels []string

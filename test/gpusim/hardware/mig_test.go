@@ -317,7 +317,7 @@ func worker(t *testing.T, steps, seed int) (*exec.Cmd, *bytes.Buffer) {
 	return c, out
 }
 
-// What a killed process leaves is what a crash of a real one leaves: half-made instances at most, and nobody blocked.
+// What a killed process leaves is what a crash of a real one leaves: half-made instances at most, and no one blocked.
 func TestKilledProcessesLeaveTheStateWhole(t *testing.T) {
 	_, n := load(t, "gpus: [{model: H100-80GB, count: 2, mig: true}]")
 	ticker := time.NewTicker(time.Millisecond)

@@ -238,7 +238,7 @@ func cuCtxSynchronize() int32 {
 	})
 }
 
-// log writes of the fault what the driver writes, before it tells of the event.
+// log writes of the fault what the driver writes, before it reports the event.
 func log() error {
 	path := value("GPUSIM_KERNEL_LOG")
 	if path == "" {

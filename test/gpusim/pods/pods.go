@@ -79,7 +79,7 @@ func (u Users) Start(p Process, devices ...string) error {
 }
 
 // compute puts a process on a device. Where the compute mode lets only one in, that is the server of MPS, and the process is
-// a client of it, as in a pod that the device plugin has told where the server is.
+// a client of it, as in a pod that the device plugin has shown where the server is.
 func (u Users) compute(p Process, device string) error {
 	mode, err := u.GPUs.ComputeMode(device)
 	if err != nil {

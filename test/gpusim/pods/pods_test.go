@@ -246,7 +246,7 @@ func TestAfterARebootOnlyTheAgentRuns(t *testing.T) {
 	}
 }
 
-// A program is found in the table by its command line, and by its start it is told from a later one with its pid.
+// A program is found in the table by its command line, and by its start it is distinguished from a later one with its pid.
 func TestTheTableShowsARealProcessAsProcDoes(t *testing.T) {
 	table := newTable(t)
 	pid := os.Getpid()

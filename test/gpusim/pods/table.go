@@ -16,7 +16,7 @@ import (
 )
 
 // Table is the simulated process table of a node's host: a folder that shows processes as /proc does, as far as is needed
-// to tell who has which device file open, and to find a program among its pod's. The agent's own process is in it from
+// to see who has which device file open, and to find a program among its pod's. The agent's own process is in it from
 // the start, as is the id of the host's boot. A real process of this machine is in it under its real pid: a signal to that reaches it.
 //
 // Each process is there as a whole or not at all. Any number of programs may change the table and read it.
@@ -49,7 +49,7 @@ func MakeTable(dir, boot string) (*Table, error) {
 	return t, t.Add(Process{PID: agentPID, Command: "gpuslice-agent", Cgroup: "/"})
 }
 
-// kernelSays is what the kernel tells of the boot.
+// kernelSays is what the kernel says of the boot.
 func (t *Table) kernelSays(boot string) error {
 	random := filepath.Join(t.dir, "sys", "kernel", "random")
 	if err := os.MkdirAll(random, 0o755); err != nil {

@@ -38,7 +38,7 @@ import (
 // Library is the name of the driver's library for programs, which the dynamic loader finds.
 const Library = "libcuda.so.1"
 
-// illegalAddress is CUDA_ERROR_ILLEGAL_ADDRESS, by which the driver tells a program that it has stopped its kernel.
+// illegalAddress is CUDA_ERROR_ILLEGAL_ADDRESS, by which the driver says to a program that it has stopped its kernel.
 const illegalAddress = 700
 
 // faulting is a kernel that stores to an address which nothing is mapped at. The driver compiles it for the GPU that is there: this
@@ -141,7 +141,7 @@ func (c *Context) Fault() error {
 	case err != nil:
 		return err
 	case code != illegalAddress:
-		return fmt.Errorf("a kernel that stores to an address which nobody has ended with CUDA error %d, and not with %d", code, illegalAddress)
+		return fmt.Errorf("a kernel that stores to an address which no one has ended with CUDA error %d, and not with %d", code, illegalAddress)
 	}
 	return nil
 }

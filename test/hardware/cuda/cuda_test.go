@@ -55,7 +55,7 @@ func TestAProgramTakesMemoryAndItsKernelIsStopped(t *testing.T) {
 	}
 	want := nvml.Event{GPU: nvml.UUID(gpu), Kind: nvml.EventXid, Xid: 31, GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 	if diff := cmp.Diff(want, <-events); diff != "" {
-		t.Errorf("what the driver tells (-want +got):\n%s", diff)
+		t.Errorf("what the driver reports (-want +got):\n%s", diff)
 	}
 	if calls := node.Calls(); len(calls) > 0 {
 		t.Errorf("the program has changed something of a GPU: %v", calls)

@@ -197,7 +197,7 @@ func (c *cli) hold() *cobra.Command {
 func (c *cli) monitor() *cobra.Command {
 	return &cobra.Command{
 		Use:   "monitor",
-		Short: "Keep every GPU open without a CUDA context, as monitoring agents do, until told to end",
+		Short: "Keep every GPU open without a CUDA context, as monitoring agents do, until asked to end",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -472,7 +472,7 @@ func (c *cli) delay() *cobra.Command {
 func (c *cli) reboot() *cobra.Command {
 	return &cobra.Command{
 		Use:   "reboot",
-		Short: "Start the node anew: no process, no instance, a new boot id",
+		Short: "Restart the node: no process, no instance, a new boot id",
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return c.on((*gpusim.Node).Reboot) },
 	}
@@ -517,7 +517,7 @@ func (c *cli) calls() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&forget, "forget", false, "begin to count anew")
+	cmd.Flags().BoolVar(&forget, "forget", false, "begin to count from zero")
 	return cmd
 }
 

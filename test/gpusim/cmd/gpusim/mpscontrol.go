@@ -114,7 +114,7 @@ func mpsAnswers(pipes string) bool {
 	return conn.Close() == nil
 }
 
-// runMPS is the daemon. It ends when it is told to quit, by a signal, and with the process that it is to end with.
+// runMPS is the daemon. It ends when it is asked to quit, by a signal, and with the process that it is to end with.
 func runMPS(ctx context.Context, pipes, logs string) error {
 	if mpsAnswers(pipes) {
 		return errMPSRuns
@@ -217,7 +217,7 @@ func (d *mpsDaemon) answer(command []string) string {
 			return ""
 		}},
 		"quit": {0, func([]string) string {
-			_ = d.quit() // it is closed already if it is told to end by other means, too
+			_ = d.quit() // it is closed already if it is asked to end by other means, too
 			return ""
 		}},
 	}
@@ -239,7 +239,7 @@ func (d *mpsDaemon) setThreads(to []string) string {
 	return d.threads + "\n"
 }
 
-// sendMPS hands commands to the daemon. One that has been told to quit is gone when this returns.
+// sendMPS hands commands to the daemon. One that has been asked to quit is gone when this returns.
 func sendMPS(pipes string, commands io.Reader, out io.Writer) error {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: mpsSocket(pipes)})
 	if err != nil {
@@ -247,10 +247,10 @@ func sendMPS(pipes string, commands io.Reader, out io.Writer) error {
 	}
 	defer conn.Close()
 	if _, err := io.Copy(conn, commands); err != nil {
-		return fmt.Errorf("telling the daemon: %w", err)
+		return fmt.Errorf("commanding the daemon: %w", err)
 	}
 	if err := conn.CloseWrite(); err != nil {
-		return fmt.Errorf("telling the daemon: %w", err)
+		return fmt.Errorf("commanding the daemon: %w", err)
 	}
 	if _, err := io.Copy(out, conn); err != nil {
 		return fmt.Errorf("hearing the daemon: %w", err)

@@ -3,7 +3,7 @@
 // is written again, since a requirement of the subcommand is missing from the public checksum database.
 //
 // As NVIDIA's, it has its files under /mps, sets the compute mode by nvidia-smi, begins again on SIGHUP, tries again when a
-// daemon does not start, and gives the compute mode back only when it is told to end.
+// daemon does not start, and gives the compute mode back only when it is asked to end.
 package main
 
 import (
@@ -56,13 +56,13 @@ func run(c *cli.Context) error {
 			klog.Infof("Failed to start one or more MPS daemons. Retrying in %s...", retryAfter)
 			again = time.After(retryAfter)
 		}
-		var told os.Signal
+		var received os.Signal
 		select {
 		case <-again:
-		case told = <-signals:
-			klog.Infof("Received signal %q.", told)
+		case received = <-signals:
+			klog.Infof("Received signal %q.", received)
 		}
-		if err := stop(daemons); err != nil || told != nil && told != syscall.SIGHUP {
+		if err := stop(daemons); err != nil || received != nil && received != syscall.SIGHUP {
 			return err
 		}
 	}

@@ -44,7 +44,7 @@ func main() {
 	}
 	command.Flags().StringArrayVar(&binds, "bind", nil, "show the file or directory `source=target` at target")
 	command.Flags().StringArrayVar(&tmpfs, "tmpfs", nil, "make `dir` an empty directory")
-	command.Flags().StringVar(&argv0, "argv0", "", "tell the program that its name is `name`")
+	command.Flags().StringVar(&argv0, "argv0", "", "have the program think that its name is `name`")
 	command.Flags().SetInterspersed(false)
 
 	err := command.Execute()

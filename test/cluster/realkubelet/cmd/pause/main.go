@@ -1,4 +1,4 @@
-// Command pause does nothing until it is told to end: what keeps the namespaces of a pod, and what runs in a container of
+// Command pause does nothing until it is asked to end: what keeps the namespaces of a pod, and what runs in a container of
 // which only that matters.
 package main
 
