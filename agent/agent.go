@@ -126,7 +126,8 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers, a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
+		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers,
+		a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
 		a.fencing, a.monitors, a.ownership,
 	}
 }

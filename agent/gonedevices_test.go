@@ -46,8 +46,8 @@ func bound(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodPending
 }
 
-// uncutUnderPods is a node of NVIDIA's DRA driver, whose GPUs were cut in seven when pods "of-0" and "of-1" got a part of each, and pod "late" another one of GPU 0, which
-// kubelet has not prepared. GPU 0 was uncut by hand since, and the driver started again.
+// uncutUnderPods is a node of NVIDIA's DRA driver, whose GPUs were cut in seven when pods "of-0" and "of-1" got a part of each, and pod "late" another
+// one of GPU 0, which kubelet has not prepared. GPU 0 was uncut by hand since, and the driver started again.
 func uncutUnderPods(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, h100)
@@ -93,7 +93,8 @@ func (w *world) namesGone(words ...string) {
 	}
 }
 
-// saidOfGone fails the test unless recover --dry-run says so of the pods whose devices are gone, by name, and nothing of the kind of the one that has its device.
+// saidOfGone fails the test unless recover --dry-run says so of the pods whose devices are gone, by name, and nothing of the kind of the one that has
+// its device.
 func (w *world) saidOfGone(such func(api.PodSeen) bool) api.Diagnosis {
 	w.t.Helper()
 	d := w.diagnose(true)
@@ -218,8 +219,8 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 	})
 }
 
-// A100s with MIG mode off show no counters in DynamicMIG: their slices are those of the static driver. The gate of the driver's pod alone shows who cuts them, and while the
-// pod is away nothing does.
+// A100s with MIG mode off show no counters in DynamicMIG: their slices are those of the static driver. The gate of the driver's pod alone shows who cuts
+// them, and while the pod is away nothing does.
 func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -106,8 +106,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity = seen.CompareHardware(seen.MIGStrategy(a.Settings.MIGStrategy, nil))
 }
 
-// observeClaims reads what resource claims have given out: where the observation reads the API server, during a change, and for a plan that a user asks for. A node at rest costs
-// the API server no request for them, whatever its pods do.
+// observeClaims reads what resource claims have given out: where the observation reads the API server, during a change, and for a plan that a user asks
+// for. A node at rest costs the API server no request for them, whatever its pods do.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()

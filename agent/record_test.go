@@ -26,7 +26,8 @@ import (
 
 const dcgm = "nvidia-dcgm.service"
 
-// withPendingRestores returns a world of one A100 in persistence mode with a unit that has to stop for its reset: a change has to restore something of each sort.
+// withPendingRestores returns a world of one A100 in persistence mode with a unit that has to stop for its reset: a change has to restore something of
+// each sort.
 func withPendingRestores(t *testing.T) *world {
 	t.Helper()
 	w := monitored(t)

@@ -323,8 +323,8 @@ const (
 	// ReasonCapacityMismatch is given when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device
 	// plugin that does not serve it, or, where nothing is asked of the node, gives out to others what a pod holds.
 	//
-	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and set it again.
-	// Delete the pods that the message names, or set a label by which the agent evicts them.
+	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and
+	// set it again. Delete the pods that the message names, or set a label by which the agent evicts them.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
 	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent has restored all.
 	//

@@ -38,7 +38,8 @@ func MayBeStartupTaint(key string) (problems []string) {
 	}
 	domain, _, _ := strings.Cut(key, "/")
 	if foreign := ForeignDomain(key); foreign != "" && domain != AutoscalerStartupDomain {
-		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice", foreign, AutoscalerStartupDomain)}
+		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice",
+			foreign, AutoscalerStartupDomain)}
 	}
 	return nil
 }

@@ -241,7 +241,8 @@ func (b budget) covers(kinds []kind) bool {
 // each combines the numbers of each kind of engine.
 func (e Engines) each(with Engines, of func(a, b int) int) Engines {
 	return Engines{
-		Copy: of(e.Copy, with.Copy), Decoder: of(e.Decoder, with.Decoder), Encoder: of(e.Encoder, with.Encoder), JPEG: of(e.JPEG, with.JPEG), OFA: of(e.OFA, with.OFA),
+		Copy: of(e.Copy, with.Copy), Decoder: of(e.Decoder, with.Decoder), Encoder: of(e.Encoder, with.Encoder),
+		JPEG: of(e.JPEG, with.JPEG), OFA: of(e.OFA, with.OFA),
 	}
 }
 

@@ -99,7 +99,8 @@ func (r *Resolver) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: seen.DevicePlugin.Advice, Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
+			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: seen.DevicePlugin.Advice,
+			Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
 		}
 	}
 	return &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: why}
@@ -313,7 +314,8 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 		asked = want.Plugin.Strategy
 	}
 	if seen.DevicePlugin.Rivals != "" {
-		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), Problem: seen.DevicePlugin.Rivals}
+		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin),
+			Problem: seen.DevicePlugin.Rivals}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
 		own := state.StrategyOf(pod)

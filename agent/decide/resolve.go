@@ -132,7 +132,8 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 		}
 	}
 	if pluginKey != "" {
-		if err := askPlugin(seen, &want, pluginKeyAskedBy(seen.Node, pluginKey), func() (*state.DesiredPlugin, error) { return r.namedConfig(seen, pluginKey) }); err != nil {
+		if err := askPlugin(seen, &want, pluginKeyAskedBy(seen.Node, pluginKey),
+			func() (*state.DesiredPlugin, error) { return r.namedConfig(seen, pluginKey) }); err != nil {
 			return want, err
 		}
 	}
@@ -246,7 +247,8 @@ func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile cata
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil
 	}
-	return askPlugin(seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name), func() (*state.DesiredPlugin, error) { return r.sharingOf(seen, profile, after) })
+	return askPlugin(seen, want, fmt.Sprintf("label %s=%s", want.Label, want.Name),
+		func() (*state.DesiredPlugin, error) { return r.sharingOf(seen, profile, after) })
 }
 
 // Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
@@ -259,7 +261,8 @@ func (r *Resolver) Requests(seen *state.Observed, label, name string) (
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
 	if requests, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err), Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err)), Cause: err}
+		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err),
+			Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err)), Cause: err}
 	}
 	profile, isProfile := configs.Profile(name)
 	if label != config.LabelProfile || !isProfile {

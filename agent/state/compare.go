@@ -14,8 +14,8 @@ func (s *Observed) CompareHardware(under config.MIGStrategy) Capacity {
 }
 
 // Compare compares what kubelet offers with what is desired, as far as that is known. Where it is what the labels ask for, no pod may hold what kubelet gives
-// out to others by now: neither what was before a change, nor the way back to it, can promise that. Where NVIDIA's DRA driver gives out the GPUs, a way back that
-// cuts GPUs does: it has the pods leave whose devices are gone.
+// out to others by now: neither what was before a change, nor the way back to it, can promise that. Where NVIDIA's DRA driver gives out the GPUs, a way
+// back that cuts GPUs does: it has the pods leave whose devices are gone.
 func (s *Observed) Compare(want Desired, under config.MIGStrategy) Capacity {
 	out := Capacity{Proven: s.Capacity.Proven, Strategy: under}
 	var stands capacity.Resources

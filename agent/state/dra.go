@@ -67,7 +67,8 @@ func (d DRA) Offered() capacity.Resources {
 	return out
 }
 
-// byClass names by its DeviceClass and profile what a device plugin offers by this name, which has points where a profile has signs: "mig.nvidia.com 1g.10gb+me".
+// byClass names by its DeviceClass and profile what a device plugin offers by this name, which has points where a profile has signs: "mig.nvidia.com
+// 1g.10gb+me".
 func byClass(resource string) string {
 	profile, mig := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
 	if !mig {

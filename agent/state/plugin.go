@@ -344,7 +344,8 @@ func (s *Observed) MissingMPS() []string {
 	case there:
 		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, whose label %s is %q and not true: %s", LabelMPSCapable, capable, SetsMPSCapable))
 	default:
-		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s", LabelMPSCapable, SetsMPSCapable))
+		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s",
+			LabelMPSCapable, SetsMPSCapable))
 	}
 	for _, gpu := range s.GPUs {
 		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {
@@ -457,7 +458,8 @@ func (s *Observed) RunsUnder() config.MIGStrategy {
 // WhyNoPlugin is the message about a node that LacksDevicePlugin.
 func (s *Observed) WhyNoPlugin() string {
 	if s.OffersGPUs() {
-		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) + " to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot restart it"
+		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) +
+			" to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot restart it"
 	}
 	return "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 }

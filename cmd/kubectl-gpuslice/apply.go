@@ -91,8 +91,10 @@ func (a *application) bind(c *cobra.Command, o *options) {
 	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
 	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
-	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false, "let this change evict pods that no controller brings back, which the settings refuse by default")
-	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false, "let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
+	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false,
+		"let this change evict pods that no controller brings back, which the settings refuse by default")
+	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false,
+		"let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
 	for flag, label := range map[string]string{
 		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
@@ -196,7 +198,8 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 		case apierrors.IsNotFound(err):
 			out.Printf("%s  was deleted\n", n.Name)
 		case err != nil && ctx.Err() != nil:
-			return nil, &cli.ExitError{Code: exitInterrupted, Err: fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again)}
+			return nil, &cli.ExitError{Code: exitInterrupted,
+				Err: fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again)}
 		case err != nil:
 			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:

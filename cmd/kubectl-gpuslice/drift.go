@@ -35,7 +35,8 @@ func (o *options) againstCluster(ctx context.Context, of agents, autoscaled []st
 	if err != nil {
 		return err
 	}
-	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(), Autoscaled: autoscaled, Refused: (&askedByLabels{client: client, settings: settings}).refused})
+	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(),
+		Autoscaled: autoscaled, Refused: (&askedByLabels{client: client, settings: settings}).refused})
 	if err != nil {
 		return err
 	}
@@ -91,9 +92,11 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 // printDRA says whose the nodes of NVIDIA's DRA driver are.
 func printDRA(out *cli.Printer, r drift.Report) {
 	if len(r.Static) > 0 {
-		out.Printf("NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: %s\n", sanitize.Cut(sanitize.Listed(r.Static), longestLine))
+		out.Printf("NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: %s\n",
+			sanitize.Cut(sanitize.Listed(r.Static), longestLine))
 	}
 	if len(r.Dynamic) > 0 {
-		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG), so agents leave MIG alone there, and each device counts that it could make: %s\n", sanitize.Cut(sanitize.Listed(r.Dynamic), longestLine))
+		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG), so agents leave MIG alone there, and each device counts that it could make: %s\n",
+			sanitize.Cut(sanitize.Listed(r.Dynamic), longestLine))
 	}
 }

@@ -249,7 +249,8 @@ func (r *running) blockingBudgets(l leavingPods, homeless map[string]bool) (line
 				name, allowed, cli.Counted(len(of), "pod"), away, has(away))
 			lines, stuck = append(lines, line), cmp.Or(stuck, line)
 		default:
-			lines = append(lines, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", name, allowed, cli.Counted(len(of), "pod")))
+			lines = append(lines, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready",
+				name, allowed, cli.Counted(len(of), "pod")))
 		}
 	}
 	for _, pod := range l.pods {

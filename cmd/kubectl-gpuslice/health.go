@@ -36,8 +36,9 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 		return nil
 	}
 	out := &gpuHealth{
-		Reason: config.Reason(sanitize.Cut(string(h.Reason), longestWord)), Severity: sanitize.Cut(h.Severity, longestWord), Action: sanitize.Cut(h.Action, longestWord),
-		Since: h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
+		Reason: config.Reason(sanitize.Cut(string(h.Reason), longestWord)), Severity: sanitize.Cut(h.Severity, longestWord),
+		Action: sanitize.Cut(h.Action, longestWord),
+		Since:  h.Since.UTC(), Xids: slices.Clone(h.Xids[:min(len(h.Xids), mostXids)]),
 	}
 	for _, is := range h.Instances[:min(len(h.Instances), mostInstances)] {
 		out.Instances = append(out.Instances, sanitize.Cut(is, longestWord))

@@ -324,7 +324,8 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 // node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
 	if migrate.Concerns(n) {
-		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}, Spec: corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable}})
+		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels},
+			Spec: corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable}})
 	}
 }
 
@@ -413,7 +414,8 @@ func (m *migration) printFindings(out *cli.Printer, all []migrate.Finding) error
 		out.Printf("%d changes are needed before gpuslice is installed.\n", changes)
 	}
 	if unread > 0 && out.Err == nil {
-		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above", sanitize.Counted(unread, "part"), changes)
+		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above",
+			sanitize.Counted(unread, "part"), changes)
 	}
 	return out.Err
 }

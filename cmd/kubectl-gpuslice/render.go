@@ -49,7 +49,8 @@ func (o *options) render() *cobra.Command {
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota", sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+					sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
 			}
 			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota")
 		},
@@ -60,7 +61,8 @@ func (o *options) render() *cobra.Command {
 	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
-	flags.BoolVar(&r.dra, "dra", false, "the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
+	flags.BoolVar(&r.dra, "dra", false,
+		"the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
 	complete(c, "mig-strategy", string(config.MIGStrategySingle), string(config.MIGStrategyMixed))
 	c.AddCommand(o.renderKueue(&r), o.renderFlavors(&r), o.renderKueueConfig(&r), o.renderDRA(&r), o.renderHardwareProfiles(&r), o.renderQuota(&r))
 	return c
@@ -336,7 +338,8 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 		}
 	}
 	if len(pools) == 0 {
-		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s", selector, sanitize.Message(strings.Join(left, "\n"), longestLine))
+		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s",
+			selector, sanitize.Message(strings.Join(left, "\n"), longestLine))
 	}
 	slices.SortFunc(pools, func(a, b render.Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
 	return pools, of, left, nil

@@ -76,7 +76,8 @@ func (o *options) validate() *cobra.Command {
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&cluster, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
 	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile whose nodes an autoscaler makes when they are needed, so that fewer than are promised for, or none, are no drift; several by several flags")
-	c.Flags().BoolVar(&foreign, "ignore-foreign", false, "pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
+	c.Flags().BoolVar(&foreign, "ignore-foreign", false,
+		"pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
 	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are listed, like 2026-12-20T22:00:00Z; without it now")
 	return c
 }
@@ -305,7 +306,8 @@ func (c *clusterPolicies) check(v *fileCheck) {
 	for _, of := range c.configs {
 		switch here, there := c.keys[of.name]; {
 		case of.name == "":
-			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s", joinFirst(slices.Sorted(maps.Keys(c.keys)))))
+			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s",
+				joinFirst(slices.Sorted(maps.Keys(c.keys)))))
 		case !there:
 			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s",
 				of.name, joinFirst(slices.Sorted(maps.Keys(c.keys)))))

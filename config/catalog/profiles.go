@@ -142,7 +142,8 @@ func profileOf(raw json.RawMessage) (Profile, check.Mistakes) {
 		c.Refuse("description", string(said), "must be text")
 	}
 	noStrategy := in.MIGStrategy == "" && !c.Refused("migStrategy")
-	if check.Absent(in.MIG.RawMessage) && check.Absent(in.Sharing.RawMessage) && noStrategy && check.Empty(in.Labels.RawMessage) && check.Empty(in.Taints.RawMessage) {
+	if check.Absent(in.MIG.RawMessage) && check.Absent(in.Sharing.RawMessage) && noStrategy && check.Empty(in.Labels.RawMessage) &&
+		check.Empty(in.Taints.RawMessage) {
 		c.Add(&check.InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = readMIGRules(&c, in.MIG.RawMessage)

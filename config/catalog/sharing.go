@@ -200,10 +200,12 @@ func readShared(c *check.Mistakes, at string, raw json.RawMessage, s *Sharing, o
 	name := readResourceName(c, at+".name", in.Name.RawMessage)
 	replicas := readReplicas(c, at+".replicas", in.Replicas.RawMessage, s.Strategy, ofPlugin)
 	if in.Rename.RawMessage != nil && !(ofPlugin && s.Rename && string(in.Rename.RawMessage) == strconv.Quote(name+nvml.SharedSuffix)) {
-		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename.RawMessage), "is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename.RawMessage),
+			"is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices.RawMessage != nil && !(ofPlugin && string(in.Devices.RawMessage) == `"all"`) {
-		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices.RawMessage), "is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices.RawMessage),
+			"is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
@@ -249,7 +251,8 @@ func readReplicas(c *check.Mistakes, field string, raw json.RawMessage, strategy
 	case possible && raw[0] == '"':
 		c.Refuse(field, check.AsWritten(raw), "is text: write "+check.AsWritten(raw)+" without quotes")
 	case err == nil && n == 1 && ofPlugin:
-		c.Refuse(field, check.AsWritten(raw), "shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
+		c.Refuse(field, check.AsWritten(raw),
+			"shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
 	case err == nil && n > maxMPSClients && strategy == SharingMPS:
 		c.Refuse(field, check.AsWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
 	case err == nil && n > maxReplicas:
@@ -301,4 +304,5 @@ func ResourceName(written string) (string, error) {
 	}
 }
 
-var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb", nvml.ResourceGPU, nvml.ResourceMIGPrefix)
+var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb",
+	nvml.ResourceGPU, nvml.ResourceMIGPrefix)

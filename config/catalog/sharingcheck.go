@@ -53,7 +53,8 @@ func (c *sharingCheck) refuseVirtualGPUs() {
 	for _, g := range c.gpus {
 		switch g.Virtualization {
 		case nvml.VirtualGPU:
-			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is a vGPU, which one workload has at a time: it cannot be shared by %s; ask for no sharing on this node", c.Strategy)
+			c.refuse(config.ReasonVirtualGPU, nameOf(g),
+				"is a vGPU, which one workload has at a time: it cannot be shared by %s; ask for no sharing on this node", c.Strategy)
 		case nvml.HostOfVirtualGPUs, nvml.HostOfSharedGPUs:
 			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node")
 		case nvml.NotVirtualized, nvml.PassedThrough:
@@ -77,7 +78,8 @@ func (c *sharingCheck) refuseForMPS() {
 			most = maxMPSClients
 		}
 		if n := c.Replicas[nvml.ResourceGPU]; n > most {
-			c.refuse(config.ReasonImpossibleSharing, nameOf(g), "cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
+			c.refuse(config.ReasonImpossibleSharing, nameOf(g),
+				"cannot be shared by %d replicas through MPS, which has at most %d clients on a %s: use %d or fewer", n, most, g.Model, most)
 		}
 	}
 }
@@ -118,7 +120,8 @@ func (c *sharingCheck) refuseTooManyReplicas() {
 			devices += devicesOf(g, name, c.strategy)
 		}
 		if n := c.Replicas[name]; n*devices > maxReplicas {
-			c.refuse(config.ReasonImpossibleSharing, name, "cannot have %d replicas of each of %d devices: %s; use %d or fewer", n, devices, tooManyIDs, maxReplicas/devices)
+			c.refuse(config.ReasonImpossibleSharing, name, "cannot have %d replicas of each of %d devices: %s; use %d or fewer",
+				n, devices, tooManyIDs, maxReplicas/devices)
 		}
 	}
 }

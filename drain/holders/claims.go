@@ -49,7 +49,8 @@ type Claimed struct {
 func ReadClaim(of *resourcev1.ResourceClaim) Claim {
 	var out Claim
 	allocation := of.Status.Allocation
-	if allocation == nil || len(allocation.Devices.Results) > resourcev1.AllocationResultsMaxSize || len(of.Status.ReservedFor) > resourcev1.ResourceClaimReservedForMaxSize {
+	if allocation == nil || len(allocation.Devices.Results) > resourcev1.AllocationResultsMaxSize ||
+		len(of.Status.ReservedFor) > resourcev1.ResourceClaimReservedForMaxSize {
 		return out
 	}
 	out.Allocated = true
@@ -180,7 +181,8 @@ func claimsOf(pod *corev1.Pod) []string {
 // byClaim reports whether the scheduler gives the pod the resource by a claim, so that kubelet lists no device of the resource.
 func byClaim(pod *corev1.Pod, resource string) bool {
 	implicit := pod.Status.ExtendedResourceClaimStatus
-	return implicit != nil && slices.ContainsFunc(implicit.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == resource })
+	return implicit != nil && slices.ContainsFunc(implicit.RequestMappings,
+		func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == resource })
 }
 
 // partClaims parts a pod's assignments: devices by resource, and what is prepared of its claims by their names.

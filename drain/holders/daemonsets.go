@@ -69,7 +69,8 @@ func (d *DaemonSets) Believe(ctx context.Context, node types.UID, pods []corev1.
 		named := daemonSet{namespace: out[i].Namespace, name: owner.Name, uid: owner.UID}
 		answer, err := d.ask(ctx, named)
 		if err != nil {
-			return nil, fmt.Errorf("looking for DaemonSet %s/%s, which pod %s/%s names as its owner: %w", named.namespace, named.name, out[i].Namespace, out[i].Name, err)
+			return nil, fmt.Errorf("looking for DaemonSet %s/%s, which pod %s/%s names as its owner: %w", named.namespace,
+				named.name, out[i].Namespace, out[i].Name, err)
 		}
 		kept[named] = answer
 		if !answer.exists {

@@ -120,8 +120,8 @@ func (p Processes) processOf(ctx context.Context, pod types.UID, command string)
 var ErrNoProcess = errors.New("no such process; the agent's pod needs hostPID: true")
 
 // Listeners returns the paths of the Unix sockets that are listened on in the network namespace of the pod's process with this command, as a device
-// plugin does for kubelet. Without the rights to look it is an error, as with a namespace that has too many sockets to be a pod's own. An observation that does not
-// end before ctx is abandoned; see Holders.
+// plugin does for kubelet. Without the rights to look it is an error, as with a namespace that has too many sockets to be a pod's own. An observation
+// that does not end before ctx is abandoned; see Holders.
 func (p Processes) Listeners(ctx context.Context, pod types.UID, command string) ([]string, error) {
 	what := fmt.Sprintf("looking for the Unix sockets of pod %s", pod)
 	return aside.Do(ctx, &p.lanes().sockets, what, func(ctx context.Context, _ aside.At) ([]string, error) {

@@ -105,9 +105,9 @@ func (d *Driver) resetByProgram(ctx context.Context, gpu nvml.UUID) error {
 	})
 }
 
-// resetByMode makes a pending mode current: setting it does so, if nothing holds the GPU (nvmlDeviceSetMigMode in nvml.h: "may unbind or reset the device to activate the
-// requested mode"). Where resets are not exposed, as in virtual machines with a GPU passed through, it answers that one
-// is required, and only a reboot helps.
+// resetByMode makes a pending mode current: setting it does so, if nothing holds the GPU (nvmlDeviceSetMigMode in nvml.h: "may unbind or reset the
+// device to activate the requested mode"). Where resets are not exposed, as in virtual machines with a GPU passed through, it answers that one is
+// required, and only a reboot helps.
 func (d *Driver) resetByMode(ctx context.Context, gpu nvml.UUID) error {
 	const op = "resetting"
 	return d.call(ctx, op, gpu, func(_ context.Context, s *session) error {

@@ -111,8 +111,8 @@ func (p *plane) published(ctx context.Context) (map[string]string, error) {
 }
 
 // claim runs a pod with a claim of the last GPU, which is not the one that it would get by chance, and sees that its process is there.
-// The stand-in kubelet injects no CDI devices, so that the pod gets its GPU's name by its environment; that the driver has given it that GPU is read from the claim, and from
-// the CDI spec that the driver has written for it.
+// The stand-in kubelet injects no CDI devices, so that the pod gets its GPU's name by its environment; that the driver has given it that GPU is read
+// from the claim, and from the CDI spec that the driver has written for it.
 func (p *plane) claim(ctx context.Context) (string, error) {
 	gpu := p.before[len(p.before)-1]
 	_, err := p.client.ResourceV1().ResourceClaims(namespace).Create(ctx, &resourcev1.ResourceClaim{

@@ -1,6 +1,6 @@
 // Package machine lets a program have a machine to itself: namespaces of its own for mounts, network, processes and IPC, with
-// one address on loopback, an empty /run, /var/lib and /var/log, and an /etc that no one else sees written. When the program ends, however it ends, the kernel ends
-// everything that it has started, and with the namespaces go its mounts, links and addresses.
+// one address on loopback, an empty /run, /var/lib and /var/log, and an /etc that no one else sees written. When the program ends, however it ends, the
+// kernel ends everything that it has started, and with the namespaces go its mounts, links and addresses.
 //
 // It knows neither containers nor Kubernetes. What it cannot isolate are cgroups: the program gets one of its own, which is
 // removed when it has ended.

@@ -169,8 +169,8 @@ func TestNVIDIAsDRADriverCutsGPUsItself(t *testing.T) {
 }
 
 // Promise 3. A pod has a claim by its template, or one that the scheduler makes for a resource that a DeviceClass stands for, by either name that such a
-// resource has. Whichever it is, the plan makes exactly those leave that hold what goes. A pod that reads from all GPUs by admin access leaves as a client of the library does: where a
-// mode changes, and not for instances.
+// resource has. Whichever it is, the plan makes exactly those leave that hold what goes. A pod that reads from all GPUs by admin access leaves as a
+// client of the library does: where a mode changes, and not for instances.
 func TestAPlanKnowsWhichGPUAPodHasByItsClaim(t *testing.T) {
 	t.Parallel()
 	r := newDRARig(t, "gpus: [{model: H100-80GB, count: 4}]", "migConfigMap: {name: by-claims}\n", node.DRAStatic)

@@ -29,7 +29,8 @@ var update = flag.Bool("update", false, "write what the agents of other nodes ma
 // afterwards is a row of that table.
 type afterwards struct{ attempt, write, then string }
 
-// How a write ends that the token is tried for. One that the policies refuse an administrator makes in its place, so that it is seen what comes of it without them.
+// How a write ends that the token is tried for. One that the policies refuse an administrator makes in its place, so that it is seen what comes of it
+// without them.
 const (
 	refused     = "denied by the policies"
 	goesThrough = "goes through"

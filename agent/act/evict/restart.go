@@ -13,10 +13,10 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// Restart evicts the pod of a device plugin that withholds a GPU with which nothing is wrong; its DaemonSet replaces the pod. The agent has nothing to restore for
-// that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
-// nil: only the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for
-// a bad GPU restarts the plugin itself, or does not want it restarted.
+// Restart evicts the pod of a device plugin that withholds a GPU with which nothing is wrong; its DaemonSet replaces the pod. The agent has nothing to
+// restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns nil: only
+// the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for a bad GPU
+// restarts the plugin itself, or does not want it restarted.
 func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
 	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{

@@ -87,7 +87,8 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	}); err != nil {
 		return err
 	}
-	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s", in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
+	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s",
+		in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
 	return nil
 }
 

@@ -88,7 +88,8 @@ func (f *Fencing) tooSoon(seen *state.Observed) error {
 		return nil
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonStepHadNoEffect, After: until.Sub(f.Clock.Now()), Message: fmt.Sprintf("the GPUs are as they should be, and %s, which the agent has taken away and something has put back, keeps pods away until %s",
+		Reason: config.ReasonStepHadNoEffect, After: until.Sub(f.Clock.Now()),
+		Message: fmt.Sprintf("the GPUs are as they should be, and %s, which the agent has taken away and something has put back, keeps pods away until %s",
 			names(seen.Marks.Startup), outcome.Moment(until)),
 	}
 }

@@ -73,8 +73,9 @@ func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && s
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
-// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the Lease is read again only for an observation
-// that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any of its nodes.
+// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the
+// Lease is read again only for an observation that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any
+// of its nodes.
 func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !inLimitedPool(seen) {
 		return

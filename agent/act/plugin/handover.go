@@ -94,7 +94,8 @@ func (h *Handover) WriteSharing(ctx context.Context, in act.Input) error {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	err := h.File.Write(call, in.Want.Plugin.Text, h.Clock.Now())
-	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !in.Want.Undo && h.Clock.Now().Before(h.Retries.Deadline(in.Seen, in.Want, plan.Step{Kind: plan.WriteSharing})) {
+	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !in.Want.Undo &&
+		h.Clock.Now().Before(h.Retries.Deadline(in.Seen, in.Want, plan.Step{Kind: plan.WriteSharing})) {
 		return fullFolder(full, in.Want.PluginAskedBy(), "the device plugin is given its config")
 	}
 	return err
@@ -255,8 +256,9 @@ func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 // patchConfigMap sets one key, or removes it if text is nil.
 func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
 	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
-		return &outcome.Stalled{Reason: config.ReasonNoHandover, Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
-			m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
+		return &outcome.Stalled{Reason: config.ReasonNoHandover,
+			Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
+				m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {
@@ -265,7 +267,8 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 	api, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.APICall)
 	defer cancel()
 	err = kube.Retry(api, func() error {
-		_, err := h.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body, metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
+		_, err := h.Client.ConfigMaps(m.Namespace).Patch(api, m.ConfigMap, types.MergePatchType, body,
+			metav1.PatchOptions{FieldManager: config.FieldManager, DryRun: dryRun})
 		return err
 	})
 	if err != nil {

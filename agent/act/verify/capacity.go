@@ -110,7 +110,8 @@ func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
 		return
 	}
-	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
+	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved,
+		"removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
 // Lacks returns what is missing of the capacity where nothing has to be changed; nil if nothing is.
@@ -141,7 +142,8 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
 	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
-		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed, Message: "the device plugin does not run by its new config: " + fails}
+		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed,
+			Message: "the device plugin does not run by its new config: " + fails}
 	}
 	if !fresh {
 		p.noteLate(in.Seen, now)
@@ -161,8 +163,9 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 	if in.Want.Undo {
 		return &outcome.Stalled{
-			Reason:  lacks.reason,
-			Message: outcome.Clauses(lacks.advice, fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
+			Reason: lacks.reason,
+			Message: outcome.Clauses(lacks.advice,
+				fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
 		}
 	}
 	return &api.Failure{

@@ -553,7 +553,8 @@ func (m *Monitor) Report(s *api.Status) {
 		return
 	}
 	for _, g := range m.node.GPUs() {
-		if index, missing := g.Missing(); missing && !slices.ContainsFunc(s.GPUs, func(known api.StatusGPU) bool { return g.UUID() != "" && known.UUID == g.UUID() }) {
+		if index, missing := g.Missing(); missing &&
+			!slices.ContainsFunc(s.GPUs, func(known api.StatusGPU) bool { return g.UUID() != "" && known.UUID == g.UUID() }) {
 			s.GPUs = append(s.GPUs, api.StatusGPU{Index: index, UUID: g.UUID(), PCI: g.PCI(), Missing: true, Health: m.status(g)})
 		}
 	}

@@ -96,7 +96,8 @@ func (dp *Plugin) readConfig(ctx context.Context, seen *state.Observed) {
 	switch p.Method {
 	case config.HandoverFile, config.HandoverRestart:
 		dp.readFile(ctx, p)
-		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods), func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
+		p.Readers = slices.DeleteFunc(slices.Clone(seen.Pods),
+			func(pod corev1.Pod) bool { return state.Ended(&pod) || !dp.readsFile(&pod) || !runsReader(seen, &pod) })
 	case config.HandoverLabel, config.HandoverConfigMap:
 		m := p.Manager
 		m.Files, m.ReadErr = dp.configMap(ctx, m.Namespace, m.ConfigMap)

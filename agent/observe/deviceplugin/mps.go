@@ -17,8 +17,8 @@ const (
 	mpsCommand = "mps-control-daemon"
 	// mpsReady is the file that it makes when its daemons run, and removes when it reads its config again.
 	mpsReady = "/mps/.ready"
-	// MPSPatience is how long the agent gives the plugin no config with MPS while the control daemon is not ready. It comes by a label of GPU feature discovery, which
-	// node feature discovery copies within a minute. After that the plugin's own retry serves as well.
+	// MPSPatience is how long the agent gives the plugin no config with MPS while the control daemon is not ready. It comes by a label of GPU feature
+	// discovery, which node feature discovery copies within a minute. After that the plugin's own retry serves as well.
 	MPSPatience = time.Minute
 	// mpsBegins is how long the control daemon takes at most to be ready, for an agent that cannot see its file.
 	mpsBegins = 5 * time.Second

@@ -66,7 +66,8 @@ func Shorten(pod *corev1.Pod) {
 		for i := range containers {
 			c := &containers[i]
 			containers[i] = corev1.Container{
-				Name: c.Name, Image: cutText(c.Image), Command: c.Command, Args: c.Args, Resources: c.Resources, RestartPolicy: c.RestartPolicy, VolumeMounts: c.VolumeMounts, Env: c.Env,
+				Name: c.Name, Image: cutText(c.Image), Command: c.Command, Args: c.Args, Resources: c.Resources,
+				RestartPolicy: c.RestartPolicy, VolumeMounts: c.VolumeMounts, Env: c.Env,
 			}
 			if large {
 				cut(&containers[i])

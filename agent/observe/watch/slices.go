@@ -58,8 +58,8 @@ func (w *watchedSlices) why() error {
 	return errNotShown
 }
 
-// Slices returns the ResourceSlices by which NVIDIA's DRA driver offers the node's GPUs, cut to what counts. The first call begins to watch them: a node without that
-// driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
+// Slices returns the ResourceSlices by which NVIDIA's DRA driver offers the node's GPUs, cut to what counts. The first call begins to watch them: a node
+// without that driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
 func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
 	if o.slices != nil {
 		o.slices.want()

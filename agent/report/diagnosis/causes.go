@@ -145,7 +145,8 @@ func (e *Evidence) change() []api.Finding {
 	case e.parked():
 		return []api.Finding{{
 			Cause: api.CauseRebootAwaited, Evidence: change + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
-			Agent: "goes on after the reboot, by you or by a tool", You: "reboot the node when it suits you", Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
+			Agent: "goes on after the reboot, by you or by a tool", You: "reboot the node when it suits you",
+			Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
 	case e.cancellationCause() != "":
 		out = append(out, api.Finding{

@@ -96,7 +96,8 @@ func New(c clock.PassiveClock) *Metrics {
 		blocks: map[config.Reason]int{}, steps: Counter(config.MetricSteps), evictions: Counter(config.MetricEvictions),
 		recoveries: Counter(config.MetricRecoveries), requests: Counter(config.MetricAPIRequests),
 	}
-	m.registry.MustRegister(m, m.steps, m.evictions, m.recoveries, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m, m.steps, m.evictions, m.recoveries, m.requests, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

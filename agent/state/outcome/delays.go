@@ -12,8 +12,8 @@ const (
 	InUseRetry = 2 * time.Second
 	// InUseNews is the least time between two reports of the processes that hold a GPU: each is a write to the node.
 	InUseNews = time.Minute
-	// APIRetry is the longest pause after an observation that ended since the API server did not answer, but for the pauses of decide.Retries after passes in which
-	// it failed requests: it may answer again at any moment.
+	// APIRetry is the longest pause after an observation that ended since the API server did not answer, but for the pauses of decide.Retries after
+	// passes in which it failed requests: it may answer again at any moment.
 	APIRetry = 10 * time.Second
 	// ConflictRetry is the pause after another program wrote the node at the same moment.
 	ConflictRetry = 100 * time.Millisecond

@@ -330,14 +330,16 @@ func checkFlavorQuotas(at string, covered []string, flavor FlavorQuotas, cohort 
 	for i, r := range flavor.Resources {
 		names = append(names, r.Name)
 		if r.BorrowingLimit != nil && !cohort {
-			wrong = append(wrong, invalid(fmt.Sprintf("%s.resources[%d].borrowingLimit", at, i), r.BorrowingLimit.String(), "needs a cohortName: without one there is no queue to borrow from"))
+			wrong = append(wrong, invalid(fmt.Sprintf("%s.resources[%d].borrowingLimit", at, i), r.BorrowingLimit.String(),
+				"needs a cohortName: without one there is no queue to borrow from"))
 		}
 		if r.NominalQuota.Sign() < 0 {
 			wrong = append(wrong, invalid(fmt.Sprintf("%s.resources[%d].nominalQuota", at, i), r.NominalQuota.String(), "cannot be below 0"))
 		}
 	}
 	if len(covered) > 0 && !slices.Equal(names, covered) { // that the group covers nothing is said of the group
-		wrong = append(wrong, invalid(at+".resources", "", "must be those of coveredResources, in their order: %s", strings.Join(covered[:min(len(covered), MostResources)], ", ")))
+		wrong = append(wrong, invalid(at+".resources", "", "must be those of coveredResources, in their order: %s",
+			strings.Join(covered[:min(len(covered), MostResources)], ", ")))
 	}
 	return wrong
 }
@@ -430,7 +432,8 @@ func checkQuota(q *resourceQuota) []error {
 		}
 		switch {
 		case isLimit && IsGPU(limited):
-			wrong = append(wrong, invalid(field, "", "is not counted: of such resources Kubernetes counts requests, which are their limits too; leave it out, and have %s%s", requestsPrefix, limited))
+			wrong = append(wrong, invalid(field, "",
+				"is not counted: of such resources Kubernetes counts requests, which are their limits too; leave it out, and have %s%s", requestsPrefix, limited))
 		case IsGPU(string(name)):
 			wrong = append(wrong, invalid(field, "", "is not counted: write %s%s", requestsPrefix, name))
 		case isRequest:

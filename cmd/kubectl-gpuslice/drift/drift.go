@@ -193,16 +193,19 @@ func (c *comparison) compareFlavors() {
 		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
 			if c.isAutoscaled(f.Name) {
-				c.idle("ResourceFlavor "+f.Name, "no node has its labels %s at the moment: what is admitted by it waits for nodes that an autoscaler makes", labels.FormatLabels(f.Spec.NodeLabels))
+				c.idle("ResourceFlavor "+f.Name, "no node has its labels %s at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+					labels.FormatLabels(f.Spec.NodeLabels))
 				continue
 			}
-			c.promisesMore("ResourceFlavor "+f.Name, "no node has its labels %s: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled %s",
+			c.promisesMore("ResourceFlavor "+f.Name,
+				"no node has its labels %s: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled %s",
 				labels.FormatLabels(f.Spec.NodeLabels), f.Name)
 			continue
 		}
 		if nodes, closing := c.closing(f.Spec); len(closing) > 0 {
-			c.promisesMore("ResourceFlavor "+f.Name, "of its %s none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; "+
-				"add to its tolerations, by which Kueue has pods tolerate it: %s", sanitize.Counted(nodes, "node"), sanitize.Listed(closing))
+			c.promisesMore("ResourceFlavor "+f.Name,
+				"of its %s none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; "+
+					"add to its tolerations, by which Kueue has pods tolerate it: %s", sanitize.Counted(nodes, "node"), sanitize.Listed(closing))
 		}
 	}
 }
@@ -330,7 +333,8 @@ func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName
 				p.sum.String(), of, name, sanitize.Counted(nodes, "node"), offer(nodes), has.String())
 		case left.Sign() < 0:
 			left.Neg()
-			c.idle(queuesOf(p.queues), "%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(), of, sanitize.Counted(nodes, "node"), name, offer(nodes))
+			c.idle(queuesOf(p.queues), "%s of %s that the %s of flavor %s %s can be admitted by no queue", left.String(),
+				of, sanitize.Counted(nodes, "node"), name, offer(nodes))
 		}
 	}
 }
@@ -365,7 +369,8 @@ func (c *comparison) compareQuotas() {
 			later.Add(coming)
 			switch {
 			case hard.Cmp(later) <= 0 && hard.Cmp(offers) > 0:
-				c.idle("ResourceQuota "+q.Namespace+"/"+q.Name, "%s allows %s, and all nodes offer %s at the moment: queues promise %s more of nodes that an autoscaler makes",
+				c.idle("ResourceQuota "+q.Namespace+"/"+q.Name,
+					"%s allows %s, and all nodes offer %s at the moment: queues promise %s more of nodes that an autoscaler makes",
 					key, hard.String(), offers.String(), coming.String())
 			case hard.Cmp(offers) > 0:
 				c.promisesMore("ResourceQuota "+q.Namespace+"/"+q.Name, "%s allows %s, and all nodes offer %s", key, hard.String(), offers.String())
@@ -396,7 +401,8 @@ func (c *comparison) compareHardwareProfiles() {
 			with = s.Node.NodeSelector
 			where = "no node with its labels " + labels.FormatLabels(with) + " offers it"
 		}
-		if s := p.Spec.Scheduling; s != nil && s.Kueue != nil && !slices.ContainsFunc(c.locals, func(q kinds.LocalQueue) bool { return q.Name == s.Kueue.LocalQueueName }) {
+		if s := p.Spec.Scheduling; s != nil && s.Kueue != nil &&
+			!slices.ContainsFunc(c.locals, func(q kinds.LocalQueue) bool { return q.Name == s.Kueue.LocalQueueName }) {
 			c.promisesMore(profileName(p), "scheduling.kueue.localQueueName is %s, and no namespace has a LocalQueue of that name: its workloads are never admitted", s.Kueue.LocalQueueName)
 		}
 		_, _, ofNode := c.offered(with)
@@ -421,9 +427,11 @@ func (c *comparison) compareIdentifier(p kinds.HardwareProfile, id kinds.Identif
 	case !there:
 		c.promisesMore(profileName(p), "identifier %s: %s", id.Identifier, where)
 	case leastErr == nil && least.Cmp(offers) > 0:
-		c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s", id.Identifier, least.String(), offers.String())
+		c.promisesMore(profileName(p), "identifier %s: its workloads ask for at least %s, and no node offers more than %s",
+			id.Identifier, least.String(), offers.String())
 	case mostErr == nil && most.Cmp(offers) > 0:
-		c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount", id.Identifier, most.String(), offers.String())
+		c.promisesMore(profileName(p), "identifier %s: its workloads may ask for %s, and no node offers more than %s: lower maxCount",
+			id.Identifier, most.String(), offers.String())
 	}
 }
 

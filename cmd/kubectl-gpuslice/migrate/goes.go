@@ -27,7 +27,8 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 		return
 	}
 	if cannot := unshown(asked, n.Labels[config.LabelMIGStrategy]); cannot != "" {
-		note(Change, "give the device plugin another MIG strategy, or change the label: %s=%s asks for %s, and %s", config.LabelMIGConfig, name, describe(asked, m), cannot)
+		note(Change, "give the device plugin another MIG strategy, or change the label: %s=%s asks for %s, and %s",
+			config.LabelMIGConfig, name, describe(asked, m), cannot)
 	}
 	lost := loses(asked, m, offeredBy(n))
 	if len(lost) == 0 {

@@ -132,7 +132,8 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{}, nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
+	j := judge{settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{},
+		nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
 	j.sort(s.Nodes)
 	for _, c := range s.Clusters {
 		j.cluster(c, s)
@@ -234,7 +235,8 @@ func (j *judge) sayRows(about string, r rows) {
 }
 
 func (j *judge) say(about string, v Verdict, command, format string, args ...any) {
-	j.found = append(j.found, Finding{About: sanitize.Cut(about, sanitize.Longest), Verdict: v, Text: sanitize.Cut(fmt.Sprintf(format, args...), sanitize.Longest), Command: sanitize.Text(command)})
+	j.found = append(j.found, Finding{About: sanitize.Cut(about, sanitize.Longest), Verdict: v,
+		Text: sanitize.Cut(fmt.Sprintf(format, args...), sanitize.Longest), Command: sanitize.Text(command)})
 }
 
 func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }
@@ -292,7 +294,8 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 
 func (j *judge) catalog(c Catalog) {
 	if c.Err != nil {
-		j.say(c.Where, Change, "", "the agent would refuse the file, and none of its configs could be read here: %s", sanitize.Message(c.Err.Error(), sanitize.Longest/2))
+		j.say(c.Where, Change, "", "the agent would refuse the file, and none of its configs could be read here: %s",
+			sanitize.Message(c.Err.Error(), sanitize.Longest/2))
 		j.unread = append(j.unread, c.Where)
 	}
 	var made, own []string
@@ -350,7 +353,8 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 			note(Change, "%s=%s: mig-manager is in the middle of a change, or has failed: wait until it has ended, or set the label to what the GPUs are, before it is turned off", config.LabelMIGConfigState, state)
 		}
 		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
-			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == pausedForMIGChange && !slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
+			if strings.HasPrefix(key, config.LabelOperandPrefix) && n.Labels[key] == pausedForMIGChange &&
+				!slices.Contains(j.settings.Recover.Adopt, config.AdoptMIGManager) {
 				note(Change, "%s=%s: mig-manager has left an operand paused; write recover: {adopt: [mig-manager]} into the settings, and the agent restores it", key, pausedForMIGChange)
 			}
 		}
@@ -372,7 +376,8 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 	case strings.HasPrefix(name, catalog.GeneratedPrefix):
 		note(Taken, "%s=%s", config.LabelMIGConfig, name)
 	case len(j.unread) > 0:
-		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again", config.LabelMIGConfig, name, sanitize.Listed(j.unread))
+		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again",
+			config.LabelMIGConfig, name, sanitize.Listed(j.unread))
 	case files:
 		note(Change, "%s=%s is in none of the files: the agent would say UnknownConfig; add it, or change the label", config.LabelMIGConfig, name)
 	default:

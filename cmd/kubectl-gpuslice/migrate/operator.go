@@ -119,7 +119,8 @@ func (j *judge) tolerated(about string, all []corev1.Toleration, s Sources) {
 	check := func(on string, of []corev1.Taint) {
 		for _, t := range taints.Closing(of, all) {
 			if !said[t.Key] || t.Effect != corev1.TaintEffectNoSchedule {
-				at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add %s", taints.Text(t), taints.Toleration(t))
+				at.note(Change, on, "daemonsets.tolerations lacks %s: where that taint is, no pod of the driver or the device plugin is started; add %s",
+					taints.Text(t), taints.Toleration(t))
 			}
 		}
 	}

@@ -81,7 +81,8 @@ func compared(name string, yours catalog.MIGConfig, labels map[string]string) (V
 	case err == nil && m.oneOfFilteredGives(name, here, ours):
 		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does, where the device-filter of that rule is about the GPUs: copy it or not", name, describe(ours, m))
 	}
-	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are cut again", name, says, describe(ours, m), copyIt)
+	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are cut again",
+		name, says, describe(ours, m), copyIt)
 }
 
 // uncompared says how to compare a config with the agent's own of that name, where migrate does not know how the GPUs can be cut.

@@ -87,7 +87,8 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 	for _, group := range groups(given) {
 		made := groupOf(group)
 		if n := len(made.Flavors); n > kinds.MostFlavorsOfGroup {
-			return nil, fmt.Errorf("%d profiles give %s, and a group of a ClusterQueue takes %d flavors: render several queues", n, made.CoveredResources[0], kinds.MostFlavorsOfGroup)
+			return nil, fmt.Errorf("%d profiles give %s, and a group of a ClusterQueue takes %d flavors: render several queues",
+				n, made.CoveredResources[0], kinds.MostFlavorsOfGroup)
 		}
 		queue.Spec.ResourceGroups = append(queue.Spec.ResourceGroups, made)
 	}

@@ -165,9 +165,9 @@ func Node(t testing.TB) *corev1.Node {
 // patience is how long the control plane may take for anything: a machine may have much else to do.
 const patience = 5 * time.Minute
 
-// Follow watches until done is satisfied with an object. The error is why ctx has ended before that, or why nothing can be watched. The API server ends watches before that, above all
-// those of a client that is slow to read. Then another begins, which reports all that is there again: each begins with a call of again, which
-// may be nil.
+// Follow watches until done is satisfied with an object. The error is why ctx has ended before that, or why nothing can be watched. The API server ends
+// watches before that, above all those of a client that is slow to read. Then another begins, which reports all that is there again: each begins with a
+// call of again, which may be nil.
 func Follow[T runtime.Object](
 	ctx context.Context, open func(context.Context) (watch.Interface, error), again func(), done func(watch.EventType, T) bool,
 ) error {

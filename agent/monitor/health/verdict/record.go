@@ -87,7 +87,8 @@ func (n *Node) Record(boot, reported string) Record {
 	r := Record{Version: recordVersion, Boot: boot, Reported: reported, Hung: n.hangXidAt, Away: n.driverUnloaded}
 	for _, g := range n.gpus {
 		out := gpuRecord{
-			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed, SRAM: g.sramExceeded, Unrepairable: g.memoryUnrepairable,
+			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed,
+			SRAM: g.sramExceeded, Unrepairable: g.memoryUnrepairable,
 			Erred: g.eccErrorAt, Asked: g.awaitsMIGMode, Rises: g.rises, FlapUntil: g.flappingUntil, Errors: g.reading.ECC.UncorrectedVolatile.Value,
 			Action: int(g.reading.Action.Value), Trouble: g.lastTroubleAt,
 		}
