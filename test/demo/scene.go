@@ -83,7 +83,7 @@ func (s *scene) setUp(ctx context.Context) error {
 	for name, count := range gpus {
 		if err := s.until(ctx, fmt.Sprintf("%d GPUs on %s", count, name), func(ctx context.Context) (bool, error) {
 			offer, err := s.offer(ctx, name)
-			return err == nil && offer["nvidia.com/gpu"] == count, err
+			return err == nil && offer["nvidia.com/gpu"]+offer[classGPU] == count, err
 		}); err != nil {
 			return err
 		}
@@ -268,12 +268,15 @@ func (s *scene) offer(ctx context.Context, name string) (map[string]int, error) 
 			if profile := d.Attributes["profile"].StringValue; profile != nil {
 				out["mig.nvidia.com "+*profile]++
 			} else {
-				out["nvidia.com/gpu"]++
+				out[classGPU]++
 			}
 		}
 	}
 	return out, nil
 }
+
+// classGPU is the DeviceClass of whole GPUs.
+const classGPU = "gpu.nvidia.com"
 
 // where is what offer reads.
 func (s *scene) where() string {
