@@ -205,8 +205,10 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 // addMonitors makes the other monitors. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
-	used := memory.New(memory.Options{Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners,
-		PodEvent: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory})
+	used := memory.New(memory.Options{
+		Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners,
+		PodEvent: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory,
+	})
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners

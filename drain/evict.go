@@ -311,8 +311,10 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	case t.wait > 0 && t.until.IsZero():
 		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, r.policy.source(t))}, true
 	case r.now.Before(t.until):
-		return Verdict{State: Waiting, By: t.by,
-			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t))}, true
+		return Verdict{
+			State: Waiting, By: t.by,
+			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t)),
+		}, true
 	case r.earlierTierLeft:
 		return Verdict{State: Queued, Message: queued[r.policy.tierOf(pod)]}, true
 	case r.noAnswer != nil:

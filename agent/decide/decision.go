@@ -34,16 +34,20 @@ func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 	case errors.Is(err, nvml.ErrReplaced):
 		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; starting again", Waits: outcome.ForDriver}
 	case errors.Is(err, nvml.ErrNoDriver):
-		return outcome.Decision{Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; waiting for the driver to be loaded",
-			After: outcome.DriverRetry, Waits: outcome.ForDriver}
+		return outcome.Decision{
+			Reason: config.ReasonDriverNotLoaded, Message: err.Error() + "; waiting for the driver to be loaded",
+			After: outcome.DriverRetry, Waits: outcome.ForDriver,
+		}
 	case errors.Is(err, nvml.ErrUnresponsive):
 		return outcome.Decision{
 			Reason:  config.ReasonDriverUnresponsive,
 			Message: err.Error() + "; nothing is done until it answers (a reboot may be needed)", After: outcome.DriverRetry, Waits: outcome.ForDriver,
 		}
 	case apierrors.IsConflict(err):
-		return outcome.Decision{Reason: config.ReasonRepartitioning, Message: "the node object has changed; trying again",
-			After: outcome.ConflictRetry, Waits: outcome.ForStep}
+		return outcome.Decision{
+			Reason: config.ReasonRepartitioning, Message: "the node object has changed; trying again",
+			After: outcome.ConflictRetry, Waits: outcome.ForStep,
+		}
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrInUse):
 		return b.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):

@@ -37,10 +37,12 @@ func sharingRefused(seen *state.Observed, by string) error {
 	if seen.Owner.Kind != api.OwnerDRAStatic && seen.Owner.Kind != api.OwnerDRADynamic {
 		return unclear(seen)
 	}
-	return &outcome.Stalled{Reason: config.ReasonImpossibleSharing,
+	return &outcome.Stalled{
+		Reason: config.ReasonImpossibleSharing,
 		Message: fmt.Sprintf("share GPUs by the claims on this node, in spec.spec.devices.config of their ResourceClaimTemplate: "+
 			"opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing}}}, or strategy: MPS, "+
-			"with the driver's feature gate TimeSlicingSettings or MPSSupport; %s asks for a config of the device plugin, and %s gives out the GPUs here", by, seen.Owner.Driver)}
+			"with the driver's feature gate TimeSlicingSettings or MPSSupport; %s asks for a config of the device plugin, and %s gives out the GPUs here", by, seen.Owner.Driver),
+	}
 }
 
 // unclear says why neither the device plugin nor NVIDIA's DRA driver counts, so that nothing is changed; nil if one does.
@@ -84,9 +86,11 @@ func partsRefused(seen *state.Observed, requests map[nvml.UUID]nvml.Request) err
 	for _, gpu := range seen.GPUs {
 		for _, name := range slices.Sorted(maps.Keys(requests[gpu.UUID].Devices)) {
 			if compute, _, is := strings.Cut(name, "c."); is && !strings.Contains(compute, ".") && requests[gpu.UUID].Devices[name] > 0 {
-				return &outcome.Stalled{Reason: config.ReasonImpossibleGeometry,
+				return &outcome.Stalled{
+					Reason: config.ReasonImpossibleGeometry,
 					Message: fmt.Sprintf("ask for whole GPU instances: %s on GPU %d is a part of one, beside which %s does not start, "+
-						"so that the node would lose all its GPUs", name, gpu.Index, seen.Owner.Driver)}
+						"so that the node would lose all its GPUs", name, gpu.Index, seen.Owner.Driver),
+				}
 			}
 		}
 	}

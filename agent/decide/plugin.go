@@ -314,8 +314,10 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 		asked = want.Plugin.Strategy
 	}
 	if seen.DevicePlugin.Rivals != "" {
-		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin),
-			Problem: seen.DevicePlugin.Rivals}
+		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{
+			Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin),
+			Problem:  seen.DevicePlugin.Rivals,
+		}
 	}
 	for _, pod := range seen.DevicePlugin.Pods {
 		own := state.StrategyOf(pod)

@@ -261,8 +261,10 @@ func (r *Resolver) Requests(seen *state.Observed, label, name string) (
 		return profile, nil, nil, &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: err.Error(), Unread: true}
 	}
 	if requests, err = state.RequestsOf(configs, label, name, seen.GPUs); err != nil {
-		return profile, nil, nil, &outcome.Stalled{Reason: catalog.ReasonOf(err),
-			Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err)), Cause: err}
+		return profile, nil, nil, &outcome.Stalled{
+			Reason:  catalog.ReasonOf(err),
+			Message: fmt.Sprintf("label %s=%s: %v%s", label, name, err, missingFile(seen, label, err)), Cause: err,
+		}
 	}
 	profile, isProfile := configs.Profile(name)
 	if label != config.LabelProfile || !isProfile {

@@ -309,11 +309,13 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 	}
 	for name, steps := range map[string][]step{
 		"its own, once": {
-			{is: mine, want: "a: GPU-a", asked: read + " " + slices}, {after: time.Hour, is: others, want: "a: GPU-a", asked: slices},
+			{is: mine, want: "a: GPU-a", asked: read + " " + slices},
+			{after: time.Hour, is: others, want: "a: GPU-a", asked: slices},
 			{is: others, forget: true, want: "a: GPU-a", asked: slices},
 		},
 		"another's, every 15 seconds": {
-			{is: others, want: "a: any", asked: read + " " + slices}, {after: 14 * time.Second, is: mine, want: "a: any", asked: slices},
+			{is: others, want: "a: any", asked: read + " " + slices},
+			{after: 14 * time.Second, is: mine, want: "a: any", asked: slices},
 			{after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
 		},
 		"missing, every 15 seconds": {
@@ -326,7 +328,8 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 			{is: mine, not: true, want: "a: any"}, {is: mine, want: "a: GPU-a", asked: read + " " + slices}, {after: time.Hour, is: gone, not: true, want: "a: GPU-a", asked: slices},
 		},
 		"again for a pod that has come again": {
-			{is: mine, want: "a: GPU-a", asked: read + " " + slices}, {is: others, without: true, want: "", asked: slices},
+			{is: mine, want: "a: GPU-a", asked: read + " " + slices},
+			{is: others, without: true, want: "", asked: slices},
 			{is: others, want: "a: any", asked: read + " " + slices},
 		},
 	} {

@@ -230,8 +230,10 @@ var kinds = map[Kind]Traits{
 		Text:   func(s Step) string { return "set the device plugin's config: " + s.Config },
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	RegenerateCDI: {Stage: StageRestore, Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") },
-		Bounded: true, Restores: true},
+	RegenerateCDI: {
+		Stage: StageRestore, Text: func(s Step) string { return "regenerate CDI spec " + strings.Join(s.Files, ", ") },
+		Bounded: true, Restores: true,
+	},
 	StartUnits:     {Stage: StageRestore, Text: func(s Step) string { return "start unit " + s.Unit }, Restores: true, Wait: WaitUnit},
 	ResumeOperands: {Stage: StageRestore, Text: Step.resume, Restores: true},
 	RestartPlugin: {

@@ -37,8 +37,10 @@ type Desired struct {
 
 // ApplyCommand is the command by which a user asks the node for the same again, with these flags; empty if no user can.
 func (d Desired) ApplyCommand(node string, flags ...string) string {
-	of := map[string]string{config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config",
-		config.LabelDevicePluginConfig: "--device-plugin-config"}[d.Label]
+	of := map[string]string{
+		config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config",
+		config.LabelDevicePluginConfig: "--device-plugin-config",
+	}[d.Label]
 	name, _, _ := strings.Cut(d.Name, api.DesiredSeparator) // the label of a MIG config counts beside that of the device plugin's
 	if of == "" || d.Undo || len(flags) == 0 {
 		return ""

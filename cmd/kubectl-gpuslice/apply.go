@@ -198,8 +198,10 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 		case apierrors.IsNotFound(err):
 			out.Printf("%s  was deleted\n", n.Name)
 		case err != nil && ctx.Err() != nil:
-			return nil, &cli.ExitError{Code: exitInterrupted,
-				Err: fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again)}
+			return nil, &cli.ExitError{
+				Code: exitInterrupted,
+				Err:  fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again),
+			}
 		case err != nil:
 			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:

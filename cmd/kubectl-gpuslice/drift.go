@@ -35,8 +35,10 @@ func (o *options) againstCluster(ctx context.Context, of agents, autoscaled []st
 	if err != nil {
 		return err
 	}
-	report, err := drift.Find(ctx, client, objects, drift.Known{Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(),
-		Autoscaled: autoscaled, Refused: (&askedByLabels{client: client, settings: settings}).refused})
+	report, err := drift.Find(ctx, client, objects, drift.Known{
+		Groups: drift.GroupsOf(client), Startup: settings.StartupTaints(),
+		Autoscaled: autoscaled, Refused: (&askedByLabels{client: client, settings: settings}).refused,
+	})
 	if err != nil {
 		return err
 	}

@@ -324,8 +324,10 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 // node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
 	if migrate.Concerns(n) {
-		m.Nodes = append(m.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels},
-			Spec: corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable}})
+		m.Nodes = append(m.Nodes, corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels},
+			Spec:       corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable},
+		})
 	}
 }
 

@@ -143,8 +143,10 @@ type statusWatch struct {
 
 // follow shows the nodes until the user interrupts it.
 func (s *statusRequest) follow(ctx context.Context, client kube.Interface, nodes []corev1.Node, named bool, w io.Writer) error {
-	f := &statusWatch{request: s, w: w, named: named, views: map[string]nodeView{}, reports: map[string]agentReport{},
-		printed: map[string]string{}, out: cli.Printer{W: w}}
+	f := &statusWatch{
+		request: s, w: w, named: named, views: map[string]nodeView{}, reports: map[string]agentReport{},
+		printed: map[string]string{}, out: cli.Printer{W: w},
+	}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)

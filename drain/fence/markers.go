@@ -165,13 +165,19 @@ var knownMarkers = slices.Concat(
 			sinceLabel(label("aws-node-termination-handler/action", "UncordonAfterReboot"), "aws-node-termination-handler/action-time", unixSeconds), markCordons,
 			"the handler uncordons the node after the reboot",
 		},
-		{"aws-node-termination-handler", taint("aws-node-termination-handler/scheduled-maintenance"), markCordons,
-			"the handler uncordons the node when AWS has completed or cancelled the event"},
+		{
+			"aws-node-termination-handler", taint("aws-node-termination-handler/scheduled-maintenance"), markCordons,
+			"the handler uncordons the node when AWS has completed or cancelled the event",
+		},
 		{"aws-node-termination-handler", taint("aws-node-termination-handler/spot-itn"), markCordons, "AWS takes the instance away two minutes after its notice"},
-		{"aws-node-termination-handler", taint("aws-node-termination-handler/asg-lifecycle-termination"), markCordons,
-			"the Auto Scaling group takes the instance away"},
-		{"aws-node-termination-handler", taint("aws-node-termination-handler/rebalance-recommendation"), markCordons,
-			"AWS may take the instance away at any time; if it does not: kubectl uncordon {node}"},
+		{
+			"aws-node-termination-handler", taint("aws-node-termination-handler/asg-lifecycle-termination"), markCordons,
+			"the Auto Scaling group takes the instance away",
+		},
+		{
+			"aws-node-termination-handler", taint("aws-node-termination-handler/rebalance-recommendation"), markCordons,
+			"AWS may take the instance away at any time; if it does not: kubectl uncordon {node}",
+		},
 
 		// rancher/system-upgrade-controller writes nothing on the node before it is done; k8snetworkplumbingwg's
 		// sriov-network-operator does: pkg/consts/constants.go, controllers/drain_controller.go. Idle is its rest.
@@ -205,13 +211,17 @@ var knownMarkers = slices.Concat(
 			"machine-controller-manager", label("node.machine.sapcloud.io/candidate-for-update", "true"), markPlanned,
 			"the machine-controller-manager updates the node when its turn has come",
 		},
-		{"machine-controller-manager", taint("deployment.machine.sapcloud.io/prefer-no-schedule"), markPlanned,
-			"the machine-controller-manager replaces the node in a rolling update"},
+		{
+			"machine-controller-manager", taint("deployment.machine.sapcloud.io/prefer-no-schedule"), markPlanned,
+			"the machine-controller-manager replaces the node in a rolling update",
+		},
 
 		// The taint: kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. The labels: Google's manual,
 		// "Manage GKE node disruption for GPUs and TPUs".
-		{"GKE", taint("cloud.google.com/impending-node-termination"), markCordons,
-			"Google terminates the node, or takes the taint away after the maintenance of its host"},
+		{
+			"GKE", taint("cloud.google.com/impending-node-termination"), markCordons,
+			"Google terminates the node, or takes the taint away after the maintenance of its host",
+		},
 		{"GKE", label("cloud.google.com/active-node-maintenance", "ONGOING"), markCordons, "Google ends the maintenance of the node's host"},
 		{"GKE", label("cloud.google.com/scheduled-maintenance-time"), markPlanned, "the label is the time at which Google begins the maintenance of the node's host"},
 		// Google Distributed Cloud's manual, "Put nodes into maintenance mode".

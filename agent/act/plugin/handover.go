@@ -256,9 +256,11 @@ func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 // patchConfigMap sets one key, or removes it if text is nil.
 func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
 	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
-		return &outcome.Stalled{Reason: config.ReasonNoHandover,
+		return &outcome.Stalled{
+			Reason: config.ReasonNoHandover,
 			Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
-				m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-"))}
+				m.KeyName(key), strings.TrimSuffix(config.OwnPluginKey, "-")),
+		}
 	}
 	body, err := json.Marshal(map[string]any{"data": map[string]*string{key: text}})
 	if err != nil {

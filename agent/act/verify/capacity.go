@@ -142,8 +142,10 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 	fresh := isFresh(in.Seen, in.Want)
 	until := p.until()
 	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
-		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed,
-			Message: "the device plugin does not run by its new config: " + fails}
+		return &api.Failure{
+			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed,
+			Message: "the device plugin does not run by its new config: " + fails,
+		}
 	}
 	if !fresh {
 		p.noteLate(in.Seen, now)

@@ -23,8 +23,10 @@ var Lacks = []Lack{
 	{32, false, "tokens that name the node of their pod whatever the cluster's features are", "the agent tries whether its own does, and says it if not"},
 	{34, false, "watches that begin with the objects that are there", "the agent reads a list first, object by object, and then watches"},
 	{34, true, "an answer that names the resource claims of pods", "the agent finds pods with claims by their processes on the GPUs alone"},
-	{36, false, "requests in the name of the own node alone",
-		"the agent asks about pods in its account's name, which can read all pods; a policy confines its evictions"},
+	{
+		36, false, "requests in the name of the own node alone",
+		"the agent asks about pods in its account's name, which can read all pods; a policy confines its evictions",
+	},
 }
 
 // logLacks writes into the log what the API server and the node's kubelet are and lack. What they do not say is no reason to wait: the agent

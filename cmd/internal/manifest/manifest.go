@@ -235,8 +235,10 @@ func (r *Reader) configMap(name string, d section, steps []string, top map[strin
 		r.Found(Piece{At: name, ConfigMap: m.Name, Namespace: m.Namespace, Foreign: "a ConfigMap without data"})
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Data)) {
-		p := Piece{At: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), ConfigMap: m.Name,
-			Namespace: m.Namespace, Key: key, Text: []byte(m.Data[key])}
+		p := Piece{
+			At: fmt.Sprintf("%s, ConfigMap %s, %s", name, path.Join(m.Namespace, m.Name), key), ConfigMap: m.Name,
+			Namespace: m.Namespace, Key: key, Text: []byte(m.Data[key]),
+		}
 		p.origin = func() origin {
 			before, indent, ok := d.read().Block(append(slices.Clone(steps), "data", key)...)
 			return origin{lines: d.lines + before, indent: indent, known: ok}

@@ -132,8 +132,10 @@ type Finding struct {
 
 // Judge gives the findings, those of one file or object together. No text in them is longer than a condition's message.
 func Judge(s Sources, settings config.Settings) []Finding {
-	j := judge{settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{},
-		nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s)}
+	j := judge{
+		settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{},
+		nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s),
+	}
 	j.sort(s.Nodes)
 	for _, c := range s.Clusters {
 		j.cluster(c, s)
@@ -235,8 +237,10 @@ func (j *judge) sayRows(about string, r rows) {
 }
 
 func (j *judge) say(about string, v Verdict, command, format string, args ...any) {
-	j.found = append(j.found, Finding{About: sanitize.Cut(about, sanitize.Longest), Verdict: v,
-		Text: sanitize.Cut(fmt.Sprintf(format, args...), sanitize.Longest), Command: sanitize.Text(command)})
+	j.found = append(j.found, Finding{
+		About: sanitize.Cut(about, sanitize.Longest), Verdict: v,
+		Text: sanitize.Cut(fmt.Sprintf(format, args...), sanitize.Longest), Command: sanitize.Text(command),
+	})
 }
 
 func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }

@@ -36,8 +36,10 @@ var memoryTypes = map[string]bool{"devtmpfs": true, "tmpfs": true}
 // diskTypes are file systems on a disk, which answer a stat of an open file without reading the disk. A container with
 // CAP_MKNOD, which some runtimes give to each, can make a device file there. They count only if the host has mounted them:
 // in a user namespace any program can put an overlay on a file system of a server.
-var diskTypes = map[string]bool{"overlay": true, "ext2": true, "ext3": true, "ext4": true, "xfs": true,
-	"btrfs": true, "f2fs": true, "ramfs": true, "rootfs": true}
+var diskTypes = map[string]bool{
+	"overlay": true, "ext2": true, "ext3": true, "ext4": true, "xfs": true,
+	"btrfs": true, "f2fs": true, "ramfs": true, "rootfs": true,
+}
 
 // readHost reads the mounts of the host.
 func (m *mounts) readHost(ctx context.Context, root string) error {
