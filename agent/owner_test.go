@@ -207,6 +207,10 @@ func TestSharingIsTheClaimsWhereTheDRADriverOwnsTheGPUs(t *testing.T) {
 			w.spend(time.Minute)
 			w.refused(config.ReasonImpossibleSharing, "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig", "strategy: TimeSlicing", "MPS", config.LabelProfile+"="+name)
 		}
+		w.unset(config.LabelProfile)
+		w.set(config.LabelDevicePluginConfig, "shared")
+		w.spend(time.Minute)
+		w.refused(config.ReasonImpossibleSharing, config.LabelDevicePluginConfig+"=shared")
 	})
 }
 

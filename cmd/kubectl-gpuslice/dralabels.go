@@ -26,6 +26,9 @@ type askedByLabels struct {
 // refused says why a node of the driver cannot be as its labels ask; empty if it can, or if what they name is not there.
 func (a *askedByLabels) refused(ctx context.Context, labels map[string]string) (string, error) {
 	profile, mig := labels[config.LabelProfile], labels[config.LabelMIGConfig]
+	if key := labels[config.LabelDevicePluginConfig]; key != "" && profile == "" {
+		return fmt.Sprintf("its label %s=%s asks for a config of the device plugin, which NVIDIA's DRA driver does not have: remove the label; a claim's own config shares its device", config.LabelDevicePluginConfig, key), nil
+	}
 	if profile == "" && mig == "" {
 		return "", nil
 	}

@@ -6,6 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // A GPUCluster leaves its users without any MIG manager.
@@ -34,10 +38,12 @@ func TestMigrateSaysWhatCountsUnderAGPUCluster(t *testing.T) {
 		objects   []any
 		want, not []string
 	}{
-		"static":    {[]any{cluster(nil)}, []string{"GPUCluster gpus\n", taken, ignored, lacks}, []string{both, itself}},
-		"dynamic":   {[]any{cluster(map[string]any{"DynamicMIG": true})}, []string{itself, ignored}, []string{taken}},
-		"both":      {[]any{policy, cluster(map[string]any{"DynamicMIG": false})}, []string{both, taken}, nil},
-		"no object": {[]any{policy}, nil, []string{"GPUCluster"}},
+		"static":                  {[]any{cluster(nil)}, []string{"GPUCluster gpus\n", taken, ignored, lacks}, []string{both, itself}},
+		"dynamic":                 {[]any{cluster(map[string]any{"DynamicMIG": true})}, []string{itself, ignored}, []string{taken}},
+		"all alpha gates":         {[]any{cluster(map[string]any{"AllAlpha": true})}, []string{"draDriver.featureGates.AllAlpha is true: the driver cuts the GPUs itself"}, []string{taken}},
+		"all alpha gates but one": {[]any{cluster(map[string]any{"AllAlpha": true, "DynamicMIG": false})}, []string{taken}, []string{itself}},
+		"both":                    {[]any{policy, cluster(map[string]any{"DynamicMIG": false})}, []string{both, taken}, nil},
+		"no object":               {[]any{policy}, nil, []string{"GPUCluster"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kubeconfig := kubeconfigOf(t, func(path string) any {
@@ -78,5 +84,35 @@ func TestMigrateSaysWhatCountsUnderAGPUCluster(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What a user of a GPUCluster has to set, by the manifests of one: a request that its nodes cannot have is no part that gpuslice takes over.
+func TestMigrateSaysWhatUsersOfAGPUClusterHaveToSet(t *testing.T) {
+	const file, golden = "testdata/migrate/gpucluster.yaml", "testdata/migrate/gpucluster.txt"
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *updateMigrate {
+		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", "deploy", "DRA.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, operand := range config.Default().Operands { // the page names those of a GPUCluster
+		if name, is := strings.CutSuffix(strings.TrimPrefix(operand, config.LabelOperandPrefix), "-dra"); is && !strings.Contains(string(page), name+"-dra`") {
+			t.Errorf("deploy/DRA.md does not name the operand %s", operand)
+		}
 	}
 }

@@ -30,8 +30,24 @@ func ReadCluster(text []byte) (c Cluster, err error) {
 	return c, nil
 }
 
-// gateDynamicMIG has the driver cut the GPUs itself.
-const gateDynamicMIG = "DynamicMIG"
+// gateDynamicMIG has the driver cut the GPUs itself, and so has gateAllAlpha where the other is not named.
+const (
+	gateDynamicMIG = "DynamicMIG"
+	gateAllAlpha   = "AllAlpha"
+)
+
+// gate is the feature gate that has the driver cut the GPUs itself; empty if none does.
+func (c Cluster) gate() string {
+	gates := c.Spec.DRADriver.FeatureGates
+	switch on, named := gates[gateDynamicMIG]; {
+	case on:
+		return gateDynamicMIG
+	case !named && gates[gateAllAlpha]:
+		return gateAllAlpha
+	default:
+		return ""
+	}
+}
 
 // cluster judges a GPUCluster. Of a ClusterPolicy nothing counts beside it.
 func (j *judge) cluster(c Cluster, s Sources) {
@@ -41,8 +57,8 @@ func (j *judge) cluster(c Cluster, s Sources) {
 			p.about())
 	}
 	switch {
-	case c.Spec.DRADriver.FeatureGates[gateDynamicMIG]:
-		j.say(about, Change, "", "draDriver.featureGates.%s is true: the driver cuts the GPUs itself, so the agent leaves MIG alone; set it to false where labels are to divide them", gateDynamicMIG)
+	case c.gate() != "":
+		j.say(about, Change, "", "draDriver.featureGates.%s is true: the driver cuts the GPUs itself, so the agent leaves MIG alone; set %s to false where labels are to divide them", c.gate(), gateDynamicMIG)
 	default:
 		j.say(about, Taken, "", "it deploys NVIDIA's DRA driver and no MIG manager: gpuslice divides the GPUs of its nodes by the same labels; deploy overlays/dra (deploy/DRA.md)")
 	}

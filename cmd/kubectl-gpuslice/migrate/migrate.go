@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -134,7 +135,7 @@ type Finding struct {
 func Judge(s Sources, settings config.Settings) []Finding {
 	j := judge{
 		settings: settings, configs: map[string]catalog.MIGConfig{}, asking: map[string][]corev1.Node{},
-		nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s),
+		nodesRead: len(s.Nodes) > 0, byPluginKey: map[string][]corev1.Node{}, overlay: overlayOf(s), byClaims: len(s.Clusters) > 0,
 	}
 	j.sort(s.Nodes)
 	for _, c := range s.Clusters {
@@ -201,6 +202,7 @@ type judge struct {
 	keys        []string                 // of the ConfigMap that the policy names for the device plugin
 	keysRead    bool                     // there is such a ConfigMap, and it could be read
 	overlay     string                   // of deploy, for this cluster
+	byClaims    bool                     // a GPUCluster has NVIDIA's DRA driver give out the GPUs
 }
 
 // rows are findings on nodes, which many nodes have in common.
@@ -375,6 +377,8 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 		note(Taken, "%s=%s wins over %s", config.LabelProfile, n.Labels[config.LabelProfile], config.LabelMIGConfig)
 	case name == "":
 		note(Ignored, "no label %s: gpuslice leaves the GPUs as they are", config.LabelMIGConfig)
+	case there && j.byClaims && devices.Refused(rules, nil) != "":
+		note(Change, "%s=%s: %s", config.LabelMIGConfig, name, devices.Refused(rules, nil))
 	case there:
 		j.positions(n, name, rules, note)
 	case strings.HasPrefix(name, catalog.GeneratedPrefix):

@@ -48,6 +48,9 @@ func (j *judge) pluginLabels() {
 	for _, key := range slices.Sorted(maps.Keys(j.byPluginKey)) {
 		for _, n := range j.byPluginKey[key] {
 			switch {
+			case j.byClaims:
+				at.note(Change, n.Name, "%s=%s: nothing reads it where NVIDIA's DRA driver gives out the GPUs, and the agent refuses it (%s): remove the label; "+
+					"a claim's own config shares its device", config.LabelDevicePluginConfig, key, config.ReasonImpossibleSharing)
 			case known && !slices.Contains(keys, key):
 				at.note(Change, n.Name, "%s=%s, and the ConfigMap of the device plugin's configs has no such key, but %s: NVIDIA's config manager does not start the plugin there; "+
 					"add the key, or change the label", config.LabelDevicePluginConfig, key, sanitize.Listed(orNone(keys)))
@@ -101,6 +104,14 @@ func (j *judge) tolerations(p Policy, s Sources) {
 	j.tolerated(p.about(), p.Spec.Daemonsets.Tolerations, s)
 }
 
+// kept is what a taint keeps away that the operator's DaemonSets do not tolerate.
+func (j *judge) kept() string {
+	if j.byClaims {
+		return "DRA driver"
+	}
+	return "driver and no device plugin"
+}
+
 func (j *judge) tolerated(about string, all []corev1.Toleration, s Sources) {
 	said := map[string]bool{}
 	if len(all) > 0 {
@@ -109,7 +120,7 @@ func (j *judge) tolerated(about string, all []corev1.Toleration, s Sources) {
 				return t.Key == key || t.Key == "" && t.Operator == corev1.TolerationOpExists
 			}) {
 				said[key] = true
-				j.say(about, Change, "", "daemonsets.tolerations lacks %s: on a node with that taint there would be no driver and no device plugin; add {key: %s, operator: Exists, effect: NoSchedule}", key, key)
+				j.say(about, Change, "", "daemonsets.tolerations lacks %s: on a node with that taint there would be no %s; add {key: %s, operator: Exists, effect: NoSchedule}", key, j.kept(), key)
 			}
 		}
 	} else {
