@@ -357,6 +357,25 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 	})
 }
 
+// A driver that watches the health of GPUs has them open, so that no mode of theirs can change while it runs.
+func TestADRADriverThatWatchesTheHealthOfGPUsMakesWayForAMode(t *testing.T) {
+	t.Parallel()
+	for gates, pauses := range map[string]bool{"": false, "NVMLDeviceHealthCheck=true": true, "NVMLDeviceHealthCheck=false": false, "AllAlpha=true,DynamicMIG=false": true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.unplugged = true
+			w.driver(gates)
+			w.publish(w.cutAsNow()...)
+			w.spend(time.Minute)
+			steps := w.ask(config.LabelMIGConfig + "=all-1g.10gb").Steps
+			pause, mode := slices.Index(steps, "pause NVIDIA's DRA driver dra/driver-1"), slices.Index(steps, "GPU 0: turn MIG on")
+			if (pause >= 0) != pauses || pause > mode || mode < 0 {
+				t.Errorf("%q: the steps are %q", gates, steps)
+			}
+		})
+	}
+}
+
 // Between the cut and the proof the driver may be away for good: the change is undone, and the node given back once the driver offers what was before.
 func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
 	t.Parallel()

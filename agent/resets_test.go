@@ -97,21 +97,36 @@ const cutH100 = "gpus: [{model: H100-80GB, mig: true, count: 2}]"
 // A GPU whose driver recommends a reset is reset when its pods have left, and cut again as asked; the other GPU and its pods are not touched.
 func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 	t.Parallel()
-	for name, row := range map[string]struct{ request, want string }{
-		"as asked":                     {"all-3g.40gb", "3g.40gb@0 3g.40gb@4"},
-		"as before, of a former label": {"", "3g.40gb@0 3g.40gb@4"},
+	for name, row := range map[string]struct {
+		request, want string
+		byClaims      bool
+	}{
+		"as asked":                     {request: "all-3g.40gb", want: "3g.40gb@0 3g.40gb@4"},
+		"as before, of a former label": {want: "3g.40gb@0 3g.40gb@4"},
+		"by NVIDIA's DRA driver":       {request: "all-3g.40gb", want: "3g.40gb@0 3g.40gb@4", byClaims: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newSickWorld(t, cutH100, config.HealthResetCritical)
+				models := cutH100
+				if row.byClaims { // NVIDIA's DRA driver offers no GPU that has MIG mode on and no instance
+					models = h100
+				}
+				w := newSickWorld(t, models, config.HealthResetCritical)
+				w.unplugged, w.drives = row.byClaims, row.byClaims
+				w.spend(time.Minute)
 				w.converge("all-3g.40gb")
 				if row.request == "" {
 					w.label("")
 					w.settle(config.ReasonNotRequested)
 				}
 				stays := w.snapshot()[1].Instances
-				w.pod("leaves", w.gpus.MIGDevice(0, 4))
-				w.pod("stays", w.gpus.MIGDevice(1, 0))
+				if row.byClaims {
+					w.claims("leaves", "gpu-0-mig-3g40gb-4")
+					w.claims("stays", "gpu-1-mig-3g40gb-0")
+				} else {
+					w.pod("leaves", w.gpus.MIGDevice(0, 4))
+					w.pod("stays", w.gpus.MIGDevice(1, 0))
+				}
 				w.ail(0, 1)
 				w.passes("the condition", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
 				if said := w.unhealthy().Message; !strings.Contains(said, "the agent resets it") {
