@@ -27,7 +27,8 @@ type askedByLabels struct {
 func (a *askedByLabels) refused(ctx context.Context, labels map[string]string) (string, error) {
 	profile, mig := labels[config.LabelProfile], labels[config.LabelMIGConfig]
 	if key := labels[config.LabelDevicePluginConfig]; key != "" && profile == "" {
-		return fmt.Sprintf("its label %s=%s asks for a config of the device plugin, which NVIDIA's DRA driver does not have: remove the label; a claim's own config shares its device", config.LabelDevicePluginConfig, key), nil
+		return fmt.Sprintf("its label %s=%s asks for a config of the device plugin, which NVIDIA's DRA driver does not have: remove the label; "+
+			"a claim's own config shares its device", config.LabelDevicePluginConfig, key), nil
 	}
 	if profile == "" && mig == "" {
 		return "", nil

@@ -38,9 +38,11 @@ func TestMigrateSaysWhatCountsUnderAGPUCluster(t *testing.T) {
 		objects   []any
 		want, not []string
 	}{
-		"static":                  {[]any{cluster(nil)}, []string{"GPUCluster gpus\n", taken, ignored, lacks}, []string{both, itself}},
-		"dynamic":                 {[]any{cluster(map[string]any{"DynamicMIG": true})}, []string{itself, ignored}, []string{taken}},
-		"all alpha gates":         {[]any{cluster(map[string]any{"AllAlpha": true})}, []string{"draDriver.featureGates.AllAlpha is true: the driver cuts the GPUs itself"}, []string{taken}},
+		"static":  {[]any{cluster(nil)}, []string{"GPUCluster gpus\n", taken, ignored, lacks}, []string{both, itself}},
+		"dynamic": {[]any{cluster(map[string]any{"DynamicMIG": true})}, []string{itself, ignored}, []string{taken}},
+		"all alpha gates": {
+			[]any{cluster(map[string]any{"AllAlpha": true})}, []string{"draDriver.featureGates.AllAlpha is true: the driver cuts the GPUs itself"}, []string{taken},
+		},
 		"all alpha gates but one": {[]any{cluster(map[string]any{"AllAlpha": true, "DynamicMIG": false})}, []string{taken}, []string{itself}},
 		"both":                    {[]any{policy, cluster(map[string]any{"DynamicMIG": false})}, []string{both, taken}, nil},
 		"no object":               {[]any{policy}, nil, []string{"GPUCluster"}},
