@@ -137,10 +137,7 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 			return want, err
 		}
 	}
-	asks := map[string]string{want.Label: migName(want.Name, pluginKey)}
-	if pluginKey != "" {
-		asks[config.LabelDevicePluginConfig] = pluginKey
-	}
+	asks := map[string]string{want.Label: migName(want.Name, pluginKey), config.LabelDevicePluginConfig: pluginKey}
 	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
 	want.Targets = state.Targets(requests)
 	want.Fingerprint = fingerprint(want, requests)
@@ -180,11 +177,10 @@ func askPlugin(seen *state.Observed, want *state.Desired, by string, ask func() 
 	return err
 }
 
-// keepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
+// keepsPluginAway reports whether err is the wait for a device plugin, the only one of askPlugin, and the startup taint of a new node keeps that away.
 func keepsPluginAway(seen *state.Observed, err error) bool {
-	var waiting *outcome.Waiting
-	return errors.As(err, &waiting) && waiting.For == outcome.ForDevicePlugin &&
-		(len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
+	_, waits := errors.AsType[*outcome.Waiting](err)
+	return waits && (len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
 }
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
@@ -195,7 +191,7 @@ func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml
 	}
 	for _, gpu := range gpus {
 		request, asked := requests[gpu.UUID]
-		if !asked || !gpu.Capable && !request.MIG {
+		if !asked {
 			continue
 		}
 		has := map[string]int{}
