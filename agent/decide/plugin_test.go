@@ -81,7 +81,9 @@ func (r *request) expect(t *testing.T, name, gets, part, refused string) {
 // A profile says of the sharing and of the MIG strategy what it says, and all else of the plugin's config stays.
 func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 	t.Parallel()
-	set := func(s config.MIGStrategy) func(*request) { return func(r *request) { r.resolver.Settings.MIGStrategy = s } }
+	set := func(s config.MIGStrategy) func(*request) {
+		return func(r *request) { r.resolver.Settings.MIGStrategy = s }
+	}
 	const threefold, twofold = "time-slicing of nvidia.com/gpu x 3", "time-slicing of nvidia.com/gpu x 2"
 	for name, row := range map[string]struct {
 		profile string
@@ -91,7 +93,7 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 		keeps   string // of the config
 		refused string
 	}{
-		"another sharing":                               {profile: threeTimes, reads: hooked, gets: "none, " + threefold, keeps: "nvidiaCTKPath: /usr/bin/of-people"},
+		"another sharing": {profile: threeTimes, reads: hooked, gets: "none, " + threefold, keeps: "nvidiaCTKPath: /usr/bin/of-people"},
 		"another sharing, under a strategy that fits":   {profile: threeTimes, reads: mixedTwice, gets: "mixed, " + threefold, keeps: "migStrategy: mixed"},
 		"the sharing that is there":                     {profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}", reads: twice, gets: fmt.Sprintf("none, %s, by %q", twofold, twice)},
 		"a strategy, and no sharing":                    {profile: "{migStrategy: single}", reads: mixedTwice, gets: "single, " + twofold, keeps: "migStrategy: single"},
@@ -104,10 +106,10 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 		"a sharing, in place of what is no config":      {profile: threeTimes, prepare: func(r *request) { unreadable(r, "flags: [") }, gets: "none, " + threefold},
 		"a strategy, and the sharing cannot be read":    {profile: "{migStrategy: mixed}", prepare: func(r *request) { unreadable(r, "flags: [") }, refused: "NoHandover: label gpuslice.io/profile=it: the profile leaves the sharing as it is, and that is not known: no config"},
 		"a sharing, and a config that cannot be edited": {profile: threeTimes, reads: twice, prepare: unwritable, refused: "no room for it"},
-		"neither":                                       {profile: "{labels: {a: b}}", reads: twice, gets: "nothing"},
-		"a resource that the node will not have":        {profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}", reads: twice, refused: "ImpossibleSharing: label gpuslice.io/profile=it: nvidia.com/mig-1g.10gb is to be shared"},
-		"a strategy that has no effect":                 {profile: "{migStrategy: single}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which the config's flags.migStrategy, single, has no effect"},
-		"the strategy of the plugin's pod":              {profile: "{migStrategy: mixed}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, gets: "mixed, " + twofold},
+		"neither":                                {profile: "{labels: {a: b}}", reads: twice, gets: "nothing"},
+		"a resource that the node will not have": {profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}", reads: twice, refused: "ImpossibleSharing: label gpuslice.io/profile=it: nvidia.com/mig-1g.10gb is to be shared"},
+		"a strategy that has no effect":          {profile: "{migStrategy: single}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which the config's flags.migStrategy, single, has no effect"},
+		"the strategy of the plugin's pod":       {profile: "{migStrategy: mixed}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, gets: "mixed, " + twofold},
 		"a sharing, and the settings are wrong": {profile: threeTimes, reads: twice, prepare: func(r *request) { set(config.MIGStrategySingle)(r); r.setStrategy("mixed") },
 			refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which migStrategy of the settings, single, is not true on this node"},
 		"a sharing, and the settings are right": {profile: threeTimes, reads: twice, prepare: func(r *request) { set(config.MIGStrategyMixed)(r); r.setStrategy("mixed") }, gets: "none, " + threefold},
@@ -131,7 +133,9 @@ func unreadable(r *request, text string) {
 
 // unwritable has no config of the plugin written.
 func unwritable(r *request) {
-	r.resolver.Format.Render = func([]byte, catalog.Sharing, config.MIGStrategy) ([]byte, error) { return nil, errors.New("no room for it") }
+	r.resolver.Format.Render = func([]byte, catalog.Sharing, config.MIGStrategy) ([]byte, error) {
+		return nil, errors.New("no room for it")
+	}
 }
 
 // The agent takes a key of people that says what a profile asks for, and else writes one of its own from the config of people that counted before.
@@ -172,8 +176,8 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 		"the ConfigMap is not seen": {
 			prepare: func(r *request) { r.seen.Plugin.Manager.ReadErr = &outcome.UnseenError{Err: errors.New("no answer")} }, refused: "unseen: no answer",
 		},
-		"a config that cannot be edited": {prepare: unwritable, refused: "no room for it"},
-		"from the key that the node has": {keys: map[string]string{"hooks": hooked}, prepare: labelled("hooks"), gets: writes, keeps: "/usr/bin/of-people"},
+		"a config that cannot be edited":          {prepare: unwritable, refused: "no room for it"},
+		"from the key that the node has":          {keys: map[string]string{"hooks": hooked}, prepare: labelled("hooks"), gets: writes, keeps: "/usr/bin/of-people"},
 		"from the key that the agent's own names": {keys: map[string]string{"hooks": hooked, own(noted): noted}, prepare: labelled(own(noted)), gets: writes, keeps: "/usr/bin/of-people"},
 		"from the settings' default, where the agent's own names none": {keys: map[string]string{own(twice): twice}, prepare: func(r *request) {
 			labelled(own(twice))(r)
