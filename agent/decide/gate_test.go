@@ -344,3 +344,43 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		}
 	}
 }
+
+// The nodes of a pool begin within its jitter, each at a moment of its own, and in no more than a tenth of a window that ends.
+func TestTheNodesOfAPoolBeginWithinItsJitter(t *testing.T) {
+	t.Parallel()
+	from := noon.Add(time.Hour)
+	for name, row := range map[string]struct {
+		window window.Window
+		jitter time.Duration
+		least  time.Duration // after the window opens
+		most   time.Duration
+	}{
+		"a window without an end":         {window: window.Window{NotBefore: from}, jitter: time.Hour, least: time.Second, most: time.Hour},
+		"a window of a day":               {window: window.Window{NotBefore: from, NotAfter: from.Add(24 * time.Hour)}, jitter: time.Hour, least: time.Second, most: time.Hour},
+		"a window of an hour":             {window: window.Window{NotBefore: from, NotAfter: from.Add(time.Hour)}, jitter: time.Hour, least: time.Second, most: 6 * time.Minute},
+		"a window as long as the change":  {window: window.Window{NotBefore: from, NotAfter: from.Add(10 * time.Minute)}, jitter: time.Hour},
+		"all at once":                     {window: window.Window{NotBefore: from, NotAfter: from.Add(24 * time.Hour)}},
+		"all at once, and it has no end":  {window: window.Window{NotBefore: from}},
+		"a window with a minute to spare": {window: window.Window{NotBefore: from, NotAfter: from.Add(11 * time.Minute)}, jitter: time.Hour, least: time.Second, most: time.Minute},
+	} {
+		seen, want := waiting()
+		seen.Pool.Schedule, seen.Pool.Jitter = window.Schedule{Windows: []window.Window{row.window}}, row.jitter
+		_, _, wait := allow(t, seen, *want, evicts)
+		if wait == nil || wait.Planned.Sub(from) < row.least || wait.Planned.Sub(from) > row.most {
+			t.Errorf("%s: %v, want between %s and %s after it opens", name, wait, row.least, row.most)
+		}
+	}
+}
+
+// A node whose pool has no windows is open until the next freeze, whatever the jitter.
+func TestAChangeBeginsAtOnceWhereItIsDoneBeforeTheNextFreeze(t *testing.T) {
+	t.Parallel()
+	for left, begins := range map[time.Duration]bool{10 * time.Minute: true, 10*time.Minute - time.Second: false} {
+		seen, want := waiting()
+		seen.Pool.Schedule = window.Schedule{Freezes: []window.Freeze{{From: noon.Add(left), To: noon.Add(left + time.Hour)}}}
+		seen.Pool.Jitter = time.Hour
+		if _, _, wait := allow(t, seen, *want, evicts); (wait == nil) != begins {
+			t.Errorf("%s before the freeze: %v", left, wait)
+		}
+	}
+}

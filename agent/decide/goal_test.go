@@ -3,9 +3,12 @@ package decide_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
@@ -98,5 +101,84 @@ func TestTheGoalOfAPass(t *testing.T) {
 				t.Error("nothing says why the node stays as it is")
 			}
 		})
+	}
+}
+
+// The way back is the layout of before, unless NVIDIA's DRA driver cuts the GPUs by now.
+func TestTheWayBackIsTheLayoutOfBefore(t *testing.T) {
+	t.Parallel()
+	for owner, goesBack := range map[api.Owner]bool{
+		api.OwnerPlugin: true, api.OwnerNone: true, api.OwnerDRAStatic: true, api.OwnerDRADynamic: false,
+	} {
+		seen := &state.Observed{Node: &corev1.Node{}, GPUs: []nvml.GPU{{UUID: "GPU-a"}}, Journal: &journal.Journal{Previous: []journal.GPULayout{{GPU: "GPU-a"}}}}
+		seen.Owner.Kind = owner
+		goal := decide.GoalOf(seen, state.Desired{}, errors.New("refused"), config.MIGStrategyNone)
+		if goal.Kind != decide.Undo || (goal.Targets != nil) != goesBack || len(goal.Targets) == 1 != goesBack {
+			t.Errorf("%v: kind %d, back to %v, want %t", owner, goal.Kind, goal.Targets, goesBack)
+		}
+	}
+}
+
+// A change may wait for days. What an earlier agent has left goes first, but a cordon that a user may have put there stays.
+func TestWhatAnEarlierAgentHasLeftGoesWhileAChangeWaits(t *testing.T) {
+	t.Parallel()
+	waits := &outcome.Waiting{Reason: config.ReasonAwaitingWindow}
+	cordonedBy := func(manager string) func(*state.Observed) {
+		return func(seen *state.Observed) {
+			seen.Node.Spec.Unschedulable = true
+			if manager != "" {
+				seen.Node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:unschedulable":{}}}`)}}}
+			}
+		}
+	}
+	fenced := func(seen *state.Observed) { seen.Marks.Fenced = true }
+	orphan := func(seen *state.Observed) { seen.Leftovers.Orphan.Kept = []string{"x"} }
+	running := func(seen *state.Observed) { seen.Journal = &journal.Journal{} }
+	for name, row := range map[string]struct {
+		left []func(*state.Observed)
+		err  error
+		goes bool
+	}{
+		"nothing":                                  {err: waits},
+		"an annotation":                            {left: []func(*state.Observed){orphan}, err: waits, goes: true},
+		"an annotation, and the change may run":    {left: []func(*state.Observed){orphan}},
+		"an annotation, and the change has failed": {left: []func(*state.Observed){orphan}, err: errors.New("no")},
+		"an annotation of the change":              {left: []func(*state.Observed){orphan, running}, err: waits},
+		"a taint":                                  {left: []func(*state.Observed){fenced}, err: waits, goes: true},
+		"a taint, and a user's cordon":             {left: []func(*state.Observed){fenced, cordonedBy("kubectl")}, err: waits, goes: true},
+		"a taint, and an unknown cordon":           {left: []func(*state.Observed){fenced, cordonedBy("")}, err: waits},
+		"a user's cordon":                          {left: []func(*state.Observed){cordonedBy("kubectl")}, err: waits},
+		"a taint of the change":                    {left: []func(*state.Observed){fenced, running}, err: waits},
+	} {
+		seen := &state.Observed{Node: &corev1.Node{}}
+		for _, leave := range row.left {
+			leave(seen)
+		}
+		if goes := decide.CleansUpWhileWaiting(seen, row.err); goes != row.goes {
+			t.Errorf("%s: it goes: %t, want %t", name, goes, row.goes)
+		}
+	}
+}
+
+// Who has uncordoned the node is mostly not known: kubectl leaves no name. It is named where another manager wrote at that time.
+func TestAChangeThatWasCancelledNamesWhoMayHaveUncordonedTheNode(t *testing.T) {
+	t.Parallel()
+	at := metav1.NewTime(time.Unix(1e9, 0))
+	taints := metav1.ManagedFieldsEntry{Manager: "kube-controller-manager", Time: &at, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:taints":{}}}`)}}
+	const when, who = " at 2001-09-09 01:46:40Z", " (perhaps autoscaler, which wrote to it then)"
+	for name, row := range map[string]struct {
+		fields []metav1.ManagedFieldsEntry
+		says   string
+	}{
+		"nothing shows it":           {says: ""},
+		"the time is known":          {fields: []metav1.ManagedFieldsEntry{taints}, says: when},
+		"another wrote at that time": {fields: []metav1.ManagedFieldsEntry{taints, {Manager: "autoscaler", Time: &at}}, says: when + who},
+	} {
+		seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: row.fields}}, Journal: &journal.Journal{Target: "mine", Cordoned: true}}
+		want := state.Desired{Name: "mine", Fingerprint: "asked"}
+		goal := decide.GoalOf(seen, want, nil, config.MIGStrategyNone).Revised(seen, want, []plan.Step{{Kind: plan.Evict}}, config.UncordonCancel, config.MIGStrategyNone)
+		if text := "a user or tool has uncordoned the node" + row.says + " in the middle of the change"; goal.Kind != decide.Cancel || !strings.HasPrefix(goal.Why.Error(), text) {
+			t.Errorf("%s: kind %d: %v, want %q", name, goal.Kind, goal.Why, text)
+		}
 	}
 }

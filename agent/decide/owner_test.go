@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
@@ -28,6 +29,7 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		pluginKey string
 		reason    config.Reason
 		waits     bool
+		underWay  bool // a change is
 		says      []string
 	}{
 		"static": {
@@ -40,6 +42,12 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		"static, instances with media extensions are whole": {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+me": 1},
 		},
+		"static, and what is left out of parts of instances": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1c.3g.40gb": 0},
+		},
+		"static, an extension that ends as a part begins": {
+			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+mec.all": 1},
+		},
 		"dynamic": {
 			owner:   state.Owner{Kind: api.OwnerDRADynamic, Driver: driver, Evidence: "sharedCounters in ResourceSlice s"},
 			devices: parts, reason: config.ReasonForeignOwner, says: []string{"class mig.nvidia.com", "DynamicMIG", "sharedCounters in ResourceSlice s", driver},
@@ -51,6 +59,10 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		"starting": {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "it has no ResourceSlice for the node", Since: time.Unix(1e9, 0), Left: time.Second},
 			devices: parts, reason: config.ReasonForeignOwner, waits: true, says: []string{driver, "no ResourceSlice", "2001-09-09 01:46:40Z"},
+		},
+		"starting again in a change, which is not undone for that": {
+			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "it has no ResourceSlice for the node", Since: time.Unix(1e9, 0), Left: time.Second},
+			devices: parts, underWay: true, reason: config.ReasonForeignOwner, waits: true, says: []string{driver, "no ResourceSlice"},
 		},
 		"broken": {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "its container gpus waits (CrashLoopBackOff)", Since: time.Unix(1e9, 0)},
@@ -79,7 +91,13 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 			if row.pluginKey != "" {
 				seen.Node.Labels = map[string]string{config.LabelDevicePluginConfig: row.pluginKey}
 			}
+			if row.underWay {
+				seen.Journal = &journal.Journal{Target: "mine"}
+			}
 			_, err := r.Resolve(seen)
+			if row.reason != "" && outcome.IsUnseen(err) != row.underWay {
+				t.Errorf("whose the GPUs are is not seen, so that the change stands still: %t, want %t", !row.underWay, row.underWay)
+			}
 			var stalled *outcome.Stalled
 			var waiting *outcome.Waiting
 			var reason config.Reason

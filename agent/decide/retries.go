@@ -62,11 +62,10 @@ func (b *Retries) Head(first plan.Step) {
 
 // attempt is what the agent knows of a step that fails.
 type attempt struct {
-	failures       int              // in a row
-	next           time.Time        // the agent does not try the step before, whatever wakes the loop
-	lastDecision   outcome.Decision // the decision after the last failure
-	inUse          bool             // the step waits for processes that hold the GPU
-	lastDecisionAt time.Time        // when the condition reported lastDecision
+	failures     int              // in a row
+	next         time.Time        // the agent does not try the step before, whatever wakes the loop
+	lastDecision outcome.Decision // the decision after the last failure
+	inUseAt      time.Time        // when the condition reported lastDecision, on processes that hold the GPU; zero if it is on something else
 }
 
 // OneMoreIsTooMany reports whether one more failure of the step uses up its budget.
@@ -83,10 +82,10 @@ func (b *Retries) CountFailure(step plan.Step) {
 
 // TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
 func (b *Retries) TooEarly(step plan.Step) error {
-	tried, ok := b.attempts[step.String()]
+	tried := b.attempts[step.String()]
 	rest := tried.next.Sub(b.clock.Now())
 	switch {
-	case !ok || rest <= 0:
+	case rest <= 0:
 		return nil
 	case tried.lastDecision.Stalled:
 		return &outcome.Stalled{Reason: tried.lastDecision.Reason, Message: tried.lastDecision.Message}
@@ -225,6 +224,7 @@ func tryAgain(pause time.Duration, err error) outcome.Decision {
 func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
 	tried := b.attempts[step.String()]
 	tried.failures++
+	tried.inUseAt = time.Time{}
 	pause := b.pauseAfter(tried.failures)
 	tried.next = b.clock.Now().Add(pause)
 	tried.lastDecision = tryAgain(pause, err)
@@ -250,8 +250,8 @@ func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 		}}
 	}
 	tried := b.attempts[step.String()]
-	if !tried.inUse || now.Sub(tried.lastDecisionAt) >= outcome.InUseNews {
-		tried.inUse, tried.lastDecisionAt = true, now
+	if now.Sub(tried.inUseAt) >= outcome.InUseNews {
+		tried.inUseAt = now
 		wait := outcome.Waiting{Advice: "end what holds the GPU to go on at once", Message: err.Error()}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started

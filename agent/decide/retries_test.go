@@ -1,16 +1,24 @@
 package decide_test
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // One count says of each kind of step whether it succeeds in vain: of those on a GPU, and of those that other programs may undo at once.
@@ -92,5 +100,195 @@ func TestWhatIsOverIsDropped(t *testing.T) {
 	}
 	if b.InVain(state.Desired{}, create) != nil {
 		t.Error("an undo begins with the successes of the change")
+	}
+}
+
+// A step that fails is tried again after pauses that double, and not before; the change is given up after so many failures of a step whose failures count.
+func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
+	t.Parallel()
+	settings, clock := config.Default(), testclock.NewFakeClock(time.Unix(0, 0))
+	settings.Retry.First, settings.Retry.Longest, settings.Retry.Failures = time.Second, 3*time.Second, 4
+	b := decide.NewRetries(monotonic.New(clock), settings)
+	create, evict := plan.Step{Kind: plan.Create}, plan.Step{Kind: plan.Evict}
+	early := func(step plan.Step) string {
+		var waiting *outcome.Waiting
+		var stalled *outcome.Stalled
+		switch err := b.TooEarly(step); {
+		case errors.As(err, &waiting):
+			return fmt.Sprintf("waits %s, %s: %s", waiting.After, waiting.Reason, waiting.Message)
+		case errors.As(err, &stalled):
+			return fmt.Sprintf("%s: %s", stalled.Reason, stalled.Message)
+		}
+		return ""
+	}
+	for i, pause := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second} {
+		if said := early(create); said != "" {
+			t.Errorf("before failure %d: %s", i+1, said)
+		}
+		if d := b.Failed(create, state.Desired{}, errors.New("no")); d.After != pause || d.Failure != nil || d.Reason != config.ReasonRetrying {
+			t.Errorf("failure %d: %+v, want a pause of %s", i+1, d, pause)
+		}
+		if said, want := early(create), fmt.Sprintf("waits %s, Retrying: no; trying again", pause); said != want {
+			t.Errorf("after failure %d: %s, want %s", i+1, said, want)
+		}
+		if said := early(evict); said != "" {
+			t.Errorf("the failure of a step holds up another: %s", said)
+		}
+		clock.Step(pause)
+	}
+	d := b.Failed(create, state.Desired{Fingerprint: "asked"}, errors.New("no"))
+	if d.Failure == nil || d.Failure.Reason != config.ReasonHardwareFailure || d.Failure.Fingerprint != "asked" || d.Failure.Message != "no; given up after 4 attempts" {
+		t.Errorf("the last failure: %+v", d)
+	}
+	if said, want := early(create), "HardwareFailure: no; given up after 4 attempts"; said != want {
+		t.Errorf("after the last failure: %s, want %s", said, want)
+	}
+	for range 2 * settings.Retry.Failures {
+		if d := b.Failed(evict, state.Desired{}, errors.New("no")); d.Failure != nil {
+			t.Errorf("pods that stay are no failure of the step: %+v", d)
+		}
+	}
+}
+
+// An observation that fails is repeated after pauses that double, too.
+func TestAnObservationThatFailsIsRepeated(t *testing.T) {
+	t.Parallel()
+	settings := config.Default()
+	settings.Retry.First, settings.Retry.Longest = time.Second, 3*time.Second
+	b := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(0, 0))), settings)
+	for _, pause := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 3 * time.Second, 0, time.Second} {
+		if pause == 0 {
+			b.ForgetObservations()
+		} else if d := b.ObservationFailed(errors.New("no")); d.After != pause || d.Reason != config.ReasonRetrying {
+			t.Errorf("%+v, want a pause of %s", d, pause)
+		}
+	}
+}
+
+// The agent waits for processes on a GPU until the deadline for pods. It reports those that it sees once a minute, and at once where the step has failed
+// otherwise between.
+func TestProcessesOnAGPUAreWaitedForUntilTheDeadline(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1000, 0)
+	drain := config.Default().Timeouts.Drain
+	reset := plan.Step{Kind: plan.Reset, GPU: "GPU-a"}
+	for name, row := range map[string]struct {
+		at       time.Duration
+		journal  bool
+		undo     bool
+		before   string // what was said half a minute before: a process, or a failure
+		earlier  time.Duration
+		says     string
+		deadline bool // the message names it
+		failed   bool
+	}{
+		"no change is under way":                {at: drain + time.Hour, says: "process 2"},
+		"before the deadline":                   {at: drain - time.Minute, journal: true, says: "process 2", deadline: true},
+		"at the deadline":                       {at: drain, journal: true, says: "process 2", deadline: true},
+		"after the deadline":                    {at: drain + time.Second, journal: true, failed: true, says: "process 2, and still is at the deadline"},
+		"after the deadline, on the way back":   {at: drain + time.Second, journal: true, undo: true, says: "process 2"},
+		"half a minute after another process":   {at: time.Minute, journal: true, before: "process 1", earlier: 30 * time.Second, says: "process 1", deadline: true},
+		"a minute after another process":        {at: time.Minute, journal: true, before: "process 1", earlier: time.Minute, says: "process 2", deadline: true},
+		"half a minute after it failed somehow": {at: time.Minute, journal: true, before: "a failure", earlier: 30 * time.Second, says: "process 2", deadline: true},
+	} {
+		clock := testclock.NewFakeClock(start)
+		b := decide.NewRetries(monotonic.New(clock), config.Default())
+		seen, want := &state.Observed{}, state.Desired{Fingerprint: "asked", Undo: row.undo}
+		if row.journal {
+			seen.Journal = &journal.Journal{Started: start}
+		}
+		b.Began(reset)
+		clock.Step(row.at - row.earlier)
+		switch row.before {
+		case "process 1":
+			b.InUse(seen, want, reset, errors.New(row.before))
+		case "a failure":
+			b.InUse(seen, want, reset, errors.New("process 1"))
+			b.Failed(reset, want, errors.New(row.before))
+		}
+		clock.Step(row.earlier)
+		d := b.InUse(seen, want, reset, errors.New("process 2"))
+		message := d.Message
+		if d.Failure != nil {
+			message = d.Failure.Message
+		}
+		if (d.Failure != nil) != row.failed || !strings.Contains(message, row.says) {
+			t.Errorf("%s: it has failed: %t, want %t: %s, want %q", name, d.Failure != nil, row.failed, message, row.says)
+		}
+		if d.Failure == nil && (d.Reason != config.ReasonGPUInUse || strings.Contains(message, outcome.Moment(start.Add(drain))) != row.deadline) {
+			t.Errorf("%s: %s: %s, and the deadline is %s", name, d.Reason, message, outcome.Moment(start.Add(drain)))
+		}
+	}
+}
+
+// An undo does first what is left to be done to GPUs of which no step was given up; the order of each GPU's steps, and of what comes after them, stays.
+func TestTheUndoOfAGPUOfWhichAStepWasGivenUpComesLast(t *testing.T) {
+	t.Parallel()
+	on := func(kind plan.Kind, gpu nvml.UUID) plan.Step { return plan.Step{Kind: kind, GPU: gpu} }
+	settings := config.Default()
+	settings.Retry.Failures = 1
+	destroy, create, other := on(plan.Destroy, "GPU-a"), on(plan.Create, "GPU-a"), on(plan.Create, "GPU-b")
+	all, release := on(plan.Reset, ""), on(plan.Release, "")
+	for name, row := range map[string]struct{ steps, want []plan.Step }{
+		"nothing":                       {},
+		"one GPU":                       {[]plan.Step{destroy, create}, []plan.Step{destroy, create}},
+		"another GPU":                   {[]plan.Step{destroy, create, other}, []plan.Step{other, destroy, create}},
+		"another GPU is first":          {[]plan.Step{other, destroy, create}, []plan.Step{other, destroy, create}},
+		"another GPU, and what follows": {[]plan.Step{destroy, create, other, release}, []plan.Step{other, destroy, create, release}},
+		"a step on all GPUs between":    {[]plan.Step{destroy, all, other}, []plan.Step{destroy, all, other}},
+		"a step on no GPU between":      {[]plan.Step{destroy, release, other}, []plan.Step{destroy, release, other}},
+	} {
+		b := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(0, 0))), settings)
+		b.Failed(destroy, state.Desired{}, errors.New("no"))
+		if got := b.OthersFirst(row.steps); fmt.Sprint(got) != fmt.Sprint(row.want) {
+			t.Errorf("%s: %v, want %v", name, got, row.want)
+		}
+	}
+}
+
+// What a pass that ended by an error says, and whether the change goes on.
+func TestWhatBecomesOfAPassThatEndedByAnError(t *testing.T) {
+	t.Parallel()
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "gpu-1", errors.New("another version"))
+	for name, row := range map[string]struct {
+		kind    plan.Kind // empty: the observation
+		err     error
+		boot    string
+		reason  config.Reason
+		failed  bool
+		noReset bool
+	}{
+		"the observation":                          {err: errors.New("no"), reason: config.ReasonRetrying},
+		"the observation, in use":                  {err: nvml.ErrInUse, reason: config.ReasonRetrying},
+		"a step":                                   {kind: plan.Create, err: errors.New("no"), reason: config.ReasonRetrying},
+		"a step on a GPU that is in use":           {kind: plan.Create, err: nvml.ErrInUse, reason: config.ReasonGPUInUse},
+		"a step on none, in use":                   {kind: plan.StopUnits, err: nvml.ErrInUse, reason: config.ReasonRetrying},
+		"a mode that the driver does not know":     {kind: plan.SetMode, err: nvml.ErrNotSupported, boot: "boot-1", reason: config.ReasonHardwareFailure, failed: true},
+		"a step on none that is not supported":     {kind: plan.StopUnits, err: nvml.ErrNotSupported, reason: config.ReasonRetrying},
+		"a reset that the driver does not know":    {kind: plan.Reset, err: nvml.ErrNotSupported, boot: "boot-1", noReset: true},
+		"that, where a reboot cannot be seen":      {kind: plan.Reset, err: nvml.ErrNotSupported, reason: config.ReasonHardwareFailure, failed: true},
+		"a reset that fails":                       {kind: plan.Reset, err: errors.New("no"), boot: "boot-1", reason: config.ReasonRetrying},
+		"another program wrote at the same moment": {kind: plan.Fence, err: conflict, reason: config.ReasonRepartitioning},
+		"the driver is replaced":                   {kind: plan.Create, err: nvml.ErrReplaced, reason: config.ReasonDriverNotLoaded},
+		"the driver does not answer":               {kind: plan.Create, err: nvml.ErrUnresponsive, reason: config.ReasonDriverUnresponsive},
+	} {
+		b := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(1000, 0))), config.Default())
+		seen := &state.Observed{}
+		seen.Boot.ID = row.boot
+		d := b.Decide(seen, state.Desired{}, plan.Step{Kind: row.kind}, row.err)
+		reason := d.Reason
+		if d.Failure != nil {
+			reason = d.Failure.Reason
+		}
+		if reason != row.reason || (d.Failure != nil) != row.failed || d.NoReset != row.noReset {
+			t.Errorf("%s: %q, failed %t, no reset %t; want %q, %t, %t", name, reason, d.Failure != nil, d.NoReset, row.reason, row.failed, row.noReset)
+		}
+	}
+	b := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(1000, 0))), config.Default())
+	for range 4 { // of an observation each, not of one step
+		b.Decide(&state.Observed{}, state.Desired{}, plan.Step{}, errors.New("no"))
+	}
+	if b.ForgetObservations(); b.Decide(&state.Observed{}, state.Desired{}, plan.Step{}, errors.New("no")).After != config.Default().Retry.First {
+		t.Error("a failed observation counts after one that has succeeded")
 	}
 }

@@ -34,15 +34,12 @@ func beginsAt(seen *state.Observed, want state.Desired, now time.Time) time.Time
 	return startFor(seen, opening).In(zone(opening))
 }
 
-// startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second.
+// startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second. An opening without a start began long ago.
 func startFor(seen *state.Observed, o window.Opening) time.Time {
 	spread := seen.Pool.Jitter
-	if !o.Start.IsZero() && !o.End.IsZero() {
+	if !o.End.IsZero() {
 		length := o.End.Sub(o.Start)
-		spread = min(spread, length/jitterShare, length-estimate(seen).within(o))
-	}
-	if o.Start.IsZero() || spread <= 0 {
-		return o.Start
+		spread = max(0, min(spread, length/jitterShare, length-estimate(seen).within(o)))
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(seen.Node.Name)) // a hash returns no error
@@ -72,9 +69,9 @@ type duration struct {
 }
 
 // within returns how much time of the opening must be left for a change to begin in it. It is at most half the window, so that one long drain
-// in the past does not block every window.
+// in the past does not block every window. An opening without a start is longer than any change.
 func (e duration) within(o window.Opening) time.Duration {
-	if o.Start.IsZero() || o.End.IsZero() {
+	if o.End.IsZero() {
 		return e.Total
 	}
 	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
