@@ -179,24 +179,6 @@ func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
 	})
 }
 
-// The API server refuses such a value of a label, and the agent would find that out only after the drain.
-func TestAKeyThatNoLabelCanNameIsPassedOver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.managed()
-		const two = "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
-		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{
-			"default": "version: v1\nflags: {migStrategy: mixed}\n", strings.Repeat("a", 64): two, "-two": two,
-		})
-		w.profile("two")
-		w.reach("two")
-		if v := w.node().Labels[config.LabelDevicePluginConfig]; !strings.HasPrefix(v, config.OwnPluginKey) {
-			t.Errorf("label %s=%s, and keys %v", config.LabelDevicePluginConfig, v, w.pluginConfigs())
-		}
-	})
-}
-
 // A user's config of the plugin counts beside the MIG config; one that a former profile has left is no user's request.
 func TestWhileTheGPUsAreCutAUsersConfigStaysAndThatOfAFormerProfileGoes(t *testing.T) {
 	t.Parallel()
@@ -283,24 +265,6 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 		w.passes("the refused write, and the end", func() bool { return once && !w.hasJournal() })
 		if got := w.node().Labels["workload-type"]; got != "training" {
 			t.Errorf("the other program's label is now %s", got)
-		}
-	})
-}
-
-func TestATaintThatThePluginDoesNotTolerateIsRefused(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.tolerations = nil
-		cordons := w.cordons()
-		w.profile("four")
-		c := w.settle(config.ReasonInvalidCatalog)
-		if len(*cordons) > 0 {
-			t.Errorf("the node was cordoned %d times", len(*cordons))
-		}
-		if want := "pod kube-system/plugin-1 does not tolerate the taint gpu=true:NoSchedule"; !strings.Contains(c.Message, want) {
-			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
 	})
 }

@@ -532,25 +532,6 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 	})
 }
 
-func TestALabelOfAnotherProgramIsNotChanged(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.shares()
-		w.set("workload-type", "training")
-		w.profile("two")
-		c := w.settle(config.ReasonNodeKeyConflict)
-		if want := `label workload-type is "training" on the node`; !strings.Contains(c.Message, want) {
-			t.Errorf("the node says %q, want %q in it", c.Message, want)
-		}
-		if w.node().Labels["workload-type"] != "training" {
-			t.Errorf("labels %v", w.node().Labels)
-		}
-		w.unset("workload-type")
-		w.reach("two")
-	})
-}
-
 func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -151,19 +151,3 @@ func TestPromise1APluginWithoutAStrategyIsNotGuessed(t *testing.T) {
 		})
 	}
 }
-
-// The agent writes a config for a profile. If the present config has no strategy, it writes one that fits the profile.
-func TestAProfileSetsThePluginsStrategyThatNothingElseSets(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.managed()
-		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
-		w.profile("slices")
-		w.reach("slices")
-		key := w.node().Labels[config.LabelDevicePluginConfig]
-		if text := w.pluginConfigs()[key]; !strings.Contains(text, "migStrategy: mixed") {
-			t.Errorf("key %q says:\n%s", key, text)
-		}
-	})
-}

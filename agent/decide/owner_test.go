@@ -72,6 +72,10 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, pluginKey: "slices",
 			reason: config.ReasonImpossibleSharing, says: []string{"kind: GpuConfig", "strategy: TimeSlicing", "strategy: MPS", driver, config.LabelDevicePluginConfig + "=slices"},
 		},
+		"sharing, dynamic": {
+			owner: state.Owner{Kind: api.OwnerDRADynamic, Driver: driver}, pluginKey: "slices",
+			reason: config.ReasonImpossibleSharing, says: []string{"apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig", driver, config.LabelDevicePluginConfig + "=slices"},
+		},
 		"sharing, both": {
 			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver}, pluginKey: "slices",
 			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "GPUs of this node"},

@@ -223,11 +223,17 @@ func TestAKeyOfTheDevicePluginsConfigsIsReadWhereItIsGivenToThePlugin(t *testing
 		gets    string // the beginning
 		refused string
 	}{
-		"a file that may not be read, where the agent writes the next":  {named: thrice, prepare: spoils(forbidden), gets: "none, time-slicing of nvidia.com/gpu x 3"},
-		"a file that is no config, where the agent writes the next":     {named: thrice, prepare: spoils(errors.New("no config")), gets: "none, time-slicing of nvidia.com/gpu x 3"},
-		"a ConfigMap that the agent may not read is the manager's":      {managed: true, named: thrice, prepare: spoils(forbidden), gets: "nothing"},
-		"a key of the manager's that is no config":                      {managed: true, named: thrice, prepare: spoils(errors.New("no config")), refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: no config"},
-		"a key that is no config":                                       {named: "[", refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: "},
+		"a file that may not be read, where the agent writes the next": {named: thrice, prepare: spoils(forbidden), gets: "none, time-slicing of nvidia.com/gpu x 3"},
+		"a file that is no config, where the agent writes the next":    {named: thrice, prepare: spoils(errors.New("no config")), gets: "none, time-slicing of nvidia.com/gpu x 3"},
+		"a ConfigMap that the agent may not read is the manager's":     {managed: true, named: thrice, prepare: spoils(forbidden), gets: "nothing"},
+		"a key of the manager's that is no config":                     {managed: true, named: thrice, prepare: spoils(errors.New("no config")), refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: no config"},
+		"a key that is no config":                                      {named: "[", refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: "},
+		"the ConfigMap of the settings is not there": {
+			named: thrice, prepare: func(r *request) {
+				r.seen.Plugin.Named.Err = fmt.Errorf("reading it: %w", apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, "configs"))
+			},
+			refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: reading it: configmaps \"configs\" not found: create it, or name yours in devicePlugin.configMap of the settings",
+		},
 		"a default, and a key of the manager's which shares alike":      {managed: true, named: twice, prepare: byDefault, gets: `none, time-slicing of nvidia.com/gpu x 2, by ""`},
 		"a default, and the manager's ConfigMap cannot be read":         {managed: true, named: thrice, prepare: func(r *request) { byDefault(r); r.seen.Plugin.Manager.ReadErr = errors.New("no role") }, refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: no role"},
 		"a default, and the settings let the agent write no key":        {managed: true, named: thrice, prepare: func(r *request) { byDefault(r); r.seen.Plugin.Method = config.HandoverLabel }, refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: the default takes a key of the agent's in ConfigMap gpu-operator/configs: set devicePlugin.handover to configmap"},
