@@ -48,33 +48,66 @@ func TestTheGoalOfAPass(t *testing.T) {
 		kind decide.Kind
 		why  error
 	}{
-		"nothing is in the way":                                {steps: evicts, kind: decide.Wanted},
-		"a change is under way":                                {journal: running, steps: evicts, kind: decide.Wanted},
-		"a change for another config is under way":             {journal: other, steps: evicts, kind: decide.Wanted},
-		"the undo of another config is under way":              {journal: othersUndone, steps: evicts, kind: decide.Wanted},
-		"something was not seen":                               {err: unseen, kind: decide.StandStill, why: unseen},
-		"something was not seen in a change":                   {journal: running, err: unseen, kind: decide.StandStill, why: unseen},
-		"refused":                                              {err: refused, kind: decide.StandStill, why: refused},
-		"refused, and a fence is left":                         {left: &fenced, err: refused, kind: decide.CleanUp, why: refused},
-		"refused, and a slot is left":                          {left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Held: true}}}, err: refused, kind: decide.CleanUp, why: refused},
-		"refused, and a place in the queue is left":            {left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Waiting: true}}}, err: refused, kind: decide.CleanUp, why: refused},
-		"refused, and a stopped unit is left":                  {left: &state.Observed{Leftovers: state.Leftovers{Orphan: state.Orphan{Kept: []string{"x"}}}}, err: refused, kind: decide.CleanUp, why: refused},
-		"a fence is left, and what is wanted has a way":        {left: &fenced, steps: evicts, kind: decide.Wanted},
-		"refused in a change":                                  {journal: running, err: refused, kind: decide.Undo, why: refused},
-		"a reset is pending in a change":                       {journal: running, err: pending, kind: decide.StandStill},
-		"a reset is pending in an undo":                        {journal: gaveUp, err: pending, kind: decide.Undo, why: pending},
-		"given up":                                             {journal: gaveUp, steps: evicts, kind: decide.Undo},
-		"uncordoned before pods leave":                         {journal: running, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Cancel},
-		"uncordoned before a GPU is cut":                       {journal: running, uncordoned: true, steps: cuts, on: config.UncordonCancel, kind: decide.Cancel},
-		"uncordoned before the proof":                          {journal: running, uncordoned: true, steps: verifies, on: config.UncordonCancel, kind: decide.Wanted},
-		"uncordoned, which is a mistake by the settings":       {journal: running, uncordoned: true, steps: evicts, on: config.UncordonRefence, kind: decide.Wanted},
-		"uncordoned, and another config is asked for since":    {journal: other, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
-		"uncordoned in the undo":                               {journal: gaveUp, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Undo},
-		"uncordoned by the agent, which had not cordoned then": {journal: started, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Wanted},
-		"a file is not read, and a change would begin":         {unread: refused, steps: begins, kind: decide.StandStill, why: refused},
-		"a file is not read, and no change begins":             {unread: refused, steps: verifies, kind: decide.Wanted},
-		"a file is not read, and nothing is to be done":        {unread: refused, kind: decide.Wanted},
-		"a file is not read, and what is left goes first":      {left: &fenced, unread: refused, steps: begins, kind: decide.CleanUp, why: refused},
+		"nothing is in the way":                    {steps: evicts, kind: decide.Wanted},
+		"a change is under way":                    {journal: running, steps: evicts, kind: decide.Wanted},
+		"a change for another config is under way": {journal: other, steps: evicts, kind: decide.Wanted},
+		"the undo of another config is under way":  {journal: othersUndone, steps: evicts, kind: decide.Wanted},
+		"something was not seen":                   {err: unseen, kind: decide.StandStill, why: unseen},
+		"something was not seen in a change":       {journal: running, err: unseen, kind: decide.StandStill, why: unseen},
+		"refused":                                  {err: refused, kind: decide.StandStill, why: refused},
+		"refused, and a fence is left":             {left: &fenced, err: refused, kind: decide.CleanUp, why: refused},
+		"refused, and a slot is left": {
+			left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Held: true}}},
+			err:  refused,
+			kind: decide.CleanUp,
+			why:  refused,
+		},
+		"refused, and a place in the queue is left": {
+			left: &state.Observed{Pool: state.Pool{Slot: state.Slot{Waiting: true}}},
+			err:  refused,
+			kind: decide.CleanUp,
+			why:  refused,
+		},
+		"refused, and a stopped unit is left": {
+			left: &state.Observed{Leftovers: state.Leftovers{Orphan: state.Orphan{Kept: []string{"x"}}}},
+			err:  refused,
+			kind: decide.CleanUp,
+			why:  refused,
+		},
+		"a fence is left, and what is wanted has a way": {left: &fenced, steps: evicts, kind: decide.Wanted},
+		"refused in a change":                           {journal: running, err: refused, kind: decide.Undo, why: refused},
+		"a reset is pending in a change":                {journal: running, err: pending, kind: decide.StandStill},
+		"a reset is pending in an undo":                 {journal: gaveUp, err: pending, kind: decide.Undo, why: pending},
+		"given up":                                      {journal: gaveUp, steps: evicts, kind: decide.Undo},
+		"uncordoned before pods leave":                  {journal: running, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Cancel},
+		"uncordoned before a GPU is cut":                {journal: running, uncordoned: true, steps: cuts, on: config.UncordonCancel, kind: decide.Cancel},
+		"uncordoned before the proof":                   {journal: running, uncordoned: true, steps: verifies, on: config.UncordonCancel, kind: decide.Wanted},
+		"uncordoned, which is a mistake by the settings": {
+			journal:    running,
+			uncordoned: true,
+			steps:      evicts,
+			on:         config.UncordonRefence,
+			kind:       decide.Wanted,
+		},
+		"uncordoned, and another config is asked for since": {
+			journal:    other,
+			uncordoned: true,
+			steps:      evicts,
+			on:         config.UncordonCancel,
+			kind:       decide.Wanted,
+		},
+		"uncordoned in the undo": {journal: gaveUp, uncordoned: true, steps: evicts, on: config.UncordonCancel, kind: decide.Undo},
+		"uncordoned by the agent, which had not cordoned then": {
+			journal:    started,
+			uncordoned: true,
+			steps:      evicts,
+			on:         config.UncordonCancel,
+			kind:       decide.Wanted,
+		},
+		"a file is not read, and a change would begin":    {unread: refused, steps: begins, kind: decide.StandStill, why: refused},
+		"a file is not read, and no change begins":        {unread: refused, steps: verifies, kind: decide.Wanted},
+		"a file is not read, and nothing is to be done":   {unread: refused, kind: decide.Wanted},
+		"a file is not read, and what is left goes first": {left: &fenced, unread: refused, steps: begins, kind: decide.CleanUp, why: refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -127,7 +160,7 @@ func TestWhatAnEarlierAgentHasLeftGoesWhileAChangeWaits(t *testing.T) {
 		return func(seen *state.Observed) {
 			seen.Node.Spec.Unschedulable = true
 			if manager != "" {
-				seen.Node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:unschedulable":{}}}`)}}}
+				seen.Node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`)}}
 			}
 		}
 	}
@@ -164,7 +197,7 @@ func TestWhatAnEarlierAgentHasLeftGoesWhileAChangeWaits(t *testing.T) {
 func TestAChangeThatWasCancelledNamesWhoMayHaveUncordonedTheNode(t *testing.T) {
 	t.Parallel()
 	at := metav1.NewTime(time.Unix(1e9, 0))
-	taints := metav1.ManagedFieldsEntry{Manager: "kube-controller-manager", Time: &at, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:taints":{}}}`)}}
+	taints := metav1.ManagedFieldsEntry{Manager: "kube-controller-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:taints":{}}}`)}
 	const when, who = " at 2001-09-09 01:46:40Z", " (perhaps autoscaler, which wrote to it then)"
 	for name, row := range map[string]struct {
 		fields []metav1.ManagedFieldsEntry

@@ -26,7 +26,8 @@ const (
 	// What a profile asks for.
 	threeTimes = "{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}"
 	byMPS      = "{sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}"
-	sliced     = "{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}"
+	sliced     = "{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], " +
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}"
 )
 
 // profile asks for a profile of this text.
@@ -85,6 +86,7 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 		return func(r *request) { r.resolver.Settings.MIGStrategy = s }
 	}
 	const threefold, twofold = "time-slicing of nvidia.com/gpu x 3", "time-slicing of nvidia.com/gpu x 2"
+	const strategyIs = "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is "
 	for name, row := range map[string]struct {
 		profile string
 		reads   string // the plugin's config
@@ -94,27 +96,91 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 		refused string
 	}{
 		"another sharing": {profile: threeTimes, reads: hooked, gets: "none, " + threefold, keeps: "nvidiaCTKPath: /usr/bin/of-people"},
-		"another sharing, under a strategy that fits":   {profile: threeTimes, reads: mixedTwice, gets: "mixed, " + threefold, keeps: "migStrategy: mixed"},
-		"the sharing that is there":                     {profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}", reads: twice, gets: fmt.Sprintf("none, %s, by %q", twofold, twice)},
-		"a strategy, and no sharing":                    {profile: "{migStrategy: single}", reads: mixedTwice, gets: "single, " + twofold, keeps: "migStrategy: single"},
-		"MIG devices, under a strategy that has none":   {profile: sliced, reads: twice, gets: "mixed, time-slicing of nvidia.com/mig-1g.10gb x 2", keeps: "migStrategy: mixed"},
-		"MPS, under a strategy that it does not share":  {profile: byMPS, reads: mixed, gets: "none, mps of nvidia.com/gpu x 2", keeps: "migStrategy: none"},
-		"a strategy that the settings say, too":         {profile: "{migStrategy: mixed}", reads: twice, prepare: set(config.MIGStrategyMixed), gets: "mixed, " + twofold},
-		"a strategy, and the settings say another":      {profile: "{migStrategy: mixed}", reads: twice, prepare: set(config.MIGStrategyNone), refused: "WrongMIGStrategy: the profile's migStrategy is mixed, and the settings' is none: set that to auto"},
-		"MIG devices, and the settings say how":         {profile: sliced, reads: twice, prepare: set(config.MIGStrategyMixed), gets: "none, time-slicing of nvidia.com/mig-1g.10gb x 2"},
-		"MIG devices, and the plugin's pod says how":    {profile: sliced, reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, gets: "none, time-slicing of nvidia.com/mig-1g.10gb x 2"},
-		"a sharing, in place of what is no config":      {profile: threeTimes, prepare: func(r *request) { unreadable(r, "flags: [") }, gets: "none, " + threefold},
-		"a strategy, and the sharing cannot be read":    {profile: "{migStrategy: mixed}", prepare: func(r *request) { unreadable(r, "flags: [") }, refused: "NoHandover: label gpuslice.io/profile=it: the profile leaves the sharing as it is, and that is not known: no config"},
+		"another sharing, under a strategy that fits": {profile: threeTimes, reads: mixedTwice, gets: "mixed, " + threefold, keeps: "migStrategy: mixed"},
+		"the sharing that is there": {
+			profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}",
+			reads:   twice,
+			gets:    fmt.Sprintf("none, %s, by %q", twofold, twice),
+		},
+		"a strategy, and no sharing": {profile: "{migStrategy: single}", reads: mixedTwice, gets: "single, " + twofold, keeps: "migStrategy: single"},
+		"MIG devices, under a strategy that has none": {
+			profile: sliced,
+			reads:   twice,
+			gets:    "mixed, time-slicing of nvidia.com/mig-1g.10gb x 2",
+			keeps:   "migStrategy: mixed",
+		},
+		"MPS, under a strategy that it does not share": {profile: byMPS, reads: mixed, gets: "none, mps of nvidia.com/gpu x 2", keeps: "migStrategy: none"},
+		"a strategy that the settings say, too": {
+			profile: "{migStrategy: mixed}",
+			reads:   twice,
+			prepare: set(config.MIGStrategyMixed),
+			gets:    "mixed, " + twofold,
+		},
+		"a strategy, and the settings say another": {
+			profile: "{migStrategy: mixed}",
+			reads:   twice,
+			prepare: set(config.MIGStrategyNone),
+			refused: "WrongMIGStrategy: the profile's migStrategy is mixed, and the settings' is none: set that to auto",
+		},
+		"MIG devices, and the settings say how": {
+			profile: sliced,
+			reads:   twice,
+			prepare: set(config.MIGStrategyMixed),
+			gets:    "none, time-slicing of nvidia.com/mig-1g.10gb x 2",
+		},
+		"MIG devices, and the plugin's pod says how": {
+			profile: sliced,
+			reads:   twice,
+			prepare: func(r *request) { r.setStrategy("mixed") },
+			gets:    "none, time-slicing of nvidia.com/mig-1g.10gb x 2",
+		},
+		"a sharing, in place of what is no config": {
+			profile: threeTimes,
+			prepare: func(r *request) { unreadable(r, "flags: [") },
+			gets:    "none, " + threefold,
+		},
+		"a strategy, and the sharing cannot be read": {
+			profile: "{migStrategy: mixed}",
+			prepare: func(r *request) { unreadable(r, "flags: [") },
+			refused: "NoHandover: label gpuslice.io/profile=it: the profile leaves the sharing as it is, and that is not known: no config",
+		},
 		"a sharing, and a config that cannot be edited": {profile: threeTimes, reads: twice, prepare: unwritable, refused: "no room for it"},
-		"neither":                                {profile: "{labels: {a: b}}", reads: twice, gets: "nothing"},
-		"a resource that the node will not have": {profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}", reads: twice, refused: "ImpossibleSharing: label gpuslice.io/profile=it: nvidia.com/mig-1g.10gb is to be shared"},
-		"a strategy that has no effect":          {profile: "{migStrategy: single}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which the config's flags.migStrategy, single, has no effect"},
-		"the strategy of the plugin's pod":       {profile: "{migStrategy: mixed}", reads: twice, prepare: func(r *request) { r.setStrategy("mixed") }, gets: "mixed, " + twofold},
-		"a sharing, and the settings are wrong": {profile: threeTimes, reads: twice, prepare: func(r *request) { set(config.MIGStrategySingle)(r); r.setStrategy("mixed") },
-			refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which migStrategy of the settings, single, is not true on this node"},
-		"a sharing, and the settings are right": {profile: threeTimes, reads: twice, prepare: func(r *request) { set(config.MIGStrategyMixed)(r); r.setStrategy("mixed") }, gets: "none, " + threefold},
-		"a sharing, and two plugins contradict each other": {profile: threeTimes, reads: twice, prepare: func(r *request) { r.seen.DevicePlugin.Rivals = "two pods differ" },
-			refused: "WrongMIGStrategy: label gpuslice.io/profile=it: the device plugin's MIG strategy is mixed, under which two pods differ"},
+		"neither": {profile: "{labels: {a: b}}", reads: twice, gets: "nothing"},
+		"a resource that the node will not have": {
+			profile: "{sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}",
+			reads:   twice,
+			refused: "ImpossibleSharing: label gpuslice.io/profile=it: nvidia.com/mig-1g.10gb is to be shared",
+		},
+		"a strategy that has no effect": {
+			profile: "{migStrategy: single}",
+			reads:   twice,
+			prepare: func(r *request) { r.setStrategy("mixed") },
+			refused: strategyIs + "mixed, under which the config's flags.migStrategy, single, has no effect",
+		},
+		"the strategy of the plugin's pod": {
+			profile: "{migStrategy: mixed}",
+			reads:   twice,
+			prepare: func(r *request) { r.setStrategy("mixed") },
+			gets:    "mixed, " + twofold,
+		},
+		"a sharing, and the settings are wrong": {
+			profile: threeTimes,
+			reads:   twice,
+			prepare: func(r *request) { set(config.MIGStrategySingle)(r); r.setStrategy("mixed") },
+			refused: strategyIs + "mixed, under which migStrategy of the settings, single, is not true on this node",
+		},
+		"a sharing, and the settings are right": {
+			profile: threeTimes,
+			reads:   twice,
+			prepare: func(r *request) { set(config.MIGStrategyMixed)(r); r.setStrategy("mixed") },
+			gets:    "none, " + threefold,
+		},
+		"a sharing, and two plugins contradict each other": {
+			profile: threeTimes,
+			reads:   twice,
+			prepare: func(r *request) { r.seen.DevicePlugin.Rivals = "two pods differ" },
+			refused: strategyIs + "mixed, under which two pods differ",
+		},
 	} {
 		r := newRequest(t)
 		r.reads(t, row.reads, nil)
@@ -154,21 +220,31 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 		keeps   string
 		refused string
 	}{
-		"a key has it":                       {keys: map[string]string{"three": thrice}, gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"a key before it is no config":       {keys: map[string]string{"broken": "[", "three": thrice}, gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"a key before it can be in no label": {keys: map[string]string{"-three": thrice, "three": thrice}, gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"no key has it":                      {gets: writes, keeps: "replicas: 3"},
-		"the key can be in no label":         {keys: map[string]string{strings.Repeat("a", 64): thrice, "-three": thrice}, gets: writes, keeps: "replicas: 3"},
-		"the key is another agent's":         {keys: map[string]string{config.OwnPluginKey + "other-" + state.Hash(thrice): thrice}, gets: writes},
+		"a key has it": {keys: map[string]string{"three": thrice}, gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
+		"a key before it is no config": {
+			keys: map[string]string{"broken": "[", "three": thrice},
+			gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`,
+		},
+		"a key before it can be in no label": {
+			keys: map[string]string{"-three": thrice, "three": thrice},
+			gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`,
+		},
+		"no key has it":              {gets: writes, keeps: "replicas: 3"},
+		"the key can be in no label": {keys: map[string]string{strings.Repeat("a", 64): thrice, "-three": thrice}, gets: writes, keeps: "replicas: 3"},
+		"the key is another agent's": {keys: map[string]string{config.OwnPluginKey + "other-" + state.Hash(thrice): thrice}, gets: writes},
 		"the agent's own, which the node has": {
 			keys: map[string]string{own(thrice): thrice}, prepare: labelled(own(thrice)),
 			gets: fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %s of %q", own(thrice), thrice),
 		},
 		// Another program may have put it there.
-		"the agent's own, which the node has not": {keys: map[string]string{own(thrice): thrice}, gets: writes, keeps: `of "# All that is not asked of gpuslice is as in key any`},
+		"the agent's own, which the node has not": {
+			keys:  map[string]string{own(thrice): thrice},
+			gets:  writes,
+			keeps: `of "# All that is not asked of gpuslice is as in key any`,
+		},
 		"the settings let the agent write no key": {
 			prepare: func(r *request) { r.seen.Plugin.Method = config.HandoverLabel },
-			refused: "NoHandover: label gpuslice.io/profile=it: no key of ConfigMap gpu-operator/configs has the sharing time-slicing of nvidia.com/gpu x 3, and the MIG strategy none; add one",
+			refused: "NoHandover: label gpuslice.io/profile=it: no key of ConfigMap gpu-operator/configs has the sharing time-slicing of nvidia.com/gpu x 3, and the",
 		},
 		"the ConfigMap cannot be read": {
 			prepare: func(r *request) { r.seen.Plugin.Manager.ReadErr = errors.New("forbidden") }, refused: "NoHandover: label gpuslice.io/profile=it: forbidden",
@@ -176,9 +252,14 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 		"the ConfigMap is not seen": {
 			prepare: func(r *request) { r.seen.Plugin.Manager.ReadErr = &outcome.UnseenError{Err: errors.New("no answer")} }, refused: "unseen: no answer",
 		},
-		"a config that cannot be edited":          {prepare: unwritable, refused: "no room for it"},
-		"from the key that the node has":          {keys: map[string]string{"hooks": hooked}, prepare: labelled("hooks"), gets: writes, keeps: "/usr/bin/of-people"},
-		"from the key that the agent's own names": {keys: map[string]string{"hooks": hooked, own(noted): noted}, prepare: labelled(own(noted)), gets: writes, keeps: "/usr/bin/of-people"},
+		"a config that cannot be edited": {prepare: unwritable, refused: "no room for it"},
+		"from the key that the node has": {keys: map[string]string{"hooks": hooked}, prepare: labelled("hooks"), gets: writes, keeps: "/usr/bin/of-people"},
+		"from the key that the agent's own names": {
+			keys:    map[string]string{"hooks": hooked, own(noted): noted},
+			prepare: labelled(own(noted)),
+			gets:    writes,
+			keeps:   "/usr/bin/of-people",
+		},
 		"from the settings' default, where the agent's own names none": {keys: map[string]string{own(twice): twice}, prepare: func(r *request) {
 			labelled(own(twice))(r)
 			r.resolver.Settings.DevicePlugin.DefaultConfig = "hooks"
@@ -187,7 +268,12 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 			labelled(own(hooked))(r)
 			r.resolver.Settings.DevicePlugin.DefaultConfig = "gone"
 		}, gets: writes, keeps: "is as in key any"},
-		"from that key, where the settings have no default": {keys: map[string]string{own(hooked): hooked}, prepare: labelled(own(hooked)), gets: writes, keeps: "is as in key any"},
+		"from that key, where the settings have no default": {
+			keys:    map[string]string{own(hooked): hooked},
+			prepare: labelled(own(hooked)),
+			gets:    writes,
+			keeps:   "is as in key any",
+		},
 	} {
 		r := newRequest(t)
 		keys := map[string]string{"any": twice}
@@ -223,24 +309,65 @@ func TestAKeyOfTheDevicePluginsConfigsIsReadWhereItIsGivenToThePlugin(t *testing
 		gets    string // the beginning
 		refused string
 	}{
-		"a file that may not be read, where the agent writes the next": {named: thrice, prepare: spoils(forbidden), gets: "none, time-slicing of nvidia.com/gpu x 3"},
-		"a file that is no config, where the agent writes the next":    {named: thrice, prepare: spoils(errors.New("no config")), gets: "none, time-slicing of nvidia.com/gpu x 3"},
-		"a ConfigMap that the agent may not read is the manager's":     {managed: true, named: thrice, prepare: spoils(forbidden), gets: "nothing"},
-		"a key of the manager's that is no config":                     {managed: true, named: thrice, prepare: spoils(errors.New("no config")), refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: no config"},
-		"a key that is no config":                                      {named: "[", refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: "},
+		"a file that may not be read, where the agent writes the next": {
+			named:   thrice,
+			prepare: spoils(forbidden),
+			gets:    "none, time-slicing of nvidia.com/gpu x 3",
+		},
+		"a file that is no config, where the agent writes the next": {
+			named:   thrice,
+			prepare: spoils(errors.New("no config")),
+			gets:    "none, time-slicing of nvidia.com/gpu x 3",
+		},
+		"a ConfigMap that the agent may not read is the manager's": {managed: true, named: thrice, prepare: spoils(forbidden), gets: "nothing"},
+		"a key of the manager's that is no config": {
+			managed: true,
+			named:   thrice,
+			prepare: spoils(errors.New("no config")),
+			refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: no config",
+		},
+		"a key that is no config": {named: "[", refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: "},
 		"the ConfigMap of the settings is not there": {
 			named: thrice, prepare: func(r *request) {
 				r.seen.Plugin.Named.Err = fmt.Errorf("reading it: %w", apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, "configs"))
 			},
-			refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: reading it: configmaps \"configs\" not found: create it, or name yours in devicePlugin.configMap of the settings",
+			refused: "InvalidCatalog: label nvidia.com/device-plugin.config=named: reading it: configmaps \"configs\" not found: " +
+				"create it, or name yours in devicePlugin.configMap of the settings",
 		},
-		"a default, and a key of the manager's which shares alike":      {managed: true, named: twice, prepare: byDefault, gets: `none, time-slicing of nvidia.com/gpu x 2, by ""`},
-		"a default, and the manager's ConfigMap cannot be read":         {managed: true, named: thrice, prepare: func(r *request) { byDefault(r); r.seen.Plugin.Manager.ReadErr = errors.New("no role") }, refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: no role"},
-		"a default, and the settings let the agent write no key":        {managed: true, named: thrice, prepare: func(r *request) { byDefault(r); r.seen.Plugin.Method = config.HandoverLabel }, refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: the default takes a key of the agent's in ConfigMap gpu-operator/configs: set devicePlugin.handover to configmap"},
-		"a strategy, beside a cut that fits it":                         {named: mixed, prepare: cuts, gets: "mixed, nothing shared"},
-		"no strategy, beside a cut":                                     {named: "version: v1\n", prepare: cuts, refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is none, under which it offers no MIG device"},
-		"no strategy, beside a cut, and the node's label says one":      {named: "version: v1\n", prepare: func(r *request) { cuts(r); r.label(config.LabelMIGStrategy, "mixed") }, gets: "none, nothing shared"},
-		"a strategy that is for GPUs of one profile, beside two of two": {named: "version: v1\nflags: {migStrategy: single}\n", prepare: func(r *request) { cuts(r); r.seen.GPUs = append(r.seen.GPUs, nvml.GPU{UUID: "GPU-b", Index: 1}) }, refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is single, under which it ends when"},
+		"a default, and a key of the manager's which shares alike": {
+			managed: true,
+			named:   twice,
+			prepare: byDefault,
+			gets:    `none, time-slicing of nvidia.com/gpu x 2, by ""`,
+		},
+		"a default, and the manager's ConfigMap cannot be read": {
+			managed: true,
+			named:   thrice,
+			prepare: func(r *request) { byDefault(r); r.seen.Plugin.Manager.ReadErr = errors.New("no role") },
+			refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: no role",
+		},
+		"a default, and the settings let the agent write no key": {
+			managed: true,
+			named:   thrice,
+			prepare: func(r *request) { byDefault(r); r.seen.Plugin.Method = config.HandoverLabel },
+			refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: the default takes a key of the agent's in ConfigMap gpu-operator/configs: set",
+		},
+		"a strategy, beside a cut that fits it": {named: mixed, prepare: cuts, gets: "mixed, nothing shared"},
+		"no strategy, beside a cut": {
+			named:   "version: v1\n",
+			prepare: cuts,
+			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is none, under which it offers",
+		},
+		"no strategy, beside a cut, and the node's label says one": {
+			named:   "version: v1\n",
+			prepare: func(r *request) { cuts(r); r.label(config.LabelMIGStrategy, "mixed") },
+			gets:    "none, nothing shared",
+		},
+		"a strategy that is for GPUs of one profile, beside two of two": {
+			named:   "version: v1\nflags: {migStrategy: single}\n",
+			prepare: func(r *request) { cuts(r); r.seen.GPUs = append(r.seen.GPUs, nvml.GPU{UUID: "GPU-b", Index: 1}) },
+			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is single, under which it ends when",
+		},
 	} {
 		r := newRequest(t)
 		r.label(config.LabelDevicePluginConfig, "named")
@@ -294,18 +421,42 @@ func TestTheFormerConfigThatAnUndoGivesBack(t *testing.T) {
 		gets    string
 		known   bool
 	}{
-		"the change leaves it":                      {former: &journal.FormerPlugin{Text: thrice, Stays: true}},
-		"the change has none":                       {},
-		"a file":                                    {former: &journal.FormerPlugin{Text: thrice}, gets: fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %q", thrice), known: true},
-		"a file that is no config":                  {former: &journal.FormerPlugin{Text: "["}, gets: `none,  of , by "["`},
-		"a key":                                     {former: &journal.FormerPlugin{Text: "three"}, managed: true, label: own(twice), gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"a key, and the label is gone":              {former: &journal.FormerPlugin{Text: "three"}, managed: true, gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"a key, which the label names again":        {former: &journal.FormerPlugin{Text: "three"}, managed: true, label: "three", gets: `none, time-slicing of nvidia.com/gpu x 3, by "three"`},
-		"a key, and a user has set another":         {former: &journal.FormerPlugin{Text: "three"}, managed: true, label: "any"},
-		"a key that is no config":                   {former: &journal.FormerPlugin{Text: "broken"}, managed: true, label: own(twice), gets: `none,  of , by "broken"`},
-		"a key that is gone":                        {former: &journal.FormerPlugin{Text: "gone"}, managed: true, label: own(twice), gets: `none,  of , by "gone"`},
-		"a key of the agent's, by its text":         {former: &journal.FormerPlugin{Text: own(thrice), Body: thrice}, managed: true, label: own(twice), gets: fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %s of %q", own(thrice), thrice)},
-		"a key of the agent's before a new node ID": {former: &journal.FormerPlugin{Text: config.OwnPluginKey + "before", Body: thrice}, managed: true, label: own(twice), gets: fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %s of %q", own(thrice), thrice)},
+		"the change leaves it":     {former: &journal.FormerPlugin{Text: thrice, Stays: true}},
+		"the change has none":      {},
+		"a file":                   {former: &journal.FormerPlugin{Text: thrice}, gets: fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %q", thrice), known: true},
+		"a file that is no config": {former: &journal.FormerPlugin{Text: "["}, gets: `none,  of , by "["`},
+		"a key": {
+			former:  &journal.FormerPlugin{Text: "three"},
+			managed: true,
+			label:   own(twice),
+			gets:    `none, time-slicing of nvidia.com/gpu x 3, by "three"`,
+		},
+		"a key, and the label is gone": {
+			former:  &journal.FormerPlugin{Text: "three"},
+			managed: true,
+			gets:    `none, time-slicing of nvidia.com/gpu x 3, by "three"`,
+		},
+		"a key, which the label names again": {
+			former:  &journal.FormerPlugin{Text: "three"},
+			managed: true,
+			label:   "three",
+			gets:    `none, time-slicing of nvidia.com/gpu x 3, by "three"`,
+		},
+		"a key, and a user has set another": {former: &journal.FormerPlugin{Text: "three"}, managed: true, label: "any"},
+		"a key that is no config":           {former: &journal.FormerPlugin{Text: "broken"}, managed: true, label: own(twice), gets: `none,  of , by "broken"`},
+		"a key that is gone":                {former: &journal.FormerPlugin{Text: "gone"}, managed: true, label: own(twice), gets: `none,  of , by "gone"`},
+		"a key of the agent's, by its text": {
+			former:  &journal.FormerPlugin{Text: own(thrice), Body: thrice},
+			managed: true,
+			label:   own(twice),
+			gets:    fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %s of %q", own(thrice), thrice),
+		},
+		"a key of the agent's before a new node ID": {
+			former:  &journal.FormerPlugin{Text: config.OwnPluginKey + "before", Body: thrice},
+			managed: true,
+			label:   own(twice),
+			gets:    fmt.Sprintf("none, time-slicing of nvidia.com/gpu x 3, by %s of %q", own(thrice), thrice),
+		},
 	} {
 		r := newRequest(t)
 		if r.reads(t, twice, nil); row.managed {
@@ -334,16 +485,31 @@ func TestTheLabelsAndTaintsOfAProfileThatAreRefused(t *testing.T) {
 		refused string
 	}{
 		"a label that the node has not": {profile: "{labels: {team: a}}"},
-		"a label of another program":    {profile: "{labels: {team: a}}", prepare: func(r *request) { r.label("team", "b") }, refused: `NodeKeyConflict: profile it: label team is "b" on the node, and "a" in the profile, which is not ours to change`},
+		"a label of another program": {
+			profile: "{labels: {team: a}}",
+			prepare: func(r *request) { r.label("team", "b") },
+			refused: `NodeKeyConflict: profile it: label team is "b" on the node, and "a" in the profile, which is not ours to change`,
+		},
 		"a label that the agent has set": {profile: "{labels: {team: a}}", prepare: func(r *request) {
 			r.label("team", "b")
 			r.seen.Record.Learnt.Published.Labels = map[string]string{"team": "b"}
 		}},
-		"the startup taint":                        {profile: "{taints: [{key: fresh, effect: NoSchedule}]}", prepare: func(r *request) { r.resolver.Settings.StartupTaint = "fresh" }, refused: `InvalidCatalog: profile it: taints[0].key: "fresh" is startupTaint of the settings`},
-		"a taint that the plugin does not bear":    {profile: "{taints: [{key: gpu, effect: NoSchedule}]}", refused: "InvalidCatalog: profile it: pod gpu-operator/plugin does not tolerate the taint gpu:NoSchedule"},
-		"a taint that is only preferred":           {profile: "{taints: [{key: gpu, effect: PreferNoSchedule}]}"},
-		"a taint that the plugin bears":            {profile: "{taints: [{key: gpu, effect: NoSchedule}]}", prepare: tolerant},
-		"a taint that the plugin bears beside one": {profile: "{taints: [{key: gpu, effect: NoSchedule}, {key: other, effect: NoSchedule}]}", prepare: tolerant, refused: "InvalidCatalog: profile it: pod gpu-operator/plugin does not tolerate the taint other:NoSchedule"},
+		"the startup taint": {
+			profile: "{taints: [{key: fresh, effect: NoSchedule}]}",
+			prepare: func(r *request) { r.resolver.Settings.StartupTaint = "fresh" },
+			refused: `InvalidCatalog: profile it: taints[0].key: "fresh" is startupTaint of the settings`,
+		},
+		"a taint that the plugin does not bear": {
+			profile: "{taints: [{key: gpu, effect: NoSchedule}]}",
+			refused: "InvalidCatalog: profile it: pod gpu-operator/plugin does not tolerate the taint gpu:NoSchedule",
+		},
+		"a taint that is only preferred": {profile: "{taints: [{key: gpu, effect: PreferNoSchedule}]}"},
+		"a taint that the plugin bears":  {profile: "{taints: [{key: gpu, effect: NoSchedule}]}", prepare: tolerant},
+		"a taint that the plugin bears beside one": {
+			profile: "{taints: [{key: gpu, effect: NoSchedule}, {key: other, effect: NoSchedule}]}",
+			prepare: tolerant,
+			refused: "InvalidCatalog: profile it: pod gpu-operator/plugin does not tolerate the taint other:NoSchedule",
+		},
 		"a taint that the MPS daemon does not bear": {profile: "{taints: [{key: gpu, effect: NoSchedule}]}", prepare: func(r *request) {
 			tolerant(r)
 			r.seen.DevicePlugin.MPSDaemons = []corev1.Pod{{}}

@@ -46,6 +46,7 @@ func TestAnUnhealthyGPUIsResetWithoutALabel(t *testing.T) {
 func TestAChangeEndsWhereTheLabelThatAskedForItIsGone(t *testing.T) {
 	t.Parallel()
 	former := &journal.FormerPlugin{Label: config.LabelDevicePluginConfig}
+	off, ownKey := map[string]string{config.LabelMIGConfig: "all-disabled"}, config.OwnPluginKey+"uid-0"
 	for name, row := range map[string]struct {
 		journal journal.Journal
 		labels  map[string]string
@@ -54,26 +55,29 @@ func TestAChangeEndsWhereTheLabelThatAskedForItIsGone(t *testing.T) {
 	}{
 		"no label":                 {journal: journal.Journal{Target: "mine"}, says: "the label that asked for mine was removed"},
 		"no label, and no change":  {says: "nothing is asked for, and what an agent has left on the node is given back"},
-		"another label":            {journal: journal.Journal{Target: "mine"}, labels: map[string]string{config.LabelMIGConfig: "all-disabled"}},
-		"another, of what is left": {labels: map[string]string{config.LabelMIGConfig: "all-disabled"}},
+		"another label":            {journal: journal.Journal{Target: "mine"}, labels: off},
+		"another, of what is left": {labels: off},
 		"the MIG config alone": {
-			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, labels: map[string]string{config.LabelMIGConfig: "all-disabled"}, says: "the label that asked for all-disabled + any was removed",
+			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, labels: off,
+			says: "the label that asked for all-disabled + any was removed",
 		},
 		"the MIG config, beside a key that an agent has set": {
 			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, says: "was removed",
-			labels: map[string]string{config.LabelMIGConfig: "all-disabled", config.LabelDevicePluginConfig: config.OwnPluginKey + "uid-0"},
+			labels: map[string]string{config.LabelMIGConfig: "all-disabled", config.LabelDevicePluginConfig: ownKey},
 		},
 		"the MIG config, beside the settings' default": {
-			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, labels: map[string]string{config.LabelMIGConfig: "all-disabled"}, byDef: "any",
+			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, labels: off, byDef: "any",
 		},
 		"a profile, whose key the agent has set": {
-			journal: journal.Journal{Target: "shared", Plugin: former}, labels: map[string]string{config.LabelProfile: "shared", config.LabelDevicePluginConfig: config.OwnPluginKey + "uid-0"},
+			journal: journal.Journal{Target: "shared", Plugin: former},
+			labels:  map[string]string{config.LabelProfile: "shared", config.LabelDevicePluginConfig: ownKey},
 		},
 		"the MIG config, and the plugin's config is in a file": {
-			journal: journal.Journal{Target: "all-disabled + any", Plugin: &journal.FormerPlugin{}}, labels: map[string]string{config.LabelMIGConfig: "all-disabled"},
+			journal: journal.Journal{Target: "all-disabled + any", Plugin: &journal.FormerPlugin{}}, labels: off,
 		},
 		"the MIG config, and the plugin's config stays": {
-			journal: journal.Journal{Target: "all-disabled", Plugin: &journal.FormerPlugin{Label: config.LabelDevicePluginConfig, Stays: true}}, labels: map[string]string{config.LabelMIGConfig: "all-disabled"},
+			journal: journal.Journal{Target: "all-disabled", Plugin: &journal.FormerPlugin{Label: config.LabelDevicePluginConfig, Stays: true}},
+			labels:  off,
 		},
 	} {
 		r := newRequest(t)
@@ -98,17 +102,35 @@ func TestAnOverriddenMIGConfigIsAnsweredOnlyIfTheProfileCutsTheSame(t *testing.T
 		mine    catalog.MIGConfig
 		waits   bool
 	}{
-		"the same":                 {profile: "cut", label: "mine", mine: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}},
-		"no label":                 {profile: "cut"},
-		"MIG off":                  {profile: "cut", label: "all-disabled", waits: true},
-		"a name of nothing":        {profile: "cut", label: "nonsense", waits: true},
-		"MIG off, by both":         {profile: "whole", label: "all-disabled"},
-		"MIG on":                   {profile: "whole", label: "all-1g.10gb", waits: true},
-		"MIG on, and no instance":  {profile: "whole", label: "mine", mine: catalog.MIGConfig{{All: true, MIG: true}}, waits: true},
-		"fewer instances":          {profile: "cut", label: "mine", mine: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 3}}}, waits: true},
-		"the same of the first":    {profile: "cut", label: "mine", mine: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}},
-		"the same of the second":   {profile: "cut", label: "mine", mine: catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}},
-		"another of the second":    {profile: "cut", label: "mine", mine: catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 3}}}, waits: true},
+		"the same":                {profile: "cut", label: "mine", mine: catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}},
+		"no label":                {profile: "cut"},
+		"MIG off":                 {profile: "cut", label: "all-disabled", waits: true},
+		"a name of nothing":       {profile: "cut", label: "nonsense", waits: true},
+		"MIG off, by both":        {profile: "whole", label: "all-disabled"},
+		"MIG on":                  {profile: "whole", label: "all-1g.10gb", waits: true},
+		"MIG on, and no instance": {profile: "whole", label: "mine", mine: catalog.MIGConfig{{All: true, MIG: true}}, waits: true},
+		"fewer instances": {
+			profile: "cut",
+			label:   "mine",
+			mine:    catalog.MIGConfig{{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 3}}},
+			waits:   true,
+		},
+		"the same of the first": {
+			profile: "cut",
+			label:   "mine",
+			mine:    catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+		},
+		"the same of the second": {
+			profile: "cut",
+			label:   "mine",
+			mine:    catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+		},
+		"another of the second": {
+			profile: "cut",
+			label:   "mine",
+			mine:    catalog.MIGConfig{{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 3}}},
+			waits:   true,
+		},
 		"MIG off of the second":    {profile: "cut", label: "mine", mine: catalog.MIGConfig{{Indices: []int{1}}}, waits: true},
 		"MIG off, of a whole node": {profile: "whole", label: "mine", mine: catalog.MIGConfig{{Indices: []int{1}}}},
 	} {
@@ -179,7 +201,8 @@ func TestANameThatIsUnknownIsSaidWithTheFileThatIsNotThere(t *testing.T) {
 		r.seen.Files.Configs = &state.ConfigMapFile{Name: "configs", Absent: !row.configs}
 		r.seen.Files.Profiles = &state.ConfigMapFile{Name: "profiles", Absent: !row.profiles, Data: []byte(someProfiles)}
 		_, err := r.desired(t)
-		if said := fmt.Sprint(err); !strings.Contains(said, row.label+"=unknown") || strings.Contains(said, "is not there") != (row.missing != "") || !strings.HasSuffix(said, row.missing) {
+		said := fmt.Sprint(err)
+		if !strings.Contains(said, row.label+"=unknown") || strings.Contains(said, "is not there") != (row.missing != "") || !strings.HasSuffix(said, row.missing) {
 			t.Errorf("%s: %s, want %q", name, said, row.missing)
 		}
 	}
@@ -247,13 +270,23 @@ func TestWhatWasReadOfAFileCountsForTheNameThatItWasReadFor(t *testing.T) {
 		file  string
 		count int // of instances; 0 if what stands is not known
 	}{
-		"for this name":                       {read: [2]string{config.LabelMIGConfig, "mine"}, file: "no YAML", count: 7},
-		"for another":                         {read: [2]string{config.LabelMIGConfig, "all-disabled"}, file: "no YAML"},
-		"for a profile of this name":          {read: [2]string{config.LabelProfile, "mine"}, file: "no YAML"},
-		"and an entry of it can be read now":  {read: [2]string{config.LabelMIGConfig, "mine"}, file: mistake, count: 3},
-		"and a reset needs no file":           {read: [2]string{config.LabelMIGConfig, "mine"}, then: state.Desired{Fingerprint: "reset"}, file: "no YAML", count: 7},
-		"and a config of the plugin needs it": {read: [2]string{config.LabelMIGConfig, "mine"}, then: state.Desired{Label: config.LabelDevicePluginConfig, Name: "any", Fingerprint: "any"}, file: "no YAML", count: 7},
-		"and another is refused":              {read: [2]string{config.LabelMIGConfig, "mine"}, then: state.Desired{Label: config.LabelMIGConfig, Name: "none"}, file: "no YAML", count: 7},
+		"for this name":                      {read: [2]string{config.LabelMIGConfig, "mine"}, file: "no YAML", count: 7},
+		"for another":                        {read: [2]string{config.LabelMIGConfig, "all-disabled"}, file: "no YAML"},
+		"for a profile of this name":         {read: [2]string{config.LabelProfile, "mine"}, file: "no YAML"},
+		"and an entry of it can be read now": {read: [2]string{config.LabelMIGConfig, "mine"}, file: mistake, count: 3},
+		"and a reset needs no file":          {read: [2]string{config.LabelMIGConfig, "mine"}, then: state.Desired{Fingerprint: "reset"}, file: "no YAML", count: 7},
+		"and a config of the plugin needs it": {
+			read:  [2]string{config.LabelMIGConfig, "mine"},
+			then:  state.Desired{Label: config.LabelDevicePluginConfig, Name: "any", Fingerprint: "any"},
+			file:  "no YAML",
+			count: 7,
+		},
+		"and another is refused": {
+			read:  [2]string{config.LabelMIGConfig, "mine"},
+			then:  state.Desired{Label: config.LabelMIGConfig, Name: "none"},
+			file:  "no YAML",
+			count: 7,
+		},
 	} {
 		r := newRequest(t)
 		r.setStrategy("mixed")

@@ -103,6 +103,19 @@ func TestWhatIsOverIsDropped(t *testing.T) {
 	}
 }
 
+// early says why a step is not tried now; empty if it is.
+func early(b *decide.Retries, step plan.Step) string {
+	var waiting *outcome.Waiting
+	var stalled *outcome.Stalled
+	switch err := b.TooEarly(step); {
+	case errors.As(err, &waiting):
+		return fmt.Sprintf("waits %s, %s: %s", waiting.After, waiting.Reason, waiting.Message)
+	case errors.As(err, &stalled):
+		return fmt.Sprintf("%s: %s", stalled.Reason, stalled.Message)
+	}
+	return ""
+}
+
 // A step that fails is tried again after pauses that double, and not before; the change is given up after so many failures of a step whose failures count.
 func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
 	t.Parallel()
@@ -110,28 +123,17 @@ func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
 	settings.Retry.First, settings.Retry.Longest, settings.Retry.Failures = time.Second, 3*time.Second, 4
 	b := decide.NewRetries(monotonic.New(clock), settings)
 	create, evict := plan.Step{Kind: plan.Create}, plan.Step{Kind: plan.Evict}
-	early := func(step plan.Step) string {
-		var waiting *outcome.Waiting
-		var stalled *outcome.Stalled
-		switch err := b.TooEarly(step); {
-		case errors.As(err, &waiting):
-			return fmt.Sprintf("waits %s, %s: %s", waiting.After, waiting.Reason, waiting.Message)
-		case errors.As(err, &stalled):
-			return fmt.Sprintf("%s: %s", stalled.Reason, stalled.Message)
-		}
-		return ""
-	}
 	for i, pause := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second} {
-		if said := early(create); said != "" {
+		if said := early(b, create); said != "" {
 			t.Errorf("before failure %d: %s", i+1, said)
 		}
 		if d := b.Failed(create, state.Desired{}, errors.New("no")); d.After != pause || d.Failure != nil || d.Reason != config.ReasonRetrying {
 			t.Errorf("failure %d: %+v, want a pause of %s", i+1, d, pause)
 		}
-		if said, want := early(create), fmt.Sprintf("waits %s, Retrying: no; trying again", pause); said != want {
+		if said, want := early(b, create), fmt.Sprintf("waits %s, Retrying: no; trying again", pause); said != want {
 			t.Errorf("after failure %d: %s, want %s", i+1, said, want)
 		}
-		if said := early(evict); said != "" {
+		if said := early(b, evict); said != "" {
 			t.Errorf("the failure of a step holds up another: %s", said)
 		}
 		clock.Step(pause)
@@ -140,7 +142,7 @@ func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
 	if d.Failure == nil || d.Failure.Reason != config.ReasonHardwareFailure || d.Failure.Fingerprint != "asked" || d.Failure.Message != "no; given up after 4 attempts" {
 		t.Errorf("the last failure: %+v", d)
 	}
-	if said, want := early(create), "HardwareFailure: no; given up after 4 attempts"; said != want {
+	if said, want := early(b, create), "HardwareFailure: no; given up after 4 attempts"; said != want {
 		t.Errorf("after the last failure: %s, want %s", said, want)
 	}
 	for range 2 * settings.Retry.Failures {
@@ -182,14 +184,28 @@ func TestProcessesOnAGPUAreWaitedForUntilTheDeadline(t *testing.T) {
 		deadline bool // the message names it
 		failed   bool
 	}{
-		"no change is under way":                {at: drain + time.Hour, says: "process 2"},
-		"before the deadline":                   {at: drain - time.Minute, journal: true, says: "process 2", deadline: true},
-		"at the deadline":                       {at: drain, journal: true, says: "process 2", deadline: true},
-		"after the deadline":                    {at: drain + time.Second, journal: true, failed: true, says: "process 2, and still is at the deadline"},
-		"after the deadline, on the way back":   {at: drain + time.Second, journal: true, undo: true, says: "process 2"},
-		"half a minute after another process":   {at: time.Minute, journal: true, before: "process 1", earlier: 30 * time.Second, says: "process 1", deadline: true},
-		"a minute after another process":        {at: time.Minute, journal: true, before: "process 1", earlier: time.Minute, says: "process 2", deadline: true},
-		"half a minute after it failed somehow": {at: time.Minute, journal: true, before: "a failure", earlier: 30 * time.Second, says: "process 2", deadline: true},
+		"no change is under way":              {at: drain + time.Hour, says: "process 2"},
+		"before the deadline":                 {at: drain - time.Minute, journal: true, says: "process 2", deadline: true},
+		"at the deadline":                     {at: drain, journal: true, says: "process 2", deadline: true},
+		"after the deadline":                  {at: drain + time.Second, journal: true, failed: true, says: "process 2, and still is at the deadline"},
+		"after the deadline, on the way back": {at: drain + time.Second, journal: true, undo: true, says: "process 2"},
+		"half a minute after another process": {
+			at:       time.Minute,
+			journal:  true,
+			before:   "process 1",
+			earlier:  30 * time.Second,
+			says:     "process 1",
+			deadline: true,
+		},
+		"a minute after another process": {at: time.Minute, journal: true, before: "process 1", earlier: time.Minute, says: "process 2", deadline: true},
+		"half a minute after it failed somehow": {
+			at:       time.Minute,
+			journal:  true,
+			before:   "a failure",
+			earlier:  30 * time.Second,
+			says:     "process 2",
+			deadline: true,
+		},
 	} {
 		clock := testclock.NewFakeClock(start)
 		b := decide.NewRetries(monotonic.New(clock), config.Default())
@@ -258,12 +274,18 @@ func TestWhatBecomesOfAPassThatEndedByAnError(t *testing.T) {
 		failed  bool
 		noReset bool
 	}{
-		"the observation":                          {err: errors.New("no"), reason: config.ReasonRetrying},
-		"the observation, in use":                  {err: nvml.ErrInUse, reason: config.ReasonRetrying},
-		"a step":                                   {kind: plan.Create, err: errors.New("no"), reason: config.ReasonRetrying},
-		"a step on a GPU that is in use":           {kind: plan.Create, err: nvml.ErrInUse, reason: config.ReasonGPUInUse},
-		"a step on none, in use":                   {kind: plan.StopUnits, err: nvml.ErrInUse, reason: config.ReasonRetrying},
-		"a mode that the driver does not know":     {kind: plan.SetMode, err: nvml.ErrNotSupported, boot: "boot-1", reason: config.ReasonHardwareFailure, failed: true},
+		"the observation":                {err: errors.New("no"), reason: config.ReasonRetrying},
+		"the observation, in use":        {err: nvml.ErrInUse, reason: config.ReasonRetrying},
+		"a step":                         {kind: plan.Create, err: errors.New("no"), reason: config.ReasonRetrying},
+		"a step on a GPU that is in use": {kind: plan.Create, err: nvml.ErrInUse, reason: config.ReasonGPUInUse},
+		"a step on none, in use":         {kind: plan.StopUnits, err: nvml.ErrInUse, reason: config.ReasonRetrying},
+		"a mode that the driver does not know": {
+			kind:   plan.SetMode,
+			err:    nvml.ErrNotSupported,
+			boot:   "boot-1",
+			reason: config.ReasonHardwareFailure,
+			failed: true,
+		},
 		"a step on none that is not supported":     {kind: plan.StopUnits, err: nvml.ErrNotSupported, reason: config.ReasonRetrying},
 		"a reset that the driver does not know":    {kind: plan.Reset, err: nvml.ErrNotSupported, boot: "boot-1", noReset: true},
 		"that, where a reboot cannot be seen":      {kind: plan.Reset, err: nvml.ErrNotSupported, reason: config.ReasonHardwareFailure, failed: true},
