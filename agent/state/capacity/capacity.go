@@ -110,7 +110,7 @@ func (r Resources) Summary(sharing *catalog.Sharing) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		text := fmt.Sprintf("%s %d", name, len(r[name]))
-		if n := replicas[name]; n > 1 {
+		if n, shared := replicas[name]; shared {
 			text += fmt.Sprintf(" = %d x %d %s", len(r[name])/n, n, sharing.Strategy)
 		}
 		parts = append(parts, text)
@@ -182,8 +182,9 @@ func (r Resources) NamedBy(kubelet Resources) Resources {
 	out := Resources{}
 	for name, ids := range r {
 		profile, plain := strings.CutPrefix(name, nvml.ResourceMIGPrefix)
-		if end := strings.Index(profile, "gb"); plain && len(kubelet[name])+len(kubelet[name+nvml.SharedSuffix]) == 0 && end >= 0 {
-			name = nvml.ResourceMIGPrefix + profile[:end+len("gb")]
+		size, _, is := strings.Cut(profile, "gb")
+		if plain && is && len(kubelet[name])+len(kubelet[name+nvml.SharedSuffix]) == 0 {
+			name = nvml.ResourceMIGPrefix + size + "gb"
 		}
 		out[name] = append(out[name], ids...)
 	}
