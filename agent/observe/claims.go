@@ -78,37 +78,70 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 
 // claims returns the claims of the pods, and why some could not be read.
 func (c *Claims) claims(ctx context.Context, pods []corev1.Pod, mayRead bool) (holders.Claims, error) {
+	names := namedClaims(pods)
+	if mayRead {
+		c.refresh(ctx, names)
+	}
 	known, out := map[holders.PodClaim]readClaim{}, holders.Claims{}
-	reads, unread := 0, 0
+	unread := 0
 	var first error
-	for i := range pods {
-		if state.Ended(&pods[i]) {
+	for _, n := range names {
+		has, is := c.known[n.PodClaim]
+		if !is {
 			continue
 		}
-		for _, name := range holders.ClaimNames(&pods[i]) {
-			key := holders.PodClaim{Pod: pods[i].UID, Name: name}
-			has, is := c.known[key]
-			if mayRead && ctx.Err() == nil && reads < maxReads && (!is || c.isDue(has, key.Pod)) {
-				has, is = c.read(ctx, pods[i].Namespace, name), true
-				reads++
-			}
-			if is {
-				known[key] = has
-			}
-			switch {
-			case has.err != nil:
-				first = cmp.Or(first, has.err)
-				unread++
-			case is:
-				out[key] = has.claim
-			}
+		known[n.PodClaim] = has
+		if has.err != nil {
+			first = cmp.Or(first, has.err)
+			unread++
+			continue
 		}
+		out[n.PodClaim] = has.claim
 	}
 	c.known = known
 	if unread > 1 {
 		first = fmt.Errorf("%w; so it is with %d resource claims, each of which counts as any GPU", first, unread)
 	}
 	return out, first
+}
+
+// namedClaim is a claim that a pod names.
+type namedClaim struct {
+	holders.PodClaim
+
+	namespace string
+}
+
+// namedClaims returns the claims of the pods that have not ended.
+func namedClaims(pods []corev1.Pod) (out []namedClaim) {
+	for i := range pods {
+		if state.Ended(&pods[i]) {
+			continue
+		}
+		for _, name := range holders.ClaimNames(&pods[i]) {
+			out = append(out, namedClaim{PodClaim: holders.PodClaim{Pod: pods[i].UID, Name: name}, namespace: pods[i].Namespace})
+		}
+	}
+	return out
+}
+
+// refresh reads the claims that are due, as many as one observation may: first those that were never read, then those read the longest ago. So claims
+// that are never settled, of which any user may have many, keep no other from being read.
+func (c *Claims) refresh(ctx context.Context, names []namedClaim) {
+	due := slices.DeleteFunc(slices.Clone(names), func(n namedClaim) bool {
+		has, is := c.known[n.PodClaim]
+		return is && !c.isDue(has, n.Pod)
+	})
+	slices.SortStableFunc(due, func(a, b namedClaim) int { return c.known[a.PodClaim].at.Compare(c.known[b.PodClaim].at) })
+	for _, n := range due[:min(len(due), maxReads)] {
+		if ctx.Err() != nil {
+			return
+		}
+		if c.known == nil {
+			c.known = map[holders.PodClaim]readClaim{}
+		}
+		c.known[n.PodClaim] = c.read(ctx, n.namespace, n.Name)
+	}
 }
 
 // isDue reports whether the claim is to be read again for the pod.

@@ -376,6 +376,28 @@ func TestAnObservationReadsABoundedNumberOfClaims(t *testing.T) {
 	}
 }
 
+// However many claims are not settled yet, each claim is read in its turn.
+func TestClaimsThatAreNotSettledKeepNoOtherFromBeingRead(t *testing.T) {
+	t.Parallel()
+	c := newClaiming(t)
+	var pods []corev1.Pod
+	for i := range 300 {
+		name := fmt.Sprintf("p%03d", i)
+		c.server.claims[name] = claimOf(nil)
+		pods = append(pods, claimant(name, claimedBy["by its name"], name))
+	}
+	for i, want := range []int{256, 256, 256} {
+		_, asked := c.observes(true, nil, pods...)
+		if n := len(strings.Fields(asked)); n != want {
+			t.Errorf("observation %d: %d reads, want %d", i+1, n, want)
+		}
+		if last := strings.Contains(asked, "p299"); last != (i == 1) { // and the third reads again those that the second left out
+			t.Errorf("observation %d reads the last claim: %t", i+1, last)
+		}
+		c.clock.Step(20 * time.Second)
+	}
+}
+
 // A node that never had the driver costs the API server nothing for slices; one that had it goes on to ask, so that the agent sees that they are gone.
 func TestWhatShowsThatTheDriverIsOrWasOnTheNode(t *testing.T) {
 	t.Parallel()

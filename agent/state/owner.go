@@ -201,26 +201,41 @@ const (
 
 // turnedOn says which feature gates of the container turn the gate on, or may do so for all that the agent can read; empty if none do.
 func turnedOn(c *corev1.Container, gate string) string {
+	words := append(wordsOf(c), slices.Concat(c.Command, c.Args)...) // an argument that is no script may have blanks in it
+	said := false                                                    // whatever envFrom has
+	for i, word := range words {
+		name, gates, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		switch {
+		case name == flagGates && strings.HasPrefix(word, "-"):
+			if !joined && i+1 < len(words) {
+				gates = words[i+1]
+			}
+			word = "--" + flagGates + " " + gates
+		case name == envGates && joined: // a script sets it
+		case name == gate: // after a blank between the gates of a script
+			gates = word
+		default:
+			continue
+		}
+		said = true
+		if turnsOn(gates, gate) {
+			return sanitize.Cut(word, longestOfPod)
+		}
+	}
 	for _, e := range c.Env {
 		switch {
 		case e.Name != envGates:
+			continue
 		case e.ValueFrom != nil:
 			return envGates + ", whose value this agent cannot read,"
 		case turnsOn(e.Value, gate):
 			return envGates + "=" + sanitize.Cut(e.Value, longestOfPod)
 		}
+		said = true
 	}
-	words := wordsOf(c)
-	for i, word := range words {
-		flag, gates, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
-		if flag != flagGates || !strings.HasPrefix(word, "-") {
-			continue
-		}
-		if !joined && i+1 < len(words) {
-			gates = words[i+1]
-		}
-		if turnsOn(gates, gate) {
-			return "--" + flagGates + " " + sanitize.Cut(gates, longestOfPod)
+	for _, e := range c.EnvFrom {
+		if !said && strings.HasPrefix(envGates, e.Prefix) {
+			return "envFrom, whose values this agent cannot read,"
 		}
 	}
 	return ""

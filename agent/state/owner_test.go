@@ -42,6 +42,13 @@ func gated(value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: value}} }
 }
 
+// envFrom gives the driver all of a ConfigMap's keys as variables, with this before each name.
+func envFrom(prefix string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{{Prefix: prefix, ConfigMapRef: &corev1.ConfigMapEnvSource{}}}
+	}
+}
+
 func flagged(args ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[1].Command, p.Spec.Containers[1].Args = []string{"/usr/bin/gpu-kubelet-plugin"}, args
@@ -123,6 +130,25 @@ func TestOwnerOf(t *testing.T) {
 		"dynamic, by a flag in a script": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
 			p.Spec.Containers[1].Args = []string{"exec gpu-kubelet-plugin --feature-gates 'DynamicMIG=true'"}
 		})}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a flag with a blank": {
+			pods: []corev1.Pod{draPod(flagged("--feature-gates", "TimeSlicingSettings=true, DynamicMIG=true"))}, slices: whole, want: api.OwnerDRADynamic,
+		},
+		"dynamic, by a flag with = and a blank": {
+			pods: []corev1.Pod{draPod(flagged("--feature-gates=TimeSlicingSettings=true, DynamicMIG=true"))}, slices: whole, want: api.OwnerDRADynamic,
+		},
+		"dynamic, by a variable that a script sets": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
+			p.Spec.Containers[1].Args = []string{"export FEATURE_GATES='TimeSlicingSettings=true, DynamicMIG=true'\nexec gpu-kubelet-plugin -v 6"}
+		})}, slices: whole, want: api.OwnerDRADynamic, says: []string{"DynamicMIG=true"}},
+		"dynamic, by a ConfigMap": {
+			pods: []corev1.Pod{draPod(envFrom(""))}, slices: whole, want: api.OwnerDRADynamic, says: []string{"envFrom, whose values this agent cannot read"},
+		},
+		"static, by a ConfigMap of other variables": {pods: []corev1.Pod{draPod(envFrom("NODE_"))}, slices: whole, want: api.OwnerDRAStatic},
+		"static, by a variable before a ConfigMap": {
+			pods: []corev1.Pod{draPod(envFrom(""), gated("TimeSlicingSettings=true"))}, slices: whole, want: api.OwnerDRAStatic,
+		},
+		"static, by a flag before a ConfigMap": {
+			pods: []corev1.Pod{draPod(envFrom(""), flagged("--feature-gates=DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic,
+		},
 		"dynamic, for all that is to see": {pods: []corev1.Pod{draPod(flagged("--feature-gates=$(GATES)"))}, slices: whole, want: api.OwnerDRADynamic},
 		"dynamic, a value from elsewhere": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
 			p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", ValueFrom: &corev1.EnvVarSource{}}}
