@@ -110,7 +110,7 @@ func (r Resources) Summary(sharing *catalog.Sharing) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		text := fmt.Sprintf("%s %d", name, len(r[name]))
-		if n, shared := replicas[name]; shared {
+		if n := replicas[name]; n > 1 { // a division by what a text says
 			text += fmt.Sprintf(" = %d x %d %s", len(r[name])/n, n, sharing.Strategy)
 		}
 		parts = append(parts, text)
