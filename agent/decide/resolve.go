@@ -137,7 +137,10 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 			return want, err
 		}
 	}
-	asks := map[string]string{want.Label: migName(want.Name, pluginKey), config.LabelDevicePluginConfig: pluginKey}
+	asks := map[string]string{want.Label: migName(want.Name, pluginKey)}
+	if pluginKey != "" {
+		asks[config.LabelDevicePluginConfig] = pluginKey
+	}
 	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
 	want.Targets = state.Targets(requests)
 	want.Fingerprint = fingerprint(want, requests)
@@ -177,10 +180,10 @@ func askPlugin(seen *state.Observed, want *state.Desired, by string, ask func() 
 	return err
 }
 
-// keepsPluginAway reports whether err is the wait for a device plugin, the only one of askPlugin, and the startup taint of a new node keeps that away.
+// keepsPluginAway reports whether the agent waits for a device plugin that the startup taint of a new node keeps away.
 func keepsPluginAway(seen *state.Observed, err error) bool {
-	_, waits := errors.AsType[*outcome.Waiting](err)
-	return waits && (len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
+	waiting, waits := errors.AsType[*outcome.Waiting](err)
+	return waits && waiting.For == outcome.ForDevicePlugin && (len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
 }
 
 // asksForTheSame reports whether the MIG config of that name is what these GPUs have.
