@@ -201,8 +201,32 @@ const (
 
 // turnedOn says which feature gates of the container turn the gate on, or may do so for all that the agent can read; empty if none do.
 func turnedOn(c *corev1.Container, gate string) string {
+	by, said := turnedOnByCommand(c, gate)
+	if by != "" {
+		return by
+	}
+	for _, e := range c.Env {
+		switch {
+		case e.Name != envGates:
+			continue
+		case e.ValueFrom != nil:
+			return envGates + ", whose value this agent cannot read,"
+		case turnsOn(e.Value, gate):
+			return envGates + "=" + sanitize.Cut(e.Value, longestOfPod)
+		}
+		said = true
+	}
+	mayHave := func(e corev1.EnvFromSource) bool { return strings.HasPrefix(envGates, e.Prefix) }
+	if !said && slices.ContainsFunc(c.EnvFrom, mayHave) {
+		return "envFrom, whose values this agent cannot read,"
+	}
+	return ""
+}
+
+// turnedOnByCommand says which flag, or variable of a script, turns the gate on. Said means that one has gates, so that those of the environment do not
+// count.
+func turnedOnByCommand(c *corev1.Container, gate string) (by string, said bool) {
 	words := append(wordsOf(c), slices.Concat(c.Command, c.Args)...) // an argument that is no script may have blanks in it
-	said := false                                                    // whatever envFrom has
 	for i, word := range words {
 		name, gates, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
 		switch {
@@ -219,26 +243,10 @@ func turnedOn(c *corev1.Container, gate string) string {
 		}
 		said = true
 		if turnsOn(gates, gate) {
-			return sanitize.Cut(word, longestOfPod)
+			return sanitize.Cut(word, longestOfPod), true
 		}
 	}
-	for _, e := range c.Env {
-		switch {
-		case e.Name != envGates:
-			continue
-		case e.ValueFrom != nil:
-			return envGates + ", whose value this agent cannot read,"
-		case turnsOn(e.Value, gate):
-			return envGates + "=" + sanitize.Cut(e.Value, longestOfPod)
-		}
-		said = true
-	}
-	for _, e := range c.EnvFrom {
-		if !said && strings.HasPrefix(envGates, e.Prefix) {
-			return "envFrom, whose values this agent cannot read,"
-		}
-	}
-	return ""
+	return "", said
 }
 
 // longestOfPod bounds each text of a pod in a message: who may create a pod writes them.
