@@ -132,7 +132,7 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 		kernel:    &host.Kernel{Proc: o.Processes.Root},
 		processes: &observe.Processes{Processes: o.Processes, Settings: o.Settings, Clock: env.Clock},
 		leftovers: &observe.Leftovers{Record: record, Settings: o.Settings, Clock: env.Clock},
-		claims:    &observe.Claims{Objects: objects, Client: o.Client, Clock: env.Clock},
+		claims:    &observe.Claims{Objects: objects, Client: o.Client, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall},
 		files:     &observe.Files{Objects: objects, Settings: o.Settings},
 		devicePlugin: &deviceplugin.Plugin{
 			Objects: objects, Processes: o.Processes, Format: o.Plugin,

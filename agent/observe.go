@@ -109,10 +109,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 // observeClaims reads what resource claims have given out: where the observation reads the API server, during a change, and for a plan that a user asks
 // for. A node at rest costs the API server no request for them, whatever its pods do.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
-	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
-	defer cancel()
 	_, asked := seen.Node.Annotations[config.AnnotationPreview]
-	a.claims.Observe(call, seen, a.objects.AreFresh() || seen.Journal != nil || asked)
+	a.claims.Observe(ctx, seen, a.objects.AreFresh() || seen.Journal != nil || asked)
 }
 
 // observeOthers reads what else on the node matters to a change: operands, clients of the library, other tools, and what an earlier

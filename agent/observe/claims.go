@@ -38,6 +38,7 @@ type Claims struct {
 	Objects *watch.Objects
 	Client  kube.Interface
 	Clock   *monotonic.Clock
+	Timeout time.Duration // of all reads of claims together, and of the slices beside them
 
 	known    map[holders.PodClaim]readClaim
 	driver   bool   // a trace of the driver was seen on the node
@@ -68,6 +69,8 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 	if !c.driver {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout) // a claim that does not come makes no slice unreadable
+	defer cancel()
 	all, err := c.Objects.Slices(ctx)
 	if err != nil {
 		seen.DRA.Err = err
@@ -128,6 +131,8 @@ func namedClaims(pods []corev1.Pod) (out []namedClaim) {
 // refresh reads the claims that are due, as many as one observation may: first those that were never read, then those read the longest ago. So claims
 // that are never settled, of which any user may have many, keep no other from being read.
 func (c *Claims) refresh(ctx context.Context, names []namedClaim) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
 	due := slices.DeleteFunc(slices.Clone(names), func(n namedClaim) bool {
 		has, is := c.known[n.PodClaim]
 		return is && !c.isDue(has, n.Pod)

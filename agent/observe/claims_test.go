@@ -33,12 +33,17 @@ import (
 type claimServer struct {
 	mu        sync.Mutex
 	claims    map[string]*resourcev1.ResourceClaim // by name
-	forbidden string                               // the resource that it lets nobody read
+	forbidden string                               // the resource that it lets no one read
+	hangs     string                               // the claim that it never answers for
 	asked     []string                             // what it was asked for since the last time, by resource and name
 }
 
 // ServeHTTP implements http.Handler.
 func (s *claimServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.hangs != "" && strings.HasSuffix(r.URL.Path, "/"+s.hangs) {
+		<-r.Context().Done()
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, asked, claim := strings.Cut(r.URL.Path, "/namespaces/team/")
@@ -92,7 +97,7 @@ func newClaiming(t *testing.T) *claiming {
 		t.Fatal(err)
 	}
 	objects := watch.NewObjects(watch.Options{Node: "gpu-1", Client: client})
-	out.Claims = &observe.Claims{Objects: objects, Client: client, Clock: monotonic.New(out.clock)}
+	out.Claims = &observe.Claims{Objects: objects, Client: client, Clock: monotonic.New(out.clock), Timeout: time.Minute}
 	return out
 }
 
@@ -395,6 +400,24 @@ func TestClaimsThatAreNotSettledKeepNoOtherFromBeingRead(t *testing.T) {
 			t.Errorf("observation %d reads the last claim: %t", i+1, last)
 		}
 		c.clock.Step(20 * time.Second)
+	}
+}
+
+// A claim that the API server does not answer for is not known. The slices are read all the same, and so are the other claims, from the next observation on.
+func TestAClaimThatHangsIsAlone(t *testing.T) {
+	t.Parallel()
+	c := newClaiming(t)
+	c.Timeout = 2 * time.Second
+	c.server.hangs = "a"
+	c.server.claims["b"] = claimOf([]string{"gpu-0"}, "b")
+	pods := []corev1.Pod{claimant("a", claimedBy["by its name"], "a"), claimant("b", claimedBy["by its name"], "b")}
+	seen, _ := c.observes(true, prepared("b", "c", "gpu.nvidia.com/gpu-1/gpu-0"), pods...)
+	if seen.DRA.Err != nil || len(seen.DRA.Slices) == 0 {
+		t.Errorf("%d slices, and %v", len(seen.DRA.Slices), seen.DRA.Err)
+	}
+	seen, asked := c.observes(true, nil, pods...)
+	if !strings.Contains(asked, "resourceclaims/b") || !strings.Contains(held(seen), "b: GPU-a") {
+		t.Errorf("asked for %q, and the pods hold %q", asked, held(seen))
 	}
 }
 
