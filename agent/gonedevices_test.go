@@ -230,7 +230,10 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 		"its environment": {func(*corev1.Pod) {}, "FEATURE_GATES=DynamicMIG=true of container gpus of pod dra/driver-1"},
 		"a flag": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Env, p.Spec.Containers[0].Args = nil, []string{"gpu-kubelet-plugin --feature-gates=DynamicMIG=true"}
-		}, "--feature-gates DynamicMIG=true of container gpus of pod dra/driver-1"},
+		}, "DynamicMIG=true of container gpus of pod dra/driver-1"},
+		"all variables of a ConfigMap": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Env, p.Spec.Containers[0].EnvFrom = nil, []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{}}}
+		}, "envFrom, whose values this agent cannot read,"},
 		"a value that cannot be read": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Env[0] = corev1.EnvVar{Name: "FEATURE_GATES", ValueFrom: &corev1.EnvVarSource{}}
 		}, "FEATURE_GATES, whose value this agent cannot read,"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -197,6 +198,7 @@ const (
 
 	gateDynamicMIG  = "DynamicMIG"
 	gateHealthCheck = "NVMLDeviceHealthCheck"
+	gateAllAlpha    = "AllAlpha"
 )
 
 // turnedOn says which feature gates of the container turn the gate on, or may do so for all that the agent can read; empty if none do.
@@ -223,31 +225,40 @@ func turnedOn(c *corev1.Container, gate string) string {
 	return ""
 }
 
-// turnedOnByCommand says which flag, or variable of a script, turns the gate on. Said means that one has gates, so that those of the environment do not
-// count.
+// turnedOnByCommand says which gates of a flag, or of a variable that a script sets, turn the gate on. Said means that one has gates, so that those of the
+// environment do not count. A script may set a gate in any of its lines, so what turns the gate on in one of them counts.
 func turnedOnByCommand(c *corev1.Container, gate string) (by string, said bool) {
-	words := append(wordsOf(c), slices.Concat(c.Command, c.Args)...) // an argument that is no script may have blanks in it
-	for i, word := range words {
-		name, gates, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
-		switch {
-		case name == flagGates && strings.HasPrefix(word, "-"):
-			if !joined && i+1 < len(words) {
-				gates = words[i+1]
-			}
-			word = "--" + flagGates + " " + gates
-		case name == envGates && joined: // a script sets it
-		case name == gate: // after a blank between the gates of a script
-			gates = word
-		default:
-			continue
-		}
-		said = true
-		if turnsOn(gates, gate) {
-			return sanitize.Cut(word, longestOfPod), true
+	text := strings.Join(slices.Concat(c.Command, c.Args), "\n")
+	if !strings.Contains(text, "-"+flagGates) && !strings.Contains(text, envGates) {
+		return "", false
+	}
+	if unread := unreadGates.FindString(text); unread != "" {
+		return sanitize.Cut(unread, longestOfPod), true
+	}
+	all, off := "", false
+	for _, one := range gateValues.FindAllStringSubmatch(text, -1) {
+		is, err := strconv.ParseBool(one[2])
+		switch is = is && err == nil; {
+		case is && one[1] == gate:
+			return one[0], true
+		case is && one[1] == gateAllAlpha:
+			all = one[0]
+		case one[1] == gate:
+			off = true
 		}
 	}
-	return "", said
+	if off {
+		all = ""
+	}
+	return all, true
 }
+
+var (
+	// gateValues finds the gates that the agent asks for.
+	gateValues = regexp.MustCompile(`\b(` + gateDynamicMIG + "|" + gateHealthCheck + "|" + gateAllAlpha + `)=["']?(\w{1,10})`)
+	// unreadGates finds gates of which a shell or kubelet replaces a part.
+	unreadGates = regexp.MustCompile("(-" + flagGates + "|" + envGates + ")[\\s=+]+[^\\s;]*[$`]")
+)
 
 // longestOfPod bounds each text of a pod in a message: who may create a pod writes them.
 const longestOfPod = 100
@@ -271,7 +282,7 @@ func turnsOn(gates, gate string) bool {
 		on[strings.TrimSpace(name)] = is && err == nil
 	}
 	is, named := on[gate]
-	return named && is || !named && on["AllAlpha"]
+	return named && is || !named && on[gateAllAlpha]
 }
 
 // givenOutTwice names a GPU of which kubelet has a device, or a part of it, and NVIDIA's DRA driver too; empty if there is none.

@@ -42,6 +42,11 @@ func gated(value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: value}} }
 }
 
+// script starts the driver by these lines.
+func script(lines string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Containers[1].Args = []string{lines} }
+}
+
 // envFrom gives the driver all of a ConfigMap's keys as variables, with this before each name.
 func envFrom(prefix string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
@@ -136,9 +141,15 @@ func TestOwnerOf(t *testing.T) {
 		"dynamic, by a flag with = and a blank": {
 			pods: []corev1.Pod{draPod(flagged("--feature-gates=TimeSlicingSettings=true, DynamicMIG=true"))}, slices: whole, want: api.OwnerDRADynamic,
 		},
-		"dynamic, by a variable that a script sets": {pods: []corev1.Pod{draPod(func(p *corev1.Pod) {
-			p.Spec.Containers[1].Args = []string{"export FEATURE_GATES='TimeSlicingSettings=true, DynamicMIG=true'\nexec gpu-kubelet-plugin -v 6"}
-		})}, slices: whole, want: api.OwnerDRADynamic, says: []string{"DynamicMIG=true"}},
+		"dynamic, by a variable that a script sets": {pods: []corev1.Pod{
+			draPod(script("export FEATURE_GATES='TimeSlicingSettings=true, DynamicMIG=true'\nexec gpu-kubelet-plugin -v 6")),
+		}, slices: whole, want: api.OwnerDRADynamic, says: []string{"DynamicMIG=true"}},
+		"dynamic, by a variable before the command": {pods: []corev1.Pod{draPod(script("set -e;FEATURE_GATES=A=true,DynamicMIG=true gpu-kubelet-plugin"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a variable and a semicolon":    {pods: []corev1.Pod{draPod(script("FEATURE_GATES=DynamicMIG=true;export FEATURE_GATES\ngpu-kubelet-plugin"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, with all alpha gates":             {pods: []corev1.Pod{draPod(script("export FEATURE_GATES=\"A=true, AllAlpha=true\"\ngpu-kubelet-plugin"))}, slices: whole, want: api.OwnerDRADynamic},
+		"dynamic, by a file that a script reads":    {pods: []corev1.Pod{draPod(script("export FEATURE_GATES=`cat /etc/gates`\ngpu-kubelet-plugin"))}, slices: whole, want: api.OwnerDRADynamic},
+		"static, without that alpha gate":           {pods: []corev1.Pod{draPod(flagged("--feature-gates=AllAlpha=true,DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic},
+		"static, by a script with variables":        {pods: []corev1.Pod{draPod(script("export PATH=$PATH:/driver\nFEATURE_GATES=A=true gpu-kubelet-plugin -v $LEVEL"))}, slices: whole, want: api.OwnerDRAStatic},
 		"dynamic, by a ConfigMap": {
 			pods: []corev1.Pod{draPod(envFrom(""))}, slices: whole, want: api.OwnerDRADynamic, says: []string{"envFrom, whose values this agent cannot read"},
 		},
