@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,6 +38,9 @@ type running struct {
 	pods    map[string]*corev1.Pod // by namespace and name
 	free    map[string]corev1.ResourceList
 	budgets []policyv1.PodDisruptionBudget
+
+	claimed        map[corev1.ResourceName]bool // extended resources that DeviceClasses give
+	claimedUnknown error                        // why those are not known
 }
 
 // fit says of the pods that leave each node whether they fit on others, and which budgets block them, and returns why those of a node would not
@@ -49,6 +54,9 @@ func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out 
 		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
 		return nil
 	}
+	if r.claimedUnknown != nil {
+		out.Printf("which extended resources are given by claims is not known, and such pods may fit where it says otherwise: %v\n", r.claimedUnknown)
+	}
 	stuck = map[string]string{}
 	for _, l := range leaving {
 		lines, why := r.judge(l)
@@ -60,7 +68,7 @@ func fit(ctx context.Context, client kube.Interface, leaving []leavingPods, out 
 	return stuck
 }
 
-// listRunning lists nodes, pods and budgets. The lists come from the API server's cache, since they may be long.
+// listRunning lists nodes, pods, budgets and DeviceClasses. The lists come from the API server's cache, since they may be long.
 func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	nodes, err := client.Nodes().List(ctx, cached)
@@ -86,7 +94,39 @@ func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
 			subtract(r.free[p.Spec.NodeName], requests(p))
 		}
 	}
+	r.claimed, r.claimedUnknown = listClaimed(ctx, client)
 	return r, nil
+}
+
+// listClaimed returns the extended resources for which the scheduler makes claims of DeviceClasses. An API server without DeviceClasses has none.
+func listClaimed(ctx context.Context, client kube.Interface) (map[corev1.ResourceName]bool, error) {
+	classes, err := client.DeviceClasses().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("listing DeviceClasses: %w", err)
+	}
+	out := map[corev1.ResourceName]bool{}
+	for _, c := range classes.Items {
+		if c.Spec.ExtendedResourceName != nil {
+			out[corev1.ResourceName(*c.Spec.ExtendedResourceName)] = true
+		}
+	}
+	return out, nil
+}
+
+// asksByClaims reports whether the pod asks for devices by claims, which no allocatable counts.
+func (r *running) asksByClaims(p *corev1.Pod) bool {
+	if len(p.Spec.ResourceClaims) > 0 || p.Status.ExtendedResourceClaimStatus != nil {
+		return true
+	}
+	for name := range requests(p) {
+		if r.claimed[name] || strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // requests returns the resources that the pod requests, with its place among the node's pods.
@@ -112,7 +152,7 @@ func (r *running) judge(l leavingPods) (lines []string, stuck string) {
 	for name, list := range r.free {
 		free[name] = list.DeepCopy()
 	}
-	var placed, lost []string
+	var placed, lost, claiming []string
 	homeless := map[string]bool{}
 	for _, name := range l.pods {
 		p := r.pods[name]
@@ -125,6 +165,9 @@ func (r *running) judge(l leavingPods) (lines []string, stuck string) {
 			continue // its agent names it among what is lost
 		case owner.Kind == "DaemonSet": // the pod comes back to the node
 			continue
+		case r.asksByClaims(p):
+			claiming = append(claiming, name)
+			continue
 		}
 		if why := r.place(p, l.node, free); why != "" {
 			homeless[name] = true
@@ -135,6 +178,9 @@ func (r *running) judge(l leavingPods) (lines []string, stuck string) {
 	}
 	if len(placed) > 0 {
 		lines = append([]string{have(len(placed)) + " a place on other nodes: " + sanitize.Listed(placed)}, lines...)
+	}
+	if n := len(claiming); n > 0 {
+		lines = append(lines, fmt.Sprintf("whether %s with claims for devices would fit elsewhere is not judged: %s", cli.Counted(n, "pod"), sanitize.Listed(claiming)))
 	}
 	if n := len(lost) + l.more; n > 0 {
 		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))

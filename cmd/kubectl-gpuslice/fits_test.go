@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,6 +122,98 @@ func TestADryRunSaysWhichBudgetWillStandInTheWay(t *testing.T) {
 			}
 		}
 	}, gpu("gpu-1"))
+}
+
+// byClaim is what makes a pod one that asks for its devices by claims.
+var byClaim = map[string]func(p *corev1.Pod){
+	"a claim of the spec": func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("mig-1g.10gb")}}
+		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}
+	},
+	"a claim by the scheduler": func(p *corev1.Pod) {
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "made"}
+	},
+	"a resource of a class's own name": func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
+	},
+	"a resource that a class names": func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"example.com/slice": resource.MustParse("1")}
+	},
+}
+
+// asksBy makes a pod on gpu-1, as runsOn, and changes it.
+func (w *world) asksBy(name string, change func(p *corev1.Pod)) {
+	w.t.Helper()
+	p := w.runsOn("gpu-1", name, "app", "x")
+	change(p)
+	if _, err := w.client.CoreV1().Pods("team").Update(w.t.Context(), p, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// class makes a DeviceClass that gives the extended resource.
+func (w *world) class(resource string) {
+	w.t.Helper()
+	_, err := w.client.ResourceV1().DeviceClasses().Create(w.t.Context(), &resourcev1.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: "slices"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &resource},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// What claims would get elsewhere, no allocatable says: a node with room for the rest of the pod may have no GPU, and one without the resource may.
+func TestADryRunJudgesNoPodThatAsksByClaims(t *testing.T) {
+	for name, change := range byClaim {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.asksBy("a", change)
+				w.asksBy("b", change)
+				w.class("example.com/slice")
+				w.budget("x", "x", 1)
+				w.edit("gpu-2", func(n *corev1.Node) {
+					offers(n, "0")
+					delete(n.Status.Allocatable, "nvidia.com/mig-1g.10gb")
+				})
+				said := w.dryRun("team/a", "team/b")
+				if want := "gpu-1: whether 2 pods with claims for devices would fit elsewhere is not judged: team/a; team/b\n"; !strings.Contains(said, want) ||
+					!strings.HasPrefix(said, "gpu-1: runs at once\n") || strings.Contains(said, " place on other nodes") || strings.Contains(said, "fits on no other node") {
+					t.Errorf("want %q, and neither that they fit nor that they do not:\n%s", want, said)
+				}
+			}, gpu("gpu-1"), gpu("gpu-2"))
+		})
+	}
+}
+
+// The other pods are judged as ever, also where the user may not list the classes.
+func TestADryRunWithoutTheClassesSaysSoAndJudgesByAllocatable(t *testing.T) {
+	const unknown = "which extended resources are given by claims is not known, and such pods may fit where it says otherwise: listing DeviceClasses: "
+	for _, c := range []struct {
+		err   error
+		warns bool
+	}{
+		{apierrors.NewForbidden(schema.GroupResource{Resource: "deviceclasses"}, "", nil), true},
+		{apierrors.NewNotFound(schema.GroupResource{Resource: "deviceclasses"}, ""), false}, // an API server that has none yet
+	} {
+		inWorld(t, func(w *world) {
+			w.runsOn("gpu-1", "a", "app", "x")
+			w.asksBy("b", byClaim["a claim of the spec"])
+			w.client.PrependReactor("list", "deviceclasses", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, c.err })
+			w.edit("gpu-2", func(n *corev1.Node) { offers(n, "1") })
+			said := w.dryRun("team/a", "team/b")
+			for _, want := range []string{
+				"gpu-1: 1 pod has a place on other nodes: team/a\n",
+				"gpu-1: whether 1 pod with claims for devices would fit elsewhere is not judged: team/b\n",
+			} {
+				if !strings.Contains(said, want) {
+					t.Errorf("want %q:\n%s", want, said)
+				}
+			}
+			if strings.Contains(said, unknown) != c.warns {
+				t.Errorf("%v, and that is said: %t, want %t:\n%s", c.err, !c.warns, c.warns, said)
+			}
+		}, gpu("gpu-1"), gpu("gpu-2"))
+	}
 }
 
 func TestADryRunOfAUserWhoMayNotListPodsSaysSo(t *testing.T) {

@@ -184,6 +184,11 @@ func (c *client) DaemonSets(namespace string) DaemonSets {
 	return single[appsv1.DaemonSet](c.apps, "daemonsets", namespace)
 }
 
+// DeviceClasses implements Interface.
+func (c *client) DeviceClasses() DeviceClasses {
+	return listed[resourcev1.DeviceClass, resourcev1.DeviceClassList](c.resource, "deviceclasses", "")
+}
+
 // Events implements Interface.
 func (c *client) Events(namespace string) Events {
 	return single[corev1.Event](c.core, "events", namespace)

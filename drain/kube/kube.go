@@ -27,6 +27,7 @@ import (
 type Interface interface {
 	ConfigMaps(namespace string) ConfigMaps
 	DaemonSets(namespace string) DaemonSets
+	DeviceClasses() DeviceClasses
 	Events(namespace string) Events
 	Leases(namespace string) Leases
 	Nodes() Nodes
@@ -57,6 +58,11 @@ type ConfigMaps interface {
 // DaemonSets are those of a namespace.
 type DaemonSets interface {
 	Get(ctx context.Context, name string, o metav1.GetOptions) (*appsv1.DaemonSet, error)
+}
+
+// DeviceClasses are those of the cluster.
+type DeviceClasses interface {
+	List(ctx context.Context, o metav1.ListOptions) (*resourcev1.DeviceClassList, error)
 }
 
 // Events are those of a namespace.

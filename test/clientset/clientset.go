@@ -23,6 +23,9 @@ func (o of) DaemonSets(namespace string) kube.DaemonSets {
 	return o.client.AppsV1().DaemonSets(namespace)
 }
 
+// DeviceClasses implements kube.Interface.
+func (o of) DeviceClasses() kube.DeviceClasses { return o.client.ResourceV1().DeviceClasses() }
+
 // Events implements kube.Interface.
 func (o of) Events(namespace string) kube.Events { return o.client.CoreV1().Events(namespace) }
 
