@@ -9,12 +9,16 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -91,7 +95,7 @@ func (v *nodeView) heed(a *askedNode) bool {
 	return false
 }
 
-// asking returns the pods of each node that request GPUs, with their requests; none if the user may not list pods. For several nodes it reads
+// asking returns the pods of each node that request GPUs, or may by claims, with their requests; none if the user may not list pods. For several nodes it reads
 // all pods at once, from the API server's cache.
 func asking(ctx context.Context, client kube.Interface, nodes []string) map[string][]string {
 	o := metav1.ListOptions{ResourceVersion: "0"}
@@ -129,14 +133,45 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// gpuRequests returns NVIDIA's resources that the pod requests: "nvidia.com/mig-1g.10gb 1".
+// gpuRequests returns NVIDIA's resources that the pod requests, as "nvidia.com/mig-1g.10gb 1", those of DeviceClasses, and its claims. Of which driver a
+// claim or another class is, the pod does not say.
 func gpuRequests(p *corev1.Pod) []string {
 	var out []string
+	certain := false
 	for name, n := range requests(p) {
-		if strings.HasPrefix(string(name), "nvidia.com/") {
+		class, byClass := strings.CutPrefix(string(name), resourcev1.ResourceDeviceClassPrefix)
+		nvidias := strings.HasPrefix(string(name), "nvidia.com/") || byClass && slices.Contains([]string{devices.ClassGPU, devices.ClassMIG}, class)
+		if certain = certain || nvidias; nvidias || byClass {
 			out = append(out, fmt.Sprintf("%s %s", name, n.String()))
 		}
 	}
 	slices.Sort(out)
+	if claims := claimNames(p, len(out) == 0); len(claims) > 0 {
+		out = append(out, "by claim "+sanitize.Listed(claims))
+	}
+	if !certain && len(out) > 0 {
+		out = append(out, "perhaps of no GPU")
+	}
+	return out
+}
+
+// claimNames returns the names of the pod's claims, or the pod's own for one that is still to be made. That which the scheduler makes for extended
+// resources of any name counts where it is wanted.
+func claimNames(p *corev1.Pod, extended bool) []string {
+	var out []string
+	for _, c := range p.Spec.ResourceClaims {
+		name := ptr.Deref(c.ResourceClaimName, c.Name)
+		for _, s := range p.Status.ResourceClaimStatuses {
+			if s.Name == c.Name {
+				name = ptr.Deref(s.ResourceClaimName, "") // it takes none
+			}
+		}
+		if name != "" {
+			out = append(out, name)
+		}
+	}
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil && extended {
+		out = append(out, s.ResourceClaimName)
+	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
@@ -46,6 +47,53 @@ NODE    ASKED FOR   PHASE   REASON     SINCE   CAPACITY   BLOCKERS
 cpu-1                       no agent
 `, 0)
 	}, gpu("gpu-1"), gpu("gpu-2"), bare("cpu-1"))
+}
+
+// Without the agent's word, the pod says which claims it has, and not of which driver.
+func TestStatusNamesPodsThatAskByClaims(t *testing.T) {
+	for _, c := range []struct {
+		change func(p *corev1.Pod)
+		want   string
+	}{
+		{byClaim["a claim of the spec"], "by claim gpu, perhaps of no GPU"},
+		{func(p *corev1.Pod) {
+			byClaim["a claim of the spec"](p)
+			p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: new("p-gpu-x")}}
+		}, "by claim p-gpu-x, perhaps of no GPU"},
+		{func(p *corev1.Pod) {
+			byClaim["a claim of the spec"](p)
+			p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}} // it takes none
+		}, ""},
+		{func(p *corev1.Pod) {
+			byClaim["a claim of the spec"](p)
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("shared")}}
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+		}, "nvidia.com/gpu 1, by claim shared"},
+		{byClaim["a claim by the scheduler"], "nvidia.com/mig-1g.10gb 1"},
+		{func(p *corev1.Pod) {
+			byClaim["a resource that a class names"](p)
+			byClaim["a claim by the scheduler"](p)
+		}, "by claim made, perhaps of no GPU"},
+		{byClaim["a resource of a class's own name"], "deviceclass.resource.kubernetes.io/gpu.nvidia.com 1"},
+		{func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"deviceclass.resource.kubernetes.io/net": resource.MustParse("2")}
+		}, "deviceclass.resource.kubernetes.io/net 2, perhaps of no GPU"},
+	} {
+		inWorld(t, func(w *world) {
+			w.asksBy("p", c.change)
+			w.edit("gpu-1", func(n *corev1.Node) { says(n, done(), "as asked") })
+			said, code := w.run("status", "--ask=false", "gpu-1")
+			_, pods, found := strings.Cut(said, "here ask for GPUs: ")
+			pods, _, _ = strings.Cut(pods, "\n")
+			want := ""
+			if c.want != "" {
+				want = "team/p (" + c.want + ")"
+			}
+			if code != 0 || found != (want != "") || pods != want {
+				t.Errorf("exit code %d, want %q:\n%s", code, want, said)
+			}
+		}, gpu("gpu-1"))
+	}
 }
 
 // A table of what was so is no answer to what is asked now.
