@@ -15,23 +15,25 @@ func TestThePlanIsDrawnAndWhatIsToBeBuiltIsSaidBeforeAnythingIsBuilt(t *testing.
 		t.Skip(err)
 	}
 	t.Chdir("../..")
-	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // nothing is built yet
-	t.Setenv(binaries.KubeBin, t.TempDir()) // has no programs, so that the first build is an error
-	var said bytes.Buffer
-	err := options{config: "all-balanced"}.show(t.Context(), newScreen(&said))
-	if err == nil || !strings.Contains(err.Error(), binaries.KubeBin) {
-		t.Fatalf("error %v, want that of %s", err, binaries.KubeBin)
-	}
-	rest := said.String()
-	for _, next := range []string{
-		"== The plan: what nvidia.com/mig.config=all-balanced will do to gpu-1", "now  GPU 0-7", "then GPU 0-7", "3g.40gb", "8 × SetMode",
-		"== Building what is missing", "to be built, once: NVIDIA's device plugin v", "; about ", "minute",
-	} {
-		_, after, found := strings.Cut(rest, next)
-		if !found {
-			t.Fatalf("%q does not come where it should in:\n%s", next, said.String())
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())                                                 // nothing is built yet
+	t.Setenv(binaries.KubeBin, t.TempDir())                                                 // has no programs, so that the first build is an error
+	for dra, offerer := range map[bool]string{false: "device plugin", true: "DRA driver"} { // of the two, the one that runs
+		var said bytes.Buffer
+		err := options{config: "all-balanced", dra: dra}.show(t.Context(), newScreen(&said))
+		if err == nil || !strings.Contains(err.Error(), binaries.KubeBin) {
+			t.Fatalf("error %v, want that of %s", err, binaries.KubeBin)
 		}
-		rest = after
+		rest := said.String()
+		for _, next := range []string{
+			"== The plan: what nvidia.com/mig.config=all-balanced will do to gpu-1", "now  GPU 0-7", "then GPU 0-7", "3g.40gb", "8 × SetMode",
+			"== Building what is missing", "to be built, once: NVIDIA's " + offerer + " v", "; about ", "minute",
+		} {
+			_, after, found := strings.Cut(rest, next)
+			if !found {
+				t.Fatalf("%q does not come where it should in:\n%s", next, said.String())
+			}
+			rest = after
+		}
 	}
 }
 

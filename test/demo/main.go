@@ -58,15 +58,13 @@ func (o options) show(ctx context.Context, out *screen) error {
 		return err
 	}
 	out.section("Building what is missing")
-	builder := program.Builder(out, os.Stdout)
-	parts, err := node.Build(ctx, builder)
+	build := node.Build
+	if o.dra {
+		build = node.BuildByClaims
+	}
+	parts, err := build(ctx, program.Builder(out, os.Stdout))
 	if err != nil {
 		return err
-	}
-	if o.dra {
-		if err := parts.BuildDRADriver(ctx, builder); err != nil {
-			return err
-		}
 	}
 	return program.InDir("gpuslice-demo", false, out, func(dir string) error {
 		return o.play(ctx, &scene{options: o, out: out, parts: parts, dir: dir})

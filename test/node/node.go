@@ -67,18 +67,32 @@ type Parts struct {
 	GPUSim       string // the command that stands for NVIDIA's DCGM, nvidia-smi and nvidia-cuda-mps-control
 }
 
-// Build builds what is missing.
-func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
-	var p Parts
-	if err := b.Announce(ctx, "kube", "deviceplugin"); err != nil {
-		return Parts{}, err
+// part is one of them, and what builds it.
+type part struct {
+	into  *string
+	build func(context.Context) (string, error)
+}
+
+// Build builds what is missing of a node with NVIDIA's device plugin.
+func Build(ctx context.Context, b binaries.Builder) (p Parts, err error) {
+	err = p.build(ctx, b, "deviceplugin", part{&p.DevicePlugin, b.DevicePlugin})
+	return p, err
+}
+
+// BuildByClaims builds what is missing of a node that has NVIDIA's DRA driver in place of its device plugin.
+func BuildByClaims(ctx context.Context, b binaries.Builder) (p Parts, err error) {
+	err = p.build(ctx, b, "dradriver", part{&p.DRADriver, b.DRADriver})
+	return p, err
+}
+
+// build builds the parts of every node, and that which offers its GPUs, with the name by which it is announced.
+func (p *Parts) build(ctx context.Context, b binaries.Builder, name string, offerer part) error {
+	if err := b.Announce(ctx, "kube", name); err != nil {
+		return err
 	}
-	for _, part := range []struct {
-		into  *string
-		build func(context.Context) (string, error)
-	}{
+	for _, part := range []part{
 		{&p.Kube, b.Kube},
-		{&p.DevicePlugin, b.DevicePlugin},
+		offerer,
 		{&p.LibNVML, b.LibNVML},
 		{&p.Agent, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./cmd/gpuslice-agent", agentFlags...) }},
 		{&p.Sandbox, func(ctx context.Context) (string, error) { return b.Tool(ctx, "./test/sandbox/cmd/sandbox") }},
@@ -86,10 +100,10 @@ func Build(ctx context.Context, b binaries.Builder) (Parts, error) {
 	} {
 		var err error
 		if *part.into, err = part.build(ctx); err != nil {
-			return Parts{}, err
+			return err
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // Options say what node it is.
