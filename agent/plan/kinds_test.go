@@ -146,7 +146,7 @@ func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
 		"restart NVIDIA's DRA driver dra/driver":                                                                {Kind: plan.RestartOperands, Pods: driver},
 		"restart NVIDIA's DRA driver dra/driver, which withholds a GPU that has recovered":                      {Kind: plan.RestartPlugin, Pods: driver},
 		"restart NVIDIA's DRA driver dra/driver, whose ResourceSlices have not been those of the GPUs for long": {Kind: plan.RestartLatePlugin, Pods: driver},
-		"resume NVIDIA's DRA driver":                                                                            {Kind: plan.ResumeOperands, ByClaims: true},
+		"remove the taint, so that NVIDIA's DRA driver can start":                                               {Kind: plan.ResumeOperands, ByClaims: true},
 		"pause NVIDIA's DRA driver dra/driver":                                                                  {Kind: plan.PauseOperands, Pods: driver},
 	} {
 		if got := step.String(); got != want {

@@ -64,7 +64,7 @@ func (s Step) resume() string {
 	case s.Label != "":
 		return "resume " + s.Label
 	case s.ByClaims:
-		return "resume NVIDIA's DRA driver"
+		return "remove the taint, so that NVIDIA's DRA driver can start"
 	default:
 		return "resume device plugin"
 	}
