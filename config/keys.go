@@ -316,15 +316,16 @@ const (
 	//
 	// You can: read the log of the device plugin's pod, and mend the config.
 	ReasonPluginFailed Reason = "PluginFailed"
-	// ReasonAwaitingCapacity is given while kubelet does not yet show the new devices.
+	// ReasonAwaitingCapacity is given while kubelet, or a ResourceSlice of NVIDIA's DRA driver, does not yet show the new devices.
 	//
-	// You can: wait; if it lasts for minutes, see the log of the device plugin's pod.
+	// You can: wait; if it lasts for minutes, see the log of the pod of the device plugin or of NVIDIA's DRA driver.
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
-	// ReasonCapacityMismatch is given when, at the deadline, allocatable is not what stands on the hardware, or kubelet gives out devices of a device
-	// plugin that does not serve it, or, where nothing is asked of the node, gives out to others what a pod holds.
+	// ReasonCapacityMismatch is given when, at the deadline, allocatable, or the ResourceSlices of NVIDIA's DRA driver, are not what stands on the
+	// hardware, or kubelet gives out devices of a device plugin that does not serve it, or, where nothing is asked of the node, gives out to others
+	// what a pod holds.
 	//
-	// You can: see the log of the device plugin's pod; where it says that the plugin is already connected, restart kubelet; then remove the label, and
-	// set it again. Delete the pods that the message names, or set a label by which the agent evicts them.
+	// You can: see the log of the pod of the device plugin or of NVIDIA's DRA driver; where a device plugin's says that it is already connected,
+	// restart kubelet; then remove the label, and set it again. Delete the pods that the message names, or set a label by which the agent evicts them.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
 	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent has restored all.
 	//
@@ -518,8 +519,8 @@ const (
 	//
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
-	// ReasonPluginRestarted is given when the agent restarts the device plugin since it takes a GPU for unhealthy that is well: it does so with a GPU
-	// that has had an error until it starts again.
+	// ReasonPluginRestarted is given when the agent restarts the device plugin or NVIDIA's DRA driver since it takes a GPU for unhealthy that is well:
+	// it does so with a GPU that has had an error until it starts again.
 	//
 	// You can: leave it; the GPU is offered again in a moment.
 	ReasonPluginRestarted Reason = "PluginRestarted"
