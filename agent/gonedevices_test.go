@@ -280,3 +280,49 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 		})
 	}
 }
+
+// driverGone is a node whose GPUs are cut in seven, with pod "of-0" by a claim, and from which NVIDIA's DRA driver was taken since, its slices, too.
+func driverGone(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.unplugged, w.drives = true, true
+	w.spend(time.Minute)
+	w.converge("all-1g.10gb")
+	w.claims("of-0", "gpu-0-mig-1g10gb-0")
+	w.spend(time.Minute)
+	w.drives = false
+	for _, p := range w.podsIn("dra") {
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.publish()
+	return w
+}
+
+// Pods keep what they have by claims when the driver is gone: nothing says which GPUs, so that the agent evicts none of them, and calls for no device plugin.
+func TestPodsThatHaveClaimsOutlastTheDRADriver(t *testing.T) {
+	t.Parallel()
+	for name, plugin := range map[string]bool{"alone": false, "and a device plugin comes": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := driverGone(t)
+				calls, fences := w.count(nil), w.cordons()
+				w.unplugged = !plugin
+				w.spend(10 * time.Minute)
+				words := []string{"start NVIDIA's DRA driver on this node again, or end the pods that have claims: team/of-0"}
+				if plugin {
+					words = []string{"end the pods that have claims: team/of-0", "NVIDIA's device plugin (pod kube-system/plugin-"}
+				}
+				w.refused(config.ReasonForeignOwner, words...)
+				w.label("all-balanced")
+				w.spend(2 * time.Hour)
+				w.refused(config.ReasonForeignOwner, words...)
+				if *calls > 0 || len(*fences) > 0 || !w.runs("of-0") {
+					t.Errorf("%d calls that change a GPU, %d fences; of-0 runs %t", *calls, len(*fences), w.runs("of-0"))
+				}
+			})
+		})
+	}
+}

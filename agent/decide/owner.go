@@ -50,12 +50,8 @@ func unclear(seen *state.Observed) error {
 	owner := seen.Owner
 	switch owner.Kind {
 	case api.OwnerBoth:
-		twice := "GPUs of this node"
-		if owner.Evidence != "" {
-			twice = owner.Evidence
-		}
-		return foreign(fmt.Sprintf("keep one of them off this node, by the node selector of its DaemonSet: %s and %s both give out %s, so that two pods may get the same; "+
-			"NVIDIA supports one or the other on a node, and the agent changes nothing until then", cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver, twice))
+		do, twice := bothGiveOut(owner)
+		return foreign(do + ": " + twice)
 	case api.OwnerDRAStarting:
 		return awaitDriver(seen)
 	case api.OwnerNone, api.OwnerPlugin, api.OwnerDRAStatic, api.OwnerDRADynamic:
@@ -63,10 +59,24 @@ func unclear(seen *state.Observed) error {
 	return nil
 }
 
+// bothGiveOut says what a user can do where a device plugin and NVIDIA's DRA driver give out the node's GPUs, and why.
+func bothGiveOut(owner state.Owner) (do, twice string) {
+	do, twice = "keep one of them off this node, by the node selector of its DaemonSet", "both give out"
+	if owner.Claimants != "" { // the driver is off the node by now
+		do, twice = "end the pods that have claims: "+owner.Claimants, "have both given out"
+	}
+	return do, fmt.Sprintf("%s and %s %s %s, so that two pods may get the same; NVIDIA supports one or the other on a node, and the agent changes nothing until then",
+		cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver, twice, cmp.Or(owner.Evidence, "GPUs of this node"))
+}
+
 // awaitDriver waits until NVIDIA's DRA driver offers GPUs, by which it shows whether it cuts them itself. It does not wait without an end: a driver that
 // cannot start needs its user.
 func awaitDriver(seen *state.Observed) error {
 	owner := seen.Owner
+	if owner.Left <= 0 && owner.Claimants != "" {
+		return foreign(fmt.Sprintf("%s: it is away since %s: %s; whose the GPUs are is not known, and the agent changes nothing",
+			owner.Advice(), outcome.Moment(owner.Since), owner.Evidence))
+	}
 	if owner.Left <= 0 {
 		return foreign(fmt.Sprintf("see the log of %s, or take it off this node: it offers no GPU since %s: %s; whose the GPUs are is not known, and the agent changes nothing",
 			owner.Driver, outcome.Moment(owner.Since), owner.Evidence))

@@ -49,9 +49,10 @@ func (s *Observed) HoldersUnknown() (config.Reason, error) {
 	}
 }
 
-// ClaimsUnknown returns why the agent cannot know which device a claim has where NVIDIA's DRA driver gives out GPUs; nil if it can.
+// ClaimsUnknown returns why the agent cannot know which device a claim has where NVIDIA's DRA driver gives out GPUs, or has done so to pods that still have
+// them; nil if it can.
 func (s *Observed) ClaimsUnknown() error {
-	if s.Owner.Kind != api.OwnerDRAStatic && s.Owner.Kind != api.OwnerBoth {
+	if s.Owner.Kind != api.OwnerDRAStatic && s.Owner.Kind != api.OwnerBoth && s.Owner.Claimants == "" {
 		return nil
 	}
 	return s.DRA.unknown()

@@ -26,8 +26,10 @@ type Owner struct {
 	Kind   api.Owner
 	Plugin string // what offers GPUs to kubelet as the device plugin does; empty if nothing does
 	Driver string // what publishes GPUs, or is about to, as NVIDIA's DRA driver does; empty if nothing does
-	// Evidence is by what the agent knows that the driver cuts GPUs itself, which GPU both give out, or why the driver offers none yet.
+	// Evidence is by what the agent knows that the driver cuts GPUs itself, what both give out, or why the driver offers none yet.
 	Evidence string
+	// Claimants names pods that have GPUs by claims although neither a pod of the driver nor a ResourceSlice is on the node: which GPUs, nothing says.
+	Claimants string
 	// Of api.OwnerDRAStarting alone.
 
 	Since time.Time     // since when the driver is on the node and offers nothing
@@ -45,28 +47,41 @@ func (o Owner) OfDRA() api.Owner {
 	return o.Kind
 }
 
+// Advice says what a user can do about a driver that offers nothing.
+func (o Owner) Advice() string {
+	if o.Claimants != "" {
+		return "start NVIDIA's DRA driver on this node again, or end the pods that have claims: " + o.Claimants
+	}
+	return "see the log of " + o.Driver
+}
+
 // MayCut reports whether the agent may change the GPUs, and prove by what the device plugin or NVIDIA's DRA driver offers then that it has.
 func (o Owner) MayCut() bool {
 	return o.Kind == api.OwnerNone || o.Kind == api.OwnerPlugin || o.Kind == api.OwnerDRAStatic
 }
 
-// OwnerOf says whose the node's GPUs are: by what kubelet offers, by the ResourceSlices of NVIDIA's DRA driver, and by the driver's pod.
+// OwnerOf says whose the node's GPUs are: by what kubelet offers, by the ResourceSlices of NVIDIA's DRA driver, by the driver's pod, and by pods that
+// have GPUs by claims: these keep them when the driver is gone.
 func OwnerOf(s *Observed) Owner {
-	drivers := driverPods(s.Pods)
-	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers)}
+	drivers, holding := driverPods(s.Pods), sanitize.Names(s.DRA.Claimed().Claimants(s.Pods, s.Kubelet.Assigned))
+	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers, holding)}
 	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
 	changing := s.Journal != nil && s.Journal.ByClaims // a change that starts the driver again itself
-	if changing {
+	away := !changing && len(drivers) == 0 && len(s.DRA.Slices) == 0
+	switch {
+	case changing:
 		o.Driver = cmp.Or(o.Driver, "NVIDIA's DRA driver")
+	case away:
+		o.Claimants = holding
 	}
 	switch {
-	case (len(s.DRA.Slices) > 0 || changing) && (common != "" || o.Plugin != ""):
+	case (len(s.DRA.Slices) > 0 || changing || holding != "") && (common != "" || o.Plugin != ""):
 		o.Kind, o.Evidence = api.OwnerBoth, common
 	case dynamic != "":
 		o.Kind, o.Evidence = api.OwnerDRADynamic, dynamic
 	case changing:
 		o.Kind = api.OwnerDRAStatic
-	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
+	case away && holding == "":
 		if o.Plugin != "" {
 			o.Kind = api.OwnerPlugin
 		}
@@ -91,12 +106,14 @@ func (s *Observed) offersByPlugin() string {
 }
 
 // driverText names NVIDIA's DRA driver; empty if there is no sign of it.
-func driverText(s *Observed, drivers []*corev1.Pod) string {
+func driverText(s *Observed, drivers []*corev1.Pod, holding string) string {
 	switch {
 	case len(drivers) > 0:
 		return "NVIDIA's DRA driver (" + podText(drivers[0]) + ")"
 	case len(s.DRA.Slices) > 0:
 		return "NVIDIA's DRA driver (ResourceSlice " + s.DRA.Slices[0].Name + ")"
+	case holding != "":
+		return "NVIDIA's DRA driver (claims of " + holding + ")"
 	default:
 		return ""
 	}

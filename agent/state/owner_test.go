@@ -8,11 +8,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -73,6 +75,24 @@ func draDevice(name string, attributes ...string) resourcev1.Device {
 	return d
 }
 
+// claimant is a pod that names the claim "c".
+func claimant(change ...func(*corev1.Pod)) corev1.Pod {
+	p := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a", UID: "uid-a"},
+		Spec:       corev1.PodSpec{NodeName: "node", ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("c")}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+// claimOf is the claim of that pod, with this device.
+func claimOf(d holders.ClaimedDevice) holders.Claims {
+	return holders.Claims{{Pod: "uid-a", Name: "c"}: {Allocated: true, Devices: []holders.ClaimedDevice{d}, Pods: []types.UID{"uid-a"}}}
+}
+
 func TestOwnerOf(t *testing.T) {
 	t.Parallel()
 	whole := published(draDevice("gpu-0", "type", "gpu", "uuid", "GPU-0"), draDevice("gpu-1", "type", "gpu", "uuid", "GPU-1"))
@@ -81,6 +101,9 @@ func TestOwnerOf(t *testing.T) {
 		{ObjectMeta: metav1.ObjectMeta{Name: "slice-0"}, Spec: resourcev1.ResourceSliceSpec{SharedCounters: []resourcev1.CounterSet{{Name: "gpu-0-counter-set"}}}},
 	}
 	consumes := published(resourcev1.Device{Name: "gpu-0-mig-3g40gb-9-4", ConsumesCounters: []resourcev1.DeviceCounterConsumption{{CounterSet: "gpu-0-counter-set"}}})
+	held := holders.ClaimedDevice{Device: holders.Device{Driver: holders.ClaimDriver, Pool: "node", Name: "gpu-0"}}
+	admin, elsewhere := held, held
+	admin.Admin, elsewhere.Pool = true, "other"
 	plugin := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "plugin-1"}}
 	fails := func(p *corev1.Pod) {
 		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
@@ -98,6 +121,9 @@ func TestOwnerOf(t *testing.T) {
 		want    api.Owner
 		says    []string
 
+		claims   holders.Claims
+		prepared string // a device that kubelet has prepared for pod team/a by its claim
+
 		changing bool // a change is under way that began when the driver gave out the GPUs
 	}{
 		"in a change, the driver away": {changing: true, want: api.OwnerDRAStatic, says: []string{"NVIDIA's DRA driver"}},
@@ -105,6 +131,28 @@ func TestOwnerOf(t *testing.T) {
 			changing: true, plugins: []corev1.Pod{plugin}, want: api.OwnerBoth, says: []string{"NVIDIA's device plugin", "NVIDIA's DRA driver"},
 		},
 		"in a change, the driver begins to cut": {changing: true, pods: []corev1.Pod{draPod(gated("DynamicMIG=true"))}, want: api.OwnerDRADynamic},
+
+		"pods have claims, the driver away": {
+			pods: []corev1.Pod{claimant()}, claims: claimOf(held), want: api.OwnerDRAStarting, says: []string{"claims of team/a", "no pod of it is on the node"},
+		},
+		"kubelet has prepared a device, the driver away":                            {pods: []corev1.Pod{claimant()}, prepared: "gpu.nvidia.com/node/gpu-0", want: api.OwnerDRAStarting},
+		"kubelet has prepared a device for a pod that the API server lists no more": {prepared: "gpu.nvidia.com/node/gpu-0", want: api.OwnerDRAStarting},
+		"pods have claims, the driver away, and a plugin": {
+			pods: []corev1.Pod{claimant()}, claims: claimOf(held), plugins: []corev1.Pod{plugin}, want: api.OwnerBoth, says: []string{"claims of team/a", "pod kube-system/plugin-1"},
+		},
+		"pods have claims, slices unreadable, and a plugin": {
+			pods: []corev1.Pod{claimant()}, claims: claimOf(held), err: errors.New("forbidden"), plugins: []corev1.Pod{plugin}, want: api.OwnerBoth,
+		},
+		"claims of the driver that is here": {pods: []corev1.Pod{claimant(), draPod()}, slices: whole, claims: claimOf(held), want: api.OwnerDRAStatic},
+		"in a change, the driver away, and pods have claims": {
+			changing: true, pods: []corev1.Pod{claimant()}, claims: claimOf(held), want: api.OwnerDRAStatic,
+		},
+		"a pod that has ended has claims": {pods: []corev1.Pod{claimant(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, claims: claimOf(held),
+			prepared: "gpu.nvidia.com/node/gpu-0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"a claim that cannot be read":      {pods: []corev1.Pod{claimant()}, plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"a claim of another node's device": {pods: []corev1.Pod{claimant()}, claims: claimOf(elsewhere), plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"a claim of another driver":        {pods: []corev1.Pod{claimant()}, prepared: "dra.net/node/eth0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"a claim by admin access":          {pods: []corev1.Pod{claimant()}, claims: claimOf(admin), prepared: "gpu.nvidia.com/node/gpu-0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
 
 		"nothing":             {want: api.OwnerNone},
 		"the plugin":          {offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0", "GPU-1"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
@@ -206,12 +254,16 @@ func TestOwnerOf(t *testing.T) {
 					{Placed: nvml.Placed{Profile: "3g.40gb"}, Devices: []nvml.Device{{UUID: "MIG-b", Profile: "3g.40gb"}}},
 				}}},
 			}
+			seen.DRA.Claims = row.claims
+			if row.prepared != "" {
+				seen.Kubelet.Assigned = holders.Assignments{{Namespace: "team", Name: "a"}: {"claim c": {row.prepared}}}
+			}
 			if row.changing {
 				seen.Journal = &journal.Journal{ByClaims: true}
 			}
 			got := state.OwnerOf(seen)
 			seen.Owner = got
-			by := got.Kind == api.OwnerBoth || got.Kind == api.OwnerDRAStatic
+			by := got.Kind == api.OwnerBoth || got.Kind == api.OwnerDRAStatic || strings.Contains(got.Driver, "claims of")
 			if unknown := seen.ClaimsUnknown(); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
 				t.Errorf("slices complete %t, and the claims: %v", seen.DRA.Complete, unknown)
 			}

@@ -98,6 +98,54 @@ func (c Claimed) AsAdmin(pod *corev1.Pod) bool {
 	return admin
 }
 
+// Claimants names the pods that surely have devices of NVIDIA's DRA driver, admin access aside, and that have not ended: kubelet has prepared one for the
+// pod, or a claim that is reserved for it has one of its node. A claim that could not be read, and that kubelet has not prepared, says nothing.
+func (c Claimed) Claimants(pods []corev1.Pod, assigned Assignments) []string {
+	var out []string
+	listed := map[types.NamespacedName]bool{}
+	for i := range pods {
+		pod := &pods[i]
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		listed[name] = true
+		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+		if !ended && (c.isPrepared(pod, assigned[name]) || c.isSettled(pod)) {
+			out = append(out, name.String())
+		}
+	}
+	for name, given := range assigned {
+		if !listed[name] && (Assignments{name: given}).GivesOut(ClaimDriver) {
+			out = append(out, name.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// isPrepared reports whether kubelet has prepared a device of the driver for the pod, other than by admin access.
+func (c Claimed) isPrepared(pod *corev1.Pod, given map[string][]string) bool {
+	_, claims := partClaims(given)
+	for name, devices := range claims {
+		claim := c.Claims[PodClaim{pod.UID, name}]
+		if slices.ContainsFunc(devices, func(d Device) bool {
+			return d.Driver == ClaimDriver && !slices.Contains(claim.Devices, ClaimedDevice{d, true})
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// isSettled reports whether a claim that is reserved for the pod has a device of the driver, other than by admin access. The driver's pools have the names
+// of their nodes: a user can bind a pod to this node whose claim has a device of another.
+func (c Claimed) isSettled(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(ClaimNames(pod), func(name string) bool {
+		claim := c.Claims[PodClaim{pod.UID, name}]
+		return claim.IsSettledFor(pod.UID) && slices.ContainsFunc(claim.Devices, func(d ClaimedDevice) bool {
+			return d.Driver == ClaimDriver && d.Pool == pod.Spec.NodeName && !d.Admin
+		})
+	})
+}
+
 // held is what a pod holds by one claim.
 type held struct {
 	gpus  bool     // it has GPUs, or may have

@@ -47,7 +47,7 @@ func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 		}
 	}
 	if seen.Owner.ByClaims() {
-		return missing{config.ReasonCapacityMismatch, "see the log of " + seen.Owner.Driver, blockers(seen), false}
+		return missing{config.ReasonCapacityMismatch, seen.Owner.Advice(), blockers(seen), false}
 	}
 	if seen.LacksDevicePlugin() {
 		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), blockers(seen)), true}
