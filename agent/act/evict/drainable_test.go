@@ -61,8 +61,8 @@ func notEvictable(t *testing.T, d evict.Evictions, in act.Input) (names []string
 	return names
 }
 
-// Promise 5. Before the cordon the agent asks the budget of each pod that the change evicts: of a pod that holds what goes, of the device plugin
-// and of a client of the library. It does not ask for pods that leave by their label, whose controllers no budget holds up.
+// Promise 5. Before the cordon the agent asks the budget of each pod that the change evicts: of a pod that holds what goes, of the device plugin,
+// of a client of the library, and of a driver that restarts after the change. It does not ask for pods that leave by their label, whose controllers no budget holds up.
 func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 	t.Parallel()
 	set := []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "set", UID: "set", Controller: new(true)}}
@@ -77,18 +77,19 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 	}
 	seen := state.Observed{
 		Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1"}},
-		Pods: []corev1.Pod{pod("holder"), pod("plugin"), pod("client"), pod("operand")},
+		Pods: []corev1.Pod{pod("holder"), pod("plugin"), pod("client"), pod("operand"), pod("driver")},
 	}
 	seen.Holders.Pods = []holders.Pod{holders.Describe(&seen.Pods[0])}
-	seen.DevicePlugin.Pods = []corev1.Pod{seen.Pods[1]}
+	seen.DevicePlugin.Pods = []corev1.Pod{seen.Pods[1], seen.Pods[4]}
 	seen.Holders.OfLibrary = []holders.Pod{holders.Describe(&seen.Pods[2])}
 	steps := []plan.Step{
 		{Kind: plan.Fence},
 		{Kind: plan.Evict, Pods: planned("holder")},
 		{Kind: plan.PauseOperands, Label: config.LabelOperandPrefix + "dcgm", Pods: planned("operand")},
 		{Kind: plan.PauseOperands, Pods: planned("plugin", "client")},
+		{Kind: plan.RestartOperands, Pods: planned("driver")},
 	}
-	for kept, waits := range map[string]bool{"": false, "holder": true, "plugin": true, "client": true, "plugin, client": true, "operand": false} {
+	for kept, waits := range map[string]bool{"": false, "holder": true, "plugin": true, "client": true, "plugin, client": true, "driver": true, "operand": false} {
 		t.Run("kept: "+kept, func(t *testing.T) {
 			names := strings.Split(kept, ", ")
 			client := fake.NewClientset()
@@ -107,9 +108,12 @@ func TestEachPodThatIsEvictedIsAskedForBeforeTheCordon(t *testing.T) {
 			case waits && (!is || wait.Reason != config.ReasonEvictionBlocked || !strings.Contains(wait.Message, "team/"+names[0]) || len(wait.Blockers) != len(names)):
 				t.Errorf("got %v, want a wait for %s", err, kept)
 			}
-			want := []string{"holder", "plugin", "client"}
-			if kept == "holder" { // the others may not be asked for in vain
+			want := []string{"holder", "plugin", "client", "driver"}
+			switch kept { // the others may not be asked for in vain
+			case "holder":
 				want = want[:1]
+			case "plugin", "client", "plugin, client":
+				want = want[:3]
 			}
 			if diff := cmp.Diff(want, asked); diff != "" {
 				t.Errorf("pods that were asked for (-want +got):\n%s", diff)

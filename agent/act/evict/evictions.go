@@ -45,7 +45,7 @@ func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict
 		switch {
 		case s.Kind == plan.Evict:
 			out = append(out, d.dryRun(all, in, s)...)
-		case s.Kind == plan.PauseOperands && s.Label == "" && len(stuck(out)) == 0:
+		case (s.Kind == plan.PauseOperands && s.Label == "" || s.Kind == plan.RestartOperands) && len(stuck(out)) == 0:
 			out = append(out, stuck(d.dryRun(all, in, s))...)
 		}
 	}
