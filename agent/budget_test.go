@@ -1,8 +1,10 @@
 package agent_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -23,4 +25,30 @@ func TestRepairsOverTimeAreNotStepsWithoutEffect(t *testing.T) {
 			w.givenBack()
 		}
 	})
+}
+
+// Promise 5. A budget that keeps the pod which the change restarts after the cut holds the change up before the cordon.
+func TestABudgetOfThePodThatRestartsHoldsUpTheChangeBeforeTheCordon(t *testing.T) {
+	t.Parallel()
+	for namespace, byClaims := range map[string]bool{"dra": true, "kube-system": false} {
+		t.Run(namespace, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.unplugged, w.drives = byClaims, byClaims
+				w.converge("all-balanced")
+				calls, fences := w.count(nil), w.cordons()
+				keeps, pod := true, w.podsIn(namespace)[0].Name
+				w.keeps(func() bool { return keeps }, pod)
+				w.label("all-1g.10gb")
+				w.spend(time.Hour)
+				c := w.condition()
+				if c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, pod) || len(*fences) > 0 || *calls > 0 || w.hasJournal() {
+					t.Errorf("after %d calls and %d cordons the node says %s: %s", *calls, len(*fences), c.Reason, c.Message)
+				}
+				keeps = false
+				w.reach("all-1g.10gb")
+			})
+		})
+	}
 }
