@@ -65,32 +65,37 @@ func (o Owner) MayCut() bool {
 func OwnerOf(s *Observed) Owner {
 	drivers, holding := driverPods(s.Pods), sanitize.Names(s.DRA.Claimed().Claimants(s.Pods, s.Kubelet.Assigned))
 	o := Owner{Plugin: s.offersByPlugin(), Driver: driverText(s, drivers, holding)}
-	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
 	changing := s.Journal != nil && s.Journal.ByClaims // a change that starts the driver again itself
-	away := !changing && len(drivers) == 0 && len(s.DRA.Slices) == 0
 	switch {
 	case changing:
 		o.Driver = cmp.Or(o.Driver, "NVIDIA's DRA driver")
-	case away:
+	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
 		o.Claimants = holding
 	}
-	switch {
-	case (len(s.DRA.Slices) > 0 || changing || holding != "") && (common != "" || o.Plugin != ""):
-		o.Kind, o.Evidence = api.OwnerBoth, common
-	case dynamic != "":
-		o.Kind, o.Evidence = api.OwnerDRADynamic, dynamic
-	case changing:
-		o.Kind = api.OwnerDRAStatic
-	case away && holding == "":
-		if o.Plugin != "" {
-			o.Kind = api.OwnerPlugin
-		}
-	case len(drivers) == 0 || len(s.DRA.Slices) == 0 || !s.DRA.Complete:
-		o.Kind, o.Evidence = api.OwnerDRAStarting, s.whyNothingOffered(drivers)
-	default:
-		o.Kind = api.OwnerDRAStatic
-	}
+	o.Kind, o.Evidence = s.ownerKind(o, drivers, changing, holding)
 	return o
+}
+
+// ownerKind returns the kind of the owner and by what it shows, for the pods of the driver, and those that have GPUs by claims.
+func (s *Observed) ownerKind(o Owner, drivers []*corev1.Pod, changing bool, holding string) (kind api.Owner, evidence string) {
+	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
+	byClaims := len(s.DRA.Slices) > 0 || changing || holding != ""
+	switch {
+	case byClaims && (common != "" || o.Plugin != ""):
+		return api.OwnerBoth, common
+	case dynamic != "":
+		return api.OwnerDRADynamic, dynamic
+	case changing:
+		return api.OwnerDRAStatic, ""
+	case !byClaims && len(drivers) == 0 && o.Plugin != "":
+		return api.OwnerPlugin, ""
+	case !byClaims && len(drivers) == 0:
+		return api.OwnerNone, ""
+	case len(drivers) == 0 || len(s.DRA.Slices) == 0 || !s.DRA.Complete:
+		return api.OwnerDRAStarting, s.whyNothingOffered(drivers)
+	default:
+		return api.OwnerDRAStatic, ""
+	}
 }
 
 // offersByPlugin names what offers GPUs to kubelet, or is about to; empty if nothing does.

@@ -147,8 +147,10 @@ func TestOwnerOf(t *testing.T) {
 		"in a change, the driver away, and pods have claims": {
 			changing: true, pods: []corev1.Pod{claimant()}, claims: claimOf(held), want: api.OwnerDRAStatic,
 		},
-		"a pod that has ended has claims": {pods: []corev1.Pod{claimant(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, claims: claimOf(held),
-			prepared: "gpu.nvidia.com/node/gpu-0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
+		"a pod that has ended has claims": {
+			pods: []corev1.Pod{claimant(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, claims: claimOf(held),
+			prepared: "gpu.nvidia.com/node/gpu-0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin,
+		},
 		"a claim that cannot be read":      {pods: []corev1.Pod{claimant()}, plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
 		"a claim of another node's device": {pods: []corev1.Pod{claimant()}, claims: claimOf(elsewhere), plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
 		"a claim of another driver":        {pods: []corev1.Pod{claimant()}, prepared: "dra.net/node/eth0", plugins: []corev1.Pod{plugin}, want: api.OwnerPlugin},
