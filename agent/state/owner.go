@@ -80,6 +80,7 @@ func OwnerOf(s *Observed) Owner {
 func (s *Observed) ownerKind(o Owner, drivers []*corev1.Pod, changing bool, holding string) (kind api.Owner, evidence string) {
 	dynamic, common := s.dynamicMIG(drivers), s.givenOutTwice()
 	byClaims := len(s.DRA.Slices) > 0 || changing || holding != ""
+	trace := byClaims || len(drivers) > 0
 	switch {
 	case byClaims && (common != "" || o.Plugin != ""):
 		return api.OwnerBoth, common
@@ -87,9 +88,9 @@ func (s *Observed) ownerKind(o Owner, drivers []*corev1.Pod, changing bool, hold
 		return api.OwnerDRADynamic, dynamic
 	case changing:
 		return api.OwnerDRAStatic, ""
-	case !byClaims && len(drivers) == 0 && o.Plugin != "":
+	case !trace && o.Plugin != "":
 		return api.OwnerPlugin, ""
-	case !byClaims && len(drivers) == 0:
+	case !trace:
 		return api.OwnerNone, ""
 	case len(drivers) == 0 || len(s.DRA.Slices) == 0 || !s.DRA.Complete:
 		return api.OwnerDRAStarting, s.whyNothingOffered(drivers)
