@@ -281,7 +281,7 @@ func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 
 // correct returns a wait of no length if the node still says that nothing is under way, though an earlier process has begun a change: that one was killed
 // before it had reported. This pass reports, and the next one performs the step; else an agent that is killed after each step would cut the GPUs of a node
-// that is True all the while.
+// that is True all the while. A process does so once: a condition that cannot be written holds up no change.
 func (a *Agent) correct(in act.Input) error {
 	resumes := a.resumes
 	a.resumes = false

@@ -46,15 +46,22 @@ func bound(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodPending
 }
 
-// uncutUnderPods is a node of NVIDIA's DRA driver, whose GPUs were cut in seven when pods "of-0" and "of-1" got a part of each, and pod "late" another
-// one of GPU 0, which kubelet has not prepared. GPU 0 was uncut by hand since, and the driver started again.
-func uncutUnderPods(t *testing.T) *world {
+// cutInSeven is a node of NVIDIA's DRA driver, whose GPUs are cut in seven, with pod "of-0" by a claim.
+func cutInSeven(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, h100)
 	w.unplugged, w.drives = true, true
 	w.spend(time.Minute)
 	w.converge("all-1g.10gb")
 	w.claims("of-0", "gpu-0-mig-1g10gb-0")
+	return w
+}
+
+// uncutUnderPods is a node of NVIDIA's DRA driver, whose GPUs were cut in seven when pods "of-0" and "of-1" got a part of each, and pod "late" another
+// one of GPU 0, which kubelet has not prepared. GPU 0 was uncut by hand since, and the driver started again.
+func uncutUnderPods(t *testing.T) *world {
+	t.Helper()
+	w := cutInSeven(t)
 	w.claims("of-1", "gpu-1-mig-1g10gb-0")
 	w.claims("late", "gpu-0-mig-1g10gb-1", bound)
 	w.unset(config.LabelMIGConfig)
@@ -284,11 +291,7 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 // driverGone is a node whose GPUs are cut in seven, with pod "of-0" by a claim, and from which NVIDIA's DRA driver was taken since, its slices, too.
 func driverGone(t *testing.T) *world {
 	t.Helper()
-	w := newWorld(t, h100)
-	w.unplugged, w.drives = true, true
-	w.spend(time.Minute)
-	w.converge("all-1g.10gb")
-	w.claims("of-0", "gpu-0-mig-1g10gb-0")
+	w := cutInSeven(t)
 	w.spend(time.Minute)
 	w.drives = false
 	for _, p := range w.podsIn("dra") {

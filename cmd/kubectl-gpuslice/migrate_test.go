@@ -38,18 +38,7 @@ func TestMigrateSaysWhatBecomesOfAnInstallation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *updateMigrate {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	isGolden(t, golden, got, *updateMigrate)
 }
 
 // Migrate judges the objects of the API server as it does the same objects in a file.

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -96,18 +94,7 @@ func TestMigrateSaysWhatUsersOfAGPUClusterHaveToSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *updateMigrate {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	isGolden(t, golden, got, *updateMigrate)
 	page, err := os.ReadFile(filepath.Join("..", "..", "deploy", "DRA.md"))
 	if err != nil {
 		t.Fatal(err)

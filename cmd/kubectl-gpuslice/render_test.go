@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,18 +34,7 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			got := rendered(t, append([]string{"-f", pools}, strings.Fields(row.args)...)...)
 			golden := filepath.Join("testdata", "render", row.name+".yaml")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("rendered (-want +got):\n%s", diff)
-			}
+			isGolden(t, golden, got, *update)
 			if said := validated(t, got, "validate", "-f", "-"); strings.Contains(said, "error") {
 				t.Errorf("validate says of it:\n%s", said)
 			}

@@ -24,18 +24,7 @@ func TestRenderWritesWhatNVIDIAsDRADriverNeeds(t *testing.T) {
 		t.Run(row.golden, func(t *testing.T) {
 			got := rendered(t, append([]string{"-f", pools}, strings.Fields(row.args)...)...)
 			golden := filepath.Join("testdata", row.golden)
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("rendered (-want +got):\n%s", diff)
-			}
+			isGolden(t, golden, got, *update)
 		})
 	}
 }

@@ -23,6 +23,23 @@ import (
 
 var update = flag.Bool("update", false, "write the screens of testdata again")
 
+// isGolden fails the test unless the file has this text. It first writes the file if asked to.
+func isGolden(t *testing.T, file, got string, write bool) {
+	t.Helper()
+	if write {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
 // screenTime is when the screens are of.
 var screenTime = time.Date(2026, 3, 1, 2, 5, 0, 0, time.UTC)
 

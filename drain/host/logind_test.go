@@ -260,7 +260,7 @@ func TestLogindThatIsForbiddenToRebootSaysSoBefore(t *testing.T) {
 
 func TestLogindThatDoesNotExist(t *testing.T) {
 	dir := t.TempDir()
-	unserved := filepath.Join(dir, "nobody")
+	unserved := filepath.Join(dir, "unserved")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: unserved})
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +273,7 @@ func TestLogindThatDoesNotExist(t *testing.T) {
 	masked.Fail(systemd.Inhibit, systemd.Fault{Error: "org.freedesktop.systemd1.UnitMasked", Message: "Unit is masked."})
 	for name, l := range map[string]*host.Logind{
 		"no socket":                  {Address: "unix:path=" + dir + "/missing"},
-		"nobody on the socket":       {Address: "unix:path=" + unserved},
+		"no program on the socket":   {Address: "unix:path=" + unserved},
 		"no logind on the bus":       {Address: h.Address()},
 		"a masked logind":            {Address: masked.Address()},
 		"by the environment":         {},

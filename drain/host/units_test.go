@@ -381,7 +381,7 @@ func TestUnitsOfASystemdThatNeverAnswersAreLeft(t *testing.T) {
 
 func TestUnitsOfAHostWithoutSystemd(t *testing.T) {
 	dir := t.TempDir()
-	unserved := filepath.Join(dir, "nobody")
+	unserved := filepath.Join(dir, "unserved")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: unserved})
 	if err != nil {
 		t.Fatal(err)
@@ -392,10 +392,10 @@ func TestUnitsOfAHostWithoutSystemd(t *testing.T) {
 	noConnectionStays(t)
 	noSocketStays(t, h.Address())
 	for name, units := range map[string]*host.Units{
-		"no socket":             {Address: "unix:path=" + dir + "/missing"},
-		"nobody on the socket":  {Address: "unix:path=" + unserved},
-		"no systemd on the bus": {Address: h.Address()},
-		"by the environment":    {},
+		"no socket":                {Address: "unix:path=" + dir + "/missing"},
+		"no program on the socket": {Address: "unix:path=" + unserved},
+		"no systemd on the bus":    {Address: h.Address()},
+		"by the environment":       {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", h.Address())
