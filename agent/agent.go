@@ -253,7 +253,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	want, steps, err := a.plan(ctx, seen)
 	in := act.Input{Seen: seen, Want: want, Steps: steps}
-	a.verifier.Follow(seen)
+	a.verifier.Follow(seen, want)
 	a.resolver.Remember(seen, want)
 	if err == nil {
 		in, err = a.act(ctx, in)

@@ -288,7 +288,7 @@ func TestAPodThatOnlySeesThePluginsConfigIsLeftAlone(t *testing.T) {
 		w.pod("agent", "", func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 			p.Spec.Volumes = []corev1.Volume{{Name: "plugin", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/gpuslice/device-plugin"}}}}
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{runsSince(metav1.Now())}
 		})
 		w.spend(time.Minute)
 		w.profile("two")

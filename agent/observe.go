@@ -56,7 +56,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	}
 	a.units.ObserveToRestore(ctx, seen)
 	seen.Pods = pods
-	seen.Recovered = a.verifier.RestartBefore(a.health.Recovered())
+	seen.Recovered, seen.Outdated = a.verifier.RestartBefore(a.health.Recovered())
 	if seen.Sick, err = a.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}

@@ -48,7 +48,7 @@ func (w *world) driver(gates string, change ...func(*corev1.Pod)) {
 				Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"gpu-kubelet-plugin -v 6"}, Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: gates}},
 			}},
 		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{runsSince(metav1.Now())}},
 	}
 	for _, c := range change {
 		c(p)

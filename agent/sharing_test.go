@@ -108,9 +108,7 @@ func (w *world) startConfigured(name string) {
 				HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(w.settings.DevicePlugin.ConfigFile)},
 			}}},
 		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{
-			Name: pluginContainer, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
-		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{runsSince(metav1.Now())}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		w.t.Fatal(err)

@@ -695,12 +695,17 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin")},
 		Spec:       corev1.PodSpec{NodeName: nodeName, Tolerations: tolerations, Containers: w.pluginContainers()},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{runsSince(metav1.Now())}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	w.offered = w.devices()
+}
+
+// runsSince is the status of a container that has run since then.
+func runsSince(began metav1.Time) corev1.ContainerStatus {
+	return corev1.ContainerStatus{Name: pluginContainer, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: began}}}
 }
 
 // pod runs a pod that kubelet has given the device, as the resource under which the plugin offers it.

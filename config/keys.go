@@ -519,10 +519,10 @@ const (
 	//
 	// You can: leave it; the GPU has mended itself.
 	ReasonRowRemapped Reason = "RowRemapped"
-	// ReasonPluginRestarted is given when the agent restarts the device plugin or NVIDIA's DRA driver since it takes a GPU for unhealthy that is well:
-	// it does so with a GPU that has had an error until it starts again.
+	// ReasonPluginRestarted is given when the agent restarts the device plugin or NVIDIA's DRA driver since it does not offer the GPUs as they are: until it
+	// starts again, it takes a GPU for unhealthy that has had an error, and offers devices that are gone.
 	//
-	// You can: leave it; the GPU is offered again in a moment.
+	// You can: leave it; the GPUs are offered as they are in a moment.
 	ReasonPluginRestarted Reason = "PluginRestarted"
 	// ReasonHealthNotWatched is given when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them.
 	//

@@ -80,7 +80,7 @@ func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Ste
 
 // restores reports whether there is something to restore on a node without a journal.
 func restores(seen *state.Observed, under config.MIGStrategy) bool {
-	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.WithholdsRecovered(under)
+	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.HasOutdatedPlugin(under)
 }
 
 // CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that

@@ -46,7 +46,7 @@ func TestOneFactDecides(t *testing.T) {
 			[]string{fence, resume, "park", "ask for a reboot"},
 			"",
 		},
-		{"new, a plugin withholds a GPU", off + "plugin kube-system/p withholds\nstartup agreed=2", off, []string{fence, resume}, ""},
+		{"new, a plugin is outdated", off + "plugin kube-system/p outdated\nstartup agreed=2", off, []string{fence, resume}, ""},
 		{"new, a CDI spec is stale", off + "cdi /var/run/cdi/nvidia.yaml\nstartup agreed=2", off, []string{fence, "regenerate CDI spec", resume}, ""},
 		{"the startup taint of a change", off + "journal startup agreed=2", off, []string{resume, "release"}, ""},
 		{"the startup taint that came back in a change", off + "journal startup returned agreed=2", off, []string{"release"}, "resume"},

@@ -60,8 +60,8 @@ const (
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
-	// RestartPlugin evicts a device plugin that does not offer a GPU again which has recovered: until it starts again, it takes the GPU for
-	// unhealthy.
+	// RestartPlugin evicts a device plugin that does not offer the GPUs as they are: until it starts again, it takes a GPU for unhealthy that has
+	// recovered, and offers the layout of the GPUs that it has read.
 	RestartPlugin Kind = "RestartPlugin"
 	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that the proof may take: one has been seen to
 	// register and to be forgotten by kubelet.
@@ -239,7 +239,7 @@ var kinds = map[Kind]Traits{
 	RestartPlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
-			return "restart " + plugins(s.Pods) + ", which withholds a GPU that has recovered"
+			return "restart " + plugins(s.Pods) + ", which does not offer the GPUs as they are"
 		},
 		Begins: true, AsksBudgets: true,
 	},

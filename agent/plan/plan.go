@@ -83,8 +83,8 @@ type Operand struct {
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 	Stays   bool // it does not keep the library open, so that the driver resets GPUs while it runs
 	ByLabel bool // it is one of Pauses
-	// Withholds: it has run since before a GPU recovered, and does not offer all devices of that GPU.
-	Withholds bool
+	// Outdated: it does not offer the GPUs as they are. It has run since before a GPU recovered, or has offered for long what is gone.
+	Outdated bool
 	// Late: it has run for half of the wait for capacity, and kubelet does not have its devices.
 	Late bool
 }
@@ -184,7 +184,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 		seen.Journal.Pending = true
 		return append([]Step{{Kind: Adopt}}, giveBack(seen, want, parks)...), nil
 	default:
-		return append(restartWithholding(&seen), giveBack(seen, want, parks)...), nil
+		return append(restartOutdated(&seen), giveBack(seen, want, parks)...), nil
 	}
 }
 
@@ -200,8 +200,8 @@ func open(seen Observed, want Desired, parks bool) []Step {
 
 // openUnfenced returns nil if the node needs a fence.
 func openUnfenced(seen Observed, want Desired, parks bool) []Step {
-	withholds := slices.ContainsFunc(seen.Operands, func(o Operand) bool { return o.Withholds })
-	if seen.Fenced || seen.Orphaned || want.Later || parks || withholds {
+	outdated := slices.ContainsFunc(seen.Operands, func(o Operand) bool { return o.Outdated })
+	if seen.Fenced || seen.Orphaned || want.Later || parks || outdated {
 		return nil
 	}
 	var before, after []Step
@@ -237,12 +237,12 @@ func NeedFresh(steps []Step, forward bool) bool {
 	return !has.OnlyObserves && !has.Restores
 }
 
-// restartWithholding lists the restart of device plugins that do not offer a GPU again which has recovered. In the middle of a change the
-// agent restarts each plugin anyway, by the journal.
-func restartWithholding(seen *Observed) []Step {
+// restartOutdated lists the restart of device plugins that do not offer the GPUs as they are. In the middle of a change the agent restarts each plugin
+// anyway, by the journal.
+func restartOutdated(seen *Observed) []Step {
 	var pods []Pod
 	for _, o := range seen.Operands {
-		if o.Withholds {
+		if o.Outdated {
 			pods = append(pods, o.Pod)
 		}
 	}

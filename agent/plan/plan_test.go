@@ -80,7 +80,7 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	pod web/d on 0/3g.40gb@4/1c@2
-//	plugin kube-system/p stale returns by-label withholds late
+//	plugin kube-system/p stale returns by-label outdated late
 //	operand dcgm paused pods=gpu-operator/dcgm-1
 //	client monitoring/exporter
 //	unit nvsm.service active holds ending starting
@@ -109,7 +109,7 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "plugin":
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
-				ByLabel: slices.Contains(words, "by-label"), Withholds: slices.Contains(words, "withholds"),
+				ByLabel: slices.Contains(words, "by-label"), Outdated: slices.Contains(words, "outdated"),
 				Late: slices.Contains(words, "late"),
 			})
 		case "operand":

@@ -32,6 +32,7 @@ type Observed struct {
 	Pool         Pool
 	GPUs         []nvml.GPU
 	Recovered    map[nvml.UUID]time.Time // of each GPU that is well: a device plugin that began before, and withholds it, is to be restarted
+	Outdated     time.Time               // a device plugin that began before, and offers what is gone, is to be restarted; zero if none is
 	Sick         plan.Sick
 	Specs        []string // CDI specs that describe other GPU instances than there are
 	Reboots      plan.Reboots
@@ -215,7 +216,7 @@ func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operan
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Driver: s.Owner.ByClaims()},
 			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
 			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()), Stays: s.Owner.ByClaims() && !holdsSession(&p),
-			ByLabel: byLabel[string(p.UID)], Withholds: s.withholds(&p, s.Capacity.Strategy),
+			ByLabel: byLabel[string(p.UID)], Outdated: s.isOutdated(&p, s.Capacity.Strategy),
 		})
 	}
 	return pauses, plugins

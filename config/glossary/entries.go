@@ -96,7 +96,7 @@ var reasons = Groups{
 		{Name: "ApplicationXid", Means: "on the pods alone that have the GPU or the instance, when a program of one has made an error, or was stopped by an error of memory that was contained", YouCan: "read the pod's own log: its program has made the error, or another one on the GPU that it shares"},
 		{Name: "RecoveryActionChanged", Means: "when the driver recommends another action for a GPU", YouCan: "see the condition GPUUnhealthy"},
 		{Name: "RowRemapped", Means: "when a bad row of memory was replaced", YouCan: "leave it; the GPU has mended itself"},
-		{Name: "PluginRestarted", Means: "when the agent restarts the device plugin or NVIDIA's DRA driver since it takes a GPU for unhealthy that is well: it does so with a GPU that has had an error until it starts again", YouCan: "leave it; the GPU is offered again in a moment"},
+		{Name: "PluginRestarted", Means: "when the agent restarts the device plugin or NVIDIA's DRA driver since it does not offer the GPUs as they are: until it starts again, it takes a GPU for unhealthy that has had an error, and offers devices that are gone", YouCan: "leave it; the GPUs are offered as they are in a moment"},
 		{Name: "HealthNotWatched", Means: "when the driver does not hand out its events: errors are seen only as far as the GPUs' state shows them", YouCan: "see whether the driver is well; an older one may not have events"},
 	}},
 	{"Reasons of Events about what the agent's account may do. The agent reports them when it starts, and works all the same.", []Entry{

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// Restart evicts the pod of a device plugin that withholds a GPU with which nothing is wrong; its DaemonSet replaces the pod. The agent has nothing to
+// Restart evicts the pod of a device plugin that does not offer the GPUs as they are; its DaemonSet replaces the pod. The agent has nothing to
 // restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns nil: only
 // the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for a bad GPU
 // restarts the plugin itself, or does not want it restarted.
@@ -21,26 +21,26 @@ func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
 	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
-			Message: "the device plugin is to be restarted for a GPU that is well, after the work of " + sanitize.Listed(others),
+			Message: in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted after the work of " + sanitize.Listed(others),
 		}
 	}
 	verdicts, _ := d.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
 			d.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
-				"restarting device plugin %s: it takes a GPU for unhealthy that is well", v.Pod)
+				"restarting %s, pod %s: it does not offer the GPUs as they are", in.Seen.Offerer(), v.Pod)
 		}
 	}
 	if blocked := stuck(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
 			Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
-			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + in.Seen.Offerer() + " withholds a GPU that is well, and is to be restarted",
+			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted",
 			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "restarting " + in.Seen.Offerer() + ", which withholds a GPU that is well: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
+		Message: "restarting " + in.Seen.Offerer() + ", which does not offer the GPUs as they are: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
 	}
 }

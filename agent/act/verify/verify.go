@@ -19,7 +19,7 @@ type Verifier struct {
 	DevicePlugin *deviceplugin.Plugin
 
 	proof    capacity.Proof
-	withheld withheld
+	outdated outdated
 	began    time.Time // when the present wait for capacity began; zero if there is none
 	late     []string  // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
 }
@@ -27,15 +27,15 @@ type Verifier struct {
 // Forget drops what was computed from earlier times of the clock.
 func (p *Verifier) Forget(now time.Time) {
 	p.proof.Forget(now)
-	p.withheld.forget()
+	p.outdated.forget()
 	p.began = time.Time{}
 }
 
 // Follow takes over what the pass has seen, once it knows what it works towards: how many observations in a row agree, and whether the device plugin
-// withholds GPUs that are well.
-func (p *Verifier) Follow(seen *state.Observed) {
+// offers the GPUs as they are.
+func (p *Verifier) Follow(seen *state.Observed, want state.Desired) {
 	p.proof = seen.Capacity.Proof
-	p.withheld.follow(seen, p.Clock.Now())
+	p.outdated.follow(seen, want, p.Clock.Now())
 }
 
 // Restart makes the agent prove the capacity again.

@@ -56,7 +56,7 @@ func (c *change) observe(replicas string, ids ...string) (agreed int, rest time.
 	seen := c.seen(ids...)
 	seen.Node.Labels = map[string]string{nvml.ResourceGPU + ".replicas": replicas}
 	c.prover.Compare(seen, c.want)
-	c.prover.Follow(seen)
+	c.prover.Follow(seen, c.want)
 	if err := c.prover.Await(c.t.Context(), act.Input{Seen: seen, Want: c.want}); err == nil {
 		c.t.Error("the wait is over without a word")
 	}

@@ -55,10 +55,10 @@ func (w *world) observe(change func(*state.Observed)) bool {
 		}}}}},
 	}
 	change(&seen)
-	seen.Recovered = w.prover.RestartBefore(seen.Recovered)
+	seen.Recovered, seen.Outdated = w.prover.RestartBefore(seen.Recovered)
 	w.prover.Compare(&seen, state.Desired{})
-	w.prover.Follow(&seen)
-	return seen.WithholdsRecovered(seen.Capacity.Strategy)
+	w.prover.Follow(&seen, state.Desired{})
+	return seen.HasOutdatedPlugin(seen.Capacity.Strategy)
 }
 
 func unchanged(*state.Observed) {}

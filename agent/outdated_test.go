@@ -1,0 +1,127 @@
+package agent_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+)
+
+// registeredAfterCut gives the GPUs another cut, and registers the node again before the device plugin, or NVIDIA's DRA driver, has read that. The journal
+// goes with the node object, and with it which plugin has read the former GPUs.
+func registeredAfterCut(t *testing.T, byClaims bool) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	if byClaims {
+		w.unplugged, w.drives = true, true
+		w.spend(time.Minute)
+	}
+	w.converge("all-balanced")
+	w.label("all-1g.10gb")
+	cut := false
+	w.count(func(call int) { cut = call == 13 })
+	w.passes("the cut", func() bool { return cut })
+	w.registerAgain()
+	w.restart()
+	w.label("all-1g.10gb")
+	return w
+}
+
+// pluginIn returns the UID of the one pod in the namespace of the device plugin, or of NVIDIA's DRA driver.
+func (w *world) pluginIn(byClaims bool) string {
+	w.t.Helper()
+	namespace := "kube-system"
+	if byClaims {
+		namespace = "dra"
+	}
+	pods := w.podsIn(namespace)
+	if len(pods) != 1 {
+		w.t.Fatalf("%d plugins", len(pods))
+	}
+	return string(pods[0].UID)
+}
+
+// Promise 7. What the plugin offers shows that it has read the former GPUs.
+func TestAPluginThatOffersWhatIsGoneIsRestarted(t *testing.T) {
+	for name, byClaims := range map[string]bool{"NVIDIA's DRA driver": true, "the device plugin": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := registeredAfterCut(t, byClaims)
+				w.spend(30 * time.Second)
+				w.says(config.ReasonCapacityMismatch)
+				w.settle(config.ReasonConverged)
+				w.givenBack()
+			})
+		})
+	}
+}
+
+// A user cuts the GPUs by hand, and then asks for just that.
+func TestADriverThatOffersWhatWasCutByHandIsRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.unplugged, w.drives = true, true
+		w.spend(time.Minute)
+		w.converge("all-1g.10gb")
+		w.unset(config.LabelMIGConfig)
+		w.settle(config.ReasonNotRequested)
+		gpu := w.snapshot()[0]
+		for _, i := range gpu.Instances {
+			if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, i.Placed); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.gpus.Driver().SetMode(t.Context(), gpu.UUID, false); err != nil {
+			t.Fatal(err)
+		}
+		w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+		w.converge("second")
+		w.givenBack()
+	})
+}
+
+// Promise 3. A hold keeps the agent from it; where nothing is asked of the GPUs, the agent disturbs no plugin, whoever has cut them.
+func TestAPluginThatOffersWhatIsGoneStays(t *testing.T) {
+	for name, keep := range map[string]func(*world){
+		"while the node is held":          func(w *world) { w.annotate(config.AnnotationHold, "x") },
+		"where nothing is asked for":      func(w *world) { w.unset(config.LabelMIGConfig) },
+		"while a budget keeps the plugin": func(w *world) { w.keeps(func() bool { return true }, w.podsIn("dra")[0].Name) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := registeredAfterCut(t, true)
+				keep(w)
+				driver := w.pluginIn(true)
+				w.spend(time.Hour)
+				if w.pluginIn(true) != driver || w.node().Spec.Unschedulable || w.condition().Status == corev1.ConditionTrue && name != "where nothing is asked for" {
+					t.Errorf("unschedulable %t: %+v", w.node().Spec.Unschedulable, w.condition())
+				}
+			})
+		})
+	}
+}
+
+// A plugin that goes on offering what is gone is restarted ever more seldom.
+func TestAPluginThatGoesOnOfferingWhatIsGoneIsRestartedEverMoreSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := registeredAfterCut(t, true)
+		w.drives = false // the slices stay those of the former cut
+		restarts := 0
+		for range 2 * 360 {
+			w.spend(10 * time.Second)
+			if len(w.podsIn("dra")) == 0 {
+				restarts++
+				w.driver("")
+			}
+		}
+		if restarts != 3 { // after a minute, ten, and an hour
+			t.Errorf("%d restarts", restarts)
+		}
+		w.says(config.ReasonCapacityMismatch)
+		w.givenBack()
+	})
+}
