@@ -155,7 +155,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.fail(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")
 		}, config.ReasonHardwareFailure, `HardwareFailure: to try again, remove the label nvidia.com/mig.config and set it again; creating 1g.10gb@0 on GPU 0: ERROR_UNKNOWN; ` +
-			`given up after 10 attempts; the GPUs are as they were before`},
+			`given up after 10 attempts; the agent has undone the change`},
 		{"devices that kubelet does not offer", eightH100, func(w *world) {
 			w.converge("all-1g.10gb")
 			w.broken = true

@@ -433,7 +433,7 @@ func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
 		w.profile("four")
 		w.passes("the change to be given up", func() bool {
 			w.serves(false)
-			return !w.hasJournal() && strings.Contains(w.condition().Message, "the GPUs are as they were before")
+			return !w.hasJournal() && strings.Contains(w.condition().Message, "the agent has undone the change")
 		})
 		w.givenBack()
 		if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "restart kubelet on this node") {

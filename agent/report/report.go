@@ -297,7 +297,7 @@ func stalled(seen *state.Observed, want state.Desired, d outcome.Decision) strin
 	case len(seen.Marks.Startup) > 0:
 		return d.Message + "; the node keeps " + startupTaints(seen) + " until this is mended"
 	case seen.Failed(want) != nil:
-		return fmt.Sprintf("to try again, remove the label %s and set it again; %s; the GPUs are as they were before", want.Label, d.Message)
+		return fmt.Sprintf("to try again, remove the label %s and set it again; %s; the agent has undone the change", want.Label, d.Message)
 	default:
 		return d.Message
 	}
@@ -312,21 +312,27 @@ func startupTaints(seen *state.Observed) string {
 	return "the taints " + strings.Join(keys, ", ")
 }
 
-// DrainReport holds KEP-5683's conditions of a node.
-type DrainReport struct{ Draining, Drained, Maintained bool }
+// DrainReport holds KEP-5683's conditions of a node. If they are not known, those on the node stay.
+type DrainReport struct{ Known, Draining, Drained, Maintained bool }
 
 // PartitionReady is the agent's condition on the node; nil if there is none.
 func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
 	return Find(node, config.ConditionGPUPartitionReady)
 }
 
-// DrainOf returns how far the node is drained, by the first step that is left.
-func DrainOf(seen *state.Observed, first plan.Step) DrainReport {
-	if seen.Journal == nil || !seen.Journal.Cordoned {
+// DrainOf returns how far the node is drained, by the first step that is left. An observation that ended early shows no pods. Where no step is left, or
+// the change is undone, pods that had to leave may have stayed: then the node is drained only if it was before.
+func DrainOf(seen *state.Observed, want state.Desired, steps []plan.Step) DrainReport {
+	switch {
+	case !seen.Complete:
 		return DrainReport{}
+	case seen.Journal == nil || !seen.Journal.Cordoned:
+		return DrainReport{Known: true}
 	}
-	draining := first.Traits().BeforePodsLeft
-	return DrainReport{Draining: draining, Drained: !draining, Maintained: true}
+	draining := len(steps) > 0 && steps[0].Traits().BeforePodsLeft
+	was := Find(seen.Node, config.ConditionDrained)
+	drained := len(steps) > 0 && !want.Undo || was != nil && was.Status == corev1.ConditionTrue
+	return DrainReport{Known: true, Draining: draining, Drained: drained && !draining, Maintained: true}
 }
 
 // ByDefault reports whether want has a config of the device plugin for which no label of the node asks, but the settings.

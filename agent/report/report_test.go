@@ -7,7 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -49,6 +51,39 @@ func TestAStatusSaysWhetherTheSettingsAskForTheConfigOfTheDevicePlugin(t *testin
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelDevicePluginConfig: row.plugin}}}
 		if got := ByDefault(node, state.Desired{Label: row.label, Name: row.name}); got != row.want {
 			t.Errorf("%+v: %t", row, got)
+		}
+	}
+}
+
+// A tool that sees Drained takes the node for one whose pods are gone.
+func TestANodeIsDrainedOnlyWherePodsWereSeenToBeGone(t *testing.T) {
+	destroy, evict := []plan.Step{{Kind: plan.Destroy}}, []plan.Step{{Kind: plan.Evict}}
+	cordoned := &journal.Journal{Cordoned: true}
+	for name, row := range map[string]struct {
+		incomplete, was bool
+		journal         *journal.Journal
+		undo            bool
+		steps           []plan.Step
+		want            DrainReport
+	}{
+		"no change":                          {steps: evict, want: DrainReport{Known: true}},
+		"a change without a cordon":          {journal: &journal.Journal{}, steps: destroy, want: DrainReport{Known: true}},
+		"pods are evicted":                   {journal: cordoned, steps: evict, want: DrainReport{Known: true, Draining: true, Maintained: true}},
+		"pods are evicted again":             {journal: cordoned, was: true, steps: evict, want: DrainReport{Known: true, Draining: true, Maintained: true}},
+		"pods are gone":                      {journal: cordoned, steps: destroy, want: DrainReport{Known: true, Drained: true, Maintained: true}},
+		"the observation has ended early":    {journal: cordoned, incomplete: true, want: DrainReport{}},
+		"no step is left":                    {journal: cordoned, want: DrainReport{Known: true, Maintained: true}},
+		"no step is left after the drain":    {journal: cordoned, was: true, want: DrainReport{Known: true, Drained: true, Maintained: true}},
+		"an undo from the middle of a drain": {journal: cordoned, undo: true, steps: destroy, want: DrainReport{Known: true, Maintained: true}},
+		"an undo after the drain":            {journal: cordoned, undo: true, was: true, steps: destroy, want: DrainReport{Known: true, Drained: true, Maintained: true}},
+	} {
+		node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: config.ConditionDrained, Status: corev1.ConditionFalse}}}}
+		if row.was {
+			node.Status.Conditions[0].Status = corev1.ConditionTrue
+		}
+		seen := &state.Observed{Node: node, Journal: row.journal, Complete: !row.incomplete}
+		if got := DrainOf(seen, state.Desired{Undo: row.undo}, row.steps); got != row.want {
+			t.Errorf("%s: %+v, want %+v", name, got, row.want)
 		}
 	}
 }

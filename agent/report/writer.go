@@ -261,6 +261,9 @@ func (t *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.
 func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondition {
+	if !r.Drain.Known {
+		return nil
+	}
 	var out []corev1.NodeCondition
 	for _, c := range []struct {
 		kind   corev1.NodeConditionType
