@@ -3,10 +3,10 @@ package decide
 import (
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain"
 )
@@ -22,7 +22,7 @@ func From(s config.Settings) drain.Policy {
 		Deadline:    s.Timeouts.Drain,
 		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		DeleteGrace: s.Drain.DeleteGrace,
-		Fence:       corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule},
+		Fence:       state.FenceTaint(),
 		Daemons:     sets.List(sets.New(s.DevicePlugin.Namespaces...).Insert(metav1.NamespaceSystem)),
 	}
 	if s.Drain.Mode == config.DrainGradual {

@@ -93,7 +93,6 @@ type Pool struct {
 type Slot struct {
 	Held      bool   // the node has a slot
 	Operation string // the change that it has the slot for
-	Failed    bool   // that change has failed
 	Waiting   bool   // the node is in the queue
 	Paused    string // why the pool is paused; empty if it is not
 }

@@ -123,7 +123,7 @@ func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, err
 	}
 	seen := state.Slot{Waiting: r.state.waits(c.UID), Paused: r.paused()}
 	if h := r.state.holder(c.UID); h != nil {
-		seen.Held, seen.Operation, seen.Failed = true, h.Operation, h.Failed
+		seen.Held, seen.Operation = true, h.Operation
 	}
 	if seen.Held || seen.Waiting { // even after it has left: the Lease may come from a backup
 		s.view(pool).returned = false
