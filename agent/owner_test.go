@@ -293,6 +293,14 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 		if s := w.status(); s.Owner != api.OwnerBoth || *calls > 0 {
 			t.Errorf("%d calls that change a GPU; the status is %+v", *calls, s)
 		}
+		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
+		for _, ask := range []func(){func() { w.unset(config.LabelMIGConfig) }, func() { w.profile("named") }} { // no success, whatever is asked for
+			ask()
+			w.spend(10 * time.Minute)
+			w.refused(config.ReasonForeignOwner, "both give out GPU 1")
+		}
+		w.unset(config.LabelProfile)
+		w.label("all-1g.10gb")
 		w.publish()
 		if err := w.client.Tracker().Delete(podResource, "dra", "driver-2"); err != nil {
 			t.Fatal(err)

@@ -45,6 +45,14 @@ func sharingRefused(seen *state.Observed, by string) error {
 	}
 }
 
+// givenOutTwice says that two give out the node's GPUs, whatever its labels ask for; nil if they do not, and in the middle of a change, which goes on.
+func givenOutTwice(seen *state.Observed) error {
+	if seen.Owner.Kind != api.OwnerBoth || seen.Journal != nil {
+		return nil
+	}
+	return unclear(seen)
+}
+
 // unclear says why neither the device plugin nor NVIDIA's DRA driver counts, so that nothing is changed; nil if one does.
 func unclear(seen *state.Observed) error {
 	owner := seen.Owner

@@ -91,7 +91,7 @@ func requestRemoved(seen *state.Observed, want state.Desired, byDefault bool) er
 func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	asked, pluginKey := r.Asked(seen.Node)
 	if asked.Name == "" {
-		return asked, nil
+		return asked, givenOutTwice(seen)
 	}
 	want, err := r.resolve(seen, asked, pluginKey)
 	if NeedsPlugin(err) {
@@ -99,6 +99,9 @@ func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	}
 	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Learnt.Proven) {
 		return asked, want.Unread
+	}
+	if err == nil {
+		err = givenOutTwice(seen)
 	}
 	return want, err
 }

@@ -80,7 +80,11 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 			BeforeTarget: len(steps) > 1 && steps[1].Traits().ReachesTarget,
 		}
 	case d.Stalled:
-		return Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}
+		r := Report{Phase: api.PhaseStalled, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StateFailed, Message: stalled(seen, want, d)}
+		if want.Name == "" && seen.Journal == nil {
+			r.State = unrequestedState(seen)
+		}
+		return r
 	case d.Waits == outcome.ForDriver:
 		return Report{Phase: api.PhaseWaiting, Ready: corev1.ConditionUnknown, Reason: d.Reason, Message: d.Message}
 	}

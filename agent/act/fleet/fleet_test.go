@@ -706,7 +706,7 @@ func TestAnyRestartAsksForItsOwnSlotAgain(t *testing.T) {
 	before := a.change.Operation
 	a.restart()
 	w.annotate(config.AnnotationPaused, "tests")
-	if got, want := a.observe(), (state.Slot{Held: true, Operation: before, Failed: true, Paused: "tests"}); got != want {
+	if got, want := a.observe(), (state.Slot{Held: true, Operation: before, Paused: "tests"}); got != want {
 		t.Errorf("after the restart it sees %+v, want %+v", got, want)
 	}
 	a.wantRefused("pool research is paused: tests")
