@@ -298,6 +298,9 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 			ask()
 			w.spend(10 * time.Minute)
 			w.refused(config.ReasonForeignOwner, "both give out GPU 1")
+			if d := w.agent.Diagnose(t.Context(), true); !strings.Contains(d.GPUs.Refused, "both give out GPU 1") {
+				t.Errorf("the diagnosis says %q of the GPUs", d.GPUs.Refused)
+			}
 		}
 		w.unset(config.LabelProfile)
 		w.label("all-1g.10gb")

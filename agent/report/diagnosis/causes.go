@@ -395,6 +395,8 @@ func (e *Evidence) capacityMissing() []api.Finding {
 		f.Evidence, f.You = e.WhyNoPlugin()+": "+f.Evidence, e.PluginAdvice
 	case e.StrategyAdvice != "":
 		f.You = e.StrategyAdvice
+	case len(e.Capacity.Withdrawn) != len(e.Capacity.Missing) && e.Owner.ByClaims():
+		f.You = e.Owner.Advice()
 	case len(e.Capacity.Withdrawn) == len(e.Capacity.Missing):
 		f.You, f.Command = "delete these pods, or wait until they have ended", "kubectl get pods -A --field-selector spec.nodeName="+e.Node.Name
 	}

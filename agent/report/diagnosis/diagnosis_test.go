@@ -601,6 +601,24 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]string{`"you":"set mixed"`},
 			"",
 		},
+		"capacity that the DRA driver does not offer": {
+			[]change{func(e *diagnosis.Evidence) {
+				e.Capacity.Missing, e.Owner = []string{"x"}, state.Owner{Kind: api.OwnerDRAStatic, Driver: "NVIDIA's DRA driver (pod dra/gpus)"}
+			}},
+			[]api.Cause{api.CauseCapacityMissing},
+			api.VerdictFree,
+			[]string{`"you":"see the log of NVIDIA's DRA driver (pod dra/gpus)"`},
+			"",
+		},
+		"capacity after the DRA driver has gone": {
+			[]change{func(e *diagnosis.Evidence) {
+				e.Capacity.Missing, e.Owner = []string{"x"}, state.Owner{Kind: api.OwnerDRAStarting, Claimants: "team/trainer"}
+			}},
+			[]api.Cause{api.CauseCapacityMissing},
+			api.VerdictFree,
+			[]string{`"you":"start NVIDIA's DRA driver on this node again, or end the pods that have claims: team/trainer"`},
+			"",
+		},
 		"capacity without a plugin": {
 			[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing, e.PluginAdvice = []string{"x"}, "install it" }},
 			[]api.Cause{api.CauseCapacityMissing},

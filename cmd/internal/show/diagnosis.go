@@ -297,6 +297,8 @@ func (d diagnosis) gpus() []string {
 	switch {
 	case g.Refused != "" && g.Asked != "":
 		out = append(out, fmt.Sprintf("%s is asked for by %s, and cannot be: %s", g.Asked, g.Label, g.Refused))
+	case g.Refused != "":
+		out = append(out, "no config is asked for, and none would be applied: "+g.Refused)
 	case g.Asked != "":
 		out = append(out, fmt.Sprintf("%s is asked for by %s", g.Asked, g.Label))
 	case d.Node == "" && len(g.Now) > 0:
