@@ -21,6 +21,12 @@ func TestMigrateSaysWhatCountsUnderAGPUCluster(t *testing.T) {
 			},
 		}
 	}
+	with := func(gates map[string]any, env string) map[string]any {
+		c := cluster(gates)
+		driver := c["spec"].(map[string]any)["draDriver"].(map[string]any) //nolint:errcheck // made above
+		driver["gpus"] = map[string]any{"kubeletPlugin": map[string]any{"env": []any{map[string]any{"name": "FEATURE_GATES", "value": env}}}}
+		return c
+	}
 	policy := map[string]any{
 		"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": map[string]any{"name": "p"},
 		"spec": map[string]any{"migManager": map[string]any{"enabled": false}},
@@ -42,6 +48,8 @@ func TestMigrateSaysWhatCountsUnderAGPUCluster(t *testing.T) {
 			[]any{cluster(map[string]any{"AllAlpha": true})}, []string{"draDriver.featureGates.AllAlpha is true: the driver cuts the GPUs itself"}, []string{taken},
 		},
 		"all alpha gates but one": {[]any{cluster(map[string]any{"AllAlpha": true, "DynamicMIG": false})}, []string{taken}, []string{itself}},
+		"dynamic by a variable":   {[]any{with(nil, "PassthroughSupport=true, DynamicMIG=true")}, []string{"draDriver.gpus.kubeletPlugin.env: FEATURE_GATES DynamicMIG is true"}, []string{taken}},
+		"static by a variable":    {[]any{with(map[string]any{"DynamicMIG": true}, "DynamicMIG=false")}, []string{taken}, []string{itself}},
 		"both":                    {[]any{policy, cluster(map[string]any{"DynamicMIG": false})}, []string{both, taken}, nil},
 		"no object":               {[]any{policy}, nil, []string{"GPUCluster"}},
 	} {

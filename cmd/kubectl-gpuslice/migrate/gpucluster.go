@@ -2,6 +2,8 @@ package migrate
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
@@ -15,6 +17,11 @@ type Cluster struct {
 	Spec struct {
 		DRADriver struct {
 			FeatureGates map[string]bool `json:"featureGates"`
+			GPUs         struct {
+				KubeletPlugin struct {
+					Env []struct{ Name, Value string } `json:"env"`
+				} `json:"kubeletPlugin"`
+			} `json:"gpus"`
 		} `json:"draDriver"`
 		Daemonsets struct {
 			Tolerations []corev1.Toleration `json:"tolerations"`
@@ -36,17 +43,35 @@ const (
 	gateAllAlpha   = "AllAlpha"
 )
 
-// gate is the feature gate that has the driver cut the GPUs itself; empty if none does.
-func (c Cluster) gate() string {
-	gates := c.Spec.DRADriver.FeatureGates
+// gate is the feature gate that has the driver cut the GPUs itself, and the field that has it; empty if none does.
+func (c Cluster) gate() (field, gate string) {
+	field, gates := c.gates()
 	switch on, named := gates[gateDynamicMIG]; {
 	case on:
-		return gateDynamicMIG
+		return field, gateDynamicMIG
 	case !named && gates[gateAllAlpha]:
-		return gateAllAlpha
+		return field, gateAllAlpha
 	default:
-		return ""
+		return "", ""
 	}
+}
+
+// gates are the driver's feature gates, and the field that has them: the operator writes featureGates into the variable FEATURE_GATES, which env replaces.
+func (c Cluster) gates() (field string, gates map[string]bool) {
+	field, gates = "draDriver.featureGates.", c.Spec.DRADriver.FeatureGates
+	for _, v := range c.Spec.DRADriver.GPUs.KubeletPlugin.Env {
+		if v.Name != "FEATURE_GATES" {
+			continue
+		}
+		field, gates = "draDriver.gpus.kubeletPlugin.env: FEATURE_GATES ", map[string]bool{}
+		for gate := range strings.SplitSeq(v.Value, ",") {
+			name, value, _ := strings.Cut(gate, "=")
+			if on, err := strconv.ParseBool(strings.TrimSpace(value)); err == nil {
+				gates[strings.TrimSpace(name)] = on
+			}
+		}
+	}
+	return field, gates
 }
 
 // cluster judges a GPUCluster. Of a ClusterPolicy nothing counts beside it.
@@ -56,10 +81,9 @@ func (j *judge) cluster(c Cluster, s Sources) {
 		j.say(about, Change, "", "%s is there too, and the operator works with one of the two alone: delete the other; migManager, mig.strategy and devicePlugin of a ClusterPolicy count no more on nodes of a GPUCluster",
 			p.about())
 	}
-	switch {
-	case c.gate() != "":
-		j.say(about, Change, "", "draDriver.featureGates.%s is true: the driver cuts the GPUs itself, so the agent leaves MIG alone; set %s to false where labels are to divide them", c.gate(), gateDynamicMIG)
-	default:
+	if field, gate := c.gate(); gate != "" {
+		j.say(about, Change, "", "%s%s is true: the driver cuts the GPUs itself, so the agent leaves MIG alone; set %s to false where labels are to divide them", field, gate, gateDynamicMIG)
+	} else {
 		j.say(about, Taken, "", "it deploys NVIDIA's DRA driver and no MIG manager: gpuslice divides the GPUs of its nodes by the same labels; deploy overlays/dra (deploy/DRA.md)")
 	}
 	j.say(about, Ignored, "", "MIG strategy and configs of the device plugin have no meaning on its nodes: pods ask by claims, or by the names of DeviceClasses, which kubectl gpuslice render dra writes; "+
