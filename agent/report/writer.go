@@ -53,9 +53,11 @@ type Writer struct {
 	overran    string    // operation of which the agent has reported that it goes on beyond its window
 }
 
-// progressInterval is how long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step
-// would wait.
-const progressInterval = time.Second
+// How long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step would wait.
+const (
+	progressInterval = time.Second
+	countInterval    = 5 * time.Second // where only the number of steps that are left is news
+)
 
 // Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
 func (t *Writer) Report(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
@@ -97,7 +99,7 @@ func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
 	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
 		return false
 	}
-	now, last := t.Clock.Now(), t.reported
+	now, last, pause := t.Clock.Now(), t.reported, progressInterval
 	if t.unreported.IsZero() {
 		t.unreported = now
 	}
@@ -105,9 +107,9 @@ func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
 	case r.Left == 0 || last.IsZero(): // the end, or the beginning
 		last = t.unreported
 	case old.Reason == string(r.Reason):
-		last = old.LastHeartbeatTime.Time
+		last, pause = old.LastHeartbeatTime.Time, countInterval
 	}
-	return now.Sub(last) < progressInterval && !(r.BeforeTarget && old.Reason != string(r.Reason))
+	return now.Sub(last) < pause && !(r.BeforeTarget && old.Reason != string(r.Reason))
 }
 
 // condition writes the conditions that differ from what the node shows already.

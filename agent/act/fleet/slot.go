@@ -75,13 +75,13 @@ func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && s
 //
 // Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the
 // Lease is read again only for an observation that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any
-// of its nodes.
+// of its nodes. Nor does a change that has begun to take something away without a slot ask for one later.
 func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !inLimitedPool(seen) {
 		return
 	}
 	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
-	if !fresh && t.notQueued == apart {
+	if t.notQueued == apart && (!fresh || seen.DisruptionStarted()) {
 		return
 	}
 	var err error

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/maintenance"
@@ -75,6 +76,12 @@ func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 		if seen, reads := observe("a", false); reads != want || seen.Pool.Slot.Held {
 			t.Errorf("observation %d after the slot was returned sends %d requests and finds %+v", i, reads, seen.Pool.Slot)
 		}
+	}
+	begun := observed("a")
+	begun.Journal = &journal.Journal{Cordoned: true}
+	client.ClearActions()
+	if turn.Observe(t.Context(), begun, true); len(client.Actions()) > 0 {
+		t.Errorf("a change that has begun without a slot sends %d requests", len(client.Actions()))
 	}
 }
 
