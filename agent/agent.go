@@ -289,7 +289,7 @@ func (a *Agent) correct(in act.Input) error {
 	if !resumes || ready == nil || ready.Status != corev1.ConditionTrue {
 		return nil
 	}
-	reason, _ := report.Progress(in.Step().Kind, in.Want)
+	reason, _ := report.Progress(in.Steps, in.Want)
 	return &outcome.Waiting{Reason: reason, Message: "the agent goes on with the change that was interrupted", For: outcome.ForStep}
 }
 

@@ -65,7 +65,7 @@ func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
 
 // Performs reports whether there is an executor for the kind of step, and which reason and phase the agent reports for it.
 func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.Phase) {
-	reason, phase = report.Progress(kind, state.Desired{})
+	reason, phase = report.Progress([]plan.Step{{Kind: kind}}, state.Desired{})
 	return (&Agent{}).executors()[kind] != nil, reason, phase
 }
 

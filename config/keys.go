@@ -327,6 +327,11 @@ const (
 	// You can: see the log of the pod of the device plugin or of NVIDIA's DRA driver; where a device plugin's says that it is already connected,
 	// restart kubelet; then remove the label, and set it again. Delete the pods that the message names, or set a label by which the agent evicts them.
 	ReasonCapacityMismatch Reason = "CapacityMismatch"
+	// ReasonFinishing is given while the agent does the last of a change: it publishes the profile's labels and taints, gives the node back, and
+	// returns its slot to the pool.
+	//
+	// You can: wait; it takes seconds.
+	ReasonFinishing Reason = "Finishing"
 	// ReasonReleased is given, by an Event alone, when the node is uncordoned and the agent has restored all.
 	//
 	// You can: use the node; nothing is left to do.

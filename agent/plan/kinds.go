@@ -144,11 +144,11 @@ const (
 	StageHardware
 	// StageReboot waits until the host is rebooted.
 	StageReboot
-	// StageConfigure gives the device plugin its config, and the node its labels and taints.
+	// StageConfigure gives the device plugin its config.
 	StageConfigure
 	// StageRestore restores what the change has taken away.
 	StageRestore
-	// StageVerify verifies the capacity, and gives the node back.
+	// StageVerify verifies the capacity, gives the node its labels and taints, and gives it back.
 	StageVerify
 )
 
@@ -261,7 +261,7 @@ var kinds = map[Kind]Traits{
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
 	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyObserves: true, PartOfProof: true, Wait: WaitCapacity},
-	PublishNodeKeys: {Stage: StageConfigure, Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
+	PublishNodeKeys: {Stage: StageVerify, Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
 	Release:         {Stage: StageVerify, Text: fixedText("release: give the node back")},
 	ReleaseSlot:     {Stage: StageVerify, Text: fixedText("give the slot of the pool back")},
 }

@@ -73,7 +73,7 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 	case err == nil && len(steps) == 0:
 		return idleReport(seen, want)
 	case err == nil:
-		reason, phase := Progress(steps[0].Kind, want)
+		reason, phase := Progress(steps, want)
 		return Report{
 			Phase: phase, Ready: corev1.ConditionFalse, Reason: reason, State: config.StatePending,
 			Message:      headed(seen, want, fmt.Sprintf("%s left; done: %s", sanitize.Counted(len(steps)-1, "step"), steps[0])),
@@ -95,7 +95,7 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 		r.State = config.StateRebooting
 	}
 	if len(steps) > 0 {
-		r.Phase = waitingPhase(seen, steps[0].Kind, want)
+		r.Phase = WaitingPhase(seen, steps[0].Kind, want)
 		if !d.Named {
 			r.Message = headed(seen, want, d.Message)
 		}
@@ -184,17 +184,17 @@ var stages = map[plan.Stage]progress{
 	plan.StageReboot:    {config.ReasonNeedsReboot, api.PhaseWaiting},
 	plan.StageConfigure: {config.ReasonConfiguringPlugin, api.PhaseApplying},
 	plan.StageRestore:   {config.ReasonAwaitingCapacity, api.PhaseVerifying},
-	plan.StageVerify:    {config.ReasonAwaitingCapacity, api.PhaseVerifying},
+	plan.StageVerify:    {config.ReasonFinishing, api.PhaseVerifying},
 }
 
 // kinds has the kinds of steps of which the agent reports something else than of their stage.
 var kinds = map[plan.Kind]progress{
 	plan.AcquireSlot:    {config.ReasonAwaitingSlot, api.PhaseWaiting},
-	plan.ReleaseSlot:    {config.ReasonAwaitingSlot, api.PhaseWaiting},
 	plan.Adopt:          {config.ReasonRecovering, api.PhaseVerifying},
 	plan.PauseOperands:  {config.ReasonPausingOperands, api.PhaseDraining},
 	plan.StopUnits:      {config.ReasonStoppingUnits, api.PhaseDraining},
 	plan.SetComputeMode: {config.ReasonConfiguringPlugin, api.PhaseApplying},
+	plan.VerifyCapacity: {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 }
 
 // of returns what the agent reports of a kind of step.
@@ -205,20 +205,30 @@ func of(kind plan.Kind) progress {
 	return stages[plan.Step{Kind: kind}.Traits().Stage]
 }
 
-// Progress returns the reason and the phase of a plan that begins with the kind of step.
-func Progress(kind plan.Kind, want state.Desired) (config.Reason, api.Phase) {
+// Progress returns the reason and the phase of a plan that begins with the steps: those of the first that changes anything beside the journal and the
+// pool's Lease.
+func Progress(steps []plan.Step, want state.Desired) (config.Reason, api.Phase) {
 	if want.Undo {
 		return config.ReasonRollingBack, api.PhaseRollingBack
 	}
-	p := of(kind)
+	p := of(steps[0].Kind)
+	for _, s := range steps {
+		if s.Kind != plan.Record && s.Kind != plan.AcquireSlot {
+			p = of(s.Kind)
+			break
+		}
+	}
 	return p.reason, p.phase
 }
 
-// waitingPhase is the phase of a plan whose first step has to wait, or has failed. Where nothing keeps pods off the node yet, nothing is being
+// WaitingPhase is the phase of a plan whose first step has to wait, or has failed. Where nothing keeps pods off the node yet, nothing is being
 // drained.
-func waitingPhase(seen *state.Observed, kind plan.Kind, want state.Desired) api.Phase {
-	_, phase := Progress(kind, want)
-	if phase == api.PhaseDraining && !seen.DisruptionStarted() {
+func WaitingPhase(seen *state.Observed, kind plan.Kind, want state.Desired) api.Phase {
+	phase := of(kind).phase
+	switch {
+	case want.Undo:
+		return api.PhaseRollingBack
+	case phase == api.PhaseDraining && !seen.DisruptionStarted():
 		return api.PhaseWaiting
 	}
 	return phase
@@ -232,7 +242,8 @@ func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision
 	case len(steps) == 0:
 		return false
 	default:
-		return want.Undo || of(steps[0].Kind).phase != api.PhaseWaiting
+		_, phase := Progress(steps, want)
+		return phase != api.PhaseWaiting
 	}
 }
 

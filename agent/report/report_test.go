@@ -1,17 +1,56 @@
 package report
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
+
+// What a step that is done has changed is what the condition says of it: the journal alone, or a slot, changes nothing that users can see, so there the
+// condition says what comes next.
+func TestTheReasonOfAStepThatIsDoneClaimsNoMoreThanItDid(t *testing.T) {
+	for _, row := range []struct {
+		steps  []plan.Kind
+		undo   bool
+		reason config.Reason
+		phase  api.Phase
+		goesOn bool
+	}{
+		{[]plan.Kind{plan.Record, plan.Create}, false, config.ReasonRepartitioning, api.PhaseApplying, true},
+		{[]plan.Kind{plan.Record, plan.WriteSharing}, false, config.ReasonConfiguringPlugin, api.PhaseApplying, true},
+		{[]plan.Kind{plan.Record, plan.Evict}, false, config.ReasonEvicting, api.PhaseDraining, true},
+		{[]plan.Kind{plan.Record, plan.Create}, true, config.ReasonRollingBack, api.PhaseRollingBack, true},
+		{[]plan.Kind{plan.AcquireSlot, plan.Fence, plan.Evict}, false, config.ReasonFencing, api.PhaseDraining, true},
+		{[]plan.Kind{plan.AcquireSlot, plan.Record, plan.Evict}, false, config.ReasonEvicting, api.PhaseDraining, true},
+		{[]plan.Kind{plan.Fence, plan.Evict}, false, config.ReasonFencing, api.PhaseDraining, true},
+		{[]plan.Kind{plan.WriteSharing, plan.VerifyCapacity}, false, config.ReasonConfiguringPlugin, api.PhaseApplying, true},
+		{[]plan.Kind{plan.VerifyCapacity, plan.Release}, false, config.ReasonAwaitingCapacity, api.PhaseVerifying, true},
+		{[]plan.Kind{plan.PublishNodeKeys, plan.Release}, false, config.ReasonFinishing, api.PhaseVerifying, true},
+		{[]plan.Kind{plan.Release, plan.ReleaseSlot}, false, config.ReasonFinishing, api.PhaseVerifying, true},
+		{[]plan.Kind{plan.ReleaseSlot}, false, config.ReasonFinishing, api.PhaseVerifying, true},
+		{[]plan.Kind{plan.Park, plan.AskReboot}, false, config.ReasonNeedsReboot, api.PhaseWaiting, false},
+	} {
+		var steps []plan.Step
+		for _, kind := range row.steps {
+			steps = append(steps, plan.Step{Kind: kind})
+		}
+		want := state.Desired{Name: "research", Undo: row.undo, UndoCause: errors.New("no")}
+		r := Of(&state.Observed{Node: &corev1.Node{}}, want, steps, nil, outcome.Decision{})
+		if r.Reason != row.reason || r.Phase != row.phase || r.GoesOn != row.goesOn {
+			t.Errorf("%v, of which the first is done: %s, %s, goes on %t; want %s, %s, %t", row.steps, r.Reason, r.Phase, r.GoesOn, row.reason, row.phase, row.goesOn)
+		}
+	}
+}
 
 func TestAMisspeltLabelIsNamed(t *testing.T) {
 	for label, want := range map[string]string{

@@ -219,7 +219,7 @@ func (e *Evidence) toRestore() *api.PendingRestore {
 		Paused: j.Paused, Stopped: j.Stopped, Before: j.LayoutsBefore(e.GPUs), Undo: j.Undo,
 	}
 	if len(e.Steps) > 0 {
-		_, o.Phase = report.Progress(e.Steps[0].Kind, e.Want)
+		o.Phase = report.WaitingPhase(e.Observed, e.Steps[0].Kind, e.Want)
 	}
 	if e.evicts() && !e.Want.Undo {
 		o.Deadline = e.deadline()
