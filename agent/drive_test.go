@@ -172,7 +172,7 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 			before := w.gpus.String()
 			w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
 			w.label("all-balanced")
-			c := w.settle(config.ReasonHardwareFailure)
+			c := w.settle(config.ReasonStepFailed)
 			w.givenBack()
 			if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !strings.Contains(c.Message, "read-only") {
 				t.Errorf("message %q; GPUs (-before +after):\n%s", c.Message, diff)

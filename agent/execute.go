@@ -76,7 +76,7 @@ func (a *Agent) perform(ctx context.Context, in act.Input) error {
 	step := in.Step()
 	perform := a.executors()[step.Kind]
 	if perform == nil {
-		return &outcome.Stalled{Reason: config.ReasonHardwareFailure, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
+		return &outcome.Stalled{Reason: config.ReasonStepFailed, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
 	if step.Traits().ReachesTarget && !in.Want.Undo && !in.Seen.HardwareOrPluginTouched() {
 		a.timing.Touches(a.Clock.Now())

@@ -572,6 +572,11 @@ const (
 	//
 	// You can: see the GPU's health and the host's kernel log; then remove the label, and set it again.
 	ReasonHardwareFailure Reason = "HardwareFailure"
+	// ReasonStepFailed is given when a step other than a call into the driver has failed so often that the agent gives the change up. The message says
+	// which, and why.
+	//
+	// You can: see to the cause in the message; then remove the label, and set it again.
+	ReasonStepFailed Reason = "StepFailed"
 	// ReasonStepHadNoEffect is given when a step reported success again and again and is still needed.
 	//
 	// You can: see the host's kernel log; then remove the label, and set it again.

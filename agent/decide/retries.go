@@ -230,13 +230,27 @@ func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 	tried.lastDecision = tryAgain(pause, err)
 	if step.Traits().Bounded && tried.failures >= b.settings.Retry.Failures {
 		failure := &api.Failure{
-			Fingerprint: want.Fingerprint, Reason: config.ReasonHardwareFailure,
+			Fingerprint: want.Fingerprint, Reason: givenUp(step, err),
 			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(b.settings.Retry.Failures, "attempt")),
 		}
 		tried.lastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
 	b.attempts[step.String()] = tried
 	return tried.lastDecision
+}
+
+// givenUp returns the reason for a change that is given up since the step has failed so often. Each step writes to the API server or to the host, too: the
+// driver has refused it if the error is the driver's.
+func givenUp(step plan.Step, err error) config.Reason {
+	_, byDriver := errors.AsType[*nvml.Error](err)
+	switch {
+	case byDriver:
+		return config.ReasonHardwareFailure
+	case step.Kind == plan.StopUnits:
+		return config.ReasonUnitFailed
+	default:
+		return config.ReasonStepFailed
+	}
 }
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so

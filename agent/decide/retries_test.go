@@ -139,15 +139,48 @@ func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
 		clock.Step(pause)
 	}
 	d := b.Failed(create, state.Desired{Fingerprint: "asked"}, errors.New("no"))
-	if d.Failure == nil || d.Failure.Reason != config.ReasonHardwareFailure || d.Failure.Fingerprint != "asked" || d.Failure.Message != "no; given up after 4 attempts" {
+	if d.Failure == nil || d.Failure.Reason != config.ReasonStepFailed || d.Failure.Fingerprint != "asked" || d.Failure.Message != "no; given up after 4 attempts" {
 		t.Errorf("the last failure: %+v", d)
 	}
-	if said, want := early(b, create), "HardwareFailure: no; given up after 4 attempts"; said != want {
+	if said, want := early(b, create), "StepFailed: no; given up after 4 attempts"; said != want {
 		t.Errorf("after the last failure: %s, want %s", said, want)
 	}
 	for range 2 * settings.Retry.Failures {
 		if d := b.Failed(evict, state.Desired{}, errors.New("no")); d.Failure != nil {
 			t.Errorf("pods that stay are no failure of the step: %+v", d)
+		}
+	}
+}
+
+// Only what the driver itself has refused is a failure of the hardware.
+func TestAChangeIsGivenUpForTheReasonThatWasSeen(t *testing.T) {
+	t.Parallel()
+	driver := fmt.Errorf("the step: %w", &nvml.Error{Op: "creating 3g.40gb@4", Code: "ERROR_UNKNOWN"})
+	refused := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "gpu-1", errors.New("by a webhook"))
+	settings := config.Default()
+	for _, row := range []struct {
+		kind plan.Kind
+		err  error
+		want config.Reason
+	}{
+		{plan.Create, driver, config.ReasonHardwareFailure},
+		{plan.Create, refused, config.ReasonStepFailed},
+		{plan.SetComputeMode, driver, config.ReasonHardwareFailure},
+		{plan.RegenerateCDI, driver, config.ReasonHardwareFailure},
+		{plan.RegenerateCDI, errors.New("read-only file system"), config.ReasonStepFailed},
+		{plan.AskReboot, errors.New("read-only file system"), config.ReasonStepFailed},
+		{plan.WriteSharing, refused, config.ReasonStepFailed},
+		{plan.ReloadPlugin, refused, config.ReasonStepFailed},
+		{plan.PublishNodeKeys, refused, config.ReasonStepFailed},
+		{plan.StopUnits, errors.New("D-Bus: access denied"), config.ReasonUnitFailed},
+	} {
+		b := decide.NewRetries(monotonic.New(testclock.NewFakeClock(time.Unix(0, 0))), settings)
+		var d outcome.Decision
+		for range settings.Retry.Failures {
+			d = b.Decide(&state.Observed{}, state.Desired{}, plan.Step{Kind: row.kind}, row.err)
+		}
+		if d.Failure == nil || d.Failure.Reason != row.want || d.Reason != row.want {
+			t.Errorf("%s, after %d times %v: %+v, want %s", row.kind, settings.Retry.Failures, row.err, d, row.want)
 		}
 	}
 }

@@ -110,6 +110,7 @@ var reasons = Groups{
 		{Name: "DriverNotLoaded", Means: "while NVIDIA's driver or library is not there, as during its upgrade. The agent waits for it", YouCan: "wait for the driver's upgrade to end; otherwise see the driver's pod, or nvidia-smi on the host"},
 		{Name: "DriverUnresponsive", Means: "while a call into the driver does not come back", YouCan: "see the host's kernel log for Xid errors; a GPU that hangs takes a reboot of the node"},
 		{Name: "HardwareFailure", Means: "when the driver refuses a step for a cause that waiting does not cure", YouCan: "see the GPU's health and the host's kernel log; then remove the label, and set it again"},
+		{Name: "StepFailed", Means: "when a step other than a call into the driver has failed so often that the agent gives the change up. The message says which, and why", YouCan: "see to the cause in the message; then remove the label, and set it again"},
 		{Name: "StepHadNoEffect", Means: "when a step reported success again and again and is still needed", YouCan: "see the host's kernel log; then remove the label, and set it again"},
 		{Name: "Retrying", Means: "when a step failed for a cause that may pass; the agent tries it again", YouCan: "wait; if the cause in the message stays, see to it"},
 		{Name: "Cancelled", Means: "when a user or another tool lifts the agent's cordon in the middle of a change, which cancels the change", YouCan: "remove the label and set it again to have the change after all"},
