@@ -266,11 +266,12 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 
 // act performs at most one step, and returns the input of that step: cleanUpWhileWaiting replaces what was planned.
 func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
-	err := a.mendPluginKey(ctx, in.Seen, in.Want)
-	if err != nil || len(in.Steps) == 0 {
-		return in, err
+	a.mendPluginKey(ctx, in.Seen, in.Want)
+	if len(in.Steps) == 0 {
+		return in, nil
 	}
-	if err = a.correct(in); err == nil {
+	err := a.correct(in)
+	if err == nil {
 		err = a.execute(ctx, in)
 	}
 	if !decide.CleansUpWhileWaiting(in.Seen, err) {
@@ -369,13 +370,17 @@ func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	a.journal.Tidy(ctx, seen.Journal != nil || seen.Record.StrangeJournal || len(pending.Stopped)+len(pending.Persistent) > 0)
 }
 
-// mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it.
-func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) error {
-	done, err := a.handover.Mend(ctx, seen, want)
-	if done != "" {
-		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonConfiguringPlugin, "%s", done)
+// mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it. If it cannot, the pass goes on: the
+// plugin has read the key, and what needs it asks for it (mayPerform).
+func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) {
+	news, err := a.handover.Mend(ctx, seen, want)
+	reason := config.ReasonConfiguringPlugin
+	if err != nil {
+		reason = config.ReasonNoHandover
 	}
-	return err
+	if news != "" {
+		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, reason, "%s", news)
+	}
 }
 
 // cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,

@@ -58,6 +58,9 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
+	if err := a.handover.RequireKey(in); err != nil {
+		return err
+	}
 	forward := isForward(in.Seen, in.Want)
 	if !a.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh

@@ -557,6 +557,73 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 	})
 }
 
+// A key that the agent may not write again is needed only where the plugin starts: the node stays as good as it is, nothing begins that would start the
+// plugin or could not be undone without, and what is under way goes on once the key is back.
+func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
+	t.Parallel()
+	const waits = "let the agent write its key of ConfigMap kube-system/plugin-configs: "
+	for name, row := range map[string]struct {
+		asks          func(w *world)
+		before, after config.Reason // while the key is away, and once it is back
+		fenced        bool
+		has           string // the profile in the end
+	}{
+		"at rest":                          {func(*world) {}, config.ReasonConverged, config.ReasonConverged, false, "four"},
+		"before a change":                  {func(w *world) { w.profile("two") }, config.ReasonNoHandover, config.ReasonConverged, false, "two"},
+		"in a change that touched nothing": {func(w *world) { w.profile("two") }, config.ReasonNoHandover, config.ReasonConverged, true, "two"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.managed()
+				w.profile("four")
+				w.reach("four")
+				key := w.node().Labels[config.LabelDevicePluginConfig]
+				text := w.pluginConfigs()[key]
+				refuses, tried := true, 0
+				w.client.PrependReactor("patch", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
+					patch := action.(k8stesting.PatchActionImpl) //nolint:errcheck // it is a patch
+					if !refuses || !strings.Contains(string(patch.Patch), key) {
+						return false, nil, nil
+					}
+					tried++
+					return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "plugin-configs", fmt.Errorf("by a policy"))
+				})
+				events := w.listens()
+				w.spend(time.Minute)
+				if row.fenced {
+					row.asks(w)
+					w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
+				}
+				keys := w.pluginConfigs()
+				keys[key] += "# by another\n" // what the plugin offers is the same, since it has read the key before
+				w.setPluginConfigs("kube-system", "plugin-configs", keys)
+				if !row.fenced {
+					w.spend(time.Minute)
+					row.asks(w)
+				}
+				w.spend(2 * time.Hour)
+				c := w.condition()
+				if c.Reason != string(row.before) || row.before == config.ReasonNoHandover && !strings.Contains(c.Message, waits) || w.node().Spec.Unschedulable != row.fenced {
+					t.Errorf("while the key is not the agent's: %s: %s, cordoned %t", c.Reason, c.Message, w.node().Spec.Unschedulable)
+				}
+				if n := heard(events, string(config.ReasonNoHandover), waits, "was taken away"); n != 1 {
+					t.Errorf("%d Events say that it is away", n)
+				}
+				if tried < 50 || tried > 70 {
+					t.Errorf("it was tried %d times in two hours", tried)
+				}
+				refuses = false
+				w.reach(row.has)
+				w.spend(time.Minute)
+				if c := w.condition(); c.Reason != string(row.after) || row.has == "four" && w.pluginConfigs()[key] != text {
+					t.Errorf("once it is back: %s: %s; %v", c.Reason, c.Message, w.pluginConfigs())
+				}
+			})
+		})
+	}
+}
+
 // The device plugin passes over what it does not know in its config, and runs by the rest: so does the node.
 func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 	t.Parallel()

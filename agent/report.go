@@ -173,6 +173,9 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if seen.Leftovers.AdoptsIn > 0 {
 		due = min(due, seen.Leftovers.AdoptsIn)
 	}
+	if again := a.handover.MendsIn(); again > 0 {
+		due = min(due, again)
+	}
 	if seen.Pool.Slot.Held {
 		due = min(due, fleet.RenewAfter)
 	}

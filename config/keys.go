@@ -184,9 +184,10 @@ const (
 	//
 	// You can: give the device plugin the MIG strategy that the message names, or ask for a config that fits the one it has.
 	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
-	// ReasonNoHandover is given when the agent has no way to give the device plugin another config.
+	// ReasonNoHandover is given when the agent has no way to give the device plugin another config, or cannot write its key of the ConfigMap again
+	// which another program has changed: by an Event, and, where something would start the plugin, as what that waits for.
 	//
-	// You can: give the device plugin a config by ConfigMap or by file, as deploy/README.md says.
+	// You can: give the device plugin a config by ConfigMap or by file, as deploy/README.md says; let the agent write the key that the message names.
 	ReasonNoHandover Reason = "NoHandover"
 	// ReasonNodeKeyConflict is given when a label or taint of the profile is on the node with another value, which is not the agent's.
 	//

@@ -190,7 +190,7 @@ func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 // ObservationFailed is for an observation that failed: the agent observes again after a pause that doubles each time.
 func (b *Retries) ObservationFailed(err error) outcome.Decision {
 	b.failedObservations++
-	pause := b.pauseAfter(b.failedObservations)
+	pause := b.PauseAfter(b.failedObservations)
 	if _, is := errors.AsType[*kube.UnansweredError](err); is {
 		pause = min(pause, outcome.APIRetry)
 	}
@@ -207,8 +207,8 @@ func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
 // ForgetObservations is for an observation that has succeeded.
 func (b *Retries) ForgetObservations() { b.failedObservations = 0 }
 
-// pauseAfter is the pause after so many failures in a row. It doubles each time.
-func (b *Retries) pauseAfter(failures int) time.Duration {
+// PauseAfter is the pause after so many failures in a row. It doubles each time.
+func (b *Retries) PauseAfter(failures int) time.Duration {
 	pause := b.settings.Retry.First
 	for range failures - 1 {
 		pause = min(2*pause, b.settings.Retry.Longest)
@@ -225,7 +225,7 @@ func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 	tried := b.attempts[step.String()]
 	tried.failures++
 	tried.inUseAt = time.Time{}
-	pause := b.pauseAfter(tried.failures)
+	pause := b.PauseAfter(tried.failures)
 	tried.next = b.clock.Now().Add(pause)
 	tried.lastDecision = tryAgain(pause, err)
 	if step.Traits().Bounded && tried.failures >= b.settings.Retry.Failures {

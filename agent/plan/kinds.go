@@ -103,6 +103,8 @@ type Traits struct {
 	AsksBudgets bool
 	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
 	ShapesPlugin bool
+	// StartsPlugin: the device plugin may start by it, and reads its config then.
+	StartsPlugin bool
 	// ReachesTarget: it does a part of what the label asks for, so a change beyond it is as short to finish as to undo.
 	ReachesTarget bool
 	// HoldersKnown: it ends processes on the GPU, so the agent must know the holders before.
@@ -235,13 +237,13 @@ var kinds = map[Kind]Traits{
 		Bounded: true, Restores: true,
 	},
 	StartUnits:     {Stage: StageRestore, Text: func(s Step) string { return "start unit " + s.Unit }, Restores: true, Wait: WaitUnit},
-	ResumeOperands: {Stage: StageRestore, Text: Step.resume, Restores: true},
+	ResumeOperands: {Stage: StageRestore, Text: Step.resume, StartsPlugin: true, Restores: true},
 	RestartPlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
 			return "restart " + plugins(s.Pods) + ", which does not offer the GPUs as they are"
 		},
-		Begins: true, AsksBudgets: true,
+		Begins: true, StartsPlugin: true, AsksBudgets: true,
 	},
 	RestartLatePlugin: {
 		Stage: StageRestore,
@@ -251,9 +253,9 @@ var kinds = map[Kind]Traits{
 			}
 			return "restart " + plugins(s.Pods) + ", whose devices kubelet has lacked for long"
 		},
-		AsksBudgets: true, PartOfProof: true,
+		StartsPlugin: true, AsksBudgets: true, PartOfProof: true,
 	},
-	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) }, AsksBudgets: true},
+	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) }, StartsPlugin: true, AsksBudgets: true},
 	ReloadPlugin:    {Stage: StageConfigure, Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
 	SetComputeMode: {
 		Stage: StageHardware,

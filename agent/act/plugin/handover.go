@@ -52,10 +52,11 @@ type Handover struct {
 
 	notifiedFirst time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
 	labelWrites   labelWrites // of the config manager's label
+	unmended      unmended    // zero if no key is to be written again
 }
 
 // Forget drops what depends on times that the clock gave. The plugin that it embeds has a Forget of its own.
-func (h *Handover) Forget(time.Time) { h.notifiedFirst = time.Time{} }
+func (h *Handover) Forget(time.Time) { h.notifiedFirst, h.unmended.next = time.Time{}, time.Time{} }
 
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
@@ -277,27 +278,6 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 		return fmt.Errorf("writing %s: %w", m.KeyName(key), err)
 	}
 	return nil
-}
-
-// Mend writes the agent's key again that the node's label names, if another program has removed it or changed its text. The plugin has read the key
-// before, so that nothing changes for the pods of the node. It returns what it has done; empty if there was nothing to do.
-func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.Desired) (string, error) {
-	m, key := seen.Plugin.Manager, seen.Plugin.Text
-	if m == nil || !m.Damaged {
-		return "", nil
-	}
-	text := m.Files[key] // what this process has read before; else what is asked for, if that has the same name
-	if text == "" && want.Plugin != nil && want.Plugin.Text == key {
-		text = want.Plugin.KeyContent
-	}
-	if text == "" {
-		return "", nil
-	}
-	if err := h.patchConfigMap(ctx, m, key, &text); err != nil {
-		return "", err
-	}
-	return m.KeyName(key) + " was taken away, or had another text than this agent has written: it is written again, and no pod has to leave. " +
-		"Without the admission policy gpuslice-agent-configmaps the agents of all nodes can write it: kubectl apply -k deploy/policies", nil
 }
 
 // Tidy removes what a change of the plugin's config has left.
