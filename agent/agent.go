@@ -258,7 +258,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err == nil {
 		in, err = a.act(ctx, in)
 	}
-	if errors.Is(err, errNotFresh) {
+	if errors.Is(err, errNotFresh) || errors.Is(err, outcome.ErrPlanAgain) {
 		return 0
 	}
 	return a.conclude(ctx, in.Seen, in.Want, in.Steps, err)

@@ -10,7 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 
+	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -79,8 +81,16 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
 				w.through = driver
-				w.restart()
+				o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
+				o.Events = recorder
+				w.agent = agent.New(o)
 				w.converge("all-balanced")
+				if done := counters(t, o.Metrics)["gpuslice_steps_total RestorePersistence done"]; name != "without effect" && done != 0 {
+					t.Errorf("what the driver refuses counts %v times as done", done)
+				}
+				if n := heard(recorder.Events, "Warning", "persistence mode of GPU", "cannot be turned on again"); n != 2 {
+					t.Errorf("%d Events say of 2 GPUs that persistence mode stays off", n)
+				}
 				for _, gpu := range w.snapshot() {
 					if gpu.Persistent || !gpu.Enabled {
 						t.Errorf("GPU %d: persistence mode is %t, MIG mode %t", gpu.Index, gpu.Persistent, gpu.Enabled)

@@ -37,6 +37,9 @@ func (a *Agent) execute(ctx context.Context, in act.Input) error {
 		if err == nil {
 			err = a.perform(ctx, in)
 		}
+		if errors.Is(err, outcome.ErrPlanAgain) {
+			return err
+		}
 	}
 	if !early || step.Kind != plan.AcquireSlot {
 		a.slot.Yield(ctx, in.Seen, step, err)

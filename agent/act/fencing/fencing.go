@@ -114,7 +114,10 @@ func (f *Fencing) Resume(ctx context.Context, in act.Input) error {
 	uncordoned := j.WasUnschedulable && !in.Seen.Node.Spec.Unschedulable
 	j.WasUnschedulable = j.WasUnschedulable && !uncordoned
 	if j.RecordStartup(in.Seen.Marks.Startup) || uncordoned {
-		return f.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.ResumeOperands), j)
+		if err := f.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.ResumeOperands), j); err != nil {
+			return err
+		}
+		return outcome.ErrPlanAgain
 	}
 	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
 	// not there yet.

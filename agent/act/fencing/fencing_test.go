@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -314,5 +315,31 @@ func TestAParkedNodeKeepsItsJournal(t *testing.T) {
 	}
 	if text, is := h.node().Annotations[scaleDown]; is {
 		t.Errorf("autoscalers still read %q", text)
+	}
+}
+
+// A user may uncordon a node that was cordoned before the change, or kubelet set its startup taint, while the change is under way: the journal says so
+// before anything is taken away, and until the taint is gone nothing is done.
+func TestWhatHasComeSinceIsInTheJournalBeforeTheTaintIsTakenAway(t *testing.T) {
+	t.Parallel()
+	for name, since := range map[string]func(*corev1.Node){
+		"an uncordon":     func(n *corev1.Node) { n.Spec.Unschedulable = false },
+		"a startup taint": func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, startup) },
+	} {
+		h := newHost(t, behind(journal.Journal{WasUnschedulable: true}, theirs), since)
+		resume := func() error {
+			h.observe()
+			return h.fencing.Resume(t.Context(), act.Input{Seen: h.seen, Steps: []plan.Step{{Kind: plan.ResumeOperands}}})
+		}
+		before := h.node()
+		if err := resume(); !errors.Is(err, outcome.ErrPlanAgain) || !slices.Equal(h.node().Spec.Taints, before.Spec.Taints) {
+			t.Errorf("%s: %v, and the taints are %v", name, err, h.node().Spec.Taints)
+		}
+		if err := resume(); err != nil || !slices.Equal(h.node().Spec.Taints, []corev1.Taint{theirs}) {
+			t.Errorf("%s, once the journal has it: %v, and the taints are %v", name, err, h.node().Spec.Taints)
+		}
+		if h.observe(); h.seen.Journal == nil || h.seen.Journal.WasUnschedulable == (name == "an uncordon") || len(h.seen.Journal.Startup()) > 0 != (name == "a startup taint") {
+			t.Errorf("%s: the journal is %+v", name, h.seen.Journal)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -139,8 +141,8 @@ func (g *GPUs) persistenceRefused(ctx context.Context, in act.Input, err error) 
 }
 
 // abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
-func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, err error) error {
-	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", in.Step().Index), zap.Error(err))
+func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, why error) error {
+	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", in.Step().Index), zap.Error(why))
 	j := *in.Seen.Journal
 	j.Previous = nil
 	for _, c := range in.Seen.Journal.Previous {
@@ -148,7 +150,16 @@ func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, err error) 
 		j.Previous = append(j.Previous, c)
 	}
 	j.Persistent = slices.DeleteFunc(slices.Clone(j.Persistent), func(gpu nvml.UUID) bool { return gpu == in.Step().GPU })
-	return g.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Step().Kind), j)
+	if err := g.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Step().Kind), j); err != nil {
+		return err
+	}
+	reason := config.ReasonHardwareFailure
+	if failure, is := errors.AsType[*api.Failure](why); is {
+		reason = failure.Reason
+	}
+	g.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, reason, "persistence mode of GPU %d was on before the change and cannot be turned on again: %v; "+
+		"the GPU works without it; turn it on by hand", in.Step().Index, why)
+	return outcome.ErrPlanAgain
 }
 
 // Snapshot reads the present state of the GPUs.

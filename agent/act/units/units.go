@@ -134,5 +134,5 @@ func (u *Units) abandon(ctx context.Context, in act.Input, err error) error {
 		return err
 	}
 	u.note(in.Step().Unit, start{failed: true})
-	return nil
+	return outcome.ErrPlanAgain
 }

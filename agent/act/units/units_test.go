@@ -170,11 +170,11 @@ func TestAUnitThatDoesNotStartIsGivenUp(t *testing.T) {
 	}{
 		"it starts":                       {nil, false, 0, 0, false, nil, false, 1},
 		"it is starting":                  {host.ErrJobRunning, false, 0, 0, true, nil, false, 1},
-		"it never starts":                 {host.ErrJobRunning, true, 0, 0, false, nil, true, 1},
+		"it never starts":                 {host.ErrJobRunning, true, 0, 0, false, outcome.ErrPlanAgain, true, 1},
 		"its job fails":                   {broken, false, 0, 0, false, broken, false, 1},
-		"its job fails for the last time": {broken, false, 0, config.Default().Retry.Failures - 1, false, nil, true, 1},
+		"its job fails for the last time": {broken, false, 0, config.Default().Retry.Failures - 1, false, outcome.ErrPlanAgain, true, 1},
 		"it ends":                         {nil, false, config.DefaultNoEffect - 1, 0, false, nil, false, config.DefaultNoEffect},
-		"it ends each time":               {nil, false, config.DefaultNoEffect, 0, false, nil, true, config.DefaultNoEffect},
+		"it ends each time":               {nil, false, config.DefaultNoEffect, 0, false, outcome.ErrPlanAgain, true, config.DefaultNoEffect},
 	} {
 		m := newMachine(t)
 		step := m.startedBefore(row.starts, row.failures)

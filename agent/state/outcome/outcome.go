@@ -96,6 +96,9 @@ func (s *Stalled) Error() string { return s.Message }
 // Unwrap is the cause.
 func (s *Stalled) Unwrap() error { return s.Cause }
 
+// ErrPlanAgain says that a step has amended the journal and done nothing else. The next pass, at once, plans by the journal; nothing is reported as done.
+var ErrPlanAgain = errors.New("the journal is amended")
+
 // UnseenError says what the agent could not see, for a cause that may pass: it decides nothing by that, and does not end a running change.
 type UnseenError struct{ Err error }
 
