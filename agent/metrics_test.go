@@ -225,6 +225,28 @@ func TestMetricsShowWhatKeepsAChange(t *testing.T) {
 	})
 }
 
+// The mean wait for a slot, which the two metrics give, is of those that had to wait.
+func TestASlotThatIsTakenAtOnceKeepsNoChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.pool()
+		o := w.optionsFor(&w.host)
+		w.agent = agent.New(o)
+		w.label("all-1g.10gb")
+		w.reach("all-1g.10gb")
+		got := counters(t, o.Metrics)
+		for name, n := range got {
+			if strings.HasPrefix(name, "gpuslice_blocks_total ") && n > 0 {
+				t.Errorf("nothing kept the change, and %s is %v", name, n)
+			}
+		}
+		if n := got["gpuslice_steps_total AcquireSlot done"]; n != 1 {
+			t.Errorf("the slot was taken %v times", n)
+		}
+	})
+}
+
 func TestMetricsCountWhatAnAgentTakesOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

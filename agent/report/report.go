@@ -35,7 +35,7 @@ type Report struct {
 	Message string
 	// Converged: the node is as desired, and that is proven.
 	Converged bool
-	Blocked   bool     // users have to let pods go
+	ForRoom   bool     // users have to let pods go
 	GoesOn    bool     // by itself: a step is under way, or what has failed is tried again
 	Retries   bool     // a step or an observation has failed, and is tried again
 	Blockers  []string // what is in the way, one by one
@@ -89,7 +89,7 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 		return Report{Phase: api.PhaseWaiting, Ready: corev1.ConditionUnknown, Reason: d.Reason, Message: d.Message}
 	}
 	r := Report{
-		Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StatePending, Message: d.Message, Blocked: d.Waits == outcome.ForRoom,
+		Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StatePending, Message: d.Message, ForRoom: d.Waits == outcome.ForRoom,
 	}
 	if d.Waits == outcome.ForReboot {
 		r.State = config.StateRebooting

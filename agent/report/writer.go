@@ -307,7 +307,7 @@ func (t *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Re
 }
 
 func eventType(r Report) string {
-	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.Blocked {
+	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.ForRoom {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning
