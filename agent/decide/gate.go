@@ -31,7 +31,7 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 		return nil
 	case held, unreadable, windowClosed:
 	}
-	if v.underWay {
+	if v.begun {
 		return v.postponed(seen, want)
 	}
 	return g.waiting(v, seen, want, now)
@@ -90,7 +90,7 @@ func (g *Gate) waiting(v verdict, seen *state.Observed, want state.Desired, now 
 	return w
 }
 
-// postponed words a verdict against a change that is under way and has touched no GPU.
+// postponed words a verdict against a change that has begun and has touched no GPU.
 func (v verdict) postponed(seen *state.Observed, want state.Desired) *api.Failure {
 	reason, why := config.ReasonWindowClosed, "the window is closed before a GPU was touched"
 	switch {

@@ -23,23 +23,23 @@ const (
 
 // verdict is what the gate says of a change at one moment: all that its wait, its postponement and its preview say is from here.
 type verdict struct {
-	ruling   ruling
-	underWay bool           // the change is under way: the agent postpones it where one that has not begun waits
-	opening  window.Opening // if the ruling is by windows: the one that is open; of a change that is under way outside of any, the one before
-	within   bool           // the opening is open
-	begins   time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
-	takes    duration
+	ruling  ruling
+	begun   bool           // something is to be given back: the change is postponed where one that has not begun waits
+	opening window.Opening // if the ruling is by windows: the one that is open; of a change that has begun outside of any, the one before
+	within  bool           // the opening is open
+	begins  time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
+	takes   duration
 }
 
 // judge returns whether a change may begin or go on. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
 func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) verdict {
-	v := verdict{underWay: seen.DisruptionStarted(), takes: estimate(seen)}
+	v := verdict{begun: seen.DisruptionStarted(), takes: estimate(seen)}
 	needsWindow := needsWindow(seen, want, steps)
 	switch {
 	case want.Undo:
 		v.ruling = unrestricted
 	case holdText(seen) != "" && startsChange(seen, want, steps):
-		v.ruling, v.underWay = held, seen.Journal != nil // the journal is of another target
+		v.ruling, v.begun = held, seen.Journal != nil // the journal is of another target, and that change is given up even if it has disturbed nothing
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
 	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):
@@ -69,14 +69,14 @@ func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) b
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// judgeByWindows rules by the windows. A change that is under way is postponed if its window has closed, or closes before the change can be done. The
+// judgeByWindows rules by the windows. A change that has begun is postponed if its window has closed, or closes before the change can be done. The
 // agent has evicted some pods in vain then; but to take a GPU away outside of the window is worse.
 func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now time.Time) {
 	schedule := Schedule(seen, want)
 	v.begins = beginsAt(seen, want, now)
 	v.opening, v.within = schedule.At(now)
 	may := !v.begins.IsZero() && !v.begins.After(now)
-	if v.underWay {
+	if v.begun {
 		may = v.within && remaining(v.opening, now) >= v.takes.AfterFirstTouch
 	}
 	switch {
@@ -87,7 +87,7 @@ func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now t
 	default:
 		v.ruling = windowClosed
 	}
-	if v.underWay && !v.within {
+	if v.begun && !v.within {
 		v.opening, _ = schedule.Prev(now)
 	}
 }
