@@ -1,6 +1,6 @@
 // Package decide says what the node shall have, and whether a step towards that may be performed now. It resolves the labels into the desired state
 // of each GPU and of the device plugin, holds changes back by holds, windows and the maintenance file, turns the settings into the rules by which pods
-// leave, and counts how often steps have failed. It reads nothing and writes nothing: it decides by what was observed.
+// leave, and counts how often steps have failed. It writes nothing, and reads nothing but the clock: it decides by what was observed.
 package decide
 
 import (

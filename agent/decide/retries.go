@@ -118,7 +118,7 @@ func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	return slices.Concat(ofGPUs, steps[n:])
 }
 
-// waitOf returns the key of the wait for a step: all operands share one, every other step has its own.
+// waitOf returns the key of the wait for a step: pods that leave, and operands, share one each; every other step has its own.
 func waitOf(step plan.Step) string {
 	if step.Traits().WaitsAsOne {
 		return string(step.Kind)
@@ -136,7 +136,7 @@ func (b *Retries) Began(step plan.Step) time.Time {
 	return began
 }
 
-// Done drops the failures of the step, and counts its success if that is bounded.
+// Done drops the failures of the step, and counts its success if the agent gives up a step that succeeds in vain.
 func (b *Retries) Done(step plan.Step) {
 	delete(b.attempts, step.String())
 	delete(b.waits, waitOf(step))

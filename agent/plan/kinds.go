@@ -11,10 +11,10 @@ import (
 // Kind names what a step does.
 type Kind string
 
-// The kinds of steps, in the order in which a plan holds them. Within the change of one GPU, instances are destroyed
+// The kinds of steps, about in the order of a change; the order of a plan is that of Make. Within the change of one GPU, instances are destroyed
 // before MIG mode is turned off and created after it is turned on.
 const (
-	// Record writes the journal, for a change that disrupts no pod.
+	// Record writes the journal without a fence: for a change that disrupts no pod, or what a fenced change has to restore besides, before it takes that.
 	Record Kind = "Record"
 	// Adopt writes a journal for what an agent has left on the node without one, so that the agent restores it like any change.
 	Adopt Kind = "Adopt"
@@ -83,8 +83,8 @@ const (
 // Kinds returns all kinds of steps, sorted by their names.
 func Kinds() []Kind { return slices.Sorted(maps.Keys(kinds)) }
 
-// Traits are what is true of every step of a kind. Code that treats some kinds otherwise than others asks for a trait, so that a new
-// kind is one row here.
+// Traits are what is true of every step of a kind. Code that treats several kinds otherwise than others asks for a trait, so that a new kind is a row
+// here, a case of the planner, and who performs it.
 type Traits struct {
 	// Text writes the step as plans, logs and goldens show it.
 	Text func(s Step) string
@@ -101,6 +101,10 @@ type Traits struct {
 	BeforePodsLeft bool
 	// AsksBudgets: it asks whether pods may be evicted, so the agent watches their disruption budgets while it waits.
 	AsksBudgets bool
+	// DryRun: before the change disturbs anything, the agent asks whether the pods that the step evicts may go.
+	DryRun bool
+	// ComesBack: its pods come back by themselves, so the agent asks for them only if all others may go.
+	ComesBack bool
 	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
 	ShapesPlugin bool
 	// StartsPlugin: the device plugin may start by it, and reads its config then.
@@ -136,7 +140,7 @@ func (t Traits) TouchesGPU() bool { return t.Stage == StageHardware }
 // Stage is a part of a change.
 type Stage int
 
-// The stages of a change, in their order.
+// The stages of a change, in their order, but that SetComputeMode, which changes a GPU, comes after what restores.
 const (
 	// StageOpen comes before anything is disturbed, so the agent checks in it whether the change can come to its end.
 	StageOpen Stage = iota + 1
@@ -178,9 +182,12 @@ var kinds = map[Kind]Traits{
 	Evict: {
 		Stage:    StageDrain,
 		Text:     func(s Step) string { return "evict " + withClaims(s.Pods) },
-		Disrupts: true, BeforePodsLeft: true, AsksBudgets: true, WaitsAsOne: true,
+		Disrupts: true, BeforePodsLeft: true, AsksBudgets: true, DryRun: true, WaitsAsOne: true,
 	},
-	PauseOperands: {Stage: StageDrain, Text: Step.pause, Disrupts: true, AsksBudgets: true, Repeatable: true, WaitsAsOne: true},
+	PauseOperands: {
+		Stage: StageDrain, Text: Step.pause,
+		Disrupts: true, AsksBudgets: true, DryRun: true, ComesBack: true, Repeatable: true, WaitsAsOne: true,
+	},
 	StopUnits: {
 		Stage:    StageDrain,
 		Text:     func(s Step) string { return "stop unit " + s.Unit },
@@ -255,8 +262,11 @@ var kinds = map[Kind]Traits{
 		},
 		StartsPlugin: true, AsksBudgets: true, PartOfProof: true,
 	},
-	RestartOperands: {Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) }, StartsPlugin: true, AsksBudgets: true},
-	ReloadPlugin:    {Stage: StageConfigure, Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
+	RestartOperands: {
+		Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) },
+		StartsPlugin: true, AsksBudgets: true, DryRun: true, ComesBack: true,
+	},
+	ReloadPlugin: {Stage: StageConfigure, Text: fixedText("have the device plugin read its config"), AsksBudgets: true, Bounded: true, Restores: true},
 	SetComputeMode: {
 		Stage: StageHardware,
 		Text:  onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,

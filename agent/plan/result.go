@@ -6,7 +6,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Result returns the GPUs as the steps leave them, if each does what it says. It is for drawing and for checking a plan.
+// Result returns the GPUs as the steps leave them, if each does what it says. The planner goes on by it, and it is for
+// drawing and for checking a plan.
 // Instances that a step creates have no devices in it, since only the driver gives devices their names.
 func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 	out := slices.Clone(gpus)

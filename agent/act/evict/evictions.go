@@ -42,10 +42,11 @@ func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict
 	defer cancel()
 	var out []drain.Verdict
 	for _, s := range in.Steps {
-		switch {
-		case s.Kind == plan.Evict:
+		switch has := s.Traits(); {
+		case !has.DryRun || s.Label != "":
+		case !has.ComesBack:
 			out = append(out, d.dryRun(all, in, s)...)
-		case (s.Kind == plan.PauseOperands && s.Label == "" || s.Kind == plan.RestartOperands) && len(stuck(out)) == 0:
+		case len(stuck(out)) == 0:
 			out = append(out, stuck(d.dryRun(all, in, s))...)
 		}
 	}
