@@ -85,7 +85,7 @@ func (a *Agent) perform(ctx context.Context, in act.Input) error {
 		return &outcome.Stalled{Reason: config.ReasonStepFailed, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
 	if step.Traits().ReachesTarget && !in.Want.Undo && !in.Seen.HardwareOrPluginTouched() {
-		a.timing.Touches(a.Clock.Now())
+		a.timing.NoteTouched(a.Clock.Now())
 	}
 	return perform(ctx, in)
 }

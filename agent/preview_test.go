@@ -63,7 +63,7 @@ func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 		w.maintain(nights)
 		expect("all-1g.10gb", "at once: a window is open until Sat 2000-01-01 04:00:00Z")
 		w.maintain(nights + "freezes: [{from: '2000-01-01T00:00:00Z', to: '2000-01-02T00:00:00Z'}]\npools: [{name: all, selector: '!none', maxUnavailable: 2}]\n")
-		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when it is the node's turn: pool all can do without 2 nodes at once")
+		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when the node gets a slot: pool all can do without 2 nodes at once")
 		w.maintain(until(time.Now()))
 		expect("all-1g.10gb", "never: by the windows of the maintenance file no window comes")
 		w.annotate(config.AnnotationHold, "audit")

@@ -59,7 +59,7 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(v.begins), scheduleOf(seen, want))
 	}
 	if plan.Has(steps, plan.AcquireSlot) && seen.Pool.MaxUnavailable != nil {
-		when += fmt.Sprintf(", when it is the node's turn: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
+		when += fmt.Sprintf(", when the node gets a slot: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
 	}
 	return when
 }

@@ -270,7 +270,7 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		unrestricted, undisturbing = "at once, since no window has to be waited for", "at once, since no pod is disturbed"
 		isOpen                     = "at once: a window is open until Sat 2000-01-01 13:00:00Z, by the windows of the maintenance file"
 		tonight                    = "at Sat 2000-01-01 22:00:00Z, by the windows of "
-		turn                       = ", when it is the node's turn: pool trainers can do without 2 nodes at once"
+		turn                       = ", when the node gets a slot: pool trainers can do without 2 nodes at once"
 		none                       = "no window comes that is as long as the change takes, 10m0s"
 		untilGone                  = `not before annotation gpuslice.io/hold is taken away, which says "audit"`
 		force                      = "to begin at once: kubectl annotate node gpu-1 gpuslice.io/force=asked; "

@@ -32,8 +32,8 @@ type Fence struct {
 	Kept            []string     // annotations by which autoscalers let the node be, which are "true" while the fence is up
 }
 
-// kept is the value by which autoscalers let a node be.
-const kept = "true"
+// letBe is the value by which autoscalers let a node be.
+const letBe = "true"
 
 // Keeps returns the fence with annotations by which autoscalers let the node be. Raise sets those that the node does not have, and Lift and
 // Park remove those that are still "true".
@@ -51,7 +51,7 @@ func (f Fence) Registered(keys []string) Fence {
 // KeptBy returns those of some annotations that are "true", and that a manager has set.
 func KeptBy(node *corev1.Node, manager string, annotations []string) []string {
 	return slices.DeleteFunc(slices.Clone(annotations), func(key string) bool {
-		return node.Annotations[key] != kept || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		return node.Annotations[key] != letBe || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 			return m.Manager == manager && ownsField(m, "f:metadata", "f:annotations", "f:"+key)
 		})
 	})
@@ -67,7 +67,7 @@ func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte
 	}
 	for _, key := range f.Kept {
 		if _, there := node.Annotations[key]; !there {
-			p.Metadata.Annotations[key] = ptr.To(kept)
+			p.Metadata.Annotations[key] = ptr.To(letBe)
 		}
 	}
 	p.cordon(node)
@@ -141,7 +141,7 @@ func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []c
 		p.Metadata.Annotations[f.JournalKey] = nil
 	}
 	for _, key := range f.Kept {
-		if node.Annotations[key] == kept {
+		if node.Annotations[key] == letBe {
 			p.Metadata.Annotations[key] = nil
 		}
 	}

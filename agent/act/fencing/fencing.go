@@ -148,7 +148,7 @@ func (f *Fencing) by(j *journal.Journal) fence.Fence {
 
 // Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone.
 func (f *Fencing) Release(ctx context.Context, in act.Input) error {
-	f.Timing.IsProven(f.Clock.Now())
+	f.Timing.NoteProven(f.Clock.Now())
 	uncordon := in.Seen.Journal.Cordoned && !in.Seen.ForeignCordon()
 	if foreign := in.Seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
 		return &outcome.Waiting{

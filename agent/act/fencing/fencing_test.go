@@ -237,7 +237,7 @@ func TestWhatIsLearntBeforeTheNodeIsGivenBack(t *testing.T) {
 		"it has come to pass": {journal.Journal{Undo: failure(false)}, false, "asked", false, []journal.Took{{Whole: 600, Rest: 120}}},
 	} {
 		h := newHost(t, behind(row.journal))
-		h.fencing.Timing.Touches(now.Add(-2 * time.Minute))
+		h.fencing.Timing.NoteTouched(now.Add(-2 * time.Minute))
 		want := state.Desired{Name: "all-1g.10gb", Fingerprint: "asked", Undo: row.undo}
 		if err := h.fencing.Release(t.Context(), act.Input{Seen: h.seen, Want: want, Steps: []plan.Step{{Kind: plan.Release}}}); err != nil {
 			t.Fatal(err)
@@ -254,7 +254,7 @@ func TestTheWaitForAnotherToolIsNoPartOfTheEstimate(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, behind(journal.Journal{}), annotated("talos.dev/cordoned", "true"))
 	in := act.Input{Seen: h.seen, Want: state.Desired{Name: "all-1g.10gb", Fingerprint: "asked"}, Steps: []plan.Step{{Kind: plan.Release}}}
-	h.fencing.Timing.Touches(now.Add(-2 * time.Minute))
+	h.fencing.Timing.NoteTouched(now.Add(-2 * time.Minute))
 	if err := h.fencing.Release(t.Context(), in); err == nil {
 		t.Fatal("the node is given back under the tool's hands")
 	}
@@ -285,10 +285,10 @@ func TestTheEstimateGoesByTheLastChangesThatOneProcessHasSeen(t *testing.T) {
 	} {
 		timing := &fencing.Timing{}
 		for _, d := range row.touched {
-			timing.Touches(now.Add(-d))
+			timing.NoteTouched(now.Add(-d))
 		}
-		timing.IsProven(now)
-		timing.IsProven(now.Add(time.Hour))
+		timing.NoteProven(now)
+		timing.NoteProven(now.Add(time.Hour))
 		if diff := cmp.Diff(row.want, timing.With(row.before, began.Add(-time.Millisecond))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

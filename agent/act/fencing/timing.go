@@ -7,8 +7,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 )
 
-// kept is how many changes count for the estimate.
-const kept = 5
+// mostTook is how many changes count for the estimate.
+const mostTook = 5
 
 // Timing has the moments of the change that is under way, as far as this process has seen it.
 type Timing struct {
@@ -19,15 +19,15 @@ type Timing struct {
 // Forget drops both: the change is over, another begins, or the clock was set.
 func (c *Timing) Forget(time.Time) { *c = Timing{} }
 
-// Touches notes that the change touches its first GPU now. Later calls do nothing.
-func (c *Timing) Touches(now time.Time) {
+// NoteTouched notes that the change touches its first GPU now. Later calls do nothing.
+func (c *Timing) NoteTouched(now time.Time) {
 	if c.touchedAt.IsZero() {
 		c.touchedAt = now
 	}
 }
 
-// IsProven notes that the change is done now. Later calls do nothing: the time for which other tools keep the node after that does not count.
-func (c *Timing) IsProven(now time.Time) {
+// NoteProven notes that the change is done now. Later calls do nothing: the time for which other tools keep the node after that does not count.
+func (c *Timing) NoteProven(now time.Time) {
 	if c.provenAt.IsZero() {
 		c.provenAt = now
 	}
@@ -41,7 +41,7 @@ func (c *Timing) With(before []journal.Took, started time.Time) []journal.Took {
 	}
 	t := journal.Took{Whole: seconds(c.provenAt.Sub(started)), Rest: seconds(c.provenAt.Sub(c.touchedAt))}
 	all := append(slices.Clone(before), t)
-	return all[max(0, len(all)-kept):]
+	return all[max(0, len(all)-mostTook):]
 }
 
 // seconds rounds up.

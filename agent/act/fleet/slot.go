@@ -169,7 +169,7 @@ func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 		return wait
 	case apierrors.IsForbidden(err):
 		return &outcome.Waiting{
-			Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+			Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
 			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s share its slots: %v", seen.Pool.Name, err),
 			Advice: fmt.Sprintf("let the agent get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
 				t.Namespace),
@@ -183,7 +183,7 @@ func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 func (t *Slot) Paused(s *state.Observed, why string) *outcome.Waiting {
 	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
 	return &outcome.Waiting{
-		Reason: config.ReasonPoolPaused, For: outcome.ForTurn, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
+		Reason: config.ReasonPoolPaused, For: outcome.ForSlot, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
 		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + said},
 		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused),
 	}
@@ -203,7 +203,7 @@ func (t *Slot) await(seen *state.Observed, full *Full) error {
 // waitFor is the wait for the nodes that are in the way.
 func (t *Slot) waitFor(seen *state.Observed, full *Full) error {
 	return &outcome.Waiting{
-		Reason: config.ReasonAwaitingSlot, For: outcome.ForTurn, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
 		Message: full.Error(), Blockers: full.Unavailable,
 		Else: "changes nothing until then; the node that has waited longest goes first",
 	}
@@ -216,7 +216,7 @@ func (t *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, 
 	waits := errors.As(err, &wait)
 	switch {
 	case err == nil, seen.DisruptionStarted(), apierrors.IsConflict(err):
-	case waits && wait.For == outcome.ForTurn:
+	case waits && wait.For == outcome.ForSlot:
 	case !waits && step.Kind == plan.AcquireSlot:
 	default:
 		t.Leave(ctx, seen)

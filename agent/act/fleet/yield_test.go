@@ -76,7 +76,7 @@ func TestANodeKeepsItsSlotOnlyForWhatItDoesOrForThePool(t *testing.T) {
 	}{
 		"the step is done":                         {acquire, nil, nil, true},
 		"the node object has changed":              {raise, conflict, nil, true},
-		"it waits for the pool":                    {acquire, &outcome.Waiting{For: outcome.ForTurn}, nil, true},
+		"it waits for the pool":                    {acquire, &outcome.Waiting{For: outcome.ForSlot}, nil, true},
 		"the pool could not be asked":              {acquire, errors.New("the API server is away"), nil, true},
 		"it waits in the middle of the change":     {raise, &outcome.Waiting{For: outcome.ForRoom}, fenced, true},
 		"a step fails in the middle of the change": {raise, errors.New("the driver failed"), fenced, true},

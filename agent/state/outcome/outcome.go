@@ -44,7 +44,7 @@ const (
 	ForDevicePlugin     // no device plugin runs here
 	ForReboot
 	ForRoom  // users have to let pods go
-	ForTurn  // for a slot of the pool: the node keeps its place in the queue
+	ForSlot  // for a slot of the pool: the node keeps its place in the queue
 	ForStep  // for what a step has begun, which comes to its end by itself or at the deadline
 	ForRetry // a step or an observation has failed, and is tried again
 )
