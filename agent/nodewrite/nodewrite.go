@@ -112,17 +112,8 @@ const conflicts = 10
 func (w Writer) alike(a, b *corev1.Node) bool {
 	whoseA, _, _ := fence.Cordoner(a)
 	whoseB, _, _ := fence.Cordoner(b)
-	for _, key := range []string{
-		config.AnnotationJournal, config.AnnotationStatus, config.AnnotationKeepCordoned, config.AnnotationHold, config.AnnotationForce,
-		config.AnnotationAllowEviction,
-	} {
-		textA, isA := a.Annotations[key]
-		if textB, isB := b.Annotations[key]; textA != textB || isA != isB {
-			return false
-		}
-	}
 	// Labels of operands are among NVIDIA's labels, which are compared below, so Markers need not look for them.
-	return a.UID == b.UID && whoseA == whoseB &&
+	return a.UID == b.UID && whoseA == whoseB && maps.Equal(ours(a.Annotations), ours(b.Annotations)) &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(w.ourTaints(a), w.ourTaints(b)) &&
 		slices.EqualFunc(fence.Markers(a, nil), fence.Markers(b, nil), sameMarker) && maps.Equal(nvidia(a.Labels), nvidia(b.Labels))
 }
@@ -133,6 +124,15 @@ func (w Writer) ourTaints(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
 		return t.Key != config.TaintRepartitioning && !w.Startup.Has(t)
 	})
+}
+
+// ours returns the annotations of the agent's domain, but for a question of a user and its answer, which decide nothing.
+func ours(annotations map[string]string) map[string]string {
+	out := maps.Clone(annotations)
+	maps.DeleteFunc(out, func(key, _ string) bool {
+		return !strings.HasPrefix(key, "gpuslice.io/") || key == config.AnnotationPreview || key == config.AnnotationPlan
+	})
+	return out
 }
 
 // nvidia returns the labels of NVIDIA's programs by which the agent decides.

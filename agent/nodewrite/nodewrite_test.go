@@ -1,6 +1,7 @@
 package nodewrite_test
 
 import (
+	"encoding/json"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
@@ -54,4 +56,36 @@ func TestResourcesAreRemovedByAWriteThatIsRepeated(t *testing.T) {
 			t.Error("a resource that is not 0 was removed")
 		}
 	})
+}
+
+// What another has written since the observation does not hold up a write, unless the agent may decide by it.
+func TestAWriteIsRepeatedUnlessTheAgentMayDecideByWhatHasChanged(t *testing.T) {
+	t.Parallel()
+	for key, repeated := range map[string]bool{
+		"example.com/note":         true,
+		config.AnnotationPreview:   true,
+		config.AnnotationPlan:      true,
+		config.AnnotationHold:      false,
+		config.AnnotationHealthAck: false,
+		"gpuslice.io/of-tomorrow":  false,
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid"}}
+		changed := node.DeepCopy()
+		changed.Annotations = map[string]string{key: "x"}
+		client := fake.NewClientset(changed)
+		tries := 0
+		client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if tries++; tries == 1 {
+				return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "gpu-1", nil)
+			}
+			return false, nil, nil
+		})
+		w := nodewrite.Writer{Client: clientset.Of(client), Timeout: 10 * time.Second}
+		err := w.Patch(t.Context(), node, func(n *corev1.Node) ([]byte, error) {
+			return json.Marshal(map[string]any{"metadata": map[string]any{"uid": n.UID, "labels": map[string]string{"a": "b"}}})
+		})
+		if err == nil != repeated || apierrors.IsConflict(err) == repeated {
+			t.Errorf("after %s has changed: %v, tried %d times", key, err, tries)
+		}
+	}
 }
