@@ -1,14 +1,17 @@
 package agent_test
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // registeredAfterCut gives the GPUs another cut, and registers the node again before the device plugin, or NVIDIA's DRA driver, has read that. The journal
@@ -124,4 +127,57 @@ func TestAPluginThatGoesOnOfferingWhatIsGoneIsRestartedEverMoreSeldom(t *testing
 		w.says(config.ReasonCapacityMismatch)
 		w.givenBack()
 	})
+}
+
+// A GPU has recovered from an error that its plugin, or NVIDIA's DRA driver, has made nothing of. It is not withheld later, when nothing is offered, or where
+// the driver cuts the GPUs itself: a restart would only take the devices away for longer.
+func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
+	t.Parallel()
+	driver := func(gates string) func(*world) {
+		return func(w *world) {
+			w.unplugged = true
+			w.driver(gates)
+			w.publish(w.cutAsNow()...)
+		}
+	}
+	for name, row := range map[string]struct{ begin, later func(*world) }{
+		"the driver, as long as its slices are away after a restart of kubelet": {driver(""), func(w *world) {
+			were := w.published
+			w.publish()
+			w.spend(25 * time.Second)
+			w.published = were
+		}},
+		"a driver that starts":           {func(w *world) { driver("")(w); w.publish() }, nil},
+		"a driver that cuts GPUs itself": {driver(dynamicGate), nil},
+		"a plugin that registers again":  {nil, func(w *world) { were := w.offered; w.offered = nil; w.spend(2 * time.Second); w.offered = were }},
+		"a plugin beside the driver, of which each offers a GPU": {func(w *world) {
+			w.turn()
+			w.driver("")
+			w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]))
+			w.offered = map[string][]string{nvml.ResourceGPU: w.gpus.UUIDs()[1:]}
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, h100, config.HealthResetNever)
+				if row.begin != nil {
+					row.begin(w)
+				}
+				w.spend(30 * time.Second)
+				began := w.podsIn(metav1.NamespaceAll)
+				w.ail(0, 1)
+				w.passes("the error", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
+				w.ail(0, 0)
+				w.passes("the end of the error", w.healed)
+				w.spend(10 * time.Minute)
+				if row.later != nil {
+					row.later(w)
+					w.spend(10 * time.Minute)
+				}
+				if now := w.podsIn(metav1.NamespaceAll); !slices.EqualFunc(now, began, func(a, b corev1.Pod) bool { return a.UID == b.UID }) {
+					t.Errorf("it was restarted: there are %d pods, and were %d", len(now), len(began))
+				}
+			})
+		})
+	}
 }

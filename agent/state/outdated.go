@@ -18,8 +18,8 @@ func (s *Observed) HasOutdatedPlugin(under config.MIGStrategy) bool {
 	return slices.ContainsFunc(s.KubeletPlugins(), func(p corev1.Pod) bool { return s.isOutdated(&p, under) })
 }
 
-// isOutdated reports whether the device plugin's pod started before a GPU recovered, and kubelet does not give out all of that GPU: NVIDIA's device
-// plugin takes a GPU that has had an error for unhealthy until the plugin starts again. So it does if the pod has offered for long what is gone.
+// isOutdated reports whether the device plugin's pod started before a GPU recovered, and withholds that GPU: NVIDIA's device plugin takes a GPU that has had an
+// error for unhealthy until the plugin starts again. So it does if the pod has offered for long what is gone.
 func (s *Observed) isOutdated(plugin *corev1.Pod, under config.MIGStrategy) bool {
 	began, runs := startOf(plugin)
 	if !runs || s.Kubelet.Err != nil {
@@ -27,6 +27,9 @@ func (s *Observed) isOutdated(plugin *corev1.Pod, under config.MIGStrategy) bool
 	}
 	if began.Before(s.Outdated) && s.OffersGone() {
 		return true
+	}
+	if !s.Owner.MayCut() || !s.Owner.ByClaims() && !s.TakesDevicesForUnhealthy() {
+		return false
 	}
 	for _, g := range s.GPUs {
 		at, has := s.Recovered[g.UUID]
@@ -69,6 +72,20 @@ func (s *Observed) OffersGone() bool {
 		if slices.ContainsFunc(capacity.Physical(ids), func(id string) bool {
 			return strings.HasPrefix(id, plan.MIGDeviceID) && !exists[id] || parts && isCut[id]
 		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// TakesDevicesForUnhealthy reports whether the device plugin has reported to kubelet of a device that it is unhealthy: kubelet counts such a device in the
+// node's capacity, and not in what pods may have. After a restart of kubelet it counts none of a plugin that has not registered again.
+func (s *Observed) TakesDevicesForUnhealthy() bool {
+	for name, all := range s.Node.Status.Capacity {
+		if !nvml.GPUResource(string(name)) {
+			continue
+		}
+		if usable := s.Node.Status.Allocatable[name]; usable.Cmp(all) < 0 {
 			return true
 		}
 	}

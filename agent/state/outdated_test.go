@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -23,6 +24,10 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	}
 	observe := func(change func(*state.Observed)) *state.Observed {
 		s := &state.Observed{
+			Node: &corev1.Node{Status: corev1.NodeStatus{
+				Capacity:    corev1.ResourceList{nvml.ResourceGPU: resource.MustParse("4")},
+				Allocatable: corev1.ResourceList{nvml.ResourceGPU: resource.MustParse("2")},
+			}},
 			GPUs:         []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1}},
 			Recovered:    map[nvml.UUID]time.Time{"GPU-b": recovered},
 			Kubelet:      state.Kubelet{Offered: capacity.Resources{nvml.ResourceGPU: {"GPU-a::0", "GPU-a::1"}}},
@@ -45,6 +50,10 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 		"it ends":                            {func(s *state.Observed) { s.DevicePlugin.Pods[0].DeletionTimestamp = &metav1.Time{Time: recovered} }, false},
 		"kubelet does not say what it has":   {func(s *state.Observed) { s.Kubelet = state.Kubelet{Err: errors.New("silent")} }, false},
 		"kubelet gives out none of its GPUs": {func(s *state.Observed) { s.Kubelet.Offered = nil }, true},
+		"it has not registered again since kubelet restarted": {func(s *state.Observed) {
+			s.Kubelet.Offered, s.Node.Status.Capacity, s.Node.Status.Allocatable = nil, nil, nil
+		}, false},
+		"another program gives out the GPUs, too": {func(s *state.Observed) { s.Owner.Kind = api.OwnerBoth }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

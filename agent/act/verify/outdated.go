@@ -2,10 +2,7 @@ package verify
 
 import (
 	"maps"
-	"strings"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
@@ -48,7 +45,7 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 		w.restart(now)
 		return
 	}
-	if !w.gone && !takesDevicesForUnhealthy(seen.Node) {
+	if !w.gone && !seen.TakesDevicesForUnhealthy() {
 		w.since = time.Time{}
 		return
 	}
@@ -105,20 +102,6 @@ func (w *outdated) forget() { *w = outdated{} }
 func withholdsWell(seen *state.Observed) bool {
 	for _, g := range seen.GPUs {
 		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Offered()) {
-			return true
-		}
-	}
-	return false
-}
-
-// takesDevicesForUnhealthy reports whether the device plugin has reported to kubelet of a device that it is unhealthy: kubelet counts such a device in the
-// node's capacity, and not in what pods may have.
-func takesDevicesForUnhealthy(node *corev1.Node) bool {
-	for name, all := range node.Status.Capacity {
-		if name != nvml.ResourceGPU && !strings.HasPrefix(string(name), nvml.ResourceGPU+".") && !strings.HasPrefix(string(name), nvml.ResourceMIGPrefix) {
-			continue
-		}
-		if usable := node.Status.Allocatable[name]; usable.Cmp(all) < 0 {
 			return true
 		}
 	}
