@@ -15,10 +15,11 @@ import (
 // Driver is the name of NVIDIA's DRA driver for GPUs.
 const Driver = "gpu.nvidia.com"
 
-// The driver's attributes, and one of its values.
+// The driver's attributes, and values of the first.
 const (
 	attributeType    = "type"
 	attributeProfile = "profile"
+	typeGPU          = "gpu"
 	typeMIG          = "mig"
 )
 
@@ -55,29 +56,30 @@ const longest = 63
 
 // ByNode reads slices, of which those of other drivers are passed over. Of each pool those of its highest generation count, as they do for the scheduler.
 func ByNode(all []resourcev1.ResourceSlice) map[string]Node {
+	type key struct{ node, pool string } // a node may give its pool any name, as that of another one
 	type pool struct {
-		node             string
 		generation, want int64
 		has              []*resourcev1.ResourceSlice
 	}
-	pools := map[string]*pool{}
+	pools := map[key]*pool{}
 	for i := range all {
 		s := &all[i]
 		if s.Spec.Driver != Driver || s.Spec.NodeName == nil || *s.Spec.NodeName == "" {
 			continue
 		}
-		p := pools[s.Spec.Pool.Name]
+		k := key{*s.Spec.NodeName, s.Spec.Pool.Name}
+		p := pools[k]
 		if p == nil || s.Spec.Pool.Generation > p.generation {
-			p = &pool{node: *s.Spec.NodeName, generation: s.Spec.Pool.Generation, want: s.Spec.Pool.ResourceSliceCount}
-			pools[s.Spec.Pool.Name] = p
+			p = &pool{generation: s.Spec.Pool.Generation, want: s.Spec.Pool.ResourceSliceCount}
+			pools[k] = p
 		}
 		if s.Spec.Pool.Generation == p.generation {
 			p.has = append(p.has, s)
 		}
 	}
 	out := map[string]Node{}
-	for _, p := range pools {
-		n, known := out[p.node]
+	for k, p := range pools {
+		n, known := out[k.node]
 		if !known {
 			n = Node{Complete: true, Offers: map[Kind]int{}}
 		}
@@ -85,7 +87,7 @@ func ByNode(all []resourcev1.ResourceSlice) map[string]Node {
 		for _, s := range p.has {
 			n.add(s)
 		}
-		out[p.node] = n
+		out[k.node] = n
 	}
 	return out
 }
@@ -94,11 +96,13 @@ func (n *Node) add(s *resourcev1.ResourceSlice) {
 	n.Dynamic = n.Dynamic || len(s.Spec.SharedCounters) > 0
 	for _, d := range s.Spec.Devices {
 		n.Dynamic = n.Dynamic || len(d.ConsumesCounters) > 0
-		kind := Kind{Class: ClassGPU}
-		if text(d, attributeType) == typeMIG {
-			kind = Kind{ClassMIG, sanitize.Cut(text(d, attributeProfile), longest)}
+		switch text(d, attributeType) {
+		case "", typeGPU:
+			n.Offers[Kind{Class: ClassGPU}]++
+		case typeMIG:
+			n.Offers[Kind{ClassMIG, sanitize.Cut(text(d, attributeProfile), longest)}]++
+		default: // the same GPU once more, as one for virtual machines
 		}
-		n.Offers[kind]++
 	}
 }
 

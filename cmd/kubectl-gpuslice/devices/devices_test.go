@@ -39,6 +39,17 @@ func shared(s *resourcev1.ResourceSlice) {
 	s.Spec.SharedCounters = []resourcev1.CounterSet{{Name: "gpu-0-counter-set"}}
 }
 
+// of gives the last device the type.
+func of(kind string) func(*resourcev1.ResourceSlice) {
+	return func(s *resourcev1.ResourceSlice) {
+		s.Spec.Devices[len(s.Spec.Devices)-1].Attributes["type"] = resourcev1.DeviceAttribute{StringValue: &kind}
+	}
+}
+
+func inPool(name string) func(*resourcev1.ResourceSlice) {
+	return func(s *resourcev1.ResourceSlice) { s.Spec.Pool.Name = name }
+}
+
 func by(driver string) func(*resourcev1.ResourceSlice) {
 	return func(s *resourcev1.ResourceSlice) { s.Spec.Driver = driver }
 }
@@ -68,6 +79,16 @@ func TestNodesOfferWhatTheirSlicesSay(t *testing.T) {
 		"an older generation": {
 			[]resourcev1.ResourceSlice{slice("a", 2, 1, has("gpu-0", "")), slice("a", 1, 1, has("gpu-0", ""), has("gpu-1", ""))},
 			map[string]devices.Node{"a": {Complete: true, Offers: map[devices.Kind]int{whole: 1}}},
+		},
+		"a GPU that is offered to virtual machines, too": {
+			[]resourcev1.ResourceSlice{slice("a", 1, 1, has("gpu-0", ""), has("gpu-vfio-0", ""), of("vfio"))},
+			map[string]devices.Node{"a": {Complete: true, Offers: map[devices.Kind]int{whole: 1}}},
+		},
+		"a later generation of another node's pool of the same name": {
+			[]resourcev1.ResourceSlice{slice("a", 1, 1, has("gpu-0", "")), slice("b", 9, 1, has("gpu-0", ""), inPool("a"))},
+			map[string]devices.Node{
+				"a": {Complete: true, Offers: map[devices.Kind]int{whole: 1}}, "b": {Complete: true, Offers: map[devices.Kind]int{whole: 1}},
+			},
 		},
 		"another driver, and one of no node": {
 			[]resourcev1.ResourceSlice{slice("a", 1, 1, has("gpu-0", ""), by("compute-domain.nvidia.com")), slice("", 1, 1, has("gpu-0", ""))},
