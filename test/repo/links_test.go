@@ -1,6 +1,7 @@
 package repo_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -47,6 +48,41 @@ func TestEveryPageIsFoundFromTheREADME(t *testing.T) {
 		if !found[page] {
 			t.Errorf("no page links to %s: name it in the map of README.md or test/README.md", page)
 		}
+	}
+}
+
+// Pages name tests with their packages; without one, a test is of the package before it in the line, or of the page's own folder.
+func TestEachTestThatAPageNamesIsThere(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)[A-Z]\w*)\(`)
+	there := map[string]bool{}
+	for _, file := range files(t) {
+		if !strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		path, err := filepath.Rel(root, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range declared.FindAllStringSubmatch(read(t, path), -1) {
+			there[filepath.Dir(path)+": "+found[1]] = true
+		}
+	}
+	named := regexp.MustCompile("`(?:([\\w./-]+): )?((?:Test|Fuzz|Benchmark)[A-Z]\\w*)`")
+	checked := 0
+	for _, page := range pages(t) {
+		for _, line := range strings.Split(read(t, page), "\n") {
+			folder := filepath.Dir(page)
+			for _, found := range named.FindAllStringSubmatch(line, -1) {
+				checked++
+				folder = cmp.Or(found[1], folder)
+				if !there[folder+": "+found[2]] {
+					t.Errorf("%s names %s: %s, which is not there", page, folder, found[2])
+				}
+			}
+		}
+	}
+	if checked < 200 {
+		t.Errorf("only %d names were looked at", checked)
 	}
 }
 
