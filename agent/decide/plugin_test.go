@@ -208,7 +208,7 @@ func unwritable(r *request) {
 func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 	t.Parallel()
 	own := func(text string) string { return config.OwnPluginKey + "uid-" + state.Hash(text) }
-	noted := state.Noted("hooks", hooked)
+	noted, forged := state.Noted("hooks", hooked), state.Noted(own(hooked), twice)
 	labelled := func(key string) func(*request) {
 		return func(r *request) { r.label(config.LabelDevicePluginConfig, key); r.seen.Plugin.Text = key }
 	}
@@ -260,6 +260,17 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 			gets:    writes,
 			keeps:   "/usr/bin/of-people",
 		},
+		"from no agent's key that the agent's own names": {
+			keys:    map[string]string{own(hooked): hooked, own(forged): forged},
+			prepare: labelled(own(forged)),
+			gets:    writes,
+			keeps:   "is as in key any",
+		},
+		"from no agent's key that the manager takes for nodes without the label": {keys: map[string]string{own(hooked): hooked}, prepare: func(r *request) {
+			labelled(own(hooked))(r)
+			delete(r.seen.Plugin.Manager.Files, "any")
+			r.seen.Plugin.Manager.Fallback, r.seen.Plugin.Manager.Fallbacks = "", []string{"single"}
+		}, gets: writes, keeps: `of "sharing:`},
 		"from the settings' default, where the agent's own names none": {keys: map[string]string{own(twice): twice}, prepare: func(r *request) {
 			labelled(own(twice))(r)
 			r.resolver.Settings.DevicePlugin.DefaultConfig = "hooks"
