@@ -141,7 +141,7 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 				runs := w.ask(config.LabelMIGConfig + "=all-1g.10gb").Runs
 				limited := !c.empty && c.file != "maxUnavailable: none\n"
 				if strings.Contains(runs, "pool mig.all-1g.10gb can do without") != limited {
-					t.Errorf("the plan says that it runs %q", runs)
+					t.Fatalf("the plan says that it runs %q", runs)
 				}
 				cordons := w.cordons()
 				w.label("all-1g.10gb")

@@ -15,15 +15,18 @@ import (
 func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 	t.Parallel()
 	const wrong = "  other: {mig: [{gpus: {all: true}, enabled: perhaps}]}\n"
+	const alike = "  alike: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]}\n"
 	for name, row := range map[string]struct {
 		text  string
+		asks  string // another profile, from then on
 		stays bool
 	}{
-		"another profile":                       {onePart + wrong, true},
-		"no YAML at all":                        {onePart + "\t- nonsense\n", true},
-		"this very profile":                     {strings.Replace(onePart, "7}", "many}", 1), false},
-		"another profile, and this one edited":  {strings.Replace(onePart, "7}", "6}", 1) + wrong, false},
-		"another profile, and this one is gone": {strings.Replace(onePart, "seven", "six", 1) + wrong, false},
+		"another profile":                                          {onePart + wrong, "", true},
+		"no YAML at all":                                           {onePart + "\t- nonsense\n", "", true},
+		"this very profile":                                        {strings.Replace(onePart, "7}", "many}", 1), "", false},
+		"another profile, and this one edited":                     {strings.Replace(onePart, "7}", "6}", 1) + wrong, "", false},
+		"another profile, and this one is gone":                    {strings.Replace(onePart, "seven", "six", 1) + wrong, "", false},
+		"another profile, and one is asked for that says the same": {onePart + alike + wrong, "alike", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -34,6 +37,9 @@ func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 				w.reach("seven")
 				cut := w.gpus.String()
 				w.setFile("profiles", row.text)
+				if row.asks != "" {
+					w.profile(row.asks)
+				}
 				w.passes("a word about the file", func() bool { return strings.Contains(w.condition().Message, "ConfigMap gpuslice/profiles") })
 				c := w.condition()
 				if stays := c.Status == corev1.ConditionTrue; stays != row.stays || stays == (c.Reason == string(config.ReasonInvalidCatalog)) {
@@ -44,6 +50,7 @@ func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 					t.Errorf("%d Events name the file, want 1", n)
 				}
 				w.are(cut)
+				w.profile("seven")
 				w.setFile("profiles", onePart)
 				w.passes("no word about the file", func() bool { return !strings.Contains(w.condition().Message, "ConfigMap") })
 				w.says(config.ReasonConverged)
@@ -79,7 +86,12 @@ func TestNoChangeBeginsByAFileWithAMistake(t *testing.T) {
 		w.converge("all-1g.10gb")
 		w.fileError = errors.New("line 3: is no YAML")
 		w.reboot()
-		w.settle(config.ReasonInvalidCatalog)
+		w.passes("a refusal", func() bool {
+			if w.hasJournal() {
+				t.Fatalf("a change has begun: %s: %s", w.reason(), w.condition().Message)
+			}
+			return w.reason() == config.ReasonInvalidCatalog
+		})
 		if n := len(w.snapshot()[0].Instances); n != 0 {
 			t.Errorf("the GPU was cut into %d instances", n)
 		}
