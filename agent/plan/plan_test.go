@@ -478,4 +478,13 @@ func TestARefusalNamesTheGPUAndTheReason(t *testing.T) {
 	if !errors.As(err, &refused) || !errors.As(err, &impossible) || refused.Index != 3 {
 		t.Fatalf("got %v, want a refusal of GPU 3 for an impossible geometry", err)
 	}
+	for says, possible := range map[string][]string{
+		"request 3g.40gb=2, or 7g.80gb=1 on GPU 3: no room": {"3g.40gb=2", "7g.80gb=1"},
+		"GPU 3: no room": nil,
+	} {
+		refused.Err = &nvml.Impossible{Reason: "no room", Possible: possible}
+		if got := refused.Error(); got != says {
+			t.Errorf("it says %q, want %q", got, says)
+		}
+	}
 }

@@ -23,9 +23,11 @@ func TestAHalfMadeInstanceThatIsCreatedStandsOnce(t *testing.T) {
 	whole := nvml.Placed{Profile: "3g.40gb", Span: nvml.Span{Size: 4}}
 	divided := whole
 	divided.Compute = "1c+1c"
-	gpu := nvml.GPU{UUID: "GPU-1", Capable: true, Enabled: true, Instances: []nvml.Instance{{Placed: whole}}}
+	elsewhere := whole
+	elsewhere.Span.Start = 4
+	gpu := nvml.GPU{UUID: "GPU-1", Capable: true, Enabled: true, Instances: []nvml.Instance{{Placed: whole}, {Placed: elsewhere}}}
 	got := plan.Result([]nvml.GPU{gpu}, []plan.Step{{Kind: plan.Create, GPU: "GPU-1", Instance: divided}})[0]
-	if len(got.Instances) != 1 || got.Instances[0].Placed != divided {
+	if len(got.Instances) != 2 || got.Instances[0].Placed != divided || got.Instances[1].Placed != elsewhere {
 		t.Errorf("%v stand", got.Instances)
 	}
 }
