@@ -497,7 +497,11 @@ func TestEvictSaysWhatABlockedBudgetWaitsFor(t *testing.T) {
 				}
 			}
 			e, _ := s.evictor()
-			got := e.Evict(t.Context(), []holders.Pod{holder("a")}, drain.Policy{}, time.Time{})[0]
+			got := e.Evict(t.Context(), []holders.Pod{holder("a"), holder("z")}, drain.Policy{}, time.Time{})[0]
+			reads := slices.DeleteFunc(s.Actions(), func(a kubetesting.Action) bool { return !a.Matches("list", "pods") })
+			if len(reads) > 1 {
+				t.Errorf("pods were listed %d times for one budget", len(reads))
+			}
 			if got.Awaits != c.awaits || !strings.HasPrefix(got.Message, c.prefix) {
 				t.Errorf("it awaits %q: %s\nwant %q: %s", got.Awaits, got.Message, c.awaits, c.prefix)
 			}

@@ -210,6 +210,13 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]string{`keep-cordoned="rack"`, "kubectl annotate node gpu-1 gpuslice.io/keep-cordoned-"},
 			"",
 		},
+		"a cordon by hand that is to be kept": {
+			[]change{cordonedBy("kubectl"), func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }},
+			[]api.Cause{api.CauseKeepCordoned, api.CauseCordonedByPerson},
+			api.VerdictNotOurs,
+			[]string{"not ours: cordoned by kubectl"},
+			"",
+		},
 		"one that would be, and is not": {
 			[]change{func(e *diagnosis.Evidence) { e.Node.Annotations[config.AnnotationKeepCordoned] = "rack" }},
 			nil, api.VerdictFree,
