@@ -107,6 +107,7 @@ type actors struct {
 	publisher *nodekeys.Publisher
 	verifier  *verify.Verifier
 	taint     *remedy.Taint
+	rules     *fencing.Rules
 	resets    *remedy.Resets
 }
 
@@ -127,7 +128,7 @@ type forgetter interface {
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
 		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers,
-		a.upgrades, a.taint, a.resets, a.verifier, a.slot, a.timing,
+		a.upgrades, a.taint, a.rules, a.resets, a.verifier, a.slot, a.timing,
 		a.fencing, a.monitors, a.ownership,
 	}
 }
@@ -301,6 +302,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 	a.liveness.Saw(seen.Node)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
+	a.closeUnhealthy(ctx, seen)
 	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
 		err = failed
 	}
@@ -330,7 +332,26 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	critical, known := a.health.Critical()
-	a.taint.Follow(ctx, seen.Node, critical, known)
+	a.taint.Follow(ctx, seen.Node, len(critical) > 0, known)
+}
+
+// closeUnhealthy has claims get no device of a GPU that is not well, if the settings say so. While it is not known which devices those are, as after a
+// restart of NVIDIA's DRA driver, the rules stay as they are.
+func (a *Agent) closeUnhealthy(ctx context.Context, seen *state.Observed) {
+	if !seen.DRA.Complete {
+		return
+	}
+	var closed []fencing.Closed
+	if a.Settings.Health.DeviceTaint == config.DeviceTaintNoSchedule {
+		critical, known := a.health.Critical()
+		if !known {
+			return
+		}
+		for _, device := range seen.DRA.DevicesOf(a.Node, critical) {
+			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintGPUUnhealthy})
+		}
+	}
+	a.rules.Keep(ctx, closed)
 }
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.

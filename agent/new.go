@@ -198,6 +198,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
 		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
+		rules:     &fencing.Rules{Env: env, Client: o.Client.DeviceTaintRules()},
 		resets:    &remedy.Resets{Health: a.health, Clock: env.Clock, Began: env.Clock.Now()},
 	}
 }

@@ -322,6 +322,7 @@ func (w *world) cutAsNow() (out []resourcev1.Device) {
 		for _, i := range gpu.Instances {
 			d := wholeGPU(fmt.Sprintf("gpu-%d-mig-%s-%d", gpu.Minor, strings.ReplaceAll(i.Profile, ".", ""), i.Start), i.Devices[0].UUID)
 			d.Attributes["profile"] = resourcev1.DeviceAttribute{StringValue: &i.Devices[0].Profile}
+			d.Attributes["parentUUID"] = resourcev1.DeviceAttribute{StringValue: new(string(gpu.UUID))}
 			out = append(out, d)
 		}
 	}

@@ -40,9 +40,9 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		}
 		switch {
 		case err == nil && left.none() && passed:
-			return errors.Join(a.taint.Clear(ctx, node), a.reportFinal(ctx))
+			return errors.Join(a.clearUnhealthy(ctx, node), a.reportFinal(ctx))
 		case err == nil && left.none(): // no one judges the GPUs any more
-			return a.taint.Clear(ctx, node)
+			return a.clearUnhealthy(ctx, node)
 		case err == nil && len(left.ours) > 0: // with nothing of its own to restore, a pass might begin a change
 			pause, passed = a.pass(context.WithoutCancel(ctx)), true
 		}
@@ -58,6 +58,11 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		timer.Stop()
 	}
 	return errNotRestored(ctx, left)
+}
+
+// clearUnhealthy removes what keeps pods and claims away since a GPU is not well.
+func (a *Agent) clearUnhealthy(ctx context.Context, node *corev1.Node) error {
+	return errors.Join(a.taint.Clear(ctx, node), a.rules.Clear(ctx))
 }
 
 // pendingRestores lists what still keeps pods or operands away from the node, and what is still to be done.

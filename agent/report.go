@@ -167,6 +167,9 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if a.taint.Pending() {
 		due = min(due, remedy.Retry)
 	}
+	if retry := a.rules.RetryIn(); retry > 0 {
+		due = min(due, retry)
+	}
 	if request, asked := seen.Node.Annotations[config.AnnotationPreview]; asked && asksForPlan(request) {
 		due = min(due, renewal)
 	}

@@ -18,6 +18,8 @@ type Health struct {
 	KernelLog KernelLog `json:"kernelLog"`
 	// Effect of the taint gpuslice.io/gpu-unhealthy, which the node has while one of its GPUs cannot be used or trusted.
 	Taint HealthTaint `json:"taint"`
+	// Effect of the same taint on the devices of such a GPU, by DeviceTaintRules, on nodes of NVIDIA's DRA driver and whatever taint the node has.
+	DeviceTaint DeviceTaint `json:"deviceTaint"`
 	// Which GPUs the agent resets that are not well, in a window and when their pods have left.
 	Reset HealthReset `json:"reset"`
 }
@@ -58,6 +60,18 @@ const (
 func (HealthReset) Values() []string {
 	return check.Words(HealthResetNever, HealthResetCritical, HealthResetDegraded)
 }
+
+// DeviceTaint is the effect of TaintGPUUnhealthy on devices that claims ask for.
+type DeviceTaint string
+
+// The effects. There is no NoExecute: the API server would delete pods by it, and ask no budget.
+const (
+	DeviceTaintNone       DeviceTaint = "none" // devices get no taint
+	DeviceTaintNoSchedule DeviceTaint = "NoSchedule"
+)
+
+// Values lists the effects.
+func (DeviceTaint) Values() []string { return check.Words(DeviceTaintNone, DeviceTaintNoSchedule) }
 
 // HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
 type HealthTaint string

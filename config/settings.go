@@ -264,7 +264,7 @@ func Default() Settings {
 			Containers: []string{"mps-control-daemon-ctr"},
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
-		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone, Reset: HealthResetNever},
+		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone, DeviceTaint: DeviceTaintNone, Reset: HealthResetNever},
 		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSkip},
 		StaleResources: StaleResourcesReport,
 		PodAccess:      PodAccessAuto,

@@ -51,7 +51,7 @@ devicePlugin:
   defaultConfig: shared-4
 mps: {podSelector: [app=mps], containers: []}
 memoryPressure: {threshold: 95, clear: 0, for: 0s}
-health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule, reset: degraded}
+health: {criticalXids: [167], applicationXids: [62], kernelLog: never, taint: PreferNoSchedule, deviceTaint: NoSchedule, reset: degraded}
 idle: {every: 1m, after: 48h, below: 5, instances: sample}
 staleResources: remove
 podAccess: policy
@@ -98,7 +98,7 @@ startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 			MemoryPressure: config.MemoryPressure{Threshold: 95},
 			Health: config.Health{
 				CriticalXids: []int{167}, ApplicationXids: []int{62}, KernelLog: config.KernelLogNever, Taint: config.HealthTaintPreferNoSchedule,
-				Reset: config.HealthResetDegraded,
+				DeviceTaint: config.DeviceTaintNoSchedule, Reset: config.HealthResetDegraded,
 			},
 			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,
@@ -274,8 +274,8 @@ func TestSettingsAreRefused(t *testing.T) {
 			want: []string{`mps.podSelector: [] must have at least one label selector`},
 		},
 		"for a taint that would end pods": {
-			file: head + "health: {taint: NoExecute}\n",
-			want: []string{`health.taint: "NoExecute" must be none or NoSchedule or PreferNoSchedule`},
+			file: head + "health: {taint: NoExecute, deviceTaint: NoExecute}\n",
+			want: []string{`health.taint: "NoExecute" must be none or NoSchedule or PreferNoSchedule`, `health.deviceTaint: "NoExecute" must be none or NoSchedule`},
 		},
 		"for a startup taint that is no key": {
 			file: head + "startupTaint: a/b/c\n",

@@ -59,8 +59,8 @@ func (all Monitors) Forget(now time.Time) {
 type Health interface {
 	// Recovered returns, for each GPU that is well, when it was last unhealthy; zero if it was not in this boot.
 	Recovered() map[nvml.UUID]time.Time
-	// Critical reports whether a GPU cannot be used or trusted. It is not known while the driver does not answer.
-	Critical() (critical, known bool)
+	// Critical are the GPUs that cannot be used or trusted; the empty UUID stands for what has none. They are not known while the driver does not answer.
+	Critical() (gpus map[nvml.UUID]bool, known bool)
 	// ToReset are the GPUs that the agent is to reset, since they are not well and the settings say so. It is not known before the driver has answered.
 	ToReset() (gpus map[nvml.UUID]bool, known bool)
 	// NoteResetFailed notes that a GPU was to be reset, and that it was given up.
@@ -74,7 +74,7 @@ type NoHealth struct{}
 func (NoHealth) Recovered() map[nvml.UUID]time.Time { return nil }
 
 // Critical implements Health.
-func (NoHealth) Critical() (critical, known bool) { return false, false }
+func (NoHealth) Critical() (gpus map[nvml.UUID]bool, known bool) { return nil, false }
 
 // ToReset implements Health.
 func (NoHealth) ToReset() (gpus map[nvml.UUID]bool, known bool) { return nil, true }

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -65,6 +66,24 @@ func (d DRA) Offered() capacity.Resources {
 		slices.Sort(ids)
 	}
 	return out
+}
+
+// DevicesOf returns the names of the devices of the complete slices that are of these GPUs, or are one of them, sorted; those of the pool alone. It goes by
+// UUIDs: the names have minor numbers, which change when the node is rebooted.
+func (d DRA) DevicesOf(pool string, gpus map[nvml.UUID]bool) (names []string) {
+	if !d.Complete {
+		return nil
+	}
+	for _, s := range d.Slices {
+		for _, device := range s.Spec.Devices {
+			of := nvml.UUID(cmp.Or(textOf(device, "parentUUID"), textOf(device, "uuid")))
+			if of != "" && gpus[of] && s.Spec.Pool.Name == pool && device.Name != "" && !slices.Contains(names, device.Name) {
+				names = append(names, device.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // byClass names by its DeviceClass and profile what a device plugin offers by this name, which has points where a profile has signs: "mig.nvidia.com

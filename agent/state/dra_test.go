@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -147,5 +148,34 @@ func TestDevicesAreNamedByClassAndProfile(t *testing.T) {
 	}
 	if got := PlannedPod(holders.Pod{Namespace: "team", Name: "a", DeviceClaims: []string{"a-gpu", "b"}}); len(got.Claims) != 2 {
 		t.Errorf("the pod is planned as %+v", got)
+	}
+}
+
+// Devices are told apart by UUIDs alone, in whatever slice of the node's pool they are; of slices that are not complete none is known.
+func TestTheDevicesOfGPUsAreThoseOfTheirUUIDs(t *testing.T) {
+	device := func(name string, attributes ...string) resourcev1.Device {
+		d := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
+		for i := 0; i < len(attributes); i += 2 {
+			d.Attributes[resourcev1.QualifiedName(attributes[i])] = resourcev1.DeviceAttribute{StringValue: &attributes[i+1]}
+		}
+		return d
+	}
+	slice := func(pool string, devices ...resourcev1.Device) resourcev1.ResourceSlice {
+		return resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: holders.ClaimDriver, Pool: resourcev1.ResourcePool{Name: pool}, Devices: devices}}
+	}
+	dra := DRA{Complete: true, Slices: []resourcev1.ResourceSlice{
+		slice("gpu-1", device("gpu-1", "uuid", "GPU-a"), device("gpu-0", "uuid", "GPU-b"), device("gpu-2"), device("", "uuid", "GPU-a")),
+		slice("gpu-1", device("gpu-0-mig-1", "uuid", "MIG-1", "parentUUID", "GPU-a"), device("gpu-1-mig-1", "uuid", "MIG-2", "parentUUID", "GPU-b")),
+		slice("other", device("gpu-7", "uuid", "GPU-a")),
+	}}
+	if got, want := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"GPU-a": true, "MIG-2": true}), []string{"gpu-0-mig-1", "gpu-1"}; !slices.Equal(got, want) {
+		t.Errorf("GPU-a has %v, want %v", got, want)
+	}
+	if got := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"": true}); len(got) > 0 {
+		t.Errorf("a GPU without a UUID has %v", got)
+	}
+	dra.Complete = false
+	if got := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"GPU-a": true}); len(got) > 0 {
+		t.Errorf("slices that are not complete have %v", got)
 	}
 }

@@ -189,6 +189,11 @@ func (c *client) DeviceClasses() DeviceClasses {
 	return listed[resourcev1.DeviceClass, resourcev1.DeviceClassList](c.resource, "deviceclasses", "")
 }
 
+// DeviceTaintRules implements Interface.
+func (c *client) DeviceTaintRules() DeviceTaintRules {
+	return listed[resourcev1.DeviceTaintRule, resourcev1.DeviceTaintRuleList](c.resource, "devicetaintrules", "")
+}
+
 // Events implements Interface.
 func (c *client) Events(namespace string) Events {
 	return single[corev1.Event](c.core, "events", namespace)

@@ -28,6 +28,7 @@ type Interface interface {
 	ConfigMaps(namespace string) ConfigMaps
 	DaemonSets(namespace string) DaemonSets
 	DeviceClasses() DeviceClasses
+	DeviceTaintRules() DeviceTaintRules
 	Events(namespace string) Events
 	Leases(namespace string) Leases
 	Nodes() Nodes
@@ -63,6 +64,13 @@ type DaemonSets interface {
 // DeviceClasses are those of the cluster.
 type DeviceClasses interface {
 	List(ctx context.Context, o metav1.ListOptions) (*resourcev1.DeviceClassList, error)
+}
+
+// DeviceTaintRules are those of the cluster.
+type DeviceTaintRules interface {
+	List(ctx context.Context, o metav1.ListOptions) (*resourcev1.DeviceTaintRuleList, error)
+	Create(ctx context.Context, rule *resourcev1.DeviceTaintRule, o metav1.CreateOptions) (*resourcev1.DeviceTaintRule, error)
+	Delete(ctx context.Context, name string, o metav1.DeleteOptions) error
 }
 
 // Events are those of a namespace.

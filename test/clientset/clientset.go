@@ -26,6 +26,9 @@ func (o of) DaemonSets(namespace string) kube.DaemonSets {
 // DeviceClasses implements kube.Interface.
 func (o of) DeviceClasses() kube.DeviceClasses { return o.client.ResourceV1().DeviceClasses() }
 
+// DeviceTaintRules implements kube.Interface.
+func (o of) DeviceTaintRules() kube.DeviceTaintRules { return o.client.ResourceV1().DeviceTaintRules() }
+
 // Events implements kube.Interface.
 func (o of) Events(namespace string) kube.Events { return o.client.CoreV1().Events(namespace) }
 

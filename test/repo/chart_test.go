@@ -215,6 +215,8 @@ var chartSources = []chartSource{
 	{from: "policies/pods.yaml", to: "policies.yaml", when: ".Values.policies.enabled"},
 	{from: "components/assign-by-right/policy.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
 	{from: "components/assign-by-right/rbac.yaml", to: "assign-by-right.yaml", when: ".Values.assignByRight.enabled"},
+	{from: "components/device-taint-rules/policy.yaml", to: "device-taint-rules.yaml", when: ".Values.deviceTaintRules.enabled"},
+	{from: "components/device-taint-rules/rbac.yaml", to: "device-taint-rules.yaml", when: ".Values.deviceTaintRules.enabled"},
 	{from: "components/flow-control/flow-control.yaml", to: "flow-control.yaml", when: ".Values.flowControl.enabled", edits: []edit{
 		{old: "            name: gpuslice-agent\n", new: "            name: {{ .Values.serviceAccount.name }}\n"},
 	}},

@@ -74,7 +74,7 @@ var readers = map[string][]string{
 
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {
-		"ConfigMaps", "DaemonSets", "Events", "Leases", "Nodes", "PodDisruptionBudgets", "Pods", "SelfSubjectAccessReviews", "SubjectAccessReviews",
+		"ConfigMaps", "DaemonSets", "DeviceTaintRules", "Events", "Leases", "Nodes", "PodDisruptionBudgets", "Pods", "SelfSubjectAccessReviews", "SubjectAccessReviews",
 		"ResourceClaims", "TokenReviews", "RawCore", "RawPolicy", "RawResource",
 	},
 	"kube.ConfigMaps":           {"Get"},

@@ -41,7 +41,7 @@ func TestPoliciesConfineTheAccountOfTheDaemonSet(t *testing.T) {
 	want := "request.userInfo.username" + byItsName
 	for _, p := range policies(t) {
 		c := p.Spec.MatchConditions
-		if !strings.HasPrefix(p.Name, "gpuslice-agent-") { // it is for all, and the agent has the right
+		if p.Name == "gpuslice-assign" { // it is for all, and the agent has the right
 			if text, err := json.Marshal(p.Spec); err != nil || strings.Contains(string(text), "serviceaccount") {
 				t.Errorf("%s names an account, which has another namespace elsewhere: %s, %v", p.Name, text, err)
 			}

@@ -50,6 +50,7 @@ var verbs = map[string]string{
 // groups are the API groups of the kinds that drain/kube has clients of.
 var groups = map[string]string{
 	"ConfigMaps": "", "Events": "", "Nodes": "", "Pods": "", "DaemonSets": "apps", "Leases": "coordination.k8s.io", "PodDisruptionBudgets": "policy",
+	"DeviceTaintRules":         "resource.k8s.io",
 	"ResourceClaims":           "resource.k8s.io",
 	"SelfSubjectAccessReviews": "authorization.k8s.io", "SubjectAccessReviews": "authorization.k8s.io", "TokenReviews": "authentication.k8s.io",
 }

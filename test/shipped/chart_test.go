@@ -260,6 +260,7 @@ var ways = map[string]struct {
 	"impersonation":             {kube: "v1.36.0", overlay: "base", components: []string{"impersonation"}},
 	"no policy, impersonation":  {values: "policies: {enabled: false}", kube: "v1.37.1", overlay: "base", components: []string{"impersonation", "without-policies"}},
 	"assigning by right":        {values: "assignByRight: {enabled: true}", overlay: "base", components: []string{"assign-by-right"}},
+	"claims by device":          {values: "deviceTaintRules: {enabled: true}", kube: "v1.37.1", overlay: "base", components: []string{"device-taint-rules"}},
 	"a share of the API server": {values: "flowControl: {enabled: true}", overlay: "base", components: []string{"flow-control"}},
 	"a Prometheus operator":     {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
 	"pods deleted in the end":   {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
@@ -343,6 +344,8 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"settings: {podAccess: any}", "", "/settings/podAccess"},
 		{"settings: {startupTaint: nvidia.com/gpu}", "", "/settings/startupTaint"},
 		{"assignByRight: {enabled: true}\npolicies: {enabled: false}", "v1.29.14", "assignByRight.enabled"},
+		{"deviceTaintRules: {enabled: true}", "v1.36.4", "deviceTaintRules.enabled"},
+		{"settings: {health: {deviceTaint: NoSchedule}}", "", "settings.health.deviceTaint takes deviceTaintRules.enabled"},
 		{"flowControl: {enabled: true}\npolicies: {enabled: false}", "v1.28.15", "flowControl.enabled"},
 		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},
 	} {

@@ -92,18 +92,20 @@ func TestTwoDefaultsOfSharingAreRefused(t *testing.T) {
 	}
 }
 
-// The policies for agents may be left out; who may ask for which profile is another matter.
-func TestAssigningByRightStaysWithoutTheAgentsPolicies(t *testing.T) {
-	for _, order := range [][]string{{"assign-by-right", "without-policies"}, {"without-policies", "assign-by-right"}} {
-		var left []string
-		for key := range objects(t, build(t, kustomize.Over("base", order...))) {
-			if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
-				left = append(left, key)
+// The policies for agents may be left out; who may ask for which profile is another matter, and so is what can have pods of all nodes deleted.
+func TestPoliciesOfComponentsStayWithoutTheAgentsPolicies(t *testing.T) {
+	for component, policy := range map[string]string{"assign-by-right": "gpuslice-assign", "device-taint-rules": "gpuslice-device-taint-rules"} {
+		for _, order := range [][]string{{component, "without-policies"}, {"without-policies", component}} {
+			var left []string
+			for key := range objects(t, build(t, kustomize.Over("base", order...))) {
+				if strings.HasPrefix(key, "ValidatingAdmissionPolicy") {
+					left = append(left, key)
+				}
 			}
-		}
-		slices.Sort(left)
-		if diff := gocmp.Diff([]string{"ValidatingAdmissionPolicy /gpuslice-assign", "ValidatingAdmissionPolicyBinding /gpuslice-assign"}, left); diff != "" {
-			t.Errorf("%v: policies (-want +got):\n%s", order, diff)
+			slices.Sort(left)
+			if diff := gocmp.Diff([]string{"ValidatingAdmissionPolicy /" + policy, "ValidatingAdmissionPolicyBinding /" + policy}, left); diff != "" {
+				t.Errorf("%v (-want +got):\n%s", order, diff)
+			}
 		}
 	}
 }

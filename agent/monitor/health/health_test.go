@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -761,13 +762,13 @@ func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
 			w.start()
 			w.within(5*time.Second, corev1.ConditionFalse)
 			critical, known := w.m.Critical()
-			if critical || !known {
+			if len(critical) > 0 || !known {
 				t.Errorf("GPUs that are well: critical %v, known %v", critical, known)
 			}
 			must(t, w.gpus.SetHealth(0, gpusim.Health{RecoveryAction: 1}))
 			c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonResetRequired)
-			if critical, _ := w.m.Critical(); !critical {
-				t.Error("a GPU that needs a reset is not critical")
+			if critical, _ := w.m.Critical(); !maps.Equal(critical, map[nvml.UUID]bool{nvml.UUID(w.gpus.UUIDs()[0]): true}) {
+				t.Errorf("GPU 0 needs a reset, and critical are %v", critical)
 			}
 			if said := c.Message[strings.LastIndex(c.Message, "Action: "):]; strings.TrimPrefix(said, "Action: ResetGPU.") != strings.TrimRight(" "+test.want, " ") {
 				t.Errorf("with %+v the message ends in %q", test, said)
@@ -857,7 +858,7 @@ func TestWhatIsDueIsNotCritical(t *testing.T) {
 		w.within(5*time.Second, corev1.ConditionFalse)
 		must(t, w.gpus.SetHealth(0, gpusim.Health{RemapPending: true}))
 		w.within(5*time.Second, corev1.ConditionTrue, config.ReasonRowRemapPending)
-		if critical, known := w.m.Critical(); critical || !known {
+		if critical, known := w.m.Critical(); len(critical) > 0 || !known {
 			t.Errorf("critical %v, known %v", critical, known)
 		}
 	})

@@ -22,16 +22,16 @@ func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	return out
 }
 
-// Critical reports whether a GPU cannot be used or trusted, by the verdict that the condition reports. It is not known while the driver does not
-// answer.
-func (m *Monitor) Critical() (critical, known bool) {
+// Critical are the GPUs that cannot be used or trusted, by the verdict that the condition reports; the empty UUID stands for one whose UUID is not known,
+// and for a driver that hangs before it has shown any. They are not known while the driver does not answer.
+func (m *Monitor) Critical() (gpus map[nvml.UUID]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v, known := m.node.Judge(m.Clock.Now())
 	if !known || !m.recalled {
-		return false, false
+		return nil, false
 	}
-	return v.Critical()
+	return v.CriticalGPUs(m.node.GPUs())
 }
 
 // ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has answered.

@@ -367,15 +367,25 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 // Critical reports whether a GPU cannot be used or trusted. While the driver does not answer, that is known only by what was found before, and if the
 // driver hangs for good.
 func (v Verdict) Critical() (critical, known bool) {
+	gpus, known := v.CriticalGPUs(nil)
+	return len(gpus) > 0, known
+}
+
+// CriticalGPUs are the GPUs that cannot be used or trusted: all of the node's if the driver hangs. The empty UUID stands for what has none.
+func (v Verdict) CriticalGPUs(all []*GPU) (gpus map[nvml.UUID]bool, known bool) {
+	gpus = map[nvml.UUID]bool{}
 	if v.Hangs {
-		return true, true
+		gpus[""] = true
+		for _, g := range all {
+			gpus[g.uuid] = true
+		}
 	}
 	for _, g := range v.Unhealthy {
 		if g.findings[0].Severity() == Critical {
-			return true, true
+			gpus[g.uuid] = true
 		}
 	}
-	return false, v.Unknown == ""
+	return gpus, len(gpus) > 0 || v.Unknown == ""
 }
 
 // Key is what a verdict says, without what changes by itself: a verdict with another key is worth a write.

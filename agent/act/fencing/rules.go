@@ -1,0 +1,210 @@
+package fencing
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// Rules keep claims from single devices of the node that NVIDIA's DRA driver offers, by one DeviceTaintRule for each device and key. A rule's name follows
+// from node, device and key, so that an agent finds what one before it has made that was killed. What Rules remember saves requests alone.
+type Rules struct {
+	act.Env
+
+	Client kube.DeviceTaintRules
+
+	kept    []Closed  // by the last Keep that the API server has answered
+	asked   time.Time // when that was; zero if this process has not asked yet
+	failed  bool      // the API server has not done what it was asked
+	refused bool      // an Event has said that the agent may not
+}
+
+// Closed is a device that claims are kept from, and the key of the taint, which says why.
+type Closed struct{ Device, Key string }
+
+const (
+	// maxRules bounds the rules of a node: sixteen GPUs of which NVIDIA's DRA driver offers each part that it could make have 432 devices.
+	maxRules = 512
+	// maxRulesRead bounds how many rules of the node's label one pass reads. Anybody who may make rules may give them the label.
+	maxRulesRead = 2 * maxRules
+
+	labelRuleNode = "gpuslice.io/node" // its value is a hash: a node's name may be longer than the value of a label
+	labelRuleName = "app.kubernetes.io/name"
+	rulePrefix    = "gpuslice-"
+	hashLength    = 32 // of 64 characters
+)
+
+const (
+	rulesRetry  = 30 * time.Second // after which the API server is asked again that has not done what it was asked
+	rulesRepeat = 10 * time.Minute // after which rules are made again that others have deleted
+)
+
+// Forget drops what depends on times that the clock gave.
+func (r *Rules) Forget(time.Time) { r.asked = time.Time{} }
+
+// RetryIn is the time until Keep tries again what has failed; zero if nothing has.
+func (r *Rules) RetryIn() time.Duration {
+	if !r.failed {
+		return 0
+	}
+	return rulesRetry
+}
+
+// Keep has the rules be those that are wanted, as Follow does. It asks the API server where others are wanted than before; at the process's start, for what
+// an agent has left that was killed; and now and then while there are rules, which others may delete.
+func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
+	since := r.Clock.Since(r.asked)
+	switch {
+	case r.asked.IsZero():
+	case r.failed && since < rulesRetry, !r.failed && slices.Equal(wanted, r.kept) && (len(wanted) == 0 || since < rulesRepeat):
+		return
+	}
+	r.asked = r.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
+	defer cancel()
+	made, err := r.Follow(call, wanted)
+	if len(made) > 0 {
+		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "claims get no device of GPUs that cannot be used or trusted, by DeviceTaintRules: %s", strings.Join(made, ", "))
+	}
+	unusable := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
+	if unusable && len(wanted)+len(r.kept) == 0 {
+		err = nil // without the component, or before Kubernetes 1.37, there is nothing to find
+	}
+	if r.failed = err != nil; !r.failed {
+		r.kept, r.refused = slices.Clone(wanted), false
+		return
+	}
+	if unusable && !r.refused {
+		r.refused = true
+		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
+			"claims of GPUs are not as health.deviceTaint asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+	}
+	r.Log.Warn("keeping claims from devices of GPUs", zap.Error(err))
+}
+
+// Clear deletes the rules of agents on this node, for one that no agent minds any more. Where agents may not make any, there are none.
+func (r *Rules) Clear(ctx context.Context) error {
+	if _, err := r.Follow(ctx, nil); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// Follow makes the rules that are wanted, and then deletes those of agents on this node that are not. It changes none that others have made. It returns
+// the devices of the rules that it has made, sorted. An error is why it does not keep claims from some of the devices, or why some rules are still there;
+// what it has done by then stays, and the next call goes on.
+func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []string, _ error) {
+	names := map[string]Closed{}
+	for _, c := range wanted {
+		// Devices are named by slices, which others may write.
+		if len(validation.IsDNS1123Label(c.Device)) > 0 {
+			return nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so", sanitize.Cut(c.Device, validation.DNS1123LabelMaxLength), r.Node)
+		}
+		names[r.name(c)] = c
+	}
+	if len(names) > maxRules {
+		return nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
+	}
+	there, err := r.own(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if _, is := there[name]; is {
+			continue
+		}
+		if err := r.create(ctx, name, names[name]); err != nil {
+			return made, err
+		}
+		made = append(made, names[name].Device)
+	}
+	slices.Sort(made)
+	for _, name := range slices.Sorted(maps.Keys(there)) {
+		if _, wants := names[name]; wants {
+			continue
+		}
+		err := r.Client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(there[name].UID)}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict: another object has the name by now
+			return made, fmt.Errorf("deleting DeviceTaintRule %s: %w", name, err)
+		}
+	}
+	return made, nil
+}
+
+// own returns the rules that agents have made on this node, by their names.
+func (r *Rules) own(ctx context.Context) (map[string]*resourcev1.DeviceTaintRule, error) {
+	list, err := r.Client.List(ctx, metav1.ListOptions{LabelSelector: labelRuleNode + "=" + hash(r.Node), Limit: maxRulesRead})
+	if err != nil {
+		return nil, fmt.Errorf("listing DeviceTaintRules of node %s: %w", r.Node, err)
+	}
+	out := map[string]*resourcev1.DeviceTaintRule{}
+	for i := range list.Items {
+		if rule := &list.Items[i]; r.isOwn(rule) && rule.DeletionTimestamp == nil {
+			out[rule.Name] = rule
+		}
+	}
+	if list.Continue != "" {
+		return nil, fmt.Errorf("node %s has more than %d DeviceTaintRules with label %s: delete those that no agent has made", r.Node, maxRulesRead, labelRuleNode)
+	}
+	return out, nil
+}
+
+// isOwn reports whether an agent has made the rule on this node, by all that it writes: whoever may make rules may copy the labels alone by mistake.
+func (r *Rules) isOwn(rule *resourcev1.DeviceTaintRule) bool {
+	s := rule.Spec.DeviceSelector
+	if s == nil || ptr.Deref(s.Driver, "") != holders.ClaimDriver || ptr.Deref(s.Pool, "") != r.Node || s.Device == nil {
+		return false
+	}
+	t := rule.Spec.Taint
+	return slices.Contains([]string{config.TaintRepartitioning, config.TaintGPUUnhealthy}, t.Key) && t.Effect == resourcev1.DeviceTaintEffectNoSchedule &&
+		maps.Equal(rule.Labels, r.labels()) && rule.Name == r.name(Closed{*s.Device, t.Key})
+}
+
+func (r *Rules) create(ctx context.Context, name string, c Closed) error {
+	_, err := r.Client.Create(ctx, &resourcev1.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: r.labels()},
+		Spec: resourcev1.DeviceTaintRuleSpec{
+			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To(holders.ClaimDriver), Pool: &r.Node, Device: &c.Device},
+			Taint:          resourcev1.DeviceTaint{Key: c.Key, Effect: resourcev1.DeviceTaintEffectNoSchedule},
+		},
+	}, metav1.CreateOptions{FieldManager: config.FieldManager})
+	switch {
+	case apierrors.IsAlreadyExists(err): // it was not among those that agents have made
+		return fmt.Errorf("DeviceTaintRule %s is not as an agent makes it, so that no claim is kept from device %s of node %s: delete it", name, c.Device, r.Node)
+	case err != nil:
+		return fmt.Errorf("making a DeviceTaintRule for device %s of node %s: %w", c.Device, r.Node, err)
+	}
+	return nil
+}
+
+func (r *Rules) labels() map[string]string {
+	return map[string]string{labelRuleName: "gpuslice", labelRuleNode: hash(r.Node)}
+}
+
+func (r *Rules) name(c Closed) string {
+	return rulePrefix + hash(r.Node+"/"+c.Device+"/"+c.Key)
+}
+
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:hashLength]
+}

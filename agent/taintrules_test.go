@@ -1,0 +1,189 @@
+package agent_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// closed are the devices that DeviceTaintRules keep claims from, each with the key of its taint.
+func (w *world) closed() (out []string) {
+	w.t.Helper()
+	list, err := w.client.ResourceV1().DeviceTaintRules().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range list.Items {
+		out = append(out, *r.Spec.DeviceSelector.Device+" "+r.Spec.Taint.Key)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// heartbeat is after which a pass has seen what the monitor of health has: only Run is woken by it.
+const heartbeat = 6 * time.Minute
+
+// areClosed spends the time, and fails the test unless claims are kept from these devices then.
+func (w *world) areClosed(after time.Duration, what string, want ...string) {
+	w.t.Helper()
+	w.spend(after)
+	if diff := cmp.Diff(want, w.closed()); diff != "" {
+		w.t.Errorf("%s: closed devices (-want +got):\n%s", what, diff)
+	}
+}
+
+// asksRules counts requests for DeviceTaintRules from now on.
+func (w *world) asksRules() (calls *int) {
+	calls = new(int)
+	w.client.PrependReactor("*", "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
+		*calls++
+		return false, nil, nil
+	})
+	return calls
+}
+
+// newClosingWorld is a world of NVIDIA's DRA driver whose agent keeps claims from the devices of GPUs that are not well, and has cut them.
+func newClosingWorld(t *testing.T) *world {
+	t.Helper()
+	w := newSickWorld(t, h100, config.HealthResetNever)
+	w.settings.Health.DeviceTaint = config.DeviceTaintNoSchedule
+	w.unplugged, w.drives = true, true
+	w.restart()
+	w.spend(time.Minute)
+	w.converge("all-3g.40gb")
+	return w
+}
+
+const (
+	first  = "gpu-0-mig-3g40gb-0 gpuslice.io/gpu-unhealthy"
+	second = "gpu-0-mig-3g40gb-4 gpuslice.io/gpu-unhealthy"
+)
+
+// Claims are kept from the devices of the GPU that is not well, whatever becomes of agent, driver and rules in the meantime, and from no others.
+func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newClosingWorld(t)
+		w.areClosed(heartbeat, "all GPUs are well")
+		w.ail(0, 1)
+		w.areClosed(heartbeat, "GPU 0 needs a reset", first, second)
+		w.restart()
+		w.areClosed(heartbeat, "another process", first, second)
+
+		offered := w.published
+		w.published = nil
+		w.areClosed(heartbeat, "the slices are away", first, second)
+		w.published = offered
+		w.areClosed(heartbeat, "they are back", first, second)
+		calls := w.asksRules()
+		w.spend(time.Hour)
+		if *calls < 5 || *calls > 6 {
+			t.Errorf("%d requests in an hour in which nothing has changed, want one in ten minutes", *calls)
+		}
+		if err := w.client.ResourceV1().DeviceTaintRules().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.areClosed(15*time.Minute, "a user has deleted the rules", first, second)
+
+		w.label("all-1g.10gb")
+		w.settle(config.ReasonConverged)
+		w.areClosed(heartbeat, "it is cut anew",
+			"gpu-0-mig-1g10gb-0 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-1 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-2 gpuslice.io/gpu-unhealthy",
+			"gpu-0-mig-1g10gb-3 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-4 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-5 gpuslice.io/gpu-unhealthy",
+			"gpu-0-mig-1g10gb-6 gpuslice.io/gpu-unhealthy")
+		w.ail(0, 0)
+		w.areClosed(heartbeat, "it is well again")
+		calls = w.asksRules()
+		w.spend(time.Hour)
+		if *calls > 0 {
+			t.Errorf("%d requests in an hour in which all GPUs are well", *calls)
+		}
+	})
+}
+
+// An agent that does not close devices deletes what one before it has left, which was killed or had other settings: so does the one that gives the node up.
+func TestRulesThatAnAgentHasLeftAreDeleted(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(w *world){
+		"the setting is off": func(w *world) {
+			w.settings.Health.DeviceTaint = config.DeviceTaintNone
+			w.restart()
+			w.spend(heartbeat)
+		},
+		"the GPU was mended in the meantime": func(w *world) {
+			w.watches()
+			w.ail(0, 0)
+			w.restart()
+			w.spend(heartbeat)
+		},
+		"the node is given up": func(w *world) { w.recoverByHand() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newClosingWorld(t)
+				w.ail(0, 1)
+				w.areClosed(heartbeat, "GPU 0 needs a reset", first, second)
+				end(w)
+				w.areClosed(0, name)
+			})
+		})
+	}
+}
+
+// Where the API server does not serve the rules, or does not let the agent make them, one Event says so, and all else goes on.
+func TestRulesThatCannotBeMadeAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	kind := resourcev1.Resource("devicetaintrules")
+	for name, says := range map[string]error{
+		"absent": apierrors.NewNotFound(kind, ""), "forbidden": apierrors.NewForbidden(kind, "", errors.New("no right")), "failing": apierrors.NewInternalError(errors.New("down")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newClosingWorld(t)
+				heals := false
+				calls := 0
+				w.client.PrependReactor("*", "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
+					calls++
+					return !heals, nil, says
+				})
+				w.watches()
+				events := w.listens()
+				w.watch()
+				w.spend(time.Minute)
+				if n := heard(events, string(config.ReasonMissingRight), "deviceTaint"); n != 0 {
+					t.Errorf("%d Events while no rule is needed", n)
+				}
+				w.ail(0, 1)
+				calls = 0
+				w.spend(heartbeat + 10*time.Minute)
+				want := 1
+				if name == "failing" { // it is the API server that has to be mended, and its failures are reported elsewhere
+					want = 0
+				}
+				if n := heard(events, corev1.EventTypeWarning, string(config.ReasonMissingRight), "health.deviceTaint"); n != want {
+					t.Errorf("%d Events, want %d", n, want)
+				}
+				if calls < 20 || calls > 33 {
+					t.Errorf("%d requests in 16 minutes", calls)
+				}
+				heals = true
+				w.areClosed(heartbeat, "the API server answers", first, second)
+				if n := heard(events, string(config.ReasonGPUUnhealthy), "gpu-0-mig-3g40gb-0, gpu-0-mig-3g40gb-4"); n != 1 {
+					t.Errorf("%d Events name the devices", n)
+				}
+			})
+		})
+	}
+}
