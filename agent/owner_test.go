@@ -184,6 +184,9 @@ func TestLabelsOfAProfileArePublishedWhereTheDRADriverOwnsTheGPUs(t *testing.T) 
 		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
 		w.profile("named")
 		w.reach("named")
+		if said := w.condition().Message; said != "named: as claims ask" {
+			t.Errorf("the node says %s", said)
+		}
 		if got := w.node().Labels["team"]; got != "a" {
 			t.Errorf("label team is %q", got)
 		}

@@ -146,6 +146,17 @@ func TestDevicesAreNamedByClassAndProfile(t *testing.T) {
 	if got := s.CapacityText(Desired{}); got != "none" {
 		t.Errorf("while the driver starts, the capacity is %s", got)
 	}
+	s.DRA.Err = errors.New("forbidden")
+	if got := s.CapacityText(Desired{}); got != "not known" {
+		t.Errorf("while its slices cannot be read, the capacity is %s", got)
+	}
+	s.Owner.Kind = api.OwnerDRADynamic
+	if got := s.CapacityText(Desired{}); got != "as claims ask" {
+		t.Errorf("where the driver cuts the GPUs itself, the capacity is %s", got)
+	}
+	if got := (&Observed{Kubelet: Kubelet{Err: errors.New("silent")}}).CapacityText(Desired{}); got != "not known" {
+		t.Errorf("while kubelet is silent, the capacity is %s", got)
+	}
 	if got := PlannedPod(holders.Pod{Namespace: "team", Name: "a", DeviceClaims: []string{"a-gpu", "b"}}); len(got.Claims) != 2 {
 		t.Errorf("the pod is planned as %+v", got)
 	}

@@ -430,9 +430,15 @@ func (s *Observed) Offered() capacity.Resources {
 }
 
 // CapacityText writes what Offered returns for users to check. Those who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com
-// 1g.10gb 7".
+// 1g.10gb 7". Where NVIDIA's DRA driver cuts the GPUs itself there is no such figure.
 func (s *Observed) CapacityText(want Desired) string {
-	if !s.Owner.ByClaims() {
+	byClaims := s.Owner.ByClaims()
+	switch {
+	case byClaims && s.Owner.Kind == api.OwnerDRADynamic:
+		return "as claims ask"
+	case byClaims && s.DRA.Err != nil, !byClaims && s.Kubelet.Err != nil:
+		return "not known"
+	case !byClaims:
 		return s.Offered().Summary(want.Plugin.SharingKnown())
 	}
 	out := capacity.Resources{}

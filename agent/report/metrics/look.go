@@ -75,7 +75,8 @@ func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
 		expected = capacity.Shared(expected, *sharing)
 	}
-	if seen.Owner.Kind != api.OwnerDRADynamic { // which cuts the GPUs as claims ask, so that nothing is expected
+	// Where NVIDIA's DRA driver cuts the GPUs as claims ask, nothing is expected; what slices that cannot be read offer is not known.
+	if seen.Owner.Kind != api.OwnerDRADynamic && (!seen.Owner.ByClaims() || seen.DRA.Err == nil) {
 		l.capacity = capacityOf(expected, given, allocatable)
 	}
 	m.mu.Lock()
