@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +103,9 @@ func TestAPluginThatOffersWhatIsGoneStays(t *testing.T) {
 				w.spend(time.Hour)
 				if w.pluginIn(true) != driver || w.node().Spec.Unschedulable || w.condition().Status == corev1.ConditionTrue && name != "where nothing is asked for" {
 					t.Errorf("unschedulable %t: %+v", w.node().Spec.Unschedulable, w.condition())
+				}
+				if said := w.condition().Message; name == "where nothing is asked for" && !strings.Contains(said, "delete pod dra/driver-2, which read the GPUs before they were cut") {
+					t.Errorf("the node says %s", said)
 				}
 			})
 		})
