@@ -61,8 +61,9 @@ func TestOnlyPodsThatHoldWhatGoesLeave(t *testing.T) {
 		"what was withdrawn, and is offered again by a config that the agent writes": {
 			"gpu 0 off\npod web/former on 0 as nvidia.com/gpu::1 withdrawn\nconfig reloaded needs-reload\n", "sharing nvidia.com/gpu=2\n", nil,
 		},
-		"what the config manager will withdraw":             {shared + foretold, "sharing nvidia.com/gpu=2\n", []string{"last"}},
-		"what the config manager will withdraw from no one": {shared + foretold, "sharing nvidia.com/gpu=4\n", nil},
+		"what the config manager will withdraw":                    {shared + foretold, "sharing nvidia.com/gpu=2\n", []string{"last"}},
+		"what the plugin does not offer, and no one else is given": {shared + "config set reloaded\n", "sharing nvidia.com/gpu=2\n", nil},
+		"what the config manager will withdraw from no one":        {shared + foretold, "sharing nvidia.com/gpu=4\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
