@@ -220,9 +220,9 @@ func TestAChangeDoesNotEndWithCDISpecsThatWereGivenUpBeforeIt(t *testing.T) {
 		w := newWorld(t, h100)
 		w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
 		w.label("all-balanced")
-		w.settle(config.ReasonHardwareFailure)
+		w.settle(config.ReasonStepFailed)
 		w.label("all-1g.10gb")
-		w.settle(config.ReasonHardwareFailure)
+		w.settle(config.ReasonStepFailed)
 		w.specs.broken = nil
 		w.converge("all-enabled")
 		if w.specs.describes != geometries(w.snapshot()) {

@@ -50,7 +50,7 @@ func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 		w.pluginFile = "/proc/1/gpuslice/config.yaml"
 		w.restart()
 		w.profile("four")
-		w.settle(config.ReasonHardwareFailure)
+		w.settle(config.ReasonStepFailed)
 		w.givenBack()
 	})
 }
