@@ -1,6 +1,8 @@
 package drift_test
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"testing"
 
@@ -64,6 +66,20 @@ func TestNodesOfNVIDIAsDRADriverCountByTheirSlices(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestWhoMayNotReadWhatLabelsNameIsShownTheRest(t *testing.T) {
+	withSlices := maps.Clone(served)
+	withSlices[schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}] = "ResourceSliceList"
+	objects := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), withSlices, object(t, offers("a", whole)), object(t, local("l", "none")))
+	got, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(node("a", nil, "0"))), objects, drift.Known{
+		Groups: groups(withSlices), Refused: func(context.Context, map[string]string) (string, error) {
+			return "", fmt.Errorf("reading: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "profiles", nil))
+		},
+	})
+	if err != nil || len(got.Findings) != 1 || len(got.Unread) != 1 || len(got.Static) != 1 {
+		t.Errorf("error %v, report %+v", err, got)
 	}
 }
 
