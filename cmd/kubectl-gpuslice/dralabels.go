@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,7 @@ type askedByLabels struct {
 // refused says why a node of the driver cannot be as its labels ask; empty if it can, or if what they name is not there.
 func (a *askedByLabels) refused(ctx context.Context, labels map[string]string) (string, error) {
 	profile, mig := labels[config.LabelProfile], labels[config.LabelMIGConfig]
-	if key := labels[config.LabelDevicePluginConfig]; key != "" && profile == "" {
+	if key := labels[config.LabelDevicePluginConfig]; key != "" && profile == "" && !strings.HasPrefix(key, config.OwnPluginKey) {
 		return fmt.Sprintf("its label %s=%s asks for a config of the device plugin, which NVIDIA's DRA driver does not have: remove the label; "+
 			"a claim's own config shares its device", config.LabelDevicePluginConfig, key), nil
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // The tests of test/shipped hand these files to an API server, and to Kueue's reader of its config.
@@ -98,11 +100,12 @@ func TestValidateSaysWhatNodesOfTheDRADriverCannotBe(t *testing.T) {
 				node("a", "gpuslice.io/profile", "research"), node("b", "nvidia.com/mig.config", "parts"), node("c", "nvidia.com/mig.config", "media"),
 				node("d", "gpuslice.io/profile", "small-inference"), node("e", "gpuslice.io/profile", "research"),
 				node("f", "nvidia.com/device-plugin.config", "shared"),
+				node("g", "nvidia.com/device-plugin.config", config.OwnPluginKey+"uid-0"), // an agent's, of which the agent makes nothing
 			}}
 		case "/apis/resource.k8s.io":
 			return map[string]any{"kind": "APIGroup", "apiVersion": "v1", "name": "resource.k8s.io", "versions": []any{map[string]any{"groupVersion": "resource.k8s.io/v1", "version": "v1"}}}
 		case "/apis/resource.k8s.io/v1/resourceslices":
-			return map[string]any{"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": []any{slice("a"), slice("b"), slice("c"), slice("d"), slice("f")}}
+			return map[string]any{"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": []any{slice("a"), slice("b"), slice("c"), slice("d"), slice("f"), slice("g")}}
 		case "/api/v1/namespaces/gpuslice/configmaps/gpuslice-profiles":
 			return pools
 		case "/api/v1/namespaces/gpuslice/configmaps/custom":
@@ -114,7 +117,7 @@ func TestValidateSaysWhatNodesOfTheDRADriverCannotBe(t *testing.T) {
 	})
 	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
 	for _, want := range []string{
-		"NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: a; b; c; d; f\n",
+		"NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: a; b; c; d; f; g\n",
 		"drift  Node a: its label names profile research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
 		"drift  Node f: its label nvidia.com/device-plugin.config=shared asks for a config of the device plugin, which NVIDIA's DRA driver does not have",
 		"drift  Node b: its label names MIG config parts: it asks for 1c.3g.40gb, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one",
