@@ -557,6 +557,18 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 	})
 }
 
+// refusesKey refuses to write the key of the ConfigMap, as long as that is so, and counts.
+func (w *world) refusesKey(key string, refuses *bool, tried *int) {
+	w.client.PrependReactor("patch", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		patch := action.(k8stesting.PatchActionImpl) //nolint:errcheck // it is a patch
+		if !*refuses || !strings.Contains(string(patch.Patch), key) {
+			return false, nil, nil
+		}
+		*tried++
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "plugin-configs", fmt.Errorf("by a policy"))
+	})
+}
+
 // A key that the agent may not write again is needed only where the plugin starts: the node stays as good as it is, nothing begins that would start the
 // plugin or could not be undone without, and what is under way goes on once the key is back.
 func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
@@ -581,14 +593,7 @@ func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
 				key := w.node().Labels[config.LabelDevicePluginConfig]
 				text := w.pluginConfigs()[key]
 				refuses, tried := true, 0
-				w.client.PrependReactor("patch", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
-					patch := action.(k8stesting.PatchActionImpl) //nolint:errcheck // it is a patch
-					if !refuses || !strings.Contains(string(patch.Patch), key) {
-						return false, nil, nil
-					}
-					tried++
-					return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "plugin-configs", fmt.Errorf("by a policy"))
-				})
+				w.refusesKey(key, &refuses, &tried)
 				events := w.listens()
 				w.spend(time.Minute)
 				if row.fenced {

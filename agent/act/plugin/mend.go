@@ -28,7 +28,7 @@ func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.De
 	m, key := seen.Plugin.Manager, seen.Plugin.Text
 	switch {
 	case m == nil || m.ReadErr != nil:
-		return "", nil
+		return "", nil //nolint:nilerr // what cannot be read is reported by the observation
 	case !m.Damaged:
 		h.unmended = unmended{}
 		return "", nil
