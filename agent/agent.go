@@ -302,7 +302,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 	a.liveness.Saw(seen.Node)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
-	a.closeUnhealthy(ctx, seen)
+	a.keepRules(ctx, seen)
 	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
 		err = failed
 	}
@@ -321,7 +321,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
 func (a *Agent) renewWhileUnavailable(ctx context.Context, seen *state.Observed) {
-	if j := seen.Journal; j != nil && (j.Cordoned || len(j.Paused) > 0) {
+	if j := seen.Journal; j != nil && (j.KeepsPodsAway() || len(j.Paused) > 0) {
 		a.slot.Renew(ctx, seen)
 	}
 }
@@ -335,9 +335,9 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 	a.taint.Follow(ctx, seen.Node, len(critical) > 0, known)
 }
 
-// closeUnhealthy has claims get no device of a GPU that is not well, if the settings say so. While it is not known which devices those are, as after a
-// restart of NVIDIA's DRA driver, the rules stay as they are.
-func (a *Agent) closeUnhealthy(ctx context.Context, seen *state.Observed) {
+// keepRules has claims get no device of a GPU that is not well, if the settings say so, and none that the journal names. While it is not known which
+// devices those are, as after a restart of NVIDIA's DRA driver, the rules stay as they are.
+func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 	if !seen.DRA.Complete {
 		return
 	}
@@ -349,6 +349,11 @@ func (a *Agent) closeUnhealthy(ctx context.Context, seen *state.Observed) {
 		}
 		for _, device := range seen.DRA.DevicesOf(a.Node, critical) {
 			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintGPUUnhealthy})
+		}
+	}
+	if seen.Journal != nil {
+		for _, device := range seen.Journal.Closed {
+			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintRepartitioning})
 		}
 	}
 	a.rules.Keep(ctx, closed)

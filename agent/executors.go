@@ -14,6 +14,7 @@ func (a *Agent) executors() map[plan.Kind]func(ctx context.Context, in act.Input
 		plan.Adopt:       a.adopt,
 		plan.AcquireSlot: a.slot.Take,
 		plan.ReleaseSlot: a.slot.Return,
+		plan.Close:       a.fencing.Close,
 		plan.Fence:       a.fencing.Raise,
 		plan.Park:        a.fencing.Park,
 		plan.Release:     a.fencing.Release,

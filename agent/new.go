@@ -183,10 +183,10 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		},
 		Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Log: o.Log,
 	}
-	timing := &fencing.Timing{}
+	timing, rules := &fencing.Timing{}, &fencing.Rules{Env: env, Client: o.Client.DeviceTaintRules()}
 	fences := &fencing.Fencing{
 		Env: env, Journal: writer, Record: a.record, Slot: slot, Evictions: evictions, Processes: a.processes, Handover: handover, Timing: timing,
-		Retries: a.retries,
+		Retries: a.retries, Rules: rules,
 	}
 	return actors{
 		journal: writer, evictions: evictions, handover: handover, rebooter: rebooter, slot: slot, timing: timing, fencing: fences,
@@ -198,7 +198,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
 		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
-		rules:     &fencing.Rules{Env: env, Client: o.Client.DeviceTaintRules()},
+		rules:     rules,
 		resets:    &remedy.Resets{Health: a.health, Clock: env.Clock, Began: env.Clock.Now()},
 	}
 }

@@ -171,8 +171,14 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 	if j := s.Journal; j != nil {
 		out.Journal = plan.Journal{
 			Pending: true, Cordoned: j.Cordoned, Other: s.Other(want) || s.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Proven: j.Proven,
-			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS,
+			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS, Closes: len(j.Closed) > 0,
 		}
+		if len(j.Closed) > 0 {
+			out.Closed = a.rules.Closed(ctx)
+		}
+	}
+	if a.Settings.Drain.Fence == config.DrainFenceDevices && !a.rules.Unusable() {
+		out.Closable = s.Closable()
 	}
 	for _, p := range s.Holders.OfLibrary {
 		out.Clients = append(out.Clients, state.PlannedPod(p))
@@ -189,7 +195,7 @@ func plannedPods(s *state.Observed) []plan.Pod {
 	for _, p := range mustLeave(s) {
 		pod := state.PlannedPod(p)
 		pod.Replicas = state.Replicas(s.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
-		pod.Withdrawn, pod.Ending = s.HoldsWithdrawn(p), p.Terminating
+		pod.Withdrawn, pod.Ending, pod.Replaced = s.HoldsWithdrawn(p), p.Terminating, s.IsReplaced(p)
 		out = append(out, pod)
 	}
 	return out

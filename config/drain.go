@@ -18,6 +18,8 @@ import (
 // Drain is how pods are sent away.
 type Drain struct {
 	Eviction
+	// What is closed to new pods while pods leave: the node, or devices, which is those of NVIDIA's DRA driver that go, and the node only after that.
+	Fence DrainFence `json:"fence"`
 	// Label selectors of pods that hold no GPU but keep NVIDIA's library open.
 	Clients []labels.Selector `json:"clients" whose:"the clients"`
 }
@@ -85,6 +87,18 @@ const (
 
 // Values lists the actions.
 func (DrainAction) Values() []string { return check.Words(DrainEvict, DrainWait, DrainRefuse) }
+
+// DrainFence says what is closed to new pods while pods leave.
+type DrainFence string
+
+// The values of DrainFence.
+const (
+	DrainFenceNode    DrainFence = "node"
+	DrainFenceDevices DrainFence = "devices"
+)
+
+// Values lists the values.
+func (DrainFence) Values() []string { return check.Words(DrainFenceNode, DrainFenceDevices) }
 
 // OnUncordon says what the agent does when a user or another tool lifts its cordon during a change.
 type OnUncordon string

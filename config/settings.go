@@ -273,7 +273,7 @@ func Default() Settings {
 			Mode: DrainAtOnce, GradualFor: DefaultGradualFor,
 			AfterDeadline: AfterDeadlineUndo, DeleteGrace: DefaultDeleteGrace,
 			UnmanagedPods: DrainRefuse, EmptyDir: DrainRefuse, OnUncordon: UncordonCancel,
-		}},
+		}, Fence: DrainFenceNode},
 		Operands: defaultOperands(),
 		Units:    defaultUnits(),
 		Timeouts: Timeouts{

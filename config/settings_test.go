@@ -59,6 +59,7 @@ profiles: {name: pools, key: pools.yaml}
 maintenance: {namespace: ops, name: nights, key: nights.yaml}
 reboot: {policy: delegate, sentinel: /run/host/reboot-required}
 drain:
+  fence: devices
   mode: gradual
   gradualFor: 36h
   afterDeadline: delete
@@ -103,7 +104,7 @@ startupTaint: startup-taint.cluster-autoscaler.kubernetes.io/gpuslice
 			Idle:           config.Idle{Every: time.Minute, After: 48 * time.Hour, Below: 5, Instances: config.IdleInstancesSample},
 			StaleResources: config.StaleResourcesRemove,
 			PodAccess:      config.PodAccessPolicy,
-			Drain: config.Drain{Clients: []labels.Selector{selector}, Eviction: config.Eviction{
+			Drain: config.Drain{Fence: config.DrainFenceDevices, Clients: []labels.Selector{selector}, Eviction: config.Eviction{
 				Mode: config.DrainGradual, GradualFor: 36 * time.Hour,
 				AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: 10 * time.Second,
 				UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse, OnUncordon: config.UncordonRefence,

@@ -20,6 +20,9 @@ const (
 	Adopt Kind = "Adopt"
 	// AcquireSlot waits until the node's pool gives it a slot.
 	AcquireSlot Kind = "AcquireSlot"
+	// Close writes the journal, and keeps claims from the devices that go and from no others, while the pods leave that hold them. Fence follows, before
+	// a GPU is touched.
+	Close Kind = "Close"
 	// Fence writes the journal, the cordon and the taint in one guarded update.
 	Fence Kind = "Fence"
 	// Evict evicts the pods that hold what the plan takes away, and is over when they are gone.
@@ -178,6 +181,11 @@ var kinds = map[Kind]Traits{
 	Fence: {
 		Stage: StageOpen,
 		Text:  fixedText("fence: journal, cordon, taint"), Begins: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+	},
+	Close: {
+		Stage:  StageOpen,
+		Text:   func(s Step) string { return "close to claims, with journal: " + strings.Join(s.Devices, ", ") },
+		Begins: true, BeforePodsLeft: true, AsksBudgets: true, Bounded: true, Repeatable: true,
 	},
 	Evict: {
 		Stage:    StageDrain,

@@ -26,12 +26,16 @@ type Observed struct {
 	Plugin   Plugin  // the device plugin's config
 	Journal  Journal
 	Orphaned bool // a change has left something on the node, and there is no journal
-	Fenced   bool // the agent's taint keeps new pods away
-	Breached bool // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
-	Startup  bool // the taint of a node that has just been registered keeps pods away until the capacity is proven
-	Returned bool // something has put that taint back, so that the agent leaves it for some time
-	Undo     bool // the plan is the way back
-	ByClaims bool // NVIDIA's DRA driver gives out the GPUs, to operands too
+	// Closable are the devices of each GPU from which claims can be kept, by the names that NVIDIA's DRA driver gives them. There are none where the agent
+	// fences nodes alone.
+	Closable map[nvml.UUID][]string
+	Closed   []string // devices from which claims are kept for the change
+	Fenced   bool     // the agent's taint keeps new pods away
+	Breached bool     // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
+	Startup  bool     // the taint of a node that has just been registered keeps pods away until the capacity is proven
+	Returned bool     // something has put that taint back, so that the agent leaves it for some time
+	Undo     bool     // the plan is the way back
+	ByClaims bool     // NVIDIA's DRA driver gives out the GPUs, to operands too
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
 	Keys     bool     // labels or taints of the node differ from those of the profile
@@ -55,6 +59,7 @@ type Slot struct {
 type Journal struct {
 	Pending    bool               // there is a journal
 	Cordoned   bool               // the change has fenced the node, and not given it back
+	Closes     bool               // the change keeps claims from devices, before it fences the node
 	Other      bool               // it is about another target than the one that is planned, or about that one before a user has edited it
 	Cuts       map[nvml.UUID]bool // GPUs of which it holds the former layout
 	Persistent map[nvml.UUID]bool // GPUs among them that were in persistence mode
@@ -74,6 +79,7 @@ type Pod struct {
 	Ending               bool      // its containers are being stopped
 	Claims               []string  // its resource claims of GPUs
 	Driver               bool      // it is NVIDIA's DRA driver
+	Replaced             bool      // a pod in its place would need claims of its own, and get none of its devices while claims are kept from them
 }
 
 // Operand is a device plugin pod of the node.
@@ -271,7 +277,7 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 // journal holds the operands and units that it has paused and stopped.
 func (seen Observed) parked() bool {
 	j := seen.Journal
-	return j.Pending && !j.Cordoned && len(j.Paused) == 0 && len(j.Stopped) == 0
+	return j.Pending && !j.Cordoned && !j.Closes && len(j.Paused) == 0 && len(j.Stopped) == 0
 }
 
 // Taken is what a change takes away from one GPU.
@@ -338,6 +344,9 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 	if d.needsSlot(seen) {
 		steps = append(steps, Step{Kind: AcquireSlot})
 	}
+	if len(d.closes) > 0 {
+		steps = append(steps, closeFirst(seen, changes, &d)...)
+	}
 	switch {
 	case d.fences(seen):
 		steps = append(steps, Step{Kind: Fence})
@@ -360,12 +369,35 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 	return steps
 }
 
+// closeFirst lists the steps by which pods leave before the node is fenced, while claims are kept from what goes. It takes these pods from those that have
+// to leave behind the fence: pods of which it is not known what they hold, as they may be on the GPUs that stay open.
+func closeFirst(seen Observed, changes []change, d *disruption) []Step {
+	var steps []Step
+	switch {
+	case slices.ContainsFunc(d.closes, func(device string) bool { return !slices.Contains(seen.Closed, device) }):
+		steps = append(steps, Step{Kind: Close, Devices: d.closes})
+	case incomplete(seen, changes, *d):
+		steps = append(steps, Step{Kind: Record})
+	}
+	var known, unknown []Pod
+	for _, p := range d.holders {
+		if p.Known {
+			known = append(known, p)
+		} else {
+			unknown = append(unknown, p)
+		}
+	}
+	d.holders = unknown
+	return append(steps, Step{Kind: Evict, Pods: known})
+}
+
 // disruption is what the changes take from pods and from the host.
 type disruption struct {
 	takesAway, changesMode, heals bool
 	sharing                       sharingChange
 	holders                       []Pod    // pods that have to leave
 	stops                         []string // units that have to stop
+	closes                        []string // devices from which claims are kept while the pods leave, before the node is fenced; none if it is fenced first
 }
 
 func disruptionOf(seen Observed, want Desired, changes []change, sharing sharingChange) disruption {
@@ -388,7 +420,38 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 		}
 	}
 	d.stops = unitsInTheWay(seen.Units, resets, d.takesAway)
+	d.closes = d.closable(seen, changes)
 	return d
+}
+
+// closable returns the devices of the GPUs that lose something, if that is enough to keep pods from them while others leave: the node's other GPUs are
+// given to claims until then. It is not where all GPUs lose something, nor for a pod whose successor would have what it has. While no pod has to
+// leave, there is nothing to wait for, and so no GPU that stays open for it.
+func (d disruption) closable(seen Observed, changes []change) []string {
+	if !d.fences(seen) || seen.Fenced || seen.Journal.Cordoned || seen.Startup || seen.Undo || d.sharing.is {
+		return nil
+	}
+	known := slices.DeleteFunc(slices.Clone(d.holders), func(p Pod) bool { return !p.Known })
+	if len(known) == 0 || slices.ContainsFunc(known, func(p Pod) bool { return !p.Replaced }) {
+		return nil
+	}
+	var out []string
+	stay := len(seen.Closable)
+	for _, c := range changes {
+		if !c.takesAway {
+			continue
+		}
+		if len(seen.Closable[c.gpu]) == 0 {
+			return nil
+		}
+		stay--
+		out = append(out, seen.Closable[c.gpu]...)
+	}
+	if stay == 0 {
+		return nil
+	}
+	slices.Sort(out)
+	return out
 }
 
 // unitsInTheWay are the running units that have to stop: the driver resets a GPU only if no process has it open, and destroys an instance only if

@@ -86,11 +86,14 @@ func text(steps []plan.Step, err error) string {
 //	unit nvsm.service active holds ending starting
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	pod web/c on 0 as nvidia.com/gpu::2 withdrawn ending
+//	pod web/e on 0 replaced
+//	closable 0 1
+//	closed gpu-0
 //	config nvidia.com/gpu=4 reloaded needs-reload noted set foretold
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced parked agreed=2 other unproven undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
+//	journal fenced closes parked agreed=2 other unproven undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -123,8 +126,8 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			})
 		case "config":
 			seen.Plugin = parsePlugin(t, words[1:])
-		case "keys":
-			seen.Keys = true
+		case "closable", "closed", "keys":
+			parseNodes(words, &seen)
 		case "slot":
 			seen.Slot = plan.Slot{Needed: slices.Contains(words, "needed"), Spared: slices.Contains(words, "spared"), Drains: slices.Contains(words, "drains"), Has: slices.Contains(words, "has")}
 		case "reboots":
@@ -326,11 +329,26 @@ func parseWant(t *testing.T, text string) plan.Desired {
 	return want
 }
 
+// parseNodes reads the GPUs whose devices can be closed to claims, each with one device, the devices that are, and whether the node's keys differ.
+func parseNodes(words []string, seen *plan.Observed) {
+	switch words[0] {
+	case "keys":
+		seen.Keys = true
+	case "closed":
+		seen.Closed = words[1:]
+	default:
+		seen.Closable = map[nvml.UUID][]string{}
+		for _, gpu := range words[1:] {
+			seen.Closable[nvml.UUID("GPU-"+gpu)] = []string{"gpu-" + gpu}
+		}
+	}
+}
+
 // parsePod reads "web/a on 0/1g.10gb@0", "web/b on anything" and "web/c on 0 as nvidia.com/gpu::2".
 func parsePod(words []string) plan.Pod {
 	p := pod(words[0])
 	p.Known = words[2] != "anything"
-	p.Withdrawn, p.Ending = slices.Contains(words, "withdrawn"), slices.Contains(words, "ending")
+	p.Withdrawn, p.Ending, p.Replaced = slices.Contains(words, "withdrawn"), slices.Contains(words, "ending"), slices.Contains(words, "replaced")
 	if p.Known {
 		p.Devices = []string{device(words[2])}
 	}
@@ -348,9 +366,11 @@ func parsePod(words []string) plan.Pod {
 func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	t.Helper()
 	seen.Journal = plan.Journal{
-		Pending: slices.Contains(words, "journal"), Cordoned: !slices.Contains(words, "parked"), Other: slices.Contains(words, "other"),
+		Pending: slices.Contains(words, "journal"), Other: slices.Contains(words, "other"),
 		Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
+		Closes: slices.Contains(words, "closes"),
 	}
+	seen.Journal.Cordoned = seen.Journal.Pending && !seen.Journal.Closes && !slices.Contains(words, "parked")
 	for _, gpu := range seen.GPUs {
 		seen.Journal.Cuts[gpu.UUID] = !slices.Contains(words, "without-"+string(gpu.UUID))
 		seen.Journal.Persistent[gpu.UUID] = slices.Contains(words, "persistent")

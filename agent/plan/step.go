@@ -17,6 +17,7 @@ type Step struct {
 	Instance nvml.Placed // of Destroy and Create; if these are about a part of it, it does not say how it is divided
 	Part     nvml.Part   // of Destroy and Create, if these are about one compute instance; else zero
 	Pods     []Pod       // of Evict, PauseOperands, RestartOperands, RestartPlugin and RestartLatePlugin
+	Devices  []string    // of Close, as NVIDIA's DRA driver names them, sorted
 	Files    []string    // of RegenerateCDI
 	Label    string      // of PauseOperands and ResumeOperands, if they work by label
 	Unit     string      // of StopUnits and StartUnits

@@ -15,7 +15,7 @@ import (
 // overrun returns how long a change that has touched its GPUs has gone on beyond its window.
 func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
-	if j == nil || !j.Cordoned || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
+	if j == nil || !j.KeepsPodsAway() || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
 		return 0
 	}
 	now := t.Wall.Now()

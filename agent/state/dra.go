@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -84,6 +85,33 @@ func (d DRA) DevicesOf(pool string, gpus map[nvml.UUID]bool) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// Closable are the devices of each GPU, where NVIDIA's DRA driver gives out just what the GPUs have; nil elsewhere, and on a node that is closed already.
+func (s *Observed) Closable() map[nvml.UUID][]string {
+	if s.Owner.Kind != api.OwnerDRAStatic || s.Node.Spec.Unschedulable || s.Marks.Fenced || len(s.DRA.disagreements(s.GPUs)) > 0 {
+		return nil
+	}
+	out := map[nvml.UUID][]string{}
+	for _, gpu := range s.GPUs {
+		if devices := s.DRA.DevicesOf(s.Node.Name, map[nvml.UUID]bool{gpu.UUID: true}); len(devices) > 0 {
+			out[gpu.UUID] = devices
+		}
+	}
+	return out
+}
+
+// IsReplaced reports whether a pod in the place of this one would have to get devices by claims of its own. One that names a claim has what that has, as
+// the pod before it; one without claims may open any GPU. A pod that came although claims were kept from what it holds shows that they are not.
+func (s *Observed) IsReplaced(p holders.Pod) bool {
+	i := slices.IndexFunc(s.Pods, func(pod corev1.Pod) bool { return pod.UID == p.UID })
+	if i < 0 || len(p.DeviceClaims) == 0 {
+		return p.Unlisted // it comes no more
+	}
+	pod := s.Pods[i]
+	named := slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.ResourceClaimTemplateName == nil })
+	came := s.Journal != nil && len(s.Journal.Closed) > 0 && pod.CreationTimestamp.After(s.Journal.Started)
+	return !named && !came
 }
 
 // byClass names by its DeviceClass and profile what a device plugin offers by this name, which has points where a profile has signs: "mig.nvidia.com

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -188,5 +190,40 @@ func TestTheDevicesOfGPUsAreThoseOfTheirUUIDs(t *testing.T) {
 	dra.Complete = false
 	if got := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"GPU-a": true}); len(got) > 0 {
 		t.Errorf("slices that are not complete have %v", got)
+	}
+}
+
+// A pod in the place of one that leaves has to get claims of its own, or what goes is not closed to it.
+func TestAPodThatComesBackToItsDevicesIsNotReplaced(t *testing.T) {
+	template, name := "gpu", "team-gpu"
+	fenced := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for what, row := range map[string]struct {
+		claims []corev1.PodResourceClaim
+		has    []string // claims of GPUs
+		came   time.Time
+		open   bool // nothing is closed yet
+		gone   bool // the API server lists the pod no more
+		want   bool
+	}{
+		"by a template":              {claims: []corev1.PodResourceClaim{{Name: "a", ResourceClaimTemplateName: &template}}, has: []string{"a-1"}, want: true},
+		"by an extended resource":    {has: []string{"implicit"}, want: true},
+		"by a claim that it names":   {claims: []corev1.PodResourceClaim{{Name: "a", ResourceClaimName: &name}}, has: []string{name}},
+		"by both":                    {claims: []corev1.PodResourceClaim{{Name: "a", ResourceClaimTemplateName: &template}, {Name: "b", ResourceClaimName: &name}}, has: []string{"a-1", name}},
+		"without claims":             {},
+		"came before":                {has: []string{"implicit"}, came: fenced.Add(-time.Second), want: true},
+		"came all the same":          {has: []string{"implicit"}, came: fenced.Add(time.Second)},
+		"came before another change": {has: []string{"implicit"}, came: fenced.Add(time.Second), open: true, want: true},
+		"has ended":                  {gone: true, want: true},
+	} {
+		s := Observed{Journal: &journal.Journal{Started: fenced, Closed: []string{"gpu-0"}}}
+		if row.open {
+			s.Journal.Closed = nil
+		}
+		if !row.gone {
+			s.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "a", CreationTimestamp: metav1.NewTime(row.came)}, Spec: corev1.PodSpec{ResourceClaims: row.claims}}}
+		}
+		if got := s.IsReplaced(holders.Pod{UID: "a", DeviceClaims: row.has, Unlisted: row.gone}); got != row.want {
+			t.Errorf("%s: %t, want %t", what, got, row.want)
+		}
 	}
 }

@@ -25,7 +25,7 @@ func FenceTaint() corev1.Taint {
 // DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
 // deadlines count from the fence.
 func (s *Observed) DisruptionStarted() bool {
-	return s.Journal != nil && (s.Journal.Cordoned || slices.ContainsFunc(s.Pauses, s.pausedHere))
+	return s.Journal != nil && (s.Journal.KeepsPodsAway() || slices.ContainsFunc(s.Pauses, s.pausedHere))
 }
 
 // ToolsAtWork names the other tools that work on the node, by what they have written on it. The agent does not wait for work that a tool has

@@ -274,7 +274,7 @@ func TestDrainOverridesTakeThePlaceOfSettings(t *testing.T) {
 	}})
 	want := config.Default()
 	want.Timeouts.Drain = 2 * time.Hour
-	want.Drain = config.Drain{Eviction: config.Eviction{
+	want.Drain = config.Drain{Fence: config.DrainFenceNode, Eviction: config.Eviction{
 		Mode: config.DrainGradual, GradualFor: time.Hour,
 		AfterDeadline: config.AfterDeadlineDelete, DeleteGrace: time.Minute, UnmanagedPods: config.DrainRefuse, EmptyDir: config.DrainRefuse,
 		OnUncordon: config.UncordonRefence, Rules: []config.DrainRule{mine, jobs},

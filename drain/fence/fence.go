@@ -65,17 +65,12 @@ func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte
 	if err != nil {
 		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
 	}
-	for _, key := range f.Kept {
-		if _, there := node.Annotations[key]; !there {
-			p.Metadata.Annotations[key] = ptr.To(letBe)
-		}
-	}
 	p.cordon(node)
 	p.taints(node, f.tainted(node))
 	return p.bytes()
 }
 
-// Record writes the journal alone: for a change that evicts no pod, or to amend a journal. It must not be empty.
+// Record writes the journal without a fence: for a change that evicts no pod yet, or to amend a journal. It must not be empty.
 func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
 	p, err := f.recording(node, journal, spent)
 	if err != nil {
@@ -205,6 +200,11 @@ func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*pa
 	p.Metadata.Annotations = map[string]*string{f.JournalKey: &journal}
 	for _, key := range spent {
 		p.Metadata.Annotations[key] = nil
+	}
+	for _, key := range f.Kept {
+		if _, there := node.Annotations[key]; !there {
+			p.Metadata.Annotations[key] = ptr.To(letBe)
+		}
 	}
 	return p, nil
 }

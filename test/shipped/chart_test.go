@@ -345,6 +345,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"settings: {startupTaint: nvidia.com/gpu}", "", "/settings/startupTaint"},
 		{"assignByRight: {enabled: true}\npolicies: {enabled: false}", "v1.29.14", "assignByRight.enabled"},
 		{"deviceTaintRules: {enabled: true}", "v1.36.4", "deviceTaintRules.enabled"},
+		{"settings: {drain: {fence: devices}}", "", "settings.drain.fence: devices takes deviceTaintRules.enabled"},
 		{"settings: {health: {deviceTaint: NoSchedule}}", "", "settings.health.deviceTaint takes deviceTaintRules.enabled"},
 		{"flowControl: {enabled: true}\npolicies: {enabled: false}", "v1.28.15", "flowControl.enabled"},
 		{"", "v1.27.16", "the chart is for Kubernetes >=1.28.0-0"},

@@ -36,6 +36,7 @@ type Fencing struct {
 	Processes *observe.Processes
 	Handover  *plugin.Handover
 	Timing    *Timing
+	Rules     *Rules
 	Retries   *decide.Retries
 
 	returns returns
@@ -76,10 +77,10 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	if err != nil {
 		return err
 	}
-	if !j.Cordoned { // the deadlines count from the fence
+	if !j.KeepsPodsAway() { // the deadlines count from then on
 		j.Started = f.Clock.Stamp()
 	}
-	j.Cordoned, j.WasUnschedulable = true, in.Seen.ForeignCordon()
+	j.Cordoned, j.Closed, j.WasUnschedulable = true, nil, in.Seen.ForeignCordon()
 	j.RecordStartup(in.Seen.Marks.Startup)
 	keep(j, in.Seen.Node)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
@@ -90,6 +91,40 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s",
 		in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
 	return nil
+}
+
+// Close keeps claims from the devices of the step while the pods leave that hold them, once the agent knows that these may do so. The node stays
+// schedulable, and its other GPUs are given to claims, until Raise takes the place of this. The journal names the devices before a rule is there.
+func (f *Fencing) Close(ctx context.Context, in act.Input) error {
+	if startsDisruption(in) {
+		if err := f.Slot.Confirm(ctx, in); err != nil {
+			return err
+		}
+	}
+	if err := f.Rules.Try(ctx); err != nil {
+		return err
+	}
+	if f.Rules.Unusable() { // the next plan has the fence of the node
+		return nil
+	}
+	f.forgetFormerTarget(in)
+	j, err := f.journalWith(in)
+	if err != nil {
+		return err
+	}
+	if !j.KeepsPodsAway() { // the deadlines count from then on
+		j.Started = f.Clock.Stamp()
+	}
+	j.Closed = in.Step().Devices
+	keep(j, in.Seen.Node)
+	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Close), *j, func(node *corev1.Node, text string) ([]byte, error) {
+		return f.Fence.Keeps(j.Kept).Record(node, text, spentAnnotations(*j)...)
+	}); err != nil {
+		return err
+	}
+	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "claims get none of %s until the change to %s: %s",
+		strings.Join(j.Closed, ", "), in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
+	return f.Rules.Close(ctx, j.Closed)
 }
 
 // spentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
@@ -217,7 +252,7 @@ func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 func (f *Fencing) LeaveJournal(ctx context.Context, seen *state.Observed, w journal.Write, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	lifted := f.by(&j)
-	j.Cordoned, j.Kept = false, nil
+	j.Cordoned, j.Closed, j.Kept = false, nil, nil
 	if _, err := f.Journal.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) {
 		return lifted.Park(node, text, uncordon, j.Startup()...) // a node that has just been registered keeps its startup taints until then
 	}); err != nil {

@@ -32,10 +32,11 @@ type Rules struct {
 
 	Client kube.DeviceTaintRules
 
-	kept    []Closed  // by the last Keep that the API server has answered
-	asked   time.Time // when that was; zero if this process has not asked yet
-	failed  bool      // the API server has not done what it was asked
-	refused bool      // an Event has said that the agent may not
+	kept   []Closed  // by the last Keep that the API server has answered
+	asked  time.Time // when that was; zero if this process has not asked yet
+	failed bool      // the API server has not done what Keep has asked
+
+	unusable bool // and an Event has said so
 }
 
 // Closed is a device that claims are kept from, and the key of the taint, which says why.
@@ -69,6 +70,30 @@ func (r *Rules) RetryIn() time.Duration {
 	return rulesRetry
 }
 
+// Unusable reports whether the agent may make no rules, or the API server serves none, as far as this process has seen.
+func (r *Rules) Unusable() bool { return r.unusable }
+
+// Try asks the API server whether it serves rules to the agent: Unusable says if it does not. The error is why that is not known.
+func (r *Rules) Try(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
+	defer cancel()
+	_, err := r.own(call)
+	return r.unlessUnusable(err)
+}
+
+// unlessUnusable returns the error, unless it says that the agent may have no rules: it notes and reports that once.
+func (r *Rules) unlessUnusable(err error) error {
+	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+		return err
+	}
+	if !r.unusable {
+		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
+			"claims are not kept from devices as health.deviceTaint or drain.fence asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+	}
+	r.unusable = true
+	return nil
+}
+
 // Keep has the rules be those that are wanted, as Follow does. It asks the API server where others are wanted than before; at the process's start, for what
 // an agent has left that was killed; and now and then while there are rules, which others may delete.
 func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
@@ -83,22 +108,19 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	defer cancel()
 	made, err := r.Follow(call, wanted)
 	if len(made) > 0 {
-		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "claims get no device of GPUs that cannot be used or trusted, by DeviceTaintRules: %s", strings.Join(made, ", "))
+		r.Log.Info("claims are kept from devices of GPUs", zap.Strings("devices", made))
+		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "claims get none of these devices, by DeviceTaintRules: %s", strings.Join(made, ", "))
 	}
-	unusable := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
-	if unusable && len(wanted)+len(r.kept) == 0 {
+	if len(wanted)+len(r.kept) == 0 && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
 		err = nil // without the component, or before Kubernetes 1.37, there is nothing to find
 	}
 	if r.failed = err != nil; !r.failed {
-		r.kept, r.refused = slices.Clone(wanted), false
+		r.kept, r.unusable = slices.Clone(wanted), r.unusable && len(made) == 0
 		return
 	}
-	if unusable && !r.refused {
-		r.refused = true
-		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
-			"claims of GPUs are not as health.deviceTaint asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+	if err = r.unlessUnusable(err); err != nil {
+		r.Log.Warn("keeping claims from devices of GPUs", zap.Error(err))
 	}
-	r.Log.Warn("keeping claims from devices of GPUs", zap.Error(err))
 }
 
 // Clear deletes the rules of agents on this node, for one that no agent minds any more. Where agents may not make any, there are none.
@@ -109,35 +131,43 @@ func (r *Rules) Clear(ctx context.Context) error {
 	return nil
 }
 
+// Close makes the rules for a change, and deletes none: Keep does, once the journal names other devices, or is gone.
+func (r *Rules) Close(ctx context.Context, devices []string) error {
+	r.asked = time.Time{}
+	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
+	defer cancel()
+	var wanted []Closed
+	for _, d := range devices {
+		wanted = append(wanted, Closed{d, config.TaintRepartitioning})
+	}
+	_, _, _, err := r.make(call, wanted)
+	return r.unlessUnusable(err)
+}
+
+// Closed are the devices that claims are kept from for a change, as far as the API server says so.
+func (r *Rules) Closed(ctx context.Context) (devices []string) {
+	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
+	defer cancel()
+	own, err := r.own(call)
+	if err = r.unlessUnusable(err); err != nil {
+		r.Log.Warn("reading which devices claims are kept from", zap.Error(err))
+	}
+	for _, rule := range own {
+		if rule.Spec.Taint.Key == config.TaintRepartitioning {
+			devices = append(devices, *rule.Spec.DeviceSelector.Device)
+		}
+	}
+	return devices
+}
+
 // Follow makes the rules that are wanted, and then deletes those of agents on this node that are not. It changes none that others have made. It returns
 // the devices of the rules that it has made, sorted. An error is why it does not keep claims from some of the devices, or why some rules are still there;
 // what it has done by then stays, and the next call goes on.
 func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []string, _ error) {
-	names := map[string]Closed{}
-	for _, c := range wanted {
-		// Devices are named by slices, which others may write.
-		if len(validation.IsDNS1123Label(c.Device)) > 0 {
-			return nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so", sanitize.Cut(c.Device, validation.DNS1123LabelMaxLength), r.Node)
-		}
-		names[r.name(c)] = c
-	}
-	if len(names) > maxRules {
-		return nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
-	}
-	there, err := r.own(ctx)
+	names, there, made, err := r.make(ctx, wanted)
 	if err != nil {
-		return nil, err
+		return made, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if _, is := there[name]; is {
-			continue
-		}
-		if err := r.create(ctx, name, names[name]); err != nil {
-			return made, err
-		}
-		made = append(made, names[name].Device)
-	}
-	slices.Sort(made)
 	for _, name := range slices.Sorted(maps.Keys(there)) {
 		if _, wants := names[name]; wants {
 			continue
@@ -148,6 +178,36 @@ func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []string, _ e
 		}
 	}
 	return made, nil
+}
+
+// make makes the rules that are wanted and not there, and returns those that were, and the devices of those that it has made, sorted.
+func (r *Rules) make(ctx context.Context, wanted []Closed) (names map[string]Closed, there map[string]*resourcev1.DeviceTaintRule, made []string, err error) {
+	names = map[string]Closed{}
+	for _, c := range wanted {
+		// Devices are named by slices, which others may write.
+		if len(validation.IsDNS1123Label(c.Device)) > 0 {
+			return nil, nil, nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so",
+				sanitize.Cut(c.Device, validation.DNS1123LabelMaxLength), r.Node)
+		}
+		names[r.name(c)] = c
+	}
+	if len(names) > maxRules {
+		return nil, nil, nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
+	}
+	if there, err = r.own(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if _, is := there[name]; is {
+			continue
+		}
+		if err = r.create(ctx, name, names[name]); err != nil {
+			break
+		}
+		made = append(made, names[name].Device)
+	}
+	slices.Sort(made)
+	return names, there, made, err
 }
 
 // own returns the rules that agents have made on this node, by their names.

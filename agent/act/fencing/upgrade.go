@@ -90,7 +90,7 @@ func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 	}
 	var err error
 	switch who, _, cordoned := fence.Cordoner(seen.Node); {
-	case seen.Journal != nil && seen.Journal.Cordoned:
+	case seen.Journal != nil && seen.Journal.KeepsPodsAway():
 		err = u.Fencing.LeaveJournal(ctx, seen, seen.GivingBack(), *seen.Journal)
 	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == config.FieldManager):
 		uncordon := cordoned && !seen.ForeignCordon()

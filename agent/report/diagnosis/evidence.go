@@ -340,7 +340,7 @@ func (e *Evidence) pluginCommand() string {
 
 // parked reports whether the change waits for a reboot on a node that is given back.
 func (e *Evidence) parked() bool {
-	return e.Journal != nil && !e.Journal.Cordoned && e.Complete && e.OnAtReboot(e.Want) != ""
+	return e.Journal != nil && !e.Journal.KeepsPodsAway() && e.Complete && e.OnAtReboot(e.Want) != ""
 }
 
 // ours reports whether a mark of the agent keeps pods or operands away.

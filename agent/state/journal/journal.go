@@ -44,6 +44,7 @@ type Journal struct {
 	BootID           string             `json:"bootID"`                // the node's boot when it began
 	Started          time.Time          `json:"started"`               // when it began
 	Cordoned         bool               `json:"cordoned"`              // the change has fenced the node
+	Closed           []string           `json:"closed,omitempty"`      // devices that claims are kept from until the change fences the node
 	WasUnschedulable bool               `json:"wasUnschedulable"`      // the node was cordoned before the change
 	Proven           bool               `json:"proven"`                // kubelet offered what the GPUs had when it began
 	Previous         []GPULayout        `json:"previous"`              // the former layout of the GPUs that it changes
@@ -63,6 +64,9 @@ type Journal struct {
 	Forced           bool               `json:"forced,omitempty"`      // a user has said that it needs no window
 	Undo             *api.Failure       `json:"undo,omitempty"`        // the change has failed: back to Previous
 }
+
+// KeepsPodsAway reports whether the change keeps pods away: from the node, or from some of its devices.
+func (j *Journal) KeepsPodsAway() bool { return j.Cordoned || len(j.Closed) > 0 }
 
 // GPULayout is the MIG mode and the instances of one GPU.
 type GPULayout struct {
@@ -252,6 +256,9 @@ func (j *Journal) Describe() string {
 	case j.Cordoned:
 		restores = append(restores, "cordon and taint "+config.TaintRepartitioning)
 	}
+	if len(j.Closed) > 0 {
+		restores = append(restores, "claims of the devices "+strings.Join(j.Closed, ", "))
+	}
 	if len(j.Kept) > 0 {
 		restores = append(restores, "removal of the annotations "+strings.Join(j.Kept, ", "))
 	}
@@ -333,7 +340,8 @@ func Parse(annotation string) (*Journal, error) {
 
 // check refuses a journal that no agent writes like that.
 func (j *Journal) check() error {
-	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept), len(j.Startups)) > maxEntries {
+	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept), len(j.Startups),
+		len(j.Closed)) > maxEntries {
 		return fmt.Errorf("it has more than %d entries of a kind", maxEntries)
 	}
 	for label := range j.Paused {
@@ -344,6 +352,11 @@ func (j *Journal) check() error {
 	for _, key := range j.Kept {
 		if !slices.Contains(config.AutoscalerAnnotations(), key) {
 			return fmt.Errorf("annotation %q is none by which autoscalers let the node be", sanitize.Cut(key, 100))
+		}
+	}
+	for _, device := range j.Closed {
+		if len(validation.IsDNS1123Label(device)) > 0 {
+			return fmt.Errorf("no device that claims are kept from is called %q", sanitize.Cut(device, 100))
 		}
 	}
 	if err := checkCuts(j.Previous); err != nil {
@@ -438,12 +451,20 @@ func (f *FormerPlugin) check() error {
 	}
 }
 
+// covers reports whether a list has all that is in another one.
+func covers(list, other []string) bool {
+	return !slices.ContainsFunc(other, func(s string) bool { return !slices.Contains(list, s) })
+}
+
+// namesMore reports whether one of its lists of names has one that the other journal has not.
+func (j *Journal) namesMore(than *Journal) bool {
+	return !covers(than.Operands, j.Operands) || !covers(than.Stopped, j.Stopped) || !covers(than.Closed, j.Closed) || !covers(than.Kept, j.Kept)
+}
+
 // TakesMore reports whether the journal has something to restore that the other one has not. The other may be nil.
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
-		len(j.Reboots) > len(than.Reboots) || slices.ContainsFunc(j.Operands, func(uid string) bool { return !than.RanBefore(uid) }) ||
-		slices.ContainsFunc(j.Stopped, func(unit string) bool { return !slices.Contains(than.Stopped, unit) }) ||
-		slices.ContainsFunc(j.Kept, func(key string) bool { return !slices.Contains(than.Kept, key) }) {
+		len(j.Reboots) > len(than.Reboots) || j.namesMore(than) {
 		return true
 	}
 	former := than.PausedLabels()

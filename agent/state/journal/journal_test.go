@@ -26,6 +26,10 @@ func TestTheSummaryOfAJournalSaysWhatIsToBeRestored(t *testing.T) {
 	if got := j.Describe(); got != want {
 		t.Errorf("summary:\n%s\nwant\n%s", got, want)
 	}
+	j.Cordoned, j.Closed = false, []string{"gpu-0", "gpu-1"}
+	if got, want := j.Describe(), "claims of the devices gpu-0, gpu-1; label"; !strings.Contains(got, want) || strings.Contains(got, "cordon") {
+		t.Errorf("summary before the fence:\n%s\nwant %s", got, want)
+	}
 }
 
 func TestAJournalHoldsEveryStartupTaintOfTheNode(t *testing.T) {
@@ -85,6 +89,7 @@ func TestAJournalThatNoAgentWritesIsNotRead(t *testing.T) {
 	for text, want := range map[string]string{
 		`"paused":{"example.com/label":"true"}`:                                            `label "example.com/label" is of no operand`,
 		`"kept":["example.com/annotation"]`:                                                `annotation "example.com/annotation" is none by which autoscalers`,
+		`"closed":["gpu-0","../nodes"]`:                                                    `no device that claims are kept from is called "../nodes"`,
 		`"plugin":{"way":"by hand"}`:                                                       `given no config by "by hand"`,
 		`"plugin":{"way":"label","label":"example.com/label"}`:                             `goes by no label "example.com/label"`,
 		`"plugin":{"way":"configmap","text":"another-key","body":"version: v1"}`:           `key "another-key" of a ConfigMap is not ours to write`,
@@ -136,6 +141,7 @@ func TestAJournalTakesMoreByWhatTheOtherDoesNotHold(t *testing.T) {
 		"another operand":         {func(j *journal.Journal) { j.Paused["nvidia.com/gpu.deploy.client"] = "true" }, true},
 		"another unit":            {func(j *journal.Journal) { j.Stopped = []string{"nvsm.service"} }, true},
 		"another annotation":      {func(j *journal.Journal) { j.Kept = append(j.Kept, "example.com/annotation") }, true},
+		"a device":                {func(j *journal.Journal) { j.Closed = []string{"gpu-0"} }, true},
 		"another pod":             {func(j *journal.Journal) { j.Operands = []string{"another"} }, true},
 		"another reboot":          {func(j *journal.Journal) { j.Reboots = append(j.Reboots, "next") }, true},
 		"another startup taint":   {func(j *journal.Journal) { j.Startups[0].Effect = "NoExecute" }, true},
