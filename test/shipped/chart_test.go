@@ -260,7 +260,7 @@ var ways = map[string]struct {
 	"impersonation":             {kube: "v1.36.0", overlay: "base", components: []string{"impersonation"}},
 	"no policy, impersonation":  {values: "policies: {enabled: false}", kube: "v1.37.1", overlay: "base", components: []string{"impersonation", "without-policies"}},
 	"assigning by right":        {values: "assignByRight: {enabled: true}", overlay: "base", components: []string{"assign-by-right"}},
-	"claims by device":          {values: "deviceTaintRules: {enabled: true}", kube: "v1.37.1", overlay: "base", components: []string{"device-taint-rules"}},
+	"claims by device":          {values: "deviceTaintRules: {enabled: true}", kube: "v1.37.1", overlay: "base", components: []string{"device-taint-rules", "impersonation"}},
 	"a share of the API server": {values: "flowControl: {enabled: true}", overlay: "base", components: []string{"flow-control"}},
 	"a Prometheus operator":     {values: "podMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboards: {enabled: true}", overlay: "base", components: []string{"prometheus"}},
 	"pods deleted in the end":   {values: "settings: {drain: {afterDeadline: delete}}", overlay: "base", components: []string{"delete-after-deadline"}, settings: true},
