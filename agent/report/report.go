@@ -341,7 +341,7 @@ func DrainOf(seen *state.Observed, want state.Desired, steps []plan.Step) DrainR
 	switch {
 	case !seen.Complete:
 		return DrainReport{}
-	case seen.Journal == nil || !seen.Journal.Cordoned:
+	case seen.Journal == nil || !seen.Journal.KeepsPodsAway():
 		return DrainReport{Known: true}
 	}
 	draining := len(steps) > 0 && steps[0].Traits().BeforePodsLeft

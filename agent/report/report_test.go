@@ -97,7 +97,7 @@ func TestAStatusSaysWhetherTheSettingsAskForTheConfigOfTheDevicePlugin(t *testin
 // A tool that sees Drained takes the node for one whose pods are gone.
 func TestANodeIsDrainedOnlyWherePodsWereSeenToBeGone(t *testing.T) {
 	destroy, evict := []plan.Step{{Kind: plan.Destroy}}, []plan.Step{{Kind: plan.Evict}}
-	cordoned := &journal.Journal{Cordoned: true}
+	cordoned, closed := &journal.Journal{Cordoned: true}, &journal.Journal{Closed: []string{"gpu-0"}}
 	for name, row := range map[string]struct {
 		incomplete, was bool
 		journal         *journal.Journal
@@ -108,6 +108,7 @@ func TestANodeIsDrainedOnlyWherePodsWereSeenToBeGone(t *testing.T) {
 		"no change":                          {steps: evict, want: DrainReport{Known: true}},
 		"a change without a cordon":          {journal: &journal.Journal{}, steps: destroy, want: DrainReport{Known: true}},
 		"pods are evicted":                   {journal: cordoned, steps: evict, want: DrainReport{Known: true, Draining: true, Maintained: true}},
+		"pods leave closed devices":          {journal: closed, steps: evict, want: DrainReport{Known: true, Draining: true, Maintained: true}},
 		"pods are evicted again":             {journal: cordoned, was: true, steps: evict, want: DrainReport{Known: true, Draining: true, Maintained: true}},
 		"pods are gone":                      {journal: cordoned, steps: destroy, want: DrainReport{Known: true, Drained: true, Maintained: true}},
 		"the observation has ended early":    {journal: cordoned, incomplete: true, want: DrainReport{}},
