@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/catalog"
 )
 
-// newDrainingWorld is a world of NVIDIA's DRA driver whose agent closes devices while pods leave. Config "seven" cuts GPU 0 anew, from which pod "leaves" has
+// newDrainingWorld is a world of NVIDIA's DRA driver whose agent closes devices while pods leave. Config "seven" cuts GPU 0 again, from which pod "leaves" has
 // to leave, and pod "stays" is on GPU 1.
 func newDrainingWorld(t *testing.T) *world {
 	t.Helper()

@@ -99,7 +99,7 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonConverged)
-		w.areClosed(heartbeat, "it is cut anew",
+		w.areClosed(heartbeat, "it is cut again",
 			"gpu-0-mig-1g10gb-0 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-1 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-2 gpuslice.io/gpu-unhealthy",
 			"gpu-0-mig-1g10gb-3 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-4 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-5 gpuslice.io/gpu-unhealthy",
 			"gpu-0-mig-1g10gb-6 gpuslice.io/gpu-unhealthy")

@@ -164,7 +164,7 @@ func TestDevicesAreNamedByClassAndProfile(t *testing.T) {
 	}
 }
 
-// Devices are told apart by UUIDs alone, in whatever slice of the node's pool they are; of slices that are not complete none is known.
+// Devices differ by their UUIDs alone, in whatever slice of the node's pool they are; of slices that are not complete none is known.
 func TestTheDevicesOfGPUsAreThoseOfTheirUUIDs(t *testing.T) {
 	device := func(name string, attributes ...string) resourcev1.Device {
 		d := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
