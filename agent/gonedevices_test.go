@@ -66,22 +66,28 @@ func uncutUnderPods(t *testing.T) *world {
 	w.claims("late", "gpu-0-mig-1g10gb-1", bound)
 	w.unset(config.LabelMIGConfig)
 	w.settle(config.ReasonNotRequested)
-	gpu := w.snapshot()[0]
-	for _, i := range gpu.Instances {
-		if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, i.Placed); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.gpus.Driver().SetMode(t.Context(), gpu.UUID, false); err != nil {
-		t.Fatal(err)
-	}
+	w.uncut()
 	for _, p := range w.podsIn("dra") {
 		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 	return w
+}
+
+// uncut destroys the instances of GPU 0 by hand, and turns its MIG mode off. Config "second" asks for just that, and for seven parts of GPU 1.
+func (w *world) uncut() {
+	w.t.Helper()
+	gpu := w.snapshot()[0]
+	for _, i := range gpu.Instances {
+		if err := w.gpus.Driver().Destroy(w.t.Context(), gpu.UUID, i.Placed); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if err := w.gpus.Driver().SetMode(w.t.Context(), gpu.UUID, false); err != nil {
+		w.t.Fatal(err)
+	}
+	w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 }
 
 // namesGone fails the test unless the node is False, and says which pods have what the driver offers no more, and of no other pod.

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -73,16 +72,7 @@ func TestADriverThatOffersWhatWasCutByHandIsRestarted(t *testing.T) {
 		w.converge("all-1g.10gb")
 		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
-		gpu := w.snapshot()[0]
-		for _, i := range gpu.Instances {
-			if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, i.Placed); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := w.gpus.Driver().SetMode(t.Context(), gpu.UUID, false); err != nil {
-			t.Fatal(err)
-		}
-		w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+		w.uncut()
 		w.converge("second")
 		w.givenBack()
 	})

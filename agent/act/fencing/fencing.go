@@ -67,22 +67,12 @@ func (f *Fencing) WriteJournal(ctx context.Context, in act.Input) error {
 // Raise fences the node, once the agent knows that the pods which must leave may do so. A node that cannot be drained stays
 // schedulable.
 func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
-	if startsDisruption(in) {
-		if err := f.Slot.Confirm(ctx, in); err != nil {
-			return err
-		}
-	}
-	f.forgetFormerTarget(in)
-	j, err := f.journalWith(in)
+	j, err := f.closing(ctx, in)
 	if err != nil {
 		return err
 	}
-	if !j.KeepsPodsAway() { // the deadlines count from then on
-		j.Started = f.Clock.Stamp()
-	}
 	j.Cordoned, j.Closed, j.WasUnschedulable = true, nil, in.Seen.ForeignCordon()
 	j.RecordStartup(in.Seen.Marks.Startup)
-	keep(j, in.Seen.Node)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Keeps(j.Kept).Raise(node, text, spentAnnotations(*j)...)
 	}); err != nil {
@@ -93,30 +83,39 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	return nil
 }
 
+// closing confirms the slot of a change that is about to keep pods away, and returns its journal, whose deadlines count from then on.
+func (f *Fencing) closing(ctx context.Context, in act.Input) (*journal.Journal, error) {
+	if startsDisruption(in) {
+		if err := f.Slot.Confirm(ctx, in); err != nil {
+			return nil, err
+		}
+	}
+	f.forgetFormerTarget(in)
+	j, err := f.journalWith(in)
+	if err != nil {
+		return nil, err
+	}
+	if !j.KeepsPodsAway() {
+		j.Started = f.Clock.Stamp()
+	}
+	keep(j, in.Seen.Node)
+	return j, nil
+}
+
 // Close keeps claims from the devices of the step while the pods leave that hold them, once the agent knows that these may do so. The node stays
 // schedulable, and its other GPUs are given to claims, until Raise takes the place of this. The journal names the devices before a rule is there.
 func (f *Fencing) Close(ctx context.Context, in act.Input) error {
-	if startsDisruption(in) {
-		if err := f.Slot.Confirm(ctx, in); err != nil {
-			return err
-		}
-	}
 	if err := f.Rules.Try(ctx); err != nil {
 		return err
 	}
 	if f.Rules.Unusable() { // the next plan has the fence of the node
 		return nil
 	}
-	f.forgetFormerTarget(in)
-	j, err := f.journalWith(in)
+	j, err := f.closing(ctx, in)
 	if err != nil {
 		return err
 	}
-	if !j.KeepsPodsAway() { // the deadlines count from then on
-		j.Started = f.Clock.Stamp()
-	}
 	j.Closed = in.Step().Devices
-	keep(j, in.Seen.Node)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Close), *j, func(node *corev1.Node, text string) ([]byte, error) {
 		return f.Fence.Keeps(j.Kept).Record(node, text, spentAnnotations(*j)...)
 	}); err != nil {
