@@ -62,7 +62,7 @@ func (w *world) cut() bool {
 	return is
 }
 
-// leavesNothing lets turns pass until the change is done, and fails the test if anything of it is left.
+// leavesNothing waits until the change is done, and fails the test if anything of it is left.
 func (w *world) leavesNothing(name string) {
 	w.t.Helper()
 	w.passes(name, func() bool { return w.done(name)() && len(w.closed()) == 0 })
@@ -258,6 +258,7 @@ func TestWhatClosesDevicesFollowsUsersAndLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newDrainingWorld(t)
 		w.grace = 30 * time.Minute
+		events := w.listens()
 		w.label("seven")
 		w.passes("the eviction", func() bool { return w.leaves("leaves") })
 		if err := w.client.ResourceV1().DeviceTaintRules().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
@@ -266,6 +267,9 @@ func TestWhatClosesDevicesFollowsUsersAndLabels(t *testing.T) {
 		w.spend(time.Minute)
 		if !w.drains() {
 			t.Errorf("a user has deleted the rules, and closed are %v", w.closed())
+		}
+		if n := heard(events, string(config.ReasonGPUUnhealthy)); n > 0 {
+			t.Errorf("%d Events say of GPUs which are well that they are not", n)
 		}
 		w.label("all-1g.10gb") // of both GPUs
 		w.spend(time.Minute)

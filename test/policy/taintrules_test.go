@@ -26,6 +26,21 @@ import (
 // servesTaintRules is the minor version of Kubernetes from which on the API server serves DeviceTaintRules of resource.k8s.io/v1 by its defaults.
 const servesTaintRules = 37
 
+// newTaintRuleScene is a scene whose API server has the kind. The tests of policies run on each version that the agent supports, and older ones do not
+// know it: there is nothing to confine then.
+func newTaintRuleScene(t *testing.T) *scene {
+	t.Helper()
+	s := newScene(t)
+	minor, err := s.cluster.Minor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if minor < servesTaintRules {
+		t.Skipf("Kubernetes 1.%d does not serve DeviceTaintRules of resource.k8s.io/v1 by its defaults", minor)
+	}
+	return s
+}
+
 // taintRule is one that the agent of node own makes, but for what is changed in it.
 func taintRule(name string, change ...func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
 	r := &resourcev1.DeviceTaintRule{
@@ -68,14 +83,7 @@ type rule = resourcev1.DeviceTaintRule
 
 // With the component the agent keeps claims from single devices of its own node, by NoSchedule alone, and takes away what agents have made there.
 func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
-	s := newScene(t)
-	minor, err := s.cluster.Minor()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if minor < servesTaintRules {
-		t.Skipf("Kubernetes 1.%d does not serve DeviceTaintRules of resource.k8s.io/v1 by its defaults", minor)
-	}
+	s := newTaintRuleScene(t)
 	s.apply()
 	s.fill()
 	rules := s.admin.ResourceV1().DeviceTaintRules()
@@ -164,14 +172,7 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 // What the agent's rules close is given to no claim, while the node's other GPUs are: by its own token, under the policy, with the real scheduler. A rule
 // is there before its device is in a slice.
 func TestClaimsGetOtherDevicesThanTheAgentsRulesClose(t *testing.T) {
-	s := newScene(t)
-	minor, err := s.cluster.Minor()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if minor < servesTaintRules {
-		t.Skipf("Kubernetes 1.%d does not serve DeviceTaintRules of resource.k8s.io/v1 by its defaults", minor)
-	}
+	s := newTaintRuleScene(t)
 	s.apply("device-taint-rules")
 	s.fill()
 	client, err := kube.New(s.agent())

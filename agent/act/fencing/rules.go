@@ -107,10 +107,7 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
 	defer cancel()
 	made, err := r.Follow(call, wanted)
-	if len(made) > 0 {
-		r.Log.Info("claims are kept from devices of GPUs", zap.Strings("devices", made))
-		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "claims get none of these devices, by DeviceTaintRules: %s", strings.Join(made, ", "))
-	}
+	r.reportUnhealthy(made)
 	if len(wanted)+len(r.kept) == 0 && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)) {
 		err = nil // without the component, or before Kubernetes 1.37, there is nothing to find
 	}
@@ -123,7 +120,24 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	}
 }
 
-// Clear deletes the rules of agents on this node, for one that no agent minds any more. Where agents may not make any, there are none.
+// reportUnhealthy says which devices of GPUs that are not well claims get no more. Close reports those of a change.
+func (r *Rules) reportUnhealthy(made []Closed) {
+	var devices []string
+	for _, c := range made {
+		if c.Key == config.TaintGPUUnhealthy {
+			devices = append(devices, c.Device)
+		}
+	}
+	if len(devices) == 0 {
+		return
+	}
+	slices.Sort(devices)
+	r.Log.Info("claims are kept from devices of GPUs that are not well", zap.Strings("devices", devices))
+	r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy,
+		"claims get no device of GPUs that cannot be used or trusted, by DeviceTaintRules: %s", strings.Join(devices, ", "))
+}
+
+// Clear deletes the rules of agents on this node, which no agent goes on with. Where agents may not make any, there are none.
 func (r *Rules) Clear(ctx context.Context) error {
 	if _, err := r.Follow(ctx, nil); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
 		return err
@@ -140,7 +154,7 @@ func (r *Rules) Close(ctx context.Context, devices []string) error {
 	for _, d := range devices {
 		wanted = append(wanted, Closed{d, config.TaintRepartitioning})
 	}
-	_, _, _, err := r.make(call, wanted)
+	_, _, err := r.add(call, wanted)
 	return r.unlessUnusable(err)
 }
 
@@ -161,18 +175,15 @@ func (r *Rules) Closed(ctx context.Context) (devices []string) {
 }
 
 // Follow makes the rules that are wanted, and then deletes those of agents on this node that are not. It changes none that others have made. It returns
-// the devices of the rules that it has made, sorted. An error is why it does not keep claims from some of the devices, or why some rules are still there;
-// what it has done by then stays, and the next call goes on.
-func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []string, _ error) {
-	names, there, made, err := r.make(ctx, wanted)
+// those that it has made. An error is why it does not keep claims from some of the devices, or why some rules are still there; what it has done by then
+// stays, and the next call goes on.
+func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []Closed, _ error) {
+	unwanted, made, err := r.add(ctx, wanted)
 	if err != nil {
 		return made, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(there)) {
-		if _, wants := names[name]; wants {
-			continue
-		}
-		err := r.Client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(there[name].UID)}})
+	for _, name := range slices.Sorted(maps.Keys(unwanted)) {
+		err := r.Client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(unwanted[name].UID)}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict: another object has the name by now
 			return made, fmt.Errorf("deleting DeviceTaintRule %s: %w", name, err)
 		}
@@ -180,34 +191,34 @@ func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []string, _ e
 	return made, nil
 }
 
-// make makes the rules that are wanted and not there, and returns those that were, and the devices of those that it has made, sorted.
-func (r *Rules) make(ctx context.Context, wanted []Closed) (names map[string]Closed, there map[string]*resourcev1.DeviceTaintRule, made []string, err error) {
-	names = map[string]Closed{}
+// add makes the rules that are wanted and not there. It returns those that are there and not wanted, by their names, and those that it has made.
+func (r *Rules) add(ctx context.Context, wanted []Closed) (unwanted map[string]*resourcev1.DeviceTaintRule, made []Closed, err error) {
+	names := map[string]Closed{}
 	for _, c := range wanted {
 		// Devices are named by slices, which others may write.
 		if len(validation.IsDNS1123Label(c.Device)) > 0 {
-			return nil, nil, nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so",
+			return nil, nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so",
 				sanitize.Cut(c.Device, validation.DNS1123LabelMaxLength), r.Node)
 		}
 		names[r.name(c)] = c
 	}
 	if len(names) > maxRules {
-		return nil, nil, nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
+		return nil, nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
 	}
-	if there, err = r.own(ctx); err != nil {
-		return nil, nil, nil, err
+	if unwanted, err = r.own(ctx); err != nil {
+		return nil, nil, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		if _, is := there[name]; is {
+		if _, is := unwanted[name]; is {
+			delete(unwanted, name)
 			continue
 		}
 		if err = r.create(ctx, name, names[name]); err != nil {
 			break
 		}
-		made = append(made, names[name].Device)
+		made = append(made, names[name])
 	}
-	slices.Sort(made)
-	return names, there, made, err
+	return unwanted, made, err
 }
 
 // own returns the rules that agents have made on this node, by their names.

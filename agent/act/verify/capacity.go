@@ -46,7 +46,7 @@ func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", blockers(seen), true,
 		}
 	}
-	if pods := seen.KubeletPlugins(); len(pods) > 0 && seen.OffersGone() {
+	if pods := seen.KubeletPlugins(); seen.Journal == nil && !asksForGPUs(want) && len(pods) > 0 && seen.OffersGone() {
 		return missing{
 			config.ReasonCapacityMismatch,
 			fmt.Sprintf("delete pod %s/%s, which read the GPUs before they were cut: its DaemonSet starts another", pods[0].Namespace, pods[0].Name), blockers(seen), false,

@@ -35,7 +35,7 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
-	w.gone = seen.OffersGone() && (len(want.Targets) > 0 || want.Plugin != nil)
+	w.gone = seen.OffersGone() && asksForGPUs(want)
 	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !withholdsWell(seen) {
 		w.since = time.Time{}
 		return
@@ -58,6 +58,9 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 		w.restart(now)
 	}
 }
+
+// asksForGPUs reports whether a label asks for a geometry or a config of the device plugin, by which the agent restarts one that offers what is gone.
+func asksForGPUs(want state.Desired) bool { return len(want.Targets) > 0 || want.Plugin != nil }
 
 // restart notes that the plugin is restarted.
 func (w *outdated) restart(now time.Time) {
