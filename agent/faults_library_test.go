@@ -250,16 +250,16 @@ func (v venture) suffer(t *testing.T, s stage, m mishap) (out end, took time.Dur
 // tally counts the ends of changes, for the log.
 type tally map[end][]string
 
-func (n tally) add(m mishap, e end, took time.Duration) {
-	n[e] = append(n[e], fmt.Sprintf("%9s %v", took.Round(time.Millisecond), m))
+func (t tally) add(m mishap, e end, took time.Duration) {
+	t[e] = append(t[e], fmt.Sprintf("%9s %v", took.Round(time.Millisecond), m))
 }
 
 // String returns the counts, the slowest run, and the runs that ended with the former config.
-func (n tally) String() string {
-	all := slices.Concat(n[asRequested], n[previous])
+func (t tally) String() string {
+	all := slices.Concat(t[asRequested], t[previous])
 	slices.Sort(all)
 	return fmt.Sprintf("%d as requested, %d as before, slowest %s\n%s\n",
-		len(n[asRequested]), len(n[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(n[previous], "\n"))
+		len(t[asRequested]), len(t[previous]), strings.TrimSpace(slices.Max(append(all, ""))), strings.Join(t[previous], "\n"))
 }
 
 // No pod can use a GPU instance without its compute instance. If the driver cannot remove it at once, the agent completes or removes it

@@ -237,56 +237,56 @@ type around struct {
 }
 
 // Snapshot implements nvml.Driver.
-func (d around) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
-	d.before()
-	defer d.after()
-	return d.Driver.Snapshot(ctx)
+func (a around) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	a.before()
+	defer a.after()
+	return a.Driver.Snapshot(ctx)
 }
 
-func (d around) call(call func() error) error {
-	d.before()
-	defer d.after()
+func (a around) call(call func() error) error {
+	a.before()
+	defer a.after()
 	return call()
 }
 
 // SetMode implements nvml.Driver.
-func (d around) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
-	return d.call(func() error { return d.Driver.SetMode(ctx, gpu, on) })
+func (a around) SetMode(ctx context.Context, gpu nvml.UUID, on bool) error {
+	return a.call(func() error { return a.Driver.SetMode(ctx, gpu, on) })
 }
 
 // Create implements nvml.Driver.
-func (d around) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	return d.call(func() error { return d.Driver.Create(ctx, gpu, p) })
+func (a around) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	return a.call(func() error { return a.Driver.Create(ctx, gpu, p) })
 }
 
 // Destroy implements nvml.Driver.
-func (d around) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	return d.call(func() error { return d.Driver.Destroy(ctx, gpu, p) })
+func (a around) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	return a.call(func() error { return a.Driver.Destroy(ctx, gpu, p) })
 }
 
 // CreatePart implements nvml.Driver.
-func (d around) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	return d.call(func() error { return d.Driver.CreatePart(ctx, gpu, p, part) })
+func (a around) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	return a.call(func() error { return a.Driver.CreatePart(ctx, gpu, p, part) })
 }
 
 // DestroyPart implements nvml.Driver.
-func (d around) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
-	return d.call(func() error { return d.Driver.DestroyPart(ctx, gpu, p, part) })
+func (a around) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, part nvml.Part) error {
+	return a.call(func() error { return a.Driver.DestroyPart(ctx, gpu, p, part) })
 }
 
 // Reset implements nvml.Driver.
-func (d around) Reset(ctx context.Context, gpu nvml.UUID) error {
-	return d.call(func() error { return d.Driver.Reset(ctx, gpu) })
+func (a around) Reset(ctx context.Context, gpu nvml.UUID) error {
+	return a.call(func() error { return a.Driver.Reset(ctx, gpu) })
 }
 
 // SetPersistence implements nvml.Driver.
-func (d around) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
-	return d.call(func() error { return d.Driver.SetPersistence(ctx, gpu, on) })
+func (a around) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) error {
+	return a.call(func() error { return a.Driver.SetPersistence(ctx, gpu, on) })
 }
 
 // SetComputeMode implements nvml.Driver.
-func (d around) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
-	return d.call(func() error { return d.Driver.SetComputeMode(ctx, gpu, mode) })
+func (a around) SetComputeMode(ctx context.Context, gpu nvml.UUID, mode nvml.ComputeMode) error {
+	return a.call(func() error { return a.Driver.SetComputeMode(ctx, gpu, mode) })
 }
 
 // spot is one call of the library, by the agent alone: the call of the driver that it is a part of, counted from the
@@ -508,12 +508,12 @@ type astray struct {
 }
 
 // Create implements nvml.Driver.
-func (d astray) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
-	if p == d.from && *d.times > 0 {
-		*d.times--
-		p = d.to
+func (a astray) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	if p == a.from && *a.times > 0 {
+		*a.times--
+		p = a.to
 	}
-	return d.Driver.Create(ctx, gpu, p)
+	return a.Driver.Create(ctx, gpu, p)
 }
 
 func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {

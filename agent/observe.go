@@ -86,7 +86,7 @@ func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, err
 }
 
 // observeKubelet sorts the pods into holders and operands, and compares what kubelet offers with the GPUs. If kubelet does not answer, that is
-// no error: the agent then takes each pod for a holder of any device, and proves no capacity.
+// no error: the agent then takes each pod for a holder of any device, and verifies no capacity.
 func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
 	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
 	defer cancel()
@@ -157,7 +157,7 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 	out := plan.Observed{
 		GPUs: s.GPUs, Pods: plannedPods(s), Fenced: s.Marks.Fenced, Startup: len(s.Marks.Startup) > 0,
 		Returned: !a.fencing.ReturnedUntil(s.Node, s.Journal).IsZero(), Undo: want.Undo, ByClaims: s.Owner.ByClaims(), Reboots: s.Reboots, CDI: s.Specs,
-		Capacity: plan.Capacity{Agreed: s.Capacity.Proof.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
+		Capacity: plan.Capacity{Agreed: s.Capacity.Agreement.Agreed}, Orphaned: s.Leftovers.Orphan.Exists(), Breached: s.Uncordoned() && !want.Undo &&
 			(a.Settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || s.Other(want)),
 		Slot: a.slot.Planned(s, want),
 		Keys: want.Keys != nil && !want.Undo && nodekeys.Unpublished(s.Node, s.Record.Learnt.Published, *want.Keys),
@@ -170,7 +170,7 @@ func (a *Agent) planned(ctx context.Context, s *state.Observed, want state.Desir
 	}
 	if j := s.Journal; j != nil {
 		out.Journal = plan.Journal{
-			Pending: true, Cordoned: j.Cordoned, Other: s.Other(want) || s.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Proven: j.Proven,
+			Pending: true, Cordoned: j.Cordoned, Other: s.Other(want) || s.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Verified: j.Verified,
 			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS, Closes: len(j.Closed) > 0,
 		}
 		if len(j.Closed) > 0 {

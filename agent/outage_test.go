@@ -479,26 +479,26 @@ func (w *world) restartsIn(namespace, name string) {
 }
 
 // check compares what the agent has asked with what it may.
-func (c failing) check(t *testing.T, asked map[string][]time.Time, began, ended time.Time) {
+func (f failing) check(t *testing.T, asked map[string][]time.Time, began, ended time.Time) {
 	t.Helper()
 	all, last := 0, 0
 	for _, what := range slices.Sorted(maps.Keys(asked)) {
 		late := len(slices.DeleteFunc(slices.Clone(asked[what]), func(at time.Time) bool { return ended.Sub(at) > time.Minute }))
 		all, last = all+len(asked[what]), last+late
-		t.Logf("%s: %s: %d, %.2f in a second; in the last minute %d", c.name, what, len(asked[what]), float64(len(asked[what]))/ended.Sub(began).Seconds(), late)
+		t.Logf("%s: %s: %d, %.2f in a second; in the last minute %d", f.name, what, len(asked[what]), float64(len(asked[what]))/ended.Sub(began).Seconds(), late)
 	}
 	rate, lastRate := float64(all)/ended.Sub(began).Seconds(), float64(last)/time.Minute.Seconds()
-	t.Logf("%s: all: %d, %.2f in a second; in the last minute %.2f", c.name, all, rate, lastRate)
-	if rate > c.all || lastRate > c.last {
-		t.Errorf("%s: the agent asks %.2f times in a second, in the last minute %.2f, want at most %.2f and %.2f", c.name, rate, lastRate, c.all, c.last)
+	t.Logf("%s: all: %d, %.2f in a second; in the last minute %.2f", f.name, all, rate, lastRate)
+	if rate > f.all || lastRate > f.last {
+		t.Errorf("%s: the agent asks %.2f times in a second, in the last minute %.2f, want at most %.2f and %.2f", f.name, rate, lastRate, f.all, f.last)
 	}
-	if !c.renews {
+	if !f.renews {
 		return
 	}
 	before := began
 	for _, at := range append(asked["PUT leases"], ended) {
 		if pause := at.Sub(before); pause > fleet.Duration-fleet.RenewAfter+5*time.Second {
-			t.Errorf("%s: the slot is not renewed for %s", c.name, pause)
+			t.Errorf("%s: the slot is not renewed for %s", f.name, pause)
 		}
 		before = at
 	}

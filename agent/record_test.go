@@ -120,7 +120,7 @@ func TestAForgedJournalAddsNoUnitToThoseThatStopForAReset(t *testing.T) {
 		w := withPendingRestores(t)
 		w.units.states["kubelet.service"], w.units.states["sshd.service"] = "active", "active"
 		w.annotate(config.AnnotationJournal, `{"version":1,"operation":"op","target":"all-balanced","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
-			`"cordoned":true,"proven":true,"stopped":["kubelet.service","sshd.service"]}`)
+			`"cordoned":true,"verified":true,"stopped":["kubelet.service","sshd.service"]}`)
 		w.converge("all-balanced")
 		if diff := cmp.Diff([]string{"stop " + dcgm, "start " + dcgm}, w.units.did); diff != "" {
 			t.Errorf("units (-want +got):\n%s", diff)
@@ -187,7 +187,7 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 		w.maintain(frozen)
 		before := w.gpus.String()
 		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
-			`"cordoned":true,"proven":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"fingerprint":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
+			`"cordoned":true,"verified":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"fingerprint":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
 		w.spend(time.Hour)
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !w.runs("holder") {
 			t.Errorf("the pod runs: %t; GPUs (-before +after):\n%s", w.runs("holder"), diff)
@@ -250,7 +250,7 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.converge("all-balanced")
-			requested := w.disk.record(t).Learnt.Proven
+			requested := w.disk.record(t).Learnt.Verified
 			w.converge("all-1g.10gb")
 			w.annotate(config.AnnotationStatus, fmt.Sprintf(`{"phase":"Idle","reason":"NotRequested","failed":{"fingerprint":%q,"reason":"HardwareFailure","message":"call 0900-EVIL"}}`, requested))
 			w.converge("all-balanced")

@@ -74,9 +74,9 @@ type pendingRestores struct {
 // unknown is what is left to restore on a node that could not be read even once.
 const unknown = "what is to be restored is not known, since the node could not be read"
 
-func (d pendingRestores) none() bool { return len(d.ours)+len(d.others) == 0 }
+func (r pendingRestores) none() bool { return len(r.ours)+len(r.others) == 0 }
 
-func (d pendingRestores) String() string { return strings.Join(slices.Concat(d.ours, d.others), "; ") }
+func (r pendingRestores) String() string { return strings.Join(slices.Concat(r.ours, r.others), "; ") }
 
 // errNotRestored is the error when ctx ends before the node was given back.
 func errNotRestored(ctx context.Context, left pendingRestores) error {

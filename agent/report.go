@@ -96,7 +96,7 @@ func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step)
 
 // withdrawn adds to a message, which does not name them yet, the pods that hold what kubelet gives out to others.
 func withdrawn(seen *state.Observed, first plan.Step) string {
-	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfProof {
+	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfVerify {
 		return ""
 	}
 	return "; " + sanitize.Listed(seen.WithdrawnTexts())
@@ -129,7 +129,7 @@ func stepsLeft(steps []plan.Step, err error) int {
 
 // forget drops what the agent remembers of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
-	if !first.Traits().PartOfProof {
+	if !first.Traits().PartOfVerify {
 		a.verifier.End()
 	}
 	a.retries.Head(first)

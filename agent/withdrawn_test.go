@@ -69,8 +69,8 @@ var ways = map[string]func(w *world, c withdrawal) (change func(), before, after
 }
 
 // asks returns what is asked for with this key, or without one.
-func (c withdrawal) asks(key string) string {
-	geometry := c.mig
+func (w withdrawal) asks(key string) string {
+	geometry := w.mig
 	if geometry == "" && key == "" {
 		geometry = "all-disabled"
 	}

@@ -207,22 +207,22 @@ func ParseAllowance(text string) (asked string, allowed DrainOverrides, ok bool)
 }
 
 // Allows reports whether the overrides allow anything that the settings may refuse.
-func (o *DrainOverrides) Allows() bool {
-	return o.UnmanagedPods == DrainEvict || o.EmptyDir == DrainEvict
+func (d *DrainOverrides) Allows() bool {
+	return d.UnmanagedPods == DrainEvict || d.EmptyDir == DrainEvict
 }
 
 // Allowing returns the overrides for a change that is asked for by these labels, after what text allows: an Allowance, or anything. A text about
 // another label or value allows nothing.
-func (o *DrainOverrides) Allowing(text string, labels map[string]string) *DrainOverrides {
+func (d *DrainOverrides) Allowing(text string, labels map[string]string) *DrainOverrides {
 	asked, allowed, ok := ParseAllowance(text)
 	label, name, _ := strings.Cut(asked, "=")
 	if !ok || name == "" || labels[label] != name || !allowed.Allows() {
-		return o
+		return d
 	}
-	if o != nil {
-		merged := *o
-		merged.UnmanagedPods = cmp.Or(allowed.UnmanagedPods, o.UnmanagedPods)
-		merged.EmptyDir = cmp.Or(allowed.EmptyDir, o.EmptyDir)
+	if d != nil {
+		merged := *d
+		merged.UnmanagedPods = cmp.Or(allowed.UnmanagedPods, d.UnmanagedPods)
+		merged.EmptyDir = cmp.Or(allowed.EmptyDir, d.EmptyDir)
 		allowed = merged
 	}
 	return &allowed

@@ -39,7 +39,7 @@ const (
 	CausePodKeepsTerminating Cause = "PodKeepsTerminating"
 	// CauseClaimDriverGone: such a pod has resource claims, and the driver that has to unprepare them is not there.
 	CauseClaimDriverGone Cause = "ClaimDriverGone"
-	// CauseNodeNotReady: kubelet is away, so that pods do not go and the agent can prove nothing.
+	// CauseNodeNotReady: kubelet is away, so that pods do not go and the agent cannot verify the capacity.
 	CauseNodeNotReady Cause = "NodeNotReady"
 	// CauseProcessHoldsGPU: a process that belongs to no leaving pod holds what the plan changes.
 	CauseProcessHoldsGPU Cause = "ProcessHoldsGPU"

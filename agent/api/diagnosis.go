@@ -91,7 +91,7 @@ type TaintSeen struct {
 	Effect corev1.TaintEffect `json:"effect"`
 	Since  time.Time          `json:"since,omitzero"`
 	Means  string             `json:"means"`
-	// Startup: the node was registered with it, and the agent takes it away when the capacity is proven.
+	// Startup: the node was registered with it, and the agent takes it away when the capacity is verified.
 	Startup bool `json:"startup,omitempty"`
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Decide turns the error that ended a pass into a decision. On steps that fail or find a GPU in use it decides by how often and how long they have.
-func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+func (r *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
 	var failure *api.Failure
@@ -26,9 +26,9 @@ func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 			Waits: waiting.For, Named: waiting.Named,
 		}
 	case errors.As(err, &stalled):
-		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: b.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: stalled.Reason, Message: stalled.Message, After: r.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &refused):
-		return outcome.Decision{Reason: Refusal(refused), Message: err.Error(), After: b.settings.Retry.Longest, Stalled: true}
+		return outcome.Decision{Reason: Refusal(refused), Message: err.Error(), After: r.settings.Retry.Longest, Stalled: true}
 	case errors.As(err, &failure):
 		return outcome.Decision{Reason: failure.Reason, Message: failure.Message, Failure: failure}
 	case errors.Is(err, nvml.ErrReplaced):
@@ -49,14 +49,14 @@ func (b *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 			After: outcome.ConflictRetry, Waits: outcome.ForStep,
 		}
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrInUse):
-		return b.InUse(seen, want, step, err)
+		return r.InUse(seen, want, step, err)
 	case step.Traits().TouchesGPU() && errors.Is(err, nvml.ErrNotSupported):
 		return unsupported(seen, want, step, err)
 	}
 	if step.Kind == "" {
-		return b.ObservationFailed(err)
+		return r.ObservationFailed(err)
 	}
-	return b.Failed(step, want, err)
+	return r.Failed(step, want, err)
 }
 
 // unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only

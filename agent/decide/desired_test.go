@@ -275,7 +275,7 @@ func TestAFileThatCannotBeReadKeepsWhatWasProven(t *testing.T) {
 		if row.remembered {
 			r.resolver.Remember(r.seen, want)
 		}
-		r.seen.Record.Learnt.Proven = row.proven + want.Fingerprint
+		r.seen.Record.Learnt.Verified = row.proven + want.Fingerprint
 		r.seen.Journal = row.underway
 		r.seen.Files.Configs = &state.ConfigMapFile{Name: "ConfigMap gpuslice/configs", Data: []byte(row.file)}
 		got, err := r.desired(t)

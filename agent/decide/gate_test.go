@@ -106,7 +106,7 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	fresh := func(seen *state.Observed) { seen.Marks.Startup = []corev1.Taint{{Key: config.TaintNotReady}} }
 	silent := func(seen *state.Observed) { seen.Kubelet.Err = errors.New("silent") }
 	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
-	proven := func(seen *state.Observed) { seen.Record.Learnt.Proven = "asked" }
+	proven := func(seen *state.Observed) { seen.Record.Learnt.Verified = "asked" }
 	bare := func(seen *state.Observed) { seen.Record.Learnt.Cut, seen.Boot.ID = "boot-1", "boot-2" }
 	for name, row := range map[string]struct {
 		change func(*state.Observed, *state.Desired)

@@ -71,7 +71,7 @@ func (g Goal) Revised(seen *state.Observed, want state.Desired, steps []plan.Ste
 }
 
 // uncordonedInTime reports whether a user or another program has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
-// uncordon harms no pod: only the proof of the capacity is left. A config that was asked for since the cordon is not cancelled: its
+// uncordon harms no pod: only the capacity is left to verify. A config that was asked for since the cordon is not cancelled: its
 // change gets a cordon of its own.
 func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
@@ -86,7 +86,7 @@ func restores(seen *state.Observed, under config.MIGStrategy) bool {
 // CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
 // wait.
 func CleansUpWhileWaiting(seen *state.Observed, err error) bool {
-	// If the node object does not show which field manager cordoned it, only the agent's taint proves that the agent did.
+	// If the node object does not show which field manager cordoned it, only the agent's taint shows that the agent did.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
 	_, waits := errors.AsType[*outcome.Waiting](err)
 	return waits && seen.Journal == nil && (seen.Leftovers.Orphan.Exists() || taint)

@@ -166,7 +166,7 @@ func (r *Resolver) base(seen *state.Observed) (key, text string) {
 }
 
 // namedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
-// label itself, so that the agent only has to prove the capacity; but it does not know the settings' default.
+// label itself, so that the agent only has to verify the capacity; but it does not know the settings' default.
 func (r *Resolver) namedConfig(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	switch {
@@ -254,7 +254,7 @@ func (r *Resolver) Former(seen *state.Observed) *state.DesiredPlugin {
 	}
 	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
 	if m := seen.Plugin.Manager; m != nil {
-		// A user may have edited the ConfigMap since: its text is good enough for a plan, and not for a proof.
+		// A user may have edited the ConfigMap since: its text is good enough for a plan, and not to verify a capacity.
 		text, err := m.Config(want.Text)
 		if want.KeyContent != "" {
 			text, err = want.KeyContent, nil

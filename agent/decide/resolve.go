@@ -47,7 +47,7 @@ func NeedsPlugin(err error) bool { return errors.Is(err, errPluginUnread) }
 // Any error ends a change that is under way.
 //
 // A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
-// be read asks for just what was last proven: then Desired.Unread has the mistake, and no change begins.
+// be read asks for just what was last verified: then Desired.Unread has the mistake, and no change begins.
 func (r *Resolver) Desired(seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
 	if healing, is := heals(seen); is && want.Name == "" {
@@ -97,7 +97,7 @@ func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	if NeedsPlugin(err) {
 		return asked, err
 	}
-	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Learnt.Proven) {
+	if want.Unread != nil && (err != nil || seen.Journal != nil || want.Fingerprint != seen.Record.Learnt.Verified) {
 		return asked, want.Unread
 	}
 	if err == nil {

@@ -320,7 +320,7 @@ func TestWhatWasReadOfAFileCountsForTheNameThatItWasReadFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.seen.Record.Learnt.Proven = proven.Fingerprint
+		r.seen.Record.Learnt.Verified = proven.Fingerprint
 		file(row.file)
 		r.resolver.Remember(r.seen, row.then)
 		got, err := r.desired(t)

@@ -40,24 +40,24 @@ func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
 }
 
 // Forget drops everything, since the clock was set: all steps begin again.
-func (b *Retries) Forget(time.Time) { *b = *NewRetries(b.clock, b.settings) }
+func (r *Retries) Forget(time.Time) { *r = *NewRetries(r.clock, r.settings) }
 
 // ForgetFailures drops what failed before: it says nothing of the steps that come.
-func (b *Retries) ForgetFailures() { clear(b.attempts) }
+func (r *Retries) ForgetFailures() { clear(r.attempts) }
 
 // BeginUndo drops what was counted on the way that is now undone.
-func (b *Retries) BeginUndo() {
-	clear(b.attempts)
-	clear(b.successes)
+func (r *Retries) BeginUndo() {
+	clear(r.attempts)
+	clear(r.successes)
 }
 
 // Head takes the step that heads the plan now, which is zero if there is none, and drops what is over with all others: their waits, and their
 // successes unless the agent is at work on a GPU.
-func (b *Retries) Head(first plan.Step) {
+func (r *Retries) Head(first plan.Step) {
 	if !first.Traits().TouchesGPU() {
-		maps.DeleteFunc(b.successes, func(step string, _ int) bool { return step != first.String() })
+		maps.DeleteFunc(r.successes, func(step string, _ int) bool { return step != first.String() })
 	}
-	maps.DeleteFunc(b.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
+	maps.DeleteFunc(r.waits, func(what string, _ time.Time) bool { return what != waitOf(first) })
 }
 
 // attempt is what the agent knows of a step that fails.
@@ -69,21 +69,21 @@ type attempt struct {
 }
 
 // OneMoreIsTooMany reports whether one more failure of the step uses up its budget.
-func (b *Retries) OneMoreIsTooMany(step plan.Step) bool {
-	return b.attempts[step.String()].failures+1 >= b.settings.Retry.Failures
+func (r *Retries) OneMoreIsTooMany(step plan.Step) bool {
+	return r.attempts[step.String()].failures+1 >= r.settings.Retry.Failures
 }
 
 // CountFailure counts a failure of the step that Failed is not asked about.
-func (b *Retries) CountFailure(step plan.Step) {
-	tried := b.attempts[step.String()]
+func (r *Retries) CountFailure(step plan.Step) {
+	tried := r.attempts[step.String()]
 	tried.failures++
-	b.attempts[step.String()] = tried
+	r.attempts[step.String()] = tried
 }
 
 // TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
-func (b *Retries) TooEarly(step plan.Step) error {
-	tried := b.attempts[step.String()]
-	rest := tried.next.Sub(b.clock.Now())
+func (r *Retries) TooEarly(step plan.Step) error {
+	tried := r.attempts[step.String()]
+	rest := tried.next.Sub(r.clock.Now())
 	switch {
 	case rest <= 0:
 		return nil
@@ -95,7 +95,7 @@ func (b *Retries) TooEarly(step plan.Step) error {
 }
 
 // OthersFirst returns the steps of an undo so that what is left to be done to other GPUs comes before that of a GPU of which a step was given up.
-func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
+func (r *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	n := 0
 	for n < len(steps) && steps[n].Traits().TouchesGPU() && steps[n].GPU != "" {
 		n++
@@ -103,7 +103,7 @@ func (b *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	ofGPUs := slices.Clone(steps[:n])
 	last := map[nvml.UUID]bool{}
 	for _, s := range ofGPUs {
-		last[s.GPU] = last[s.GPU] || b.attempts[s.String()].lastDecision.Stalled
+		last[s.GPU] = last[s.GPU] || r.attempts[s.String()].lastDecision.Stalled
 	}
 	slices.SortStableFunc(ofGPUs, func(x, y plan.Step) int {
 		switch {
@@ -127,29 +127,29 @@ func waitOf(step plan.Step) string {
 }
 
 // Began returns when the wait for the step began. A new process begins the wait again.
-func (b *Retries) Began(step plan.Step) time.Time {
-	began, ok := b.waits[waitOf(step)]
+func (r *Retries) Began(step plan.Step) time.Time {
+	began, ok := r.waits[waitOf(step)]
 	if !ok {
-		began = b.clock.Now().UTC().Truncate(time.Second)
-		b.waits[waitOf(step)] = began
+		began = r.clock.Now().UTC().Truncate(time.Second)
+		r.waits[waitOf(step)] = began
 	}
 	return began
 }
 
 // Done drops the failures of the step, and counts its success if the agent gives up a step that succeeds in vain.
-func (b *Retries) Done(step plan.Step) {
-	delete(b.attempts, step.String())
-	delete(b.waits, waitOf(step))
-	b.Answered()
+func (r *Retries) Done(step plan.Step) {
+	delete(r.attempts, step.String())
+	delete(r.waits, waitOf(step))
+	r.Answered()
 	if traits := step.Traits(); traits.Repeatable || traits.TouchesGPU() {
-		b.successes[step.String()]++
+		r.successes[step.String()]++
 	}
 }
 
 // InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil if it has not.
-func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
-	n := b.successes[step.String()]
-	if n < b.settings.Retry.NoEffect {
+func (r *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
+	n := r.successes[step.String()]
+	if n < r.settings.Retry.NoEffect {
 		return nil
 	}
 	return &api.Failure{
@@ -162,9 +162,9 @@ func (b *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
 const afterPods = 5 * time.Minute
 
 // Deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
-func (b *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.Step) time.Time {
-	until := b.Began(step).Add(afterPods)
-	if pods := seen.Journal.Started.Add(b.settings.With(want.Drain).Timeouts.Drain); pods.After(until) {
+func (r *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.Step) time.Time {
+	until := r.Began(step).Add(afterPods)
+	if pods := seen.Journal.Started.Add(r.settings.With(want.Drain).Timeouts.Drain); pods.After(until) {
 		return pods
 	}
 	return until
@@ -172,25 +172,25 @@ func (b *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.S
 
 // CheckNoEffect returns the failure of a change whose step a user or another tool undoes each time. In an undo the agent tries the step again, but ever
 // less often. For a step on a GPU, act/hardware calls InVain right before the call into the driver.
-func (b *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
+func (r *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	if !step.Traits().Repeatable {
 		return nil
 	}
-	failure := b.InVain(want, step)
+	failure := r.InVain(want, step)
 	switch {
 	case failure == nil:
 		return nil
 	case want.Undo:
-		delete(b.successes, step.String())
+		delete(r.successes, step.String())
 		return errors.New(failure.Message)
 	}
 	return failure
 }
 
 // ObservationFailed is for an observation that failed: the agent observes again after a pause that doubles each time.
-func (b *Retries) ObservationFailed(err error) outcome.Decision {
-	b.failedObservations++
-	pause := b.PauseAfter(b.failedObservations)
+func (r *Retries) ObservationFailed(err error) outcome.Decision {
+	r.failedObservations++
+	pause := r.PauseAfter(r.failedObservations)
 	if _, is := errors.AsType[*kube.UnansweredError](err); is {
 		pause = min(pause, outcome.APIRetry)
 	}
@@ -199,19 +199,19 @@ func (b *Retries) ObservationFailed(err error) outcome.Decision {
 
 // Unanswered returns the least pause after a pass in which the API server has failed requests: it grows with each such pass that performs no step, also where
 // their repetitions succeed.
-func (b *Retries) Unanswered() time.Duration { return b.unanswered.Step() }
+func (r *Retries) Unanswered() time.Duration { return r.unanswered.Step() }
 
 // Answered is for a pass for which the API server has answered all requests.
-func (b *Retries) Answered() { b.unanswered = kube.Backoff() }
+func (r *Retries) Answered() { r.unanswered = kube.Backoff() }
 
 // ForgetObservations is for an observation that has succeeded.
-func (b *Retries) ForgetObservations() { b.failedObservations = 0 }
+func (r *Retries) ForgetObservations() { r.failedObservations = 0 }
 
 // PauseAfter is the pause after so many failures in a row. It doubles each time.
-func (b *Retries) PauseAfter(failures int) time.Duration {
-	pause := b.settings.Retry.First
+func (r *Retries) PauseAfter(failures int) time.Duration {
+	pause := r.settings.Retry.First
 	for range failures - 1 {
-		pause = min(2*pause, b.settings.Retry.Longest)
+		pause = min(2*pause, r.settings.Retry.Longest)
 	}
 	return pause
 }
@@ -221,21 +221,21 @@ func tryAgain(pause time.Duration, err error) outcome.Decision {
 }
 
 // Failed decides to try a failed step again after a pause that doubles each time, until its budget is used up.
-func (b *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
-	tried := b.attempts[step.String()]
+func (r *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
+	tried := r.attempts[step.String()]
 	tried.failures++
 	tried.inUseAt = time.Time{}
-	pause := b.PauseAfter(tried.failures)
-	tried.next = b.clock.Now().Add(pause)
+	pause := r.PauseAfter(tried.failures)
+	tried.next = r.clock.Now().Add(pause)
 	tried.lastDecision = tryAgain(pause, err)
-	if step.Traits().Bounded && tried.failures >= b.settings.Retry.Failures {
+	if step.Traits().Bounded && tried.failures >= r.settings.Retry.Failures {
 		failure := &api.Failure{
 			Fingerprint: want.Fingerprint, Reason: givenUp(step, err),
-			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(b.settings.Retry.Failures, "attempt")),
+			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(r.settings.Retry.Failures, "attempt")),
 		}
 		tried.lastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
-	b.attempts[step.String()] = tried
+	r.attempts[step.String()] = tried
 	return tried.lastDecision
 }
 
@@ -255,25 +255,25 @@ func givenUp(step plan.Step, err error) config.Reason {
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
 // the agent does not report each of them.
-func (b *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
-	now := b.clock.Now()
-	if seen.Journal != nil && now.After(b.Deadline(seen, want, step)) && !want.Undo {
+func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
+	now := r.clock.Now()
+	if seen.Journal != nil && now.After(r.Deadline(seen, want, step)) && !want.Undo {
 		return outcome.Decision{Failure: &api.Failure{
 			Fingerprint: want.Fingerprint, Reason: config.ReasonGPUInUse,
-			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(b.Deadline(seen, want, step))),
+			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(r.Deadline(seen, want, step))),
 		}}
 	}
-	tried := b.attempts[step.String()]
+	tried := r.attempts[step.String()]
 	if now.Sub(tried.inUseAt) >= outcome.InUseNews {
 		tried.inUseAt = now
 		wait := outcome.Waiting{Advice: "end what holds the GPU to go on at once", Message: err.Error()}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started
-			wait.Until, wait.Then = seen.AtDeadline(b.Deadline(seen, want, step), want)
+			wait.Until, wait.Then = seen.AtDeadline(r.Deadline(seen, want, step), want)
 		}
 		tried.lastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
 	}
 	tried.next = now.Add(outcome.InUseRetry)
-	b.attempts[step.String()] = tried
+	r.attempts[step.String()] = tried
 	return tried.lastDecision
 }

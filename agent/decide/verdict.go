@@ -61,7 +61,7 @@ func holdText(seen *state.Observed) string {
 	return text
 }
 
-// startsChange reports whether the steps begin a change. Steps that only restore what was left, or prove the capacity, begin none.
+// startsChange reports whether the steps begin a change. Steps that only restore what was left, or verify the capacity, begin none.
 func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	if seen.Journal != nil && !seen.Other(want) || steps[0].Kind == plan.Adopt {
 		return false

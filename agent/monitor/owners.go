@@ -109,18 +109,18 @@ type OwnerFinder struct {
 
 // Owners are, by pid, the pods of the processes that the driver reports on each device. A process of a server of other pods, or of no pod,
 // is not among them; where the process table does not show it, none is.
-func (f OwnerFinder) Owners(ctx context.Context, reported map[string][]int, pods []corev1.Pod) map[int]*corev1.Pod {
+func (o OwnerFinder) Owners(ctx context.Context, reported map[string][]int, pods []corev1.Pod) map[int]*corev1.Pod {
 	var sought []holders.Sought
 	for _, device := range slices.Sorted(maps.Keys(reported)) {
 		sought = append(sought, holders.Sought{Device: device, Minor: holders.NoFiles, Reported: reported[device]})
 	}
 	call, cancel := context.WithTimeout(ctx, ownersTimeout)
 	defer cancel()
-	clients, err := f.Processes.Holders(call, sought)
+	clients, err := o.Processes.Holders(call, sought)
 	if err != nil {
-		f.Log.Debug("of which pods the processes on the GPUs are is not known", zap.Error(err))
+		o.Log.Debug("of which pods the processes on the GPUs are is not known", zap.Error(err))
 	}
 	owners := holders.PodsOf(clients, pods)
-	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return f.ComputesForOthers(pod) })
+	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return o.ComputesForOthers(pod) })
 	return owners
 }

@@ -23,13 +23,13 @@ type Leftovers struct {
 }
 
 // Forget assumes that a mig-manager was here a moment ago: a new process does not know when it left.
-func (f *Leftovers) Forget(now time.Time) { f.migManagerAt = now }
+func (l *Leftovers) Forget(now time.Time) { l.migManagerAt = now }
 
 // SawMIGManager notes that a mig-manager is here.
-func (f *Leftovers) SawMIGManager() { f.migManagerAt = f.Clock.Now() }
+func (l *Leftovers) SawMIGManager() { l.migManagerAt = l.Clock.Now() }
 
 // Orphan looks for leftovers on a node without a journal. It leaves out a cordon that a user wants to keep.
-func (f *Leftovers) Orphan(seen *state.Observed) state.Orphan {
+func (l *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	var o state.Orphan
 	if seen.Journal != nil {
 		return o
@@ -40,14 +40,14 @@ func (f *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	o.Kept = fence.KeptBy(seen.Node, config.FieldManager, config.AutoscalerAnnotations())
 	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Pending
 	o.Labels = map[string]string{}
-	for _, label := range fence.LeftPaused(seen.Node, f.Record.Operands(f.Settings.Operands), fence.PausedValue) {
+	for _, label := range fence.LeftPaused(seen.Node, l.Record.Operands(l.Settings.Operands), fence.PausedValue) {
 		o.Labels[label] = fence.DeployedValue // an operand with any other value would not be paused
 	}
-	theirs := fence.LeftPaused(seen.Node, f.Settings.Operands, fence.PausedForMIGChange)
+	theirs := fence.LeftPaused(seen.Node, l.Settings.Operands, fence.PausedForMIGChange)
 	if !seen.Leftovers.Adopts || len(theirs) == 0 {
 		return o
 	}
-	if seen.Leftovers.AdoptsIn = adoptAfter - f.Clock.Since(f.migManagerAt); seen.Leftovers.AdoptsIn > 0 {
+	if seen.Leftovers.AdoptsIn = adoptAfter - l.Clock.Since(l.migManagerAt); seen.Leftovers.AdoptsIn > 0 {
 		return o
 	}
 	for _, label := range theirs {
@@ -61,6 +61,6 @@ func (f *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 const adoptAfter = time.Minute
 
 // Adopts reports whether the agent restores what a mig-manager has left: by its settings, and only if no mig-manager is there to do it.
-func (f *Leftovers) Adopts(pods []corev1.Pod) bool {
-	return slices.Contains(f.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
+func (l *Leftovers) Adopts(pods []corev1.Pod) bool {
+	return slices.Contains(l.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
 }

@@ -27,22 +27,22 @@ type Processes struct {
 }
 
 // Forget drops what was computed from earlier times of the clock.
-func (f *Processes) Forget(time.Time) {
-	clear(f.foundFree)
-	f.unowned = throttledNames{}
+func (p *Processes) Forget(time.Time) {
+	clear(p.foundFree)
+	p.unowned = throttledNames{}
 }
 
 // HeldBy adds the processes that hold the GPU to an error. If it finds none, it adds that, too: users search longest for a
 // client that no list shows.
-func (f *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.Step, held error) error {
+func (p *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.Step, held error) error {
 	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
 		return held
 	}
 	reported := reportedOn(gpu, step)
-	search, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall) // the table may have any number of processes
+	search, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.DriverCall) // the table may have any number of processes
 	defer cancel()
-	clients, err := f.Processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
+	clients, err := p.Processes.Holders(search, []holders.Sought{{Device: string(gpu.UUID), Reported: reported, Minor: gpu.Minor}})
 	clients = slices.DeleteFunc(clients, func(c holders.Client) bool {
 		return c.Self || step.Kind == plan.Destroy && len(reported) > 0 && !slices.Contains(reported, c.PID)
 	})
@@ -93,20 +93,20 @@ const freeFor = 5 * time.Second
 
 // Observe adds to the observation which processes hold the devices that go, by the driver and by open files, whatever kubelet says. If it
 // cannot read the process table, it returns no error: the devices count as busy, and the agent waits.
-func (f *Processes) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
-	now := f.Clock.Now()
+func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
+	now := p.Clock.Now()
 	sought := soughtDevices(seen, taken)
-	isFree := func(d holders.Sought) bool { return now.Sub(f.foundFree[d.Device]) < freeFor }
+	isFree := func(d holders.Sought) bool { return now.Sub(p.foundFree[d.Device]) < freeFor }
 	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
 		return
 	}
-	call, cancel := context.WithTimeout(ctx, f.Settings.Timeouts.DriverCall)
+	call, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.DriverCall)
 	defer cancel()
-	seen.Holders.Processes, seen.Holders.Err = f.Processes.Holders(call, sought)
-	f.foundFree = map[string]time.Time{}
+	seen.Holders.Processes, seen.Holders.Err = p.Processes.Holders(call, sought)
+	p.foundFree = map[string]time.Time{}
 	for _, d := range sought {
 		if seen.Holders.Err == nil && !slices.ContainsFunc(seen.Holders.Processes, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
-			f.foundFree[d.Device] = now
+			p.foundFree[d.Device] = now
 		}
 	}
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed())
@@ -140,33 +140,33 @@ func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {
 
 // Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
 // stop. A user has to end them. A process that the process table does not show has mostly just ended.
-func (f *Processes) Unowned(seen *state.Observed) []string {
+func (p *Processes) Unowned(seen *state.Observed) []string {
 	held := map[string]bool{}
-	for _, p := range seen.Holders.Pods {
-		for _, d := range p.Devices {
+	for _, pod := range seen.Holders.Pods {
+		for _, d := range pod.Devices {
 			held[d] = true
 		}
 	}
 	strange := holders.Unowned(seen.Holders.Processes, seen.Pods)
 	strange = slices.DeleteFunc(strange, func(c holders.Client) bool {
-		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(f.Settings.Units, c.Unit) ||
+		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(p.Settings.Units, c.Unit) ||
 			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
 	})
 	if len(strange) == 0 {
-		f.unowned = throttledNames{}
+		p.unowned = throttledNames{}
 		return nil
 	}
-	return f.unowned.of(holders.NameClients(strange, seen.Pods), f.Clock.Now())
+	return p.unowned.of(holders.NameClients(strange, seen.Pods), p.Clock.Now())
 }
 
 // ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings, and those that have
 // GPUs by admin access alone. It leaves out pods that
 // tolerate the fence: the agent cannot send them away.
-func (f *Processes) ObserveClients(seen *state.Observed) {
+func (p *Processes) ObserveClients(seen *state.Observed) {
 	claimed := seen.DRA.Claimed()
 	for i := range seen.Pods {
 		pod := &seen.Pods[i]
-		if state.Ended(pod) || !state.Selected(pod, f.Settings.Drain.Clients) && !claimed.AsAdmin(pod) {
+		if state.Ended(pod) || !state.Selected(pod, p.Settings.Drain.Clients) && !claimed.AsAdmin(pod) {
 			continue
 		}
 		if !holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint()) {

@@ -66,7 +66,7 @@ const (
 	// RestartPlugin evicts a device plugin that does not offer the GPUs as they are: until it starts again, it takes a GPU for unhealthy that has
 	// recovered, and offers the layout of the GPUs that it has read.
 	RestartPlugin Kind = "RestartPlugin"
-	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that the proof may take: one has been seen to
+	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that verification may take: one has been seen to
 	// register and to be forgotten by kubelet.
 	RestartLatePlugin Kind = "RestartLatePlugin"
 	// ReloadPlugin makes the pods of the device plugin that run by a former config read the present one.
@@ -129,8 +129,8 @@ type Traits struct {
 	Bounded bool
 	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
 	Repeatable bool
-	// PartOfProof: the wait for capacity goes on while it is the next step.
-	PartOfProof bool
+	// PartOfVerify: the wait for capacity goes on while it is the next step.
+	PartOfVerify bool
 	// WaitsAsOne: all steps of the kind share one wait and one deadline.
 	WaitsAsOne bool
 	// Wait is what it waits for, beside pods.
@@ -268,7 +268,7 @@ var kinds = map[Kind]Traits{
 			}
 			return "restart " + plugins(s.Pods) + ", whose devices kubelet has lacked for long"
 		},
-		StartsPlugin: true, AsksBudgets: true, PartOfProof: true,
+		StartsPlugin: true, AsksBudgets: true, PartOfVerify: true,
 	},
 	RestartOperands: {
 		Stage: StageRestore, Text: func(s Step) string { return "restart " + plugins(s.Pods) },
@@ -280,7 +280,7 @@ var kinds = map[Kind]Traits{
 		Text:  onGPU(fixedText("let any process compute on it")), Apply: withComputeDefault,
 		Begins: true, ReachesTarget: true, Bounded: true,
 	},
-	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyObserves: true, PartOfProof: true, Wait: WaitCapacity},
+	VerifyCapacity:  {Stage: StageVerify, Text: fixedText("verify capacity"), OnlyObserves: true, PartOfVerify: true, Wait: WaitCapacity},
 	PublishNodeKeys: {Stage: StageVerify, Text: fixedText("publish the profile's labels and taints"), Begins: true, Bounded: true, Repeatable: true},
 	Release:         {Stage: StageVerify, Text: fixedText("release: give the node back")},
 	ReleaseSlot:     {Stage: StageVerify, Text: fixedText("give the slot of the pool back")},

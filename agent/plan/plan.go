@@ -32,7 +32,7 @@ type Observed struct {
 	Closed   []string // devices from which claims are kept for the change
 	Fenced   bool     // the agent's taint keeps new pods away
 	Breached bool     // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
-	Startup  bool     // the taint of a node that has just been registered keeps pods away until the capacity is proven
+	Startup  bool     // the taint of a node that has just been registered keeps pods away until the capacity is verified
 	Returned bool     // something has put that taint back, so that the agent leaves it for some time
 	Undo     bool     // the plan is the way back
 	ByClaims bool     // NVIDIA's DRA driver gives out the GPUs, to operands too
@@ -63,7 +63,7 @@ type Journal struct {
 	Other      bool               // it is about another target than the one that is planned, or about that one before a user has edited it
 	Cuts       map[nvml.UUID]bool // GPUs of which it holds the former layout
 	Persistent map[nvml.UUID]bool // GPUs among them that were in persistence mode
-	Proven     bool               // the capacity agreed with the hardware when the change began, and must do so again
+	Verified   bool               // the capacity agreed with the hardware when the change began, and must do so again
 	Paused     map[string]bool    // labels of operands of which it holds the former value
 	Stopped    map[string]bool    // units that ran before the change
 	MPS        bool               // the plugin's config shared GPUs by MPS before the change
@@ -118,9 +118,9 @@ type Capacity struct {
 	Agreed int // observations in a row in which hardware, kubelet and node agreed
 }
 
-// Proof is the number of observations in a row in which everything must agree before a change counts as done: devices may
+// VerifiedAfter is the number of observations in a row in which everything must agree before a change counts as done: devices may
 // vanish again right after a plugin's first registration.
-const Proof = 2
+const VerifiedAfter = 2
 
 // Target is what one GPU shall become.
 type Target struct {
@@ -167,7 +167,7 @@ func Refuse(seen Observed, want Desired) error {
 }
 
 // Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
-// this is proven, and that the agent has nothing to restore. The error is that of Refuse.
+// this is verified, and that the agent has nothing to restore. The error is that of Refuse.
 func Make(seen Observed, want Desired) ([]Step, error) {
 	changes, err := seen.changes(want)
 	if err != nil {
@@ -211,7 +211,7 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 		return nil
 	}
 	var before, after []Step
-	if seen.Capacity.Agreed < Proof {
+	if seen.Capacity.Agreed < VerifiedAfter {
 		before = append(before, Step{Kind: VerifyCapacity})
 	}
 	for _, s := range giveBack(seen, want, parks) {
@@ -220,7 +220,7 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 			before = append(before, s)
 		case s.Kind == ResumeOperands && s.Label == "" || s.Kind == ReleaseSlot:
 			after = append(after, s)
-		default: // as the proof of a capacity that was not seen yet
+		default: // as to verify a capacity that was not seen yet
 			return nil
 		}
 	}
@@ -468,8 +468,8 @@ func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
 
 // fences reports whether the change needs the fence. Kubelet may give an idle device to a pod at any moment, so the change needs the fence
 // whatever it takes away, held or not. It needs the fence even if a label sends the device plugin away: once the plugin is back, kubelet
-// gives out what the plugin offers, before the agent has proven that. On a node that has just been registered every change needs the fence:
-// it replaces the startup taint, which keeps away the device plugin by which the agent has to prove the capacity.
+// gives out what the plugin offers, before the agent has verified that. On a node that has just been registered every change needs the fence:
+// it replaces the startup taint, which keeps away the device plugin by which the agent has to verify the capacity.
 func (d disruption) fences(seen Observed) bool {
 	if seen.Journal.Pending && seen.Fenced && !seen.Breached {
 		return false
@@ -654,16 +654,16 @@ func persist(seen Observed) []Step {
 	return steps
 }
 
-// needed returns how many agreeing observations prove the capacity. Without a journal, the agent has proven the node before, and one observation
+// needed returns how many agreeing observations verify the capacity. Without a journal, the agent has verified the node before, and one observation
 // shows whether that still holds.
 func needed(seen Observed) int {
 	switch {
 	case !seen.Journal.Pending:
 		return 1
-	case seen.Undo && !seen.Journal.Proven:
+	case seen.Undo && !seen.Journal.Verified:
 		return 0 // capacity that did not agree before the change need not agree after its undo
 	default:
-		return Proof
+		return VerifiedAfter
 	}
 }
 

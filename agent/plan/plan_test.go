@@ -93,7 +93,7 @@ func text(steps []plan.Step, err error) string {
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced closes parked agreed=2 other unproven undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
+//	journal fenced closes parked agreed=2 other unverified undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -367,7 +367,7 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	t.Helper()
 	seen.Journal = plan.Journal{
 		Pending: slices.Contains(words, "journal"), Other: slices.Contains(words, "other"),
-		Proven: !slices.Contains(words, "unproven"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
+		Verified: !slices.Contains(words, "unverified"), MPS: slices.Contains(words, "mps"), Cuts: map[nvml.UUID]bool{}, Persistent: map[nvml.UUID]bool{},
 		Closes: slices.Contains(words, "closes"),
 	}
 	seen.Journal.Cordoned = seen.Journal.Pending && !seen.Journal.Closes && !slices.Contains(words, "parked")

@@ -22,12 +22,12 @@ type note struct {
 }
 
 // notes lists what does not count on the node.
-func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
+func (w *Writer) notes(seen *state.Observed, want state.Desired) []note {
 	var out []note
-	if t.WrongSettings != "" {
+	if w.WrongSettings != "" {
 		out = append(out, note{
 			config.ReasonInvalidSettings,
-			sanitize.Message("mend the settings: "+t.WrongSettings, longestNote) + "; until then this agent goes on with those of before",
+			sanitize.Message("mend the settings: "+w.WrongSettings, longestNote) + "; until then this agent goes on with those of before",
 		})
 	}
 	if want.Unread != nil {
@@ -47,20 +47,20 @@ func (t *Writer) notes(seen *state.Observed, want state.Desired) []note {
 }
 
 // ReportIgnored sends an Event about each thing that does not count, if it is new.
-func (t *Writer) ReportIgnored(seen *state.Observed, want state.Desired) {
-	now := t.notes(seen, want)
+func (w *Writer) ReportIgnored(seen *state.Observed, want state.Desired) {
+	now := w.notes(seen, want)
 	for _, n := range now {
-		if !slices.Contains(t.ignored, n) {
-			t.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)
+		if !slices.Contains(w.ignored, n) {
+			w.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)
 		}
 	}
-	t.ignored = now
+	w.ignored = now
 }
 
 // Ignored says, for the end of the message, what does not count.
-func (t *Writer) Ignored(seen *state.Observed, want state.Desired) string {
+func (w *Writer) Ignored(seen *state.Observed, want state.Desired) string {
 	text := ""
-	for _, n := range t.notes(seen, want) {
+	for _, n := range w.notes(seen, want) {
 		text += "; " + n.text
 	}
 	return text

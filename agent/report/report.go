@@ -33,7 +33,7 @@ type Report struct {
 	Ready   corev1.ConditionStatus // of GPUPartitionReady
 	Reason  config.Reason
 	Message string
-	// Converged: the node is as desired, and that is proven.
+	// Converged: the node is as desired, and that is verified.
 	Converged bool
 	ForRoom   bool     // users have to let pods go
 	GoesOn    bool     // by itself: a step is under way, or what has failed is tried again

@@ -13,12 +13,12 @@ import (
 )
 
 // overrun returns how long a change that has touched its GPUs has gone on beyond its window.
-func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration {
+func (w *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
 	if j == nil || !j.KeepsPodsAway() || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
 		return 0
 	}
-	now := t.Wall.Now()
+	now := w.Wall.Now()
 	schedule := decide.Schedule(seen, want)
 	if schedule.Contains(now) {
 		return 0
@@ -31,29 +31,29 @@ func (t *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 }
 
 // ReportWindows sets the metrics of the node's windows, and reports a change that goes on beyond its window: once for each change.
-func (t *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) {
+func (w *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) {
 	if !seen.Complete {
 		return
 	}
-	now, schedule := t.Wall.Now(), decide.Schedule(seen, want)
-	over := t.overrun(seen, want)
-	w := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
+	now, schedule := w.Wall.Now(), decide.Schedule(seen, want)
+	over := w.overrun(seen, want)
+	window := metrics.Window{Known: true, Open: seen.Pool.Err == nil && schedule.Contains(now), Next: planned, Overrun: over}
 	if next, ok := schedule.Next(now, 0); ok && planned.IsZero() && seen.Pool.Err == nil {
-		w.Next = next.Start
+		window.Next = next.Start
 	}
-	t.Metrics.Windowed(w)
-	if over > 0 && t.overran != seen.Operation() {
-		t.overran = seen.Operation()
-		t.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", t.overran))
-		t.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, textOverrun)
+	w.Metrics.Windowed(window)
+	if over > 0 && w.overran != seen.Operation() {
+		w.overran = seen.Operation()
+		w.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", w.overran))
+		w.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, textOverrun)
 	}
 }
 
 const textOverrun = "the window has closed, and the change goes on, since a GPU was touched"
 
 // Overrun says, for the end of the message, that the change goes on beyond its window; empty if it does not.
-func (t *Writer) Overrun(seen *state.Observed, want state.Desired) string {
-	if !seen.Complete || t.overrun(seen, want) <= 0 {
+func (w *Writer) Overrun(seen *state.Observed, want state.Desired) string {
+	if !seen.Complete || w.overrun(seen, want) <= 0 {
 		return ""
 	}
 	return "; " + string(config.ReasonWindowOverrun) + ": " + textOverrun

@@ -60,15 +60,15 @@ const (
 )
 
 // Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
-func (t *Writer) Report(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
-	if underway && t.mayWait(seen, r) {
+func (w *Writer) Report(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
+	if underway && w.mayWait(seen, r) {
 		return nil
 	}
-	t.reported, t.unreported = time.Time{}, time.Time{}
+	w.reported, w.unreported = time.Time{}, time.Time{}
 	if seen.Journal != nil {
-		t.reported = t.Clock.Now()
+		w.reported = w.Clock.Now()
 	}
-	status, full, err := t.status(ctx, seen, want, r)
+	status, full, err := w.status(ctx, seen, want, r)
 	if err != nil {
 		return err
 	}
@@ -76,36 +76,36 @@ func (t *Writer) Report(ctx context.Context, seen *state.Observed, want state.De
 		r.Message = sanitize.Message(r.Message, sanitize.Longest-len(noRoom)) + noRoom
 	}
 	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
-	return errors.Join(t.answer(ctx, seen, want, r, underway), t.annotations(ctx, seen, want, r, status))
+	return errors.Join(w.answer(ctx, seen, want, r, underway), w.annotations(ctx, seen, want, r, status))
 }
 
 // answer writes the state label and the condition. Who waits for the label's success and looks at the condition then finds it True; any other answer
 // is in the label first.
-func (t *Writer) answer(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
+func (w *Writer) answer(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
 	if r.State != config.StateSuccess {
-		return errors.Join(t.stateLabel(ctx, seen, r), t.condition(ctx, seen, want, r, underway))
+		return errors.Join(w.stateLabel(ctx, seen, r), w.condition(ctx, seen, want, r, underway))
 	}
-	if err := t.condition(ctx, seen, want, r, underway); err != nil {
+	if err := w.condition(ctx, seen, want, r, underway); err != nil {
 		return err
 	}
-	return t.stateLabel(ctx, seen, r)
+	return w.stateLabel(ctx, seen, r)
 }
 
 // mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
 // show the new capacity at once, and a condition that is still True would be taken for the end of the change. Nor may it while a pod holds what kubelet
 // gives out to others already.
-func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
+func (w *Writer) mayWait(seen *state.Observed, r Report) bool {
 	old := PartitionReady(seen.Node)
 	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
 		return false
 	}
-	now, last, pause := t.Clock.Now(), t.reported, progressInterval
-	if t.unreported.IsZero() {
-		t.unreported = now
+	now, last, pause := w.Clock.Now(), w.reported, progressInterval
+	if w.unreported.IsZero() {
+		w.unreported = now
 	}
 	switch {
 	case r.Left == 0 || last.IsZero(): // the end, or the beginning
-		last = t.unreported
+		last = w.unreported
 	case old.Reason == string(r.Reason):
 		last, pause = old.LastHeartbeatTime.Time, countInterval
 	}
@@ -113,46 +113,46 @@ func (t *Writer) mayWait(seen *state.Observed, r Report) bool {
 }
 
 // condition writes the conditions that differ from what the node shows already.
-func (t *Writer) condition(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
+func (w *Writer) condition(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
 	old := PartitionReady(seen.Node)
 	if old == nil {
 		old = &corev1.NodeCondition{}
 	}
-	age := t.Clock.Since(old.LastHeartbeatTime.Time)
+	age := w.Clock.Since(old.LastHeartbeatTime.Time)
 	news := old.Reason != string(r.Reason)
 	same := !news && old.Status == r.Ready && old.Message == r.Message
 	// A record that was lost does not say since when the condition's reason is so. For tools, a status is never newer than the condition.
-	late := t.Record.Now().Learnt.Reported.Since.Truncate(time.Second).After(old.LastHeartbeatTime.Time)
-	beat := late || t.heartbeatDue(age)
-	conditions := slices.Concat(t.drainConditions(seen.Node, r), t.plannedCondition(seen, want, r))
-	for _, source := range t.Sources {
+	late := w.Record.Now().Learnt.Reported.Since.Truncate(time.Second).After(old.LastHeartbeatTime.Time)
+	beat := late || w.heartbeatDue(age)
+	conditions := slices.Concat(w.drainConditions(seen.Node, r), w.plannedCondition(seen, want, r))
+	for _, source := range w.Sources {
 		conditions = append(conditions, source.Conditions(seen.Node, seen.Complete, r.Silent(), beat)...)
 	}
 	if same && len(conditions) == 0 && !beat {
 		return nil
 	}
-	conditions = append(conditions, After(old, config.ConditionGPUPartitionReady, r.Ready, r.Reason, r.Message, t.Clock.Now()))
-	if err := t.Nodes.Conditions(ctx, t.Node, conditions); err != nil {
+	conditions = append(conditions, After(old, config.ConditionGPUPartitionReady, r.Ready, r.Reason, r.Message, w.Clock.Now()))
+	if err := w.Nodes.Conditions(ctx, w.Node, conditions); err != nil {
 		return err
 	}
 	if news {
-		t.Log.Info("reporting", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
+		w.Log.Info("reporting", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
 	}
 	if news && !underway {
-		t.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
+		w.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
 	}
 	return nil
 }
 
 // heartbeatDue reports whether the agent has to write the conditions though they say nothing new. Their time is in the future if the
 // clock was set back.
-func (t *Writer) heartbeatDue(age time.Duration) bool {
-	return age >= t.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
+func (w *Writer) heartbeatDue(age time.Duration) bool {
+	return age >= w.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
 }
 
 // status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the agent
 // does not overwrite the status of an earlier observation. It also writes what later changes need into the host's record.
-func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
+func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
 	if !seen.Complete {
 		return "", false, nil
 	}
@@ -160,20 +160,20 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.OfDRA(),
 		Capacity: seen.CapacityText(want),
 	}
-	learnt := t.learnt(seen, want, r)
+	learnt := w.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers
 	status.Failed, status.Asked = learnt.Failed, learnt.Asked
 	if want.Name != "" {
 		status.Label, status.ByDefault = want.Label, ByDefault(seen.Node, want)
 	}
-	if t.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
-		status.Heartbeat = api.Duration(t.Settings.NodeHeartbeat)
+	if w.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
+		status.Heartbeat = api.Duration(w.Settings.NodeHeartbeat)
 	}
-	for _, source := range t.Sources {
+	for _, source := range w.Sources {
 		source.Report(&status)
 	}
 	learnt.FullMemory = status.FullMemory
-	t.Journal.Learn(ctx, learnt)
+	w.Journal.Learn(ctx, learnt)
 	text, fits, err := EncodeStatus(status, RoomFor(seen.Node, config.AnnotationStatus, StatusRoom))
 	if err != nil || fits {
 		return text, false, err
@@ -183,15 +183,15 @@ func (t *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 
 // stateLabel writes the state label, which tools wait for. It is the answer to one request: if a user has asked for another one since, tools
 // would take it for the answer to that, so the agent does not write it.
-func (t *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
-	if t.stateLabelStale(seen, r) {
-		return t.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: nil})
+func (w *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
+	if w.stateLabelStale(seen, r) {
+		return w.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: nil})
 	}
 	if !seen.Complete || r.State == "" || seen.Node.Labels[config.LabelMIGConfigState] == string(r.State) {
 		return nil
 	}
 	state := string(r.State)
-	return t.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: &state})
+	return w.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: &state})
 }
 
 // sameRequest reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
@@ -207,13 +207,13 @@ func sameRequest(a, b *corev1.Node) bool {
 
 // stateLabelStale reports whether the state label reports the failure of a request that no label asks for any more. Tools that wait for the label
 // have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
-func (t *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
+func (w *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
-		t.Clock.Stamp().Sub(seen.Since(r.Reason, t.Clock.Stamp())) >= t.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
+		w.Clock.Stamp().Sub(seen.Since(r.Reason, w.Clock.Stamp())) >= w.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
 
 // annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
-func (t *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, text string) error {
+func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, text string) error {
 	if !seen.Complete {
 		return nil
 	}
@@ -232,21 +232,21 @@ func (t *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	if len(annotations) == 0 {
 		return nil
 	}
-	return t.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
+	return w.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
 }
 
 // learnt returns what later changes need to know, and what the agent reports now. It begins with the record as it is now: the pass may have
 // written into that since it has observed the node.
-func (t *Writer) learnt(seen *state.Observed, want state.Desired, r Report) journal.Learnt {
-	l := t.Record.Now().Learnt
+func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) journal.Learnt {
+	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
-		l.Proven, l.Cut = want.Fingerprint, ""
+		l.Verified, l.Cut = want.Fingerprint, ""
 		if state.HasInstances(seen.GPUs) {
 			l.Cut = seen.Boot.ID
 		}
 	}
-	now := t.Clock.Stamp()
+	now := w.Clock.Stamp()
 	switch {
 	case want.Fingerprint != "":
 		l.Asked = &api.AskedFor{Fingerprint: want.Fingerprint, Since: seen.AskedSince(want, now)}
@@ -262,7 +262,7 @@ func (t *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 }
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.
-func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondition {
+func (w *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondition {
 	if !r.Drain.Known {
 		return nil
 	}
@@ -284,13 +284,13 @@ func (t *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondi
 		if old == nil && !c.is || old != nil && old.Status == status {
 			continue
 		}
-		out = append(out, After(old, c.kind, status, reason, "by "+config.FieldManager+", see condition "+config.ConditionGPUPartitionReady, t.Clock.Now()))
+		out = append(out, After(old, c.kind, status, reason, "by "+config.FieldManager+", see condition "+config.ConditionGPUPartitionReady, w.Clock.Now()))
 	}
 	return out
 }
 
 // plannedCondition returns the condition that says when the change begins that waits for its window.
-func (t *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
+func (w *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
 	if !seen.Complete { // an earlier, complete observation has set it
 		return nil
 	}
@@ -303,7 +303,7 @@ func (t *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Re
 	if old == nil && status == corev1.ConditionFalse || old != nil && old.Status == status && old.Message == message {
 		return nil
 	}
-	return []corev1.NodeCondition{After(old, config.ConditionMaintenancePlanned, status, reason, message, t.Clock.Now())}
+	return []corev1.NodeCondition{After(old, config.ConditionMaintenancePlanned, status, reason, message, w.Clock.Now())}
 }
 
 func eventType(r Report) string {

@@ -18,7 +18,7 @@ func (s *Observed) Restores(want Desired) bool {
 		return false
 	}
 	bare := s.Record.Learnt.Cut != "" && s.Boot.ID != "" && s.Record.Learnt.Cut != s.Boot.ID && !HasInstances(s.GPUs)
-	return s.Record.Learnt.Proven == want.Fingerprint || bare
+	return s.Record.Learnt.Verified == want.Fingerprint || bare
 }
 
 // HasInstances reports whether any GPU has MIG instances.

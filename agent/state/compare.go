@@ -10,14 +10,14 @@ import (
 // device plugin runs.
 func (s *Observed) CompareHardware(under config.MIGStrategy) Capacity {
 	missing, _ := s.missing(nil, under)
-	return Capacity{Missing: missing, Proven: len(missing) == 0, Strategy: under}
+	return Capacity{Missing: missing, Verified: len(missing) == 0, Strategy: under}
 }
 
 // Compare compares what kubelet offers with what is desired, as far as that is known. Where it is what the labels ask for, no pod may hold what kubelet gives
 // out to others by now: neither what was before a change, nor the way back to it, can promise that. Where NVIDIA's DRA driver gives out the GPUs, a way
 // back that cuts GPUs does: it has the pods leave whose devices are gone.
 func (s *Observed) Compare(want Desired, under config.MIGStrategy) Capacity {
-	out := Capacity{Proven: s.Capacity.Proven, Strategy: under}
+	out := Capacity{Verified: s.Capacity.Verified, Strategy: under}
 	var stands capacity.Resources
 	out.Missing, stands = s.missing(want.Plugin, under)
 	// Where the config is not known, only what agrees with hardware and node can be what stands.

@@ -80,10 +80,10 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		if missing := strings.Join(got.Missing, "; "); !strings.HasPrefix(missing, row.missing) || missing != "" && row.missing == "" {
 			t.Errorf("%s: %q is missing, want %q", name, missing, row.missing)
 		}
-		if got.Proven != row.proven || len(got.Stale) > 0 != row.stale || (len(got.Withdrawn) > 0) != strings.HasPrefix(row.missing, "pod") {
+		if got.Verified != row.proven || len(got.Stale) > 0 != row.stale || (len(got.Withdrawn) > 0) != strings.HasPrefix(row.missing, "pod") {
 			t.Errorf("%s: %+v", name, got)
 		}
-		if diff := cmp.Diff(before, s.Capacity, cmp.AllowUnexported(capacity.Proof{})); diff != "" {
+		if diff := cmp.Diff(before, s.Capacity, cmp.AllowUnexported(capacity.Agreement{})); diff != "" {
 			t.Errorf("%s: the comparison has changed the observation: %s", name, diff)
 		}
 	}

@@ -30,7 +30,7 @@ type Desired struct {
 	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
 	Overridden       []string        // labels, as key=value, that do not count while Label is there
 	Unanswered       bool            // LabelMIGConfig is one of them, and asks for something else than Label does
-	Unread           error           // why a file could not be read that this is from: it is as last proven, and no change begins by it; nil if all were
+	Unread           error           // why a file could not be read that this is from: it is as last verified, and no change begins by it; nil if all were
 	Undo             bool            // the agent undoes the change instead
 	UndoCause        error           // why, unless that is the failure in the journal
 }

@@ -15,10 +15,10 @@ import (
 )
 
 // Planned returns the desired state as the planner needs it.
-func (w Desired) Planned(targets plan.Targets) plan.Desired {
-	out := plan.Desired{GPUs: targets, Config: w.Plugin.ConfigText(), Later: w.PluginLater}
-	if w.Plugin != nil {
-		out.Sharing = PlannedSharing(w.Plugin.Sharing, w.Plugin.Strategy)
+func (d Desired) Planned(targets plan.Targets) plan.Desired {
+	out := plan.Desired{GPUs: targets, Config: d.Plugin.ConfigText(), Later: d.PluginLater}
+	if d.Plugin != nil {
+		out.Sharing = PlannedSharing(d.Plugin.Sharing, d.Plugin.Strategy)
 	}
 	return out
 }

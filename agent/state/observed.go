@@ -136,11 +136,11 @@ type Holders struct {
 
 // Capacity is how hardware, kubelet and node agree: whatever the labels ask for until the goal of the pass is known, and by that goal since.
 type Capacity struct {
-	Missing  []string           // how they disagree
-	Proven   bool               // they agree, whatever the labels ask for
-	Strategy config.MIGStrategy // under which the device plugin is to run
-	Stale    []string           // labels of GPU feature discovery that show another sharing than the desired one
-	Proof    capacity.Proof     // the agreeing observations in a row, with this one
+	Missing   []string           // how they disagree
+	Verified  bool               // they agree, whatever the labels ask for
+	Strategy  config.MIGStrategy // under which the device plugin is to run
+	Stale     []string           // labels of GPU feature discovery that show another sharing than the desired one
+	Agreement capacity.Agreement // the agreeing observations in a row, with this one
 	// Withdrawn are the devices that pods hold although kubelet gives them out to others by now.
 	Withdrawn []Withdrawn
 }

@@ -55,7 +55,7 @@ func (o Owner) Advice() string {
 	return "see the log of " + o.Driver
 }
 
-// MayCut reports whether the agent may change the GPUs, and prove by what the device plugin or NVIDIA's DRA driver offers then that it has.
+// MayCut reports whether the agent may change the GPUs, and verify by what the device plugin or NVIDIA's DRA driver offers then that it has.
 func (o Owner) MayCut() bool {
 	return o.Kind == api.OwnerNone || o.Kind == api.OwnerPlugin || o.Kind == api.OwnerDRAStatic
 }
@@ -194,7 +194,7 @@ func wordsOf(c *corev1.Container) []string {
 }
 
 // dynamicMIG says by what NVIDIA's DRA driver shows that it cuts GPUs itself; empty if it does not. An A100 with MIG mode off shows no counters in that mode,
-// so that its slices alone are no proof of the other.
+// so that its slices alone do not show the other.
 func (s *Observed) dynamicMIG(drivers []*corev1.Pod) string {
 	for _, slice := range s.DRA.Slices {
 		if len(slice.Spec.SharedCounters) > 0 {

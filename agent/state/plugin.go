@@ -206,16 +206,16 @@ type DesiredPlugin struct {
 }
 
 // SharingKnown returns how the plugin shall share GPUs; nil if that is not known, or the agent wants nothing of the plugin.
-func (w *DesiredPlugin) SharingKnown() *catalog.Sharing {
-	if w == nil || !w.Known {
+func (d *DesiredPlugin) SharingKnown() *catalog.Sharing {
+	if d == nil || !d.Known {
 		return nil
 	}
-	return &w.Sharing
+	return &d.Sharing
 }
 
 // Matches reports whether the config has the desired sharing and MIG strategy.
-func (w *DesiredPlugin) Matches(now *catalog.PluginConfig) bool {
-	return now != nil && now.Sharing.Equal(w.Sharing) && OrNone(now.MIGStrategy) == OrNone(w.Strategy)
+func (d *DesiredPlugin) Matches(now *catalog.PluginConfig) bool {
+	return now != nil && now.Sharing.Equal(d.Sharing) && OrNone(now.MIGStrategy) == OrNone(d.Strategy)
 }
 
 // OrNone returns the strategy by which a plugin runs if its config says s, which may be empty.
@@ -316,14 +316,14 @@ func SharingText(s catalog.Sharing) string {
 }
 
 // ConfigText names the plugin's desired config in messages.
-func (w *DesiredPlugin) ConfigText() string {
+func (d *DesiredPlugin) ConfigText() string {
 	switch {
-	case w == nil:
+	case d == nil:
 		return ""
-	case !w.Known:
+	case !d.Known:
 		return "as it was"
 	default:
-		return SharingText(w.Sharing)
+		return SharingText(d.Sharing)
 	}
 }
 

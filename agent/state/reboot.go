@@ -18,13 +18,13 @@ func (s *Observed) Refusal() *journal.NoReset {
 }
 
 // KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot or reset has taken.
-func (want *Desired) KeepForeign(j *journal.Journal) {
+func (d *Desired) KeepForeign(j *journal.Journal) {
 	if j == nil {
 		return
 	}
 	for _, c := range j.Previous {
-		if _, asked := want.Targets[c.GPU]; c.Foreign && !asked {
-			want.Targets[c.GPU] = c.Target()
+		if _, asked := d.Targets[c.GPU]; c.Foreign && !asked {
+			d.Targets[c.GPU] = c.Target()
 		}
 	}
 }

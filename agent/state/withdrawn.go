@@ -56,11 +56,11 @@ func (s *Observed) WithdrawnFrom(stands capacity.Resources, want Desired) []With
 	return out
 }
 
-// replacedMPS says how kubelet gives the replica out by now if a change that is not proven yet shares it by MPS, and the pod has had it since before:
+// replacedMPS says how kubelet gives the replica out by now if a change that is not verified yet shares it by MPS, and the pod has had it since before:
 // such a pod is no client of MPS. Until the control daemon of MPS is there, the device plugin gives out nothing by it. It is empty otherwise.
 func (s *Observed) replacedMPS(pod holders.Pod, r plan.Replica, want Desired) string {
-	proven := s.Record.Learnt.Proven
-	if want.Plugin == nil || want.Plugin.Sharing.Strategy != catalog.SharingMPS || proven == "" || proven == want.Fingerprint {
+	verified := s.Record.Learnt.Verified
+	if want.Plugin == nil || want.Plugin.Sharing.Strategy != catalog.SharingMPS || verified == "" || verified == want.Fingerprint {
 		return ""
 	}
 	if !strings.Contains(r.ID, nvml.ReplicaSeparator) || !s.startedBeforeMPS(pod) {

@@ -108,7 +108,7 @@ func TestAPodFromBeforeMPSDoesNotShareByIt(t *testing.T) {
 		"time-slicing":                                  {catalog.SharingTimeSlicing, "former", []int{1}, false},
 	} {
 		s := given(two, map[string][2]string{"a": {gpu, "GPU-a::0"}})
-		s.Record.Learnt.Proven = row.proven
+		s.Record.Learnt.Verified = row.proven
 		for _, minutes := range row.daemons {
 			s.DevicePlugin.MPSDaemons = append(s.DevicePlugin.MPSDaemons, corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: at(minutes)}})
 		}

@@ -77,8 +77,8 @@ func (e encoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buff
 type printableWriter struct{ w io.Writer }
 
 // Write implements io.Writer for whole texts of JSON.
-func (l printableWriter) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(l.w, sanitize.JSON(string(p))); err != nil {
+func (w printableWriter) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(w.w, sanitize.JSON(string(p))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

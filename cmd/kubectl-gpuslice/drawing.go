@@ -46,7 +46,7 @@ func draw(v *nodeView, p paper) string {
 }
 
 // gpu draws a GPU. Known says whether the agent reports its health.
-func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
+func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
 	cut := g.MIG && g.Slices > 0
 	lines := p.headline(g, cut, known)
 	lines = append(lines, g.healthLines(p)...)
@@ -54,7 +54,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 		return lines
 	}
 	if !cut {
-		return append(lines, p.block(indent+"used by: ", k.users(g.Pods))...)
+		return append(lines, p.block(indent+"used by: ", v.users(g.Pods))...)
 	}
 	names, numbers := cells(g)
 	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
@@ -71,7 +71,7 @@ func (k podsView) gpu(g *gpuView, known bool, p paper) []string {
 		longest = max(longest, len([]rune(i.Is)))
 	}
 	for _, i := range g.Instances {
-		lines = append(lines, k.instance(i, longest, g.Health, p)...)
+		lines = append(lines, v.instance(i, longest, g.Health, p)...)
 	}
 	if len(g.Pods) > 0 {
 		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
@@ -117,12 +117,12 @@ func (p paper) drawn() int {
 }
 
 // instance draws an instance, with the pods that use it. It marks one that is not healthy.
-func (k podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
+func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
 	margin := indent
 	if i.Unhealthy != "" {
 		margin = unwell
 	}
-	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), k.users(i.Pods))
+	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.users(i.Pods))
 	for n := range entry {
 		switch {
 		case i.Unhealthy != "":
@@ -135,11 +135,11 @@ func (k podsView) instance(i instanceView, longest int, health *gpuHealth, p pap
 }
 
 // users names the pods, or says that there are none, if that is known.
-func (k podsView) users(pods []string) string {
+func (v podsView) users(pods []string) string {
 	switch {
 	case len(pods) > 0:
 		return strings.Join(pods, ", ")
-	case k.Known:
+	case v.Known:
 		return "free"
 	default:
 		return "?"

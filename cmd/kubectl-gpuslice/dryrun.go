@@ -41,9 +41,9 @@ func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 }
 
 // leaving returns the pods that have to leave, by their nodes.
-func (q *plans) leaving() []leavingPods {
+func (p *plans) leaving() []leavingPods {
 	var out []leavingPods
-	for _, a := range q.nodes {
+	for _, a := range p.nodes {
 		if a.answer != nil && len(a.answer.Pods) > 0 {
 			out = append(out, leavingPods{node: a.name, pods: a.answer.Pods, more: a.answer.MorePods})
 		}
@@ -59,11 +59,11 @@ func interrupted(ctx context.Context, err error) error {
 }
 
 // print writes the answers. It joins nodes with the same answer.
-func (q *plans) print(out *cli.Printer) {
+func (p *plans) print(out *cli.Printer) {
 	var order []string
 	same := map[string][]string{}
-	for _, a := range q.nodes {
-		text := q.describe(a)
+	for _, a := range p.nodes {
+		text := p.describe(a)
 		if same[text] == nil {
 			order = append(order, text)
 		}
@@ -75,9 +75,9 @@ func (q *plans) print(out *cli.Printer) {
 }
 
 // conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
-func (q *plans) conclude(out *cli.Printer) error {
+func (p *plans) conclude(out *cli.Printer) error {
 	refused, held, givenUp, silent, changed := 0, 0, 0, 0, 0
-	for _, a := range q.nodes {
+	for _, a := range p.nodes {
 		if a.answer != nil && len(a.answer.Steps) > 0 {
 			changed++
 		}
@@ -88,11 +88,11 @@ func (q *plans) conclude(out *cli.Printer) error {
 			refused++
 		case a.answer.HeldUp != "":
 			held++
-		case q.gaveUp(a) != "":
+		case p.gaveUp(a) != "":
 			givenUp++
 		}
 	}
-	out.Printf("%s: %d of %s would change; nothing was labelled\n", q.target.kind(), changed, cli.Counted(len(q.nodes), "node"))
+	out.Printf("%s: %d of %s would change; nothing was labelled\n", p.target.kind(), changed, cli.Counted(len(p.nodes), "node"))
 	if out.Err != nil {
 		return out.Err
 	}
@@ -108,7 +108,7 @@ func (q *plans) conclude(out *cli.Printer) error {
 	if len(parts) == 0 {
 		return nil
 	}
-	err := fmt.Errorf("%s %s", q.target.kind(), strings.Join(parts, ", "))
+	err := fmt.Errorf("%s %s", p.target.kind(), strings.Join(parts, ", "))
 	if silent > 0 {
 		return err
 	}
@@ -116,15 +116,15 @@ func (q *plans) conclude(out *cli.Printer) error {
 }
 
 // gaveUp says why the change of the node would begin, and be given up in the end; empty if it would not.
-func (q *plans) gaveUp(a *askedNode) string {
+func (p *plans) gaveUp(a *askedNode) string {
 	if a.answer.Patience <= 0 { // the agent deletes the pods at the end
 		return ""
 	}
-	return q.givesUp[a.name]
+	return p.givesUp[a.name]
 }
 
 // describe says what one node would do, the verdict first.
-func (q *plans) describe(a *askedNode) string {
+func (p *plans) describe(a *askedNode) string {
 	switch {
 	case a.lost != "":
 		return a.lost
@@ -133,7 +133,7 @@ func (q *plans) describe(a *askedNode) string {
 			" --field-selector spec.nodeName=NODE", planTime)
 	}
 	verdict, now := show.Verdict(a.answer)
-	if why := q.gaveUp(a); now && why != "" {
+	if why := p.gaveUp(a); now && why != "" {
 		verdict = show.GivesUp(a.answer, why)
 	}
 	switch {

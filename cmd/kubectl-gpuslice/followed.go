@@ -27,17 +27,17 @@ const (
 type target struct{ label, name string }
 
 // String returns the request as kubectl label takes it.
-func (w target) String() string { return w.label + "=" + w.name }
+func (t target) String() string { return t.label + "=" + t.name }
 
 // kind names the request in messages.
-func (w target) kind() string {
-	switch w.label {
+func (t target) kind() string {
+	switch t.label {
 	case config.LabelProfile:
-		return "profile " + w.name
+		return "profile " + t.name
 	case config.LabelDevicePluginConfig:
-		return "device plugin config " + w.name
+		return "device plugin config " + t.name
 	default:
-		return "MIG config " + w.name
+		return "MIG config " + t.name
 	}
 }
 
@@ -73,8 +73,8 @@ func agentReportOf(n *corev1.Node) agentReport {
 }
 
 // sanitize bounds the texts to show: any user who can write the node can write an annotation and a condition.
-func (t *agentReport) sanitize() {
-	s, c := &t.status, &t.condition
+func (r *agentReport) sanitize() {
+	s, c := &r.status, &r.condition
 	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), longestWord)), config.Reason(sanitize.Cut(string(s.Reason), longestWord))
 	s.Owner = api.Owner(sanitize.Cut(string(s.Owner), longestWord))
 	s.Capacity = sanitize.Message(s.Capacity, sanitize.Longest)
@@ -85,13 +85,13 @@ func (t *agentReport) sanitize() {
 }
 
 // none reports whether no agent has ever written anything.
-func (t agentReport) none() bool { return t.text == "" && t.condition.Type == "" }
+func (r agentReport) none() bool { return r.text == "" && r.condition.Type == "" }
 
-func (t agentReport) same(o agentReport) bool { return t.text == o.text && t.sameCondition(o) }
+func (r agentReport) same(o agentReport) bool { return r.text == o.text && r.sameCondition(o) }
 
-func (t agentReport) sameCondition(o agentReport) bool {
-	return t.condition.Reason == o.condition.Reason && t.condition.Message == o.condition.Message &&
-		t.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
+func (r agentReport) sameCondition(o agentReport) bool {
+	return r.condition.Reason == o.condition.Reason && r.condition.Message == o.condition.Message &&
+		r.condition.LastHeartbeatTime.Equal(&o.condition.LastHeartbeatTime)
 }
 
 // labelled is all that labels ask for together: a profile alone, or a MIG config, a config of the device plugin, or both.
@@ -114,8 +114,8 @@ func labelledOf(n *corev1.Node) (out labelled) {
 
 // answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may be that of the
 // settings, for which there is no label.
-func (t agentReport) answers(n *corev1.Node) bool {
-	s, asked := t.status, labelledOf(n)
+func (r agentReport) answers(n *corev1.Node) bool {
+	s, asked := r.status, labelledOf(n)
 	var answered labelled
 	switch s.Label {
 	case config.LabelProfile:
@@ -141,8 +141,8 @@ const (
 
 // silence is for how long the agent has said nothing, if that is longer than two and a half of its heartbeats: then it does not run, or cannot
 // write. It is 0 of a node of which no agent has ever said anything.
-func (t agentReport) silence(now time.Time) time.Duration {
-	every, heard := time.Duration(t.status.Heartbeat), t.condition.LastHeartbeatTime.Time
+func (r agentReport) silence(now time.Time) time.Duration {
+	every, heard := time.Duration(r.status.Heartbeat), r.condition.LastHeartbeatTime.Time
 	if every < shortestHeartbeat || every > longestHeartbeat {
 		every = config.DefaultNodeHeartbeat
 	}
@@ -153,8 +153,8 @@ func (t agentReport) silence(now time.Time) time.Duration {
 }
 
 // agrees reports whether condition and status are about the same: the agent writes them one after the other.
-func (t agentReport) agrees() bool {
-	return t.condition.Reason == string(t.status.Reason) && !t.condition.LastHeartbeatTime.Time.Before(t.status.Since.Truncate(time.Second))
+func (r agentReport) agrees() bool {
+	return r.condition.Reason == string(r.status.Reason) && !r.condition.LastHeartbeatTime.Time.Before(r.status.Since.Truncate(time.Second))
 }
 
 // identity is a node as it was when this command wrote to it.

@@ -165,68 +165,68 @@ type watchOf struct {
 	names []string
 }
 
-func (o watchOf) see(n *corev1.Node) {
-	if slices.Contains(o.names, n.Name) {
-		o.statusWatch.see(n)
+func (w watchOf) see(n *corev1.Node) {
+	if slices.Contains(w.names, n.Name) {
+		w.statusWatch.see(n)
 	}
 }
 
-func (o watchOf) gone(name string) {
-	if slices.Contains(o.names, name) {
-		o.statusWatch.gone(name)
+func (w watchOf) gone(name string) {
+	if slices.Contains(w.names, name) {
+		w.statusWatch.gone(name)
 	}
 }
 
-func (f *statusWatch) see(n *corev1.Node) {
+func (w *statusWatch) see(n *corev1.Node) {
 	v := viewOf(n, time.Now())
 	v.Pods.Why = "a watch does not ask the agents"
-	f.views[n.Name], f.reports[n.Name] = v, agentReportOf(n)
-	f.changed(n.Name, v)
+	w.views[n.Name], w.reports[n.Name] = v, agentReportOf(n)
+	w.changed(n.Name, v)
 }
 
-func (f *statusWatch) gone(name string) {
-	if _, there := f.views[name]; !there {
+func (w *statusWatch) gone(name string) {
+	if _, there := w.views[name]; !there {
 		return
 	}
-	delete(f.views, name)
-	if _, _, is := terminal(f.w); !is && f.printed[name] != "" {
-		f.out.Printf("%s  %s  was deleted\n", time.Now().UTC().Format(time.TimeOnly+"Z"), name)
+	delete(w.views, name)
+	if _, _, is := terminal(w.w); !is && w.printed[name] != "" {
+		w.out.Printf("%s  %s  was deleted\n", time.Now().UTC().Format(time.TimeOnly+"Z"), name)
 	}
-	delete(f.printed, name)
-	f.stale = true
+	delete(w.printed, name)
+	w.stale = true
 }
 
 // changed shows the node, if what is shown of it has changed.
-func (f *statusWatch) changed(name string, v nodeView) {
-	if _, _, is := terminal(f.w); is {
-		f.stale = true
-		f.picture(time.Now())
+func (w *statusWatch) changed(name string, v nodeView) {
+	if _, _, is := terminal(w.w); is {
+		w.stale = true
+		w.picture(time.Now())
 		return
 	}
 	p := paper{now: time.Now()}
 	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
-	if f.printed[name] == said {
+	if w.printed[name] == said {
 		return
 	}
-	f.printed[name] = said
-	switch f.request.format {
+	w.printed[name] = said
+	switch w.request.format {
 	case formatJSON:
 		line, err := json.Marshal(v)
-		f.raw(string(line)+"\n", err)
+		w.raw(string(line)+"\n", err)
 	case formatYAML:
 		document, err := yaml.Marshal(v)
-		f.raw("---\n"+string(document), err)
+		w.raw("---\n"+string(document), err)
 	default:
-		f.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), said)
+		w.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), said)
 	}
 }
 
-func (f *statusWatch) raw(text string, err error) {
-	if f.out.Err == nil {
-		f.out.Err = err
+func (w *statusWatch) raw(text string, err error) {
+	if w.out.Err == nil {
+		w.out.Err = err
 	}
-	if f.out.Err == nil {
-		_, f.out.Err = io.WriteString(f.w, text)
+	if w.out.Err == nil {
+		_, w.out.Err = io.WriteString(w.w, text)
 	}
 }
 
@@ -234,30 +234,30 @@ func (f *statusWatch) raw(text string, err error) {
 const clearScreen = "\x1b[H\x1b[2J"
 
 // picture draws all nodes again, unless it has just done so.
-func (f *statusWatch) picture(now time.Time) {
-	if now.Sub(f.drawn) < leastPause {
+func (w *statusWatch) picture(now time.Time) {
+	if now.Sub(w.drawn) < leastPause {
 		return
 	}
-	f.drawn, f.stale = now, false
+	w.drawn, w.stale = now, false
 	var views []nodeView
-	for name, v := range f.views {
-		v.Silent = f.reports[name].silence(now) > 0
+	for name, v := range w.views {
+		v.Silent = w.reports[name].silence(now) > 0
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b nodeView) int { return strings.Compare(a.Node, b.Node) })
-	text, err := f.request.text(views, f.named, paperOf(f.w))
-	if f.request.format != formatJSON && f.request.format != formatYAML {
+	text, err := w.request.text(views, w.named, paperOf(w.w))
+	if w.request.format != formatJSON && w.request.format != formatYAML {
 		text = clearScreen + text
 	}
-	f.raw(text, err)
+	w.raw(text, err)
 }
 
-func (f *statusWatch) passed(now time.Time) {
-	if _, _, is := terminal(f.w); is && f.request.format != formatJSON && f.request.format != formatYAML {
-		f.picture(now) // the ages have changed
+func (w *statusWatch) passed(now time.Time) {
+	if _, _, is := terminal(w.w); is && w.request.format != formatJSON && w.request.format != formatYAML {
+		w.picture(now) // the ages have changed
 	}
 }
 
-func (f *statusWatch) trouble(err error) { f.out.Printf("%v; trying again\n", err) }
+func (w *statusWatch) trouble(err error) { w.out.Printf("%v; trying again\n", err) }
 
-func (f *statusWatch) settled() (bool, error) { return false, f.out.Err }
+func (w *statusWatch) settled() (bool, error) { return false, w.out.Err }

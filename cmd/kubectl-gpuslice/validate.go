@@ -83,13 +83,13 @@ func (o *options) validate() *cobra.Command {
 }
 
 // found says what a piece has, and what is wrong with it.
-func (v *fileCheck) found(p manifest.Piece) (found string, err error) {
+func (c *fileCheck) found(p manifest.Piece) (found string, err error) {
 	switch p.Format {
 	case manifest.Profiles:
 		return counted(catalog.ParseProfiles, p.Text, "profile")
 	case manifest.Maintenance:
 		m, err := maintenance.Parse(p.Text)
-		return describeMaintenance(m, v.now), err
+		return describeMaintenance(m, c.now), err
 	case manifest.Settings:
 		_, err := config.Parse(p.Text)
 		return "settings", err
@@ -215,37 +215,37 @@ const (
 )
 
 // file checks the pieces of a file.
-func (v *fileCheck) file(name string, text []byte) {
-	v.printed, v.mistakes = map[string]int{}, 0
+func (c *fileCheck) file(name string, text []byte) {
+	c.printed, c.mistakes = map[string]int{}, 0
 	anything := false
 	var policies clusterPolicies
 	var queues queuedFlavors
-	r := manifest.Reader{Foreign: v.foreign, Found: func(p manifest.Piece) {
+	r := manifest.Reader{Foreign: c.foreign, Found: func(p manifest.Piece) {
 		anything = anything || p.Err != nil || p.Format != "" || p.ConfigMap == "" || p.Key == ""
-		v.piece(p)
+		c.piece(p)
 		policies.note(p)
 		queues.note(p)
 	}}
 	r.Read(name, text)
 	if !anything {
-		v.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
+		c.out.Printf("%s: nothing that gpuslice reads, passed over\n", name)
 	}
-	policies.check(v)
-	queues.check(v)
+	policies.check(c)
+	queues.check(c)
 	for _, result := range []string{passedOver, isRight, isWrong} {
-		if more := v.printed[result] - maxPieces; more > 0 {
-			v.out.Printf("%s: and %d more, %s\n", name, more, result)
+		if more := c.printed[result] - maxPieces; more > 0 {
+			c.out.Printf("%s: and %d more, %s\n", name, more, result)
 		}
 	}
 }
 
 // say prints the result for a piece, unless it has printed that result often enough, and reports whether it has.
-func (v *fileCheck) say(result, format string, args ...any) bool {
-	v.printed[result]++
-	if v.printed[result] > maxPieces {
+func (c *fileCheck) say(result, format string, args ...any) bool {
+	c.printed[result]++
+	if c.printed[result] > maxPieces {
 		return false
 	}
-	v.out.Printf(format, args...)
+	c.out.Printf(format, args...)
 	return true
 }
 
@@ -253,22 +253,22 @@ var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: p
 	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
 	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign takes that for no error")
 
-func (v *fileCheck) piece(p manifest.Piece) {
+func (c *fileCheck) piece(p manifest.Piece) {
 	switch {
 	case p.Err != nil:
-		v.report(p.At, "", p.Err)
+		c.report(p.At, "", p.Err)
 	case p.Format == "" && (p.ConfigMap == "" || p.Key == ""):
-		v.say(passedOver, "%s: %s, passed over\n", sanitize.Cut(p.At, manifest.LongestName), sanitize.Cut(p.Foreign, manifest.LongestName))
+		c.say(passedOver, "%s: %s, passed over\n", sanitize.Cut(p.At, manifest.LongestName), sanitize.Cut(p.Foreign, manifest.LongestName))
 	case p.Format == "": // other programs may read this key of the ConfigMap
 	default:
-		found, err := v.found(p)
+		found, err := c.found(p)
 		switch {
 		case err != nil && p.Format == manifest.Object:
 			found = kinds.Name(p.Top)
 		case err != nil:
 			found = string(p.Format)
 		}
-		v.report(p.At, found, manifest.AddPlaces(p, err))
+		c.report(p.At, found, manifest.AddPlaces(p, err))
 	}
 }
 
@@ -374,43 +374,43 @@ func joinFirst(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-func (v *fileCheck) report(at, found string, err error) {
+func (c *fileCheck) report(at, found string, err error) {
 	at = sanitize.Cut(at, manifest.LongestName)
 	if err == nil {
-		v.right++
-		v.say(isRight, "%s: %s\n", at, found)
+		c.right++
+		c.say(isRight, "%s: %s\n", at, found)
 		return
 	}
-	v.wrong++
+	c.wrong++
 	if found != "" {
 		found += ", "
 	}
-	if !v.say(isWrong, "%s: %swrong\n", at, found) {
+	if !c.say(isWrong, "%s: %swrong\n", at, found) {
 		return
 	}
 	left := 0
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		if v.mistakes++; v.mistakes > maxMistakes {
+		if c.mistakes++; c.mistakes > maxMistakes {
 			left++
 			continue
 		}
-		v.out.Printf("  %s\n", sanitize.Cut(line, longestLine))
+		c.out.Printf("  %s\n", sanitize.Cut(line, longestLine))
 	}
 	if left > 0 {
-		v.out.Printf("  and %d more\n", left)
+		c.out.Printf("  and %d more\n", left)
 	}
 }
 
-func (v *fileCheck) result() error {
+func (c *fileCheck) result() error {
 	switch {
-	case v.out.Err != nil:
-		return v.out.Err
-	case v.right+v.wrong == 0 && v.foreign:
+	case c.out.Err != nil:
+		return c.out.Err
+	case c.right+c.wrong == 0 && c.foreign:
 		return nil
-	case v.right+v.wrong == 0:
+	case c.right+c.wrong == 0:
 		return errNothingToCheck
-	case v.wrong == 0:
+	case c.wrong == 0:
 		return nil
 	}
-	return fmt.Errorf("%d of %d files and keys cannot be used", v.wrong, v.right+v.wrong)
+	return fmt.Errorf("%d of %d files and keys cannot be used", c.wrong, c.right+c.wrong)
 }

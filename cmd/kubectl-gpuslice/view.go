@@ -129,8 +129,8 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 
 // answersAnother reports whether the agent's last word is about something else than the labels of the node ask for by now. Of
 // a status that cannot be read, nothing is known.
-func (t agentReport) answersAnother(n *corev1.Node) bool {
-	return t.status.Phase != "" && !t.standsAlone() && !t.answers(n)
+func (r agentReport) answersAnother(n *corev1.Node) bool {
+	return r.status.Phase != "" && !r.standsAlone() && !r.answers(n)
 }
 
 // failedObservations are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
@@ -138,9 +138,9 @@ var failedObservations = []config.Reason{config.ReasonRetrying, config.ReasonJou
 
 // standsAlone reports whether the condition says why the agent cannot observe the node: then no status follows it, and that on the node is of a
 // pass before.
-func (t agentReport) standsAlone() bool {
-	return t.condition.Reason != string(t.status.Reason) &&
-		(t.condition.Status == corev1.ConditionUnknown || slices.Contains(failedObservations, config.Reason(t.condition.Reason)))
+func (r agentReport) standsAlone() bool {
+	return r.condition.Reason != string(r.status.Reason) &&
+		(r.condition.Status == corev1.ConditionUnknown || slices.Contains(failedObservations, config.Reason(r.condition.Reason)))
 }
 
 // asks returns what the node's labels ask for. Beside a profile, which alone counts, it has what does not.

@@ -167,9 +167,9 @@ type MaintenanceFields struct {
 }
 
 // Check refuses two pools of one name.
-func (f *MaintenanceFields) Check(c *check.Mistakes, _ string, _ check.Written) {
+func (m *MaintenanceFields) Check(c *check.Mistakes, _ string, _ check.Written) {
 	there := map[string]bool{}
-	for i, p := range f.Pools {
+	for i, p := range m.Pools {
 		if p.Name != "" && there[p.Name] {
 			c.Refuse(fmt.Sprintf("pools[%d].name", i), p.Name, "is there twice")
 		}
@@ -177,17 +177,17 @@ func (f *MaintenanceFields) Check(c *check.Mistakes, _ string, _ check.Written) 
 	}
 }
 
-func (f *MaintenanceFields) maintenance() Maintenance {
-	m := Maintenance{Others: Without().Others}
-	m.Others.Schedule = window.Schedule{Windows: WindowsOf(f.Windows), Freezes: freezesOf(f.Freezes)}
-	m.Others.Estimate, m.Others.Jitter = f.Estimate, f.Jitter
-	if f.MaxUnavailable != nil {
-		m.Others.MaxUnavailable = f.MaxUnavailable.limit
+func (m *MaintenanceFields) maintenance() Maintenance {
+	out := Maintenance{Others: Without().Others}
+	out.Others.Schedule = window.Schedule{Windows: WindowsOf(m.Windows), Freezes: freezesOf(m.Freezes)}
+	out.Others.Estimate, out.Others.Jitter = m.Estimate, m.Jitter
+	if m.MaxUnavailable != nil {
+		out.Others.MaxUnavailable = m.MaxUnavailable.limit
 	}
-	for _, p := range f.Pools {
-		m.Pools = append(m.Pools, p.pool(m.Others))
+	for _, p := range m.Pools {
+		out.Pools = append(out.Pools, p.pool(out.Others))
 	}
-	return m
+	return out
 }
 
 // PoolFields is what holds for certain nodes.
@@ -211,39 +211,39 @@ type PoolFields struct {
 }
 
 // pool gives a pool. A field that is not written is as in others.
-func (f *PoolFields) pool(others Pool) Pool {
-	p := others
-	p.Name, p.Selector, p.PauseAfter, p.MaxUnavailable = f.Name, f.Selector, DefaultPauseAfter, nil
-	if f.Windows != nil {
-		p.Schedule.Windows = WindowsOf(f.Windows)
+func (p *PoolFields) pool(others Pool) Pool {
+	out := others
+	out.Name, out.Selector, out.PauseAfter, out.MaxUnavailable = p.Name, p.Selector, DefaultPauseAfter, nil
+	if p.Windows != nil {
+		out.Schedule.Windows = WindowsOf(p.Windows)
 	}
-	p.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, freezesOf(f.Freezes))
-	p.Estimate = cmp.Or(f.Estimate, p.Estimate)
-	if f.Jitter != nil {
-		p.Jitter = *f.Jitter
+	out.Schedule.Freezes = slices.Concat(others.Schedule.Freezes, freezesOf(p.Freezes))
+	out.Estimate = cmp.Or(p.Estimate, out.Estimate)
+	if p.Jitter != nil {
+		out.Jitter = *p.Jitter
 	}
-	if f.MaxUnavailable != nil {
-		p.MaxUnavailable = f.MaxUnavailable.limit
+	if p.MaxUnavailable != nil {
+		out.MaxUnavailable = p.MaxUnavailable.limit
 	}
-	if f.PauseAfter != nil {
-		p.PauseAfter = *f.PauseAfter
+	if p.PauseAfter != nil {
+		out.PauseAfter = *p.PauseAfter
 	}
-	return p
+	return out
 }
 
 // FieldLimit is a limit as files have it: a number of nodes, a percentage, or none.
 type FieldLimit struct{ limit *Limit }
 
 // ReadText reads one.
-func (l *FieldLimit) ReadText(text string) error {
+func (f *FieldLimit) ReadText(text string) error {
 	number, percentage := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(number)
 	switch {
 	case text == "none":
 	case err == nil && percentage && n >= 1 && n <= 100:
-		l.limit = &Limit{Percent: n}
+		f.limit = &Limit{Percent: n}
 	case err == nil && !percentage && n >= 0:
-		l.limit = &Limit{Nodes: n}
+		f.limit = &Limit{Nodes: n}
 	default:
 		return errNotLimit
 	}

@@ -288,15 +288,15 @@ func (u *Units) connect(ctx context.Context, address string) (*unitBus, error) {
 }
 
 // hangUp replaces Close, which may end in the middle of a message.
-func (c *unitBus) hangUp() {
-	c.calls.hangUp()
-	c.signals.hangUp()
+func (b *unitBus) hangUp() {
+	b.calls.hangUp()
+	b.signals.hangUp()
 }
 
 // endWith makes it end with ctx instead of the context by which it was begun.
-func (c *unitBus) endWith(ctx context.Context) {
-	c.calls.endWith(ctx)
-	c.signals.endWith(ctx)
+func (b *unitBus) endWith(ctx context.Context) {
+	b.calls.endWith(ctx)
+	b.signals.endWith(ctx)
 }
 
 // listeners receive signals as long as the line stands. With godbus's own (v5.2.2), a caller that comes after the line's end waits for ever,

@@ -37,7 +37,7 @@ type Evictions struct {
 
 // Evictable asks the API server in a dry run, for each pod that the steps make leave by an eviction, whether it may be evicted now. It asks for operands,
 // which come back by themselves, only if all others may go, and returns those of them that would stay.
-func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict {
+func (e *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var out []drain.Verdict
@@ -45,39 +45,39 @@ func (d *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict
 		switch has := s.Traits(); {
 		case !has.DryRun || s.Label != "":
 		case !has.ComesBack:
-			out = append(out, d.dryRun(all, in, s)...)
+			out = append(out, e.dryRun(all, in, s)...)
 		case len(stuck(out)) == 0:
-			out = append(out, stuck(d.dryRun(all, in, s))...)
+			out = append(out, stuck(e.dryRun(all, in, s))...)
 		}
 	}
 	return out
 }
 
-func (d *Evictions) dryRun(ctx context.Context, in act.Input, s plan.Step) []drain.Verdict {
-	return d.Evictor.DryRun(ctx, in.Seen.Drained(s.Pods), d.policy(in.Seen, s, in.Want))
+func (e *Evictions) dryRun(ctx context.Context, in act.Input, s plan.Step) []drain.Verdict {
+	return e.Evictor.DryRun(ctx, in.Seen.Drained(s.Pods), e.policy(in.Seen, s, in.Want))
 }
 
 // Drainable returns a wait if a pod that the steps evict would stay.
-func (d *Evictions) Drainable(ctx context.Context, in act.Input) error {
-	verdicts := d.Evictable(ctx, in)
-	d.Wakes.BlockedBy(verdicts)
+func (e *Evictions) Drainable(ctx context.Context, in act.Input) error {
+	verdicts := e.Evictable(ctx, in)
+	e.Wakes.BlockedBy(verdicts)
 	blocked := stuck(verdicts)
 	if len(blocked) == 0 {
 		return nil
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
-		Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+		Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, e.Clock.Stamp()),
 		Else: "changes nothing until then; " + cancelAdvice(in.Want),
 	}
-	d.allow(wait, in.Want, verdicts)
+	e.allow(wait, in.Want, verdicts)
 	return wait
 }
 
 // Patience is how long the agent would wait for the pods that have to leave for the steps, until it gives the change up; 0 if none has to
 // leave, or those that are left are deleted then.
-func (d *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duration {
-	policy := decide.From(d.Settings.With(want.Drain))
+func (e *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duration {
+	policy := decide.From(e.Settings.With(want.Drain))
 	if policy.Delete || !plan.Has(steps, plan.Evict) {
 		return 0
 	}
@@ -89,21 +89,21 @@ func (d *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duratio
 const evictionsTimeout = time.Minute
 
 // Evict evicts the pods of a step, as EvictPods does.
-func (d *Evictions) Evict(ctx context.Context, in act.Input) error {
+func (e *Evictions) Evict(ctx context.Context, in act.Input) error {
 	if in.Step().Kind == plan.Evict {
-		if err := d.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {
+		if err := e.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {
 			return err
 		}
 	}
-	return d.EvictPods(ctx, in, in.Step().Pods)
+	return e.EvictPods(ctx, in, in.Step().Pods)
 }
 
 // EvictPods evicts pods for a step and returns which are still there. It never returns nil: only the next observation can show that they
 // are gone.
-func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
-	verdicts, policy := d.request(ctx, in, pods)
+func (e *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
+	verdicts, policy := e.request(ctx, in, pods)
 	for _, v := range verdicts {
-		d.report(in.Seen, in.Want, v)
+		e.report(in.Seen, in.Want, v)
 	}
 	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
 		return &api.Failure{
@@ -112,30 +112,30 @@ func (d *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 				outcome.Moment(verdicts[late].Deadline), sanitize.Listed(drain.Summary(verdicts, verdicts[late].Deadline))),
 		}
 	}
-	return d.await(in.Seen, in.Want, policy, verdicts)
+	return e.await(in.Seen, in.Want, policy, verdicts)
 }
 
 // request evicts the pods of a step. It returns the verdicts on them, and the policy that these follow.
-func (d *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) ([]drain.Verdict, drain.Policy) {
+func (e *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) ([]drain.Verdict, drain.Policy) {
 	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var fenced time.Time
-	policy := d.policy(in.Seen, in.Step(), in.Want)
+	policy := e.policy(in.Seen, in.Step(), in.Want)
 	if in.Seen.Journal != nil {
 		fenced = in.Seen.Journal.Started
 		if in.Step().Kind == plan.PauseOperands && !in.Want.Undo {
-			policy.Deadline = d.Retries.Deadline(in.Seen, in.Want, in.Step()).Sub(fenced)
+			policy.Deadline = e.Retries.Deadline(in.Seen, in.Want, in.Step()).Sub(fenced)
 		}
 	}
-	verdicts := d.Evictor.Evict(all, in.Seen.Drained(pods), policy, fenced)
-	d.Wakes.BlockedBy(verdicts)
-	d.Metrics.Evicted(verdicts)
+	verdicts := e.Evictor.Evict(all, in.Seen.Drained(pods), policy, fenced)
+	e.Wakes.BlockedBy(verdicts)
+	e.Metrics.Evicted(verdicts)
 	return verdicts, policy
 }
 
 // await returns which pods are still there, and why.
-func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
+func (e *Evictions) await(seen *state.Observed, want state.Desired, policy drain.Policy, verdicts []drain.Verdict) *outcome.Waiting {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonEvicting, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
 	}
@@ -143,7 +143,7 @@ func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain
 		wait.Since = seen.Journal.Started
 	}
 	for _, v := range verdicts {
-		if left := v.RetryAt.Sub(d.Clock.Now()); !v.RetryAt.IsZero() && left > 0 {
+		if left := v.RetryAt.Sub(e.Clock.Now()); !v.RetryAt.IsZero() && left > 0 {
 			wait.After = min(wait.After, left)
 		}
 		if v.Deadline.After(wait.Until) {
@@ -156,7 +156,7 @@ func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain
 	wait.Message = "waiting for pods to leave: " + sanitize.Listed(drain.Summary(verdicts, wait.Until))
 	if blocked := stuck(verdicts); len(blocked) > 0 {
 		wait.Reason, wait.For = config.ReasonEvictionBlocked, outcome.ForRoom
-		d.allow(wait, want, verdicts)
+		e.allow(wait, want, verdicts)
 		wait.Message = sanitize.Listed(drain.Summary(blocked, wait.Until))
 		wait.Else = "deleting the pods goes on at once; " + cancelAdvice(want)
 		if awaitsRoom(blocked) {
@@ -164,7 +164,7 @@ func (d *Evictions) await(seen *state.Observed, want state.Desired, policy drain
 		}
 	}
 	if want.Undo { // these pods hold devices of the former config
-		wait.Since = seen.Since(wait.Reason, d.Clock.Stamp())
+		wait.Since = seen.Since(wait.Reason, e.Clock.Stamp())
 		wait.Advice = "see what keeps the pods by kubectl describe pod, or delete them"
 		wait.Else = "an undo has no deadline and deletes no pod"
 	}
@@ -186,9 +186,9 @@ func cancelAdvice(want state.Desired) string {
 
 // policy returns the rules that the agent evicts the pods of a step by. The rules do not hold for operands, which come back by themselves, nor for
 // an undo, which has to take everything away.
-func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
+func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
 	if step.Kind == plan.Evict && !want.Undo {
-		p = decide.From(d.Settings.With(want.Drain))
+		p = decide.From(e.Settings.With(want.Drain))
 	}
 	if seen.Kubelet.Err != nil {
 		p.KubeletSilent = seen.Kubelet.Err.Error()
@@ -198,30 +198,30 @@ func (d *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desi
 }
 
 // report records an Event on the pod, and on the node, that the pod has to leave.
-func (d *Evictions) report(seen *state.Observed, want state.Desired, v drain.Verdict) {
+func (e *Evictions) report(seen *state.Observed, want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
 		return
 	}
-	d.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.Name)
+	e.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.Name)
 	if v.Pod.UID != "" && v.Pod.Name != "" {
-		d.Events.Podf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
-			"%s this pod: its GPU on node %s is repartitioned for %s", did, d.Node, want.Name)
+		e.Events.Podf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
+			"%s this pod: its GPU on node %s is repartitioned for %s", did, e.Node, want.Name)
 	}
 }
 
 // RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
 // then. An undo waits only for a silent kubelet, and for slices of NVIDIA's DRA driver, without which every pod counts as a holder.
-func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
+func (e *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
 	reason, busy := seen.HoldersUnknown()
 	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil && seen.ClaimsUnknown() == nil {
 		return nil
 	}
-	until := d.Retries.Deadline(seen, want, step)
+	until := e.Retries.Deadline(seen, want, step)
 	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
-		until = until.Add(decide.From(d.Settings.With(want.Drain)).EndFor)
+		until = until.Add(decide.From(e.Settings.With(want.Drain)).EndFor)
 	}
-	if d.Clock.Now().After(until) && !want.Undo {
+	if e.Clock.Now().After(until) && !want.Undo {
 		return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}
 	}
 	wait := &outcome.Waiting{
@@ -233,9 +233,9 @@ func (d *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 }
 
 // PauseOperand pauses an operand by its label, and waits until its pods are gone. The journal has the label's former value.
-func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
+func (e *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 	if in.Seen.Node.Labels[in.Step().Label] != fence.PausedValue {
-		return d.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
+		return e.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 			return fence.SetLabels(node, map[string]string{in.Step().Label: fence.PausedValue})
 		})
 	}
@@ -244,8 +244,8 @@ func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 		pods[i] = p.Namespace + "/" + p.Name
 	}
 	message := fmt.Sprintf("waiting for the pods of %s to end: %s", in.Step().Label, sanitize.Names(pods))
-	until := d.Retries.Deadline(in.Seen, in.Want, in.Step())
-	if d.Clock.Now().After(until) && !in.Want.Undo {
+	until := e.Retries.Deadline(in.Seen, in.Want, in.Step())
+	if e.Clock.Now().After(until) && !in.Want.Undo {
 		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPausingOperands, Message: message + ", up to the deadline"}
 	}
 	wait := &outcome.Waiting{
@@ -257,8 +257,8 @@ func (d *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 }
 
 // ResumeOperand gives the label of an operand its former value again.
-func (d *Evictions) ResumeOperand(ctx context.Context, in act.Input) error {
-	return d.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
+func (e *Evictions) ResumeOperand(ctx context.Context, in act.Input) error {
+	return e.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return fence.SetLabels(node, map[string]string{in.Step().Label: in.Seen.Journal.Paused[in.Step().Label]})
 	})
 }
@@ -272,8 +272,8 @@ func stuck(verdicts []drain.Verdict) []drain.Verdict {
 
 // allow adds to the wait the command that lets this change evict pods although data would be lost with them, if the settings refuse any for that and a
 // user has asked for the change.
-func (d *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
-	if command := want.ApplyCommand(d.Node, drain.Flags(verdicts)...); command != "" {
+func (e *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
+	if command := want.ApplyCommand(e.Node, drain.Flags(verdicts)...); command != "" {
 		wait.Advice, wait.Named = "to let this change evict what would be lost: "+command, true
 	}
 }

@@ -17,24 +17,24 @@ import (
 // restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns nil: only
 // the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for a bad GPU
 // restarts the plugin itself, or does not want it restarted.
-func (d *Evictions) Restart(ctx context.Context, in act.Input) error {
+func (e *Evictions) Restart(ctx context.Context, in act.Input) error {
 	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, d.Clock.Stamp()),
+			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, e.Clock.Stamp()),
 			Message: in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted after the work of " + sanitize.Listed(others),
 		}
 	}
-	verdicts, _ := d.request(ctx, in, in.Step().Pods)
+	verdicts, _ := e.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
-			d.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
+			e.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
 				"restarting %s, pod %s: it does not offer the GPUs as they are", in.Seen.Offerer(), v.Pod)
 		}
 	}
 	if blocked := stuck(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
-			Since:   in.Seen.Since(config.ReasonEvictionBlocked, d.Clock.Stamp()),
+			Since:   in.Seen.Since(config.ReasonEvictionBlocked, e.Clock.Stamp()),
 			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted",
 			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
 		}

@@ -182,7 +182,7 @@ func (f *Fencing) by(j *journal.Journal) fence.Fence {
 
 // Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone.
 func (f *Fencing) Release(ctx context.Context, in act.Input) error {
-	f.Timing.NoteProven(f.Clock.Now())
+	f.Timing.NoteVerified(f.Clock.Now())
 	uncordon := in.Seen.Journal.Cordoned && !in.Seen.ForeignCordon()
 	if foreign := in.Seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
 		return &outcome.Waiting{
@@ -230,7 +230,7 @@ func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
 	}
 	learnt.NoReset = in.Seen.Refusal()
 	if !in.Want.Undo {
-		learnt.Proven, learnt.Took = in.Want.Fingerprint, f.Timing.With(learnt.Took, in.Seen.Journal.Started)
+		learnt.Verified, learnt.Took = in.Want.Fingerprint, f.Timing.With(learnt.Took, in.Seen.Journal.Started)
 	}
 	f.Journal.Learn(ctx, learnt)
 }

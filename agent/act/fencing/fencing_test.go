@@ -243,8 +243,8 @@ func TestWhatIsLearntBeforeTheNodeIsGivenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		learnt := h.disk.record.Learnt
-		if diff := cmp.Diff(row.took, learnt.Took); diff != "" || learnt.Proven != row.proven || (learnt.Failed != nil) != row.failed {
-			t.Errorf("%s: proven %q, failed %v; took (-want +got):\n%s", name, learnt.Proven, learnt.Failed, diff)
+		if diff := cmp.Diff(row.took, learnt.Took); diff != "" || learnt.Verified != row.proven || (learnt.Failed != nil) != row.failed {
+			t.Errorf("%s: proven %q, failed %v; took (-want +got):\n%s", name, learnt.Verified, learnt.Failed, diff)
 		}
 	}
 }
@@ -287,8 +287,8 @@ func TestTheEstimateGoesByTheLastChangesThatOneProcessHasSeen(t *testing.T) {
 		for _, d := range row.touched {
 			timing.NoteTouched(now.Add(-d))
 		}
-		timing.NoteProven(now)
-		timing.NoteProven(now.Add(time.Hour))
+		timing.NoteVerified(now)
+		timing.NoteVerified(now.Add(time.Hour))
 		if diff := cmp.Diff(row.want, timing.With(row.before, began.Add(-time.Millisecond))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

@@ -32,8 +32,8 @@ func (f *Fencing) forgetFormerTarget(in act.Input) {
 func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: in.Seen.Boot.ID,
-		Proven:  in.Seen.Capacity.Proven || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a proven capacity
-		Started: f.Clock.Stamp(),
+		Verified: in.Seen.Capacity.Verified || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a verified capacity
+		Started:  f.Clock.Stamp(),
 	}
 	if in.Seen.Journal != nil {
 		copied := *in.Seen.Journal

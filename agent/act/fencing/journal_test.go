@@ -107,7 +107,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 		"a user has edited what was forced": {
 			nil, of(started, func(j *journal.Journal) { j.Fingerprint, j.Forced = "former", true }), asked, nil, &started,
 		},
-		"a proven capacity": {func(s *state.Observed) { s.Capacity.Proven = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Proven = true })},
+		"a proven capacity": {func(s *state.Observed) { s.Capacity.Verified = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Verified = true })},
 		"what an agent has left": {
 			func(s *state.Observed) {
 				s.Record.Learnt.Failed = failure
@@ -118,7 +118,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 			}, nil, asked,
 			[]plan.Step{{Kind: plan.Adopt}},
 			of(first, func(j *journal.Journal) {
-				j.Proven, j.Cordoned, j.Kept, j.Paused, j.Undo = true, true, []string{scaleDown}, map[string]string{dcgm: "true"}, failure
+				j.Verified, j.Cordoned, j.Kept, j.Paused, j.Undo = true, true, []string{scaleDown}, map[string]string{dcgm: "true"}, failure
 				j.Stopped, j.Persistent = []string{monitor}, []nvml.UUID{"GPU-b"}
 			}),
 		},

@@ -12,7 +12,7 @@ import (
 )
 
 // Preflight checks, before a step that leads to the first disturbance, whether the change can come to its end: no other tool works on the node,
-// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to prove the capacity, without
+// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to verify the capacity, without
 // which it makes no instance either. It writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)

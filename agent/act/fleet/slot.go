@@ -41,18 +41,18 @@ type notQueued struct {
 }
 
 // slots are for whatever may change what the pool has of this node.
-func (t *Slot) slots() *Leases {
-	t.notQueued = notQueued{}
-	return t.Slots
+func (s *Slot) slots() *Leases {
+	s.notQueued = notQueued{}
+	return s.Slots
 }
 
 // Claim returns the operation for which this process has taken a slot; empty if it has taken none.
-func (t *Slot) Claim() string { return t.claim }
+func (s *Slot) Claim() string { return s.claim }
 
 // Forget drops what was computed from earlier times of the clock.
-func (t *Slot) Forget(time.Time) {
-	t.full = nil
-	t.slots().Forget()
+func (s *Slot) Forget(time.Time) {
+	s.full = nil
+	s.slots().Forget()
 }
 
 // slotNews is the least time between two reports of the nodes that are in the way: with hundreds of nodes that wait, each report of each
@@ -60,8 +60,8 @@ func (t *Slot) Forget(time.Time) {
 const slotNews = 5 * time.Minute
 
 // change is the change that the slot is for.
-func (t *Slot) change(s *state.Observed) Change {
-	return Change{Node: s.Node.Name, UID: s.Node.UID, Operation: cmp.Or(s.Operation(), t.claim), Since: t.Clock.Stamp()}
+func (s *Slot) change(seen *state.Observed) Change {
+	return Change{Node: seen.Node.Name, UID: seen.Node.UID, Operation: cmp.Or(seen.Operation(), s.claim), Since: s.Clock.Stamp()}
 }
 
 // poolOf returns the node's pool.
@@ -76,103 +76,103 @@ func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && s
 // Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the
 // Lease is read again only for an observation that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any
 // of its nodes. Nor does a change that has begun to take something away without a slot ask for one later.
-func (t *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
+func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	if !inLimitedPool(seen) {
 		return
 	}
 	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
-	if t.notQueued == apart && (!fresh || seen.DisruptionStarted()) {
+	if s.notQueued == apart && (!fresh || seen.DisruptionStarted()) {
 		return
 	}
 	var err error
-	if seen.Pool.Slot, err = t.slots().Read(ctx, poolOf(seen), t.change(seen)); err != nil {
-		t.Log.Warn("observing the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	if seen.Pool.Slot, err = s.slots().Read(ctx, poolOf(seen), s.change(seen)); err != nil {
+		s.Log.Warn("observing the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
-	if !seen.DisruptionStarted() && !t.holds(seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
-		t.claim = ""
+	if !seen.DisruptionStarted() && !s.holds(seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
+		s.claim = ""
 	}
-	if seen.Pool.Slot == (state.Slot{}) && t.claim == "" {
-		t.notQueued = apart
+	if seen.Pool.Slot == (state.Slot{}) && s.claim == "" {
+		s.notQueued = apart
 	}
 }
 
 // Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
 // not every change has a fence by which other nodes' agents know of it.
-func (t *Slot) Renew(ctx context.Context, seen *state.Observed) {
-	lost := inLimitedPool(seen) && seen.DisruptionStarted() && t.claim != "" && t.claim == seen.Operation()
-	if !lost && !t.holds(seen) {
+func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
+	lost := inLimitedPool(seen) && seen.DisruptionStarted() && s.claim != "" && s.claim == seen.Operation()
+	if !lost && !s.holds(seen) {
 		return
 	}
-	if err := t.slots().Renew(ctx, poolOf(seen), t.change(seen)); err != nil {
-		t.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	if err := s.slots().Renew(ctx, poolOf(seen), s.change(seen)); err != nil {
+		s.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
 // holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
 // earlier one or another node's agent, does not count before the change has begun: Take asks for it again.
-func (t *Slot) holds(s *state.Observed) bool {
-	operation := cmp.Or(s.Operation(), t.claim)
-	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
+func (s *Slot) holds(seen *state.Observed) bool {
+	operation := cmp.Or(seen.Operation(), s.claim)
+	return seen.Pool.Slot.Held && operation != "" && seen.Pool.Slot.Operation == operation
 }
 
 // Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
-func (t *Slot) Planned(s *state.Observed, want state.Desired) plan.Slot {
+func (s *Slot) Planned(seen *state.Observed, want state.Desired) plan.Slot {
 	return plan.Slot{
-		Needed: inLimitedPool(s) && !want.Undo && !s.DisruptionStarted() && !t.holds(s), Spared: s.Restores(want),
-		Drains: s.Pool.ForEvictions, Has: s.Pool.Slot.Held || s.Pool.Slot.Waiting,
+		Needed: inLimitedPool(seen) && !want.Undo && !seen.DisruptionStarted() && !s.holds(seen), Spared: seen.Restores(want),
+		Drains: seen.Pool.ForEvictions, Has: seen.Pool.Slot.Held || seen.Pool.Slot.Waiting,
 	}
 }
 
 // Take asks the pool for a slot, once nothing else is in the way: a node that cannot be drained keeps no other node waiting.
-func (t *Slot) Take(ctx context.Context, in act.Input) error {
-	c := t.change(in.Seen)
-	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), in.Seen.AskedSince(in.Want, t.Clock.Stamp())
-	if err := t.ask(ctx, in.Seen, c); err != nil {
+func (s *Slot) Take(ctx context.Context, in act.Input) error {
+	c := s.change(in.Seen)
+	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), in.Seen.AskedSince(in.Want, s.Clock.Stamp())
+	if err := s.ask(ctx, in.Seen, c); err != nil {
 		return err
 	}
-	t.claim = c.Operation
+	s.claim = c.Operation
 	return nil
 }
 
 // Foresee returns what Take would, and writes and remembers nothing.
-func (t *Slot) Foresee(ctx context.Context, in act.Input) error {
-	c := t.change(in.Seen)
-	c.Since = in.Seen.AskedSince(in.Want, t.Clock.Stamp())
-	return t.explain(in.Seen, t.Slots.Foresee(ctx, poolOf(in.Seen), c), (*Slot).waitFor)
+func (s *Slot) Foresee(ctx context.Context, in act.Input) error {
+	c := s.change(in.Seen)
+	c.Since = in.Seen.AskedSince(in.Want, s.Clock.Stamp())
+	return s.explain(in.Seen, s.Slots.Foresee(ctx, poolOf(in.Seen), c), (*Slot).waitFor)
 }
 
 // Confirm makes sure right before the fence that the node still has its slot.
-func (t *Slot) Confirm(ctx context.Context, in act.Input) error {
-	if !inLimitedPool(in.Seen) || !t.holds(in.Seen) {
+func (s *Slot) Confirm(ctx context.Context, in act.Input) error {
+	if !inLimitedPool(in.Seen) || !s.holds(in.Seen) {
 		return nil
 	}
-	c := t.change(in.Seen)
-	c.Since = in.Seen.AskedSince(in.Want, t.Clock.Stamp())
-	return t.ask(ctx, in.Seen, c)
+	c := s.change(in.Seen)
+	c.Since = in.Seen.AskedSince(in.Want, s.Clock.Stamp())
+	return s.ask(ctx, in.Seen, c)
 }
 
-func (t *Slot) ask(ctx context.Context, seen *state.Observed, c Change) error {
-	return t.explain(seen, t.slots().Take(ctx, poolOf(seen), c), (*Slot).await)
+func (s *Slot) ask(ctx context.Context, seen *state.Observed, c Change) error {
+	return s.explain(seen, s.slots().Take(ctx, poolOf(seen), c), (*Slot).await)
 }
 
 // explain turns the answer of the pool into a wait.
-func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state.Observed, *Full) error) error {
+func (s *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state.Observed, *Full) error) error {
 	var full *Full
 	var paused *Paused
 	switch {
 	case errors.As(err, &full):
-		return await(t, seen, full)
+		return await(s, seen, full)
 	case errors.As(err, &paused):
-		wait := t.Paused(seen, paused.Why)
-		wait.After, wait.Since = paused.Retry, seen.Since(config.ReasonPoolPaused, t.Clock.Stamp())
+		wait := s.Paused(seen, paused.Why)
+		wait.After, wait.Since = paused.Retry, seen.Since(config.ReasonPoolPaused, s.Clock.Stamp())
 		return wait
 	case apierrors.IsForbidden(err):
 		return &outcome.Waiting{
-			Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+			Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp()),
 			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s share its slots: %v", seen.Pool.Name, err),
 			Advice: fmt.Sprintf("let the agent get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
-				t.Namespace),
+				s.Namespace),
 		}
 	default:
 		return err
@@ -180,30 +180,30 @@ func (t *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 }
 
 // Paused returns why no node of the pool begins a change.
-func (t *Slot) Paused(s *state.Observed, why string) *outcome.Waiting {
+func (s *Slot) Paused(seen *state.Observed, why string) *outcome.Waiting {
 	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
 	return &outcome.Waiting{
-		Reason: config.ReasonPoolPaused, For: outcome.ForSlot, Message: fmt.Sprintf("pool %s begins nothing: %s", s.Pool.Name, said),
-		Blockers: []string{"pool " + s.Pool.Name + " is paused: " + said},
-		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", t.Namespace, config.LeasePrefix, s.Pool.Name, config.AnnotationPaused),
+		Reason: config.ReasonPoolPaused, For: outcome.ForSlot, Message: fmt.Sprintf("pool %s begins nothing: %s", seen.Pool.Name, said),
+		Blockers: []string{"pool " + seen.Pool.Name + " is paused: " + said},
+		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", s.Namespace, config.LeasePrefix, seen.Pool.Name, config.AnnotationPaused),
 	}
 }
 
 // await returns which nodes are in the way. These change often, so the agent reports them again only now and then.
-func (t *Slot) await(seen *state.Observed, full *Full) error {
-	now, since := t.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp())
-	if t.full == nil || now.Sub(t.fullAt) >= slotNews || t.fullAt.Before(since) { // of this wait, and not of one before
-		t.full, t.fullAt = full, now
+func (s *Slot) await(seen *state.Observed, full *Full) error {
+	now, since := s.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp())
+	if s.full == nil || now.Sub(s.fullAt) >= slotNews || s.fullAt.Before(since) { // of this wait, and not of one before
+		s.full, s.fullAt = full, now
 	}
-	said := *t.full
+	said := *s.full
 	said.Retry = full.Retry
-	return t.waitFor(seen, &said)
+	return s.waitFor(seen, &said)
 }
 
 // waitFor is the wait for the nodes that are in the way.
-func (t *Slot) waitFor(seen *state.Observed, full *Full) error {
+func (s *Slot) waitFor(seen *state.Observed, full *Full) error {
 	return &outcome.Waiting{
-		Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, t.Clock.Stamp()),
+		Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp()),
 		Message: full.Error(), Blockers: full.Unavailable,
 		Else: "changes nothing until then; the node that has waited longest goes first",
 	}
@@ -211,7 +211,7 @@ func (t *Slot) waitFor(seen *state.Observed, full *Full) error {
 
 // Yield returns the slot if the change, before it has disturbed anything, has to wait for something other than the pool, or keeps failing.
 // A change that has only failed to ask for the slot keeps its place in the queue.
-func (t *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, err error) {
+func (s *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, err error) {
 	var wait *outcome.Waiting
 	waits := errors.As(err, &wait)
 	switch {
@@ -219,50 +219,50 @@ func (t *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, 
 	case waits && wait.For == outcome.ForSlot:
 	case !waits && step.Kind == plan.AcquireSlot:
 	default:
-		t.Leave(ctx, seen)
+		s.Leave(ctx, seen)
 	}
 }
 
 // Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
-func (t *Slot) Leave(ctx context.Context, seen *state.Observed) {
-	if err := t.Return(ctx, act.Input{Seen: seen}); err != nil {
-		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+func (s *Slot) Leave(ctx context.Context, seen *state.Observed) {
+	if err := s.Return(ctx, act.Input{Seen: seen}); err != nil {
+		s.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
 // Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
 // a failure.
-func (t *Slot) Return(ctx context.Context, in act.Input) error {
+func (s *Slot) Return(ctx context.Context, in act.Input) error {
 	if !inLimitedPool(in.Seen) || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
 		return nil
 	}
-	if err := t.slots().Leave(ctx, poolOf(in.Seen), t.change(in.Seen)); err != nil {
+	if err := s.slots().Leave(ctx, poolOf(in.Seen), s.change(in.Seen)); err != nil {
 		return err
 	}
-	t.claim = ""
+	s.claim = ""
 	return nil
 }
 
 // End returns the slot when the node is given back. If that fails, the next plan does it.
-func (t *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
-	t.CountFailure(ctx, seen, seen.Journal.Undo)
-	t.claim = ""
+func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
+	s.CountFailure(ctx, seen, seen.Journal.Undo)
+	s.claim = ""
 	if want.Undo || !inLimitedPool(seen) || !seen.Pool.Slot.Held {
-		t.Leave(ctx, seen)
+		s.Leave(ctx, seen)
 		return
 	}
-	if err := t.slots().Release(ctx, poolOf(seen), t.change(seen)); err != nil {
-		t.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	if err := s.slots().Release(ctx, poolOf(seen), s.change(seen)); err != nil {
+		s.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
 // CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
 // cancelled, or that is only postponed, has not failed.
-func (t *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *api.Failure) {
+func (s *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *api.Failure) {
 	if failure == nil || failure.Later || failure.Cancelled || !inLimitedPool(seen) {
 		return
 	}
-	if err := t.slots().Fail(ctx, poolOf(seen), t.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
-		t.Log.Warn("reporting a failure to the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+	if err := s.slots().Fail(ctx, poolOf(seen), s.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {
+		s.Log.Warn("reporting a failure to the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }

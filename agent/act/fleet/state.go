@@ -67,40 +67,40 @@ const (
 	whyLength    = 160 // characters
 )
 
-func (st *leaseState) holder(uid types.UID) *holder {
-	for i := range st.Holders {
-		if st.Holders[i].UID == uid {
-			return &st.Holders[i]
+func (l *leaseState) holder(uid types.UID) *holder {
+	for i := range l.Holders {
+		if l.Holders[i].UID == uid {
+			return &l.Holders[i]
 		}
 	}
 	return nil
 }
 
 // hold gives the node a slot for the operation, or renews the one that it has.
-func (st *leaseState) hold(c Change, now time.Time) {
-	st.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
-	st.dropHolders(func(h holder) bool { return h.Node == c.Node && h.UID != c.UID })
-	h := st.holder(c.UID)
+func (l *leaseState) hold(c Change, now time.Time) {
+	l.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
+	l.dropHolders(func(h holder) bool { return h.Node == c.Node && h.UID != c.UID })
+	h := l.holder(c.UID)
 	if h == nil {
-		st.Holders = append(st.Holders, holder{Node: c.Node, UID: c.UID, Operation: c.Operation, Since: metav1.NewTime(now.UTC())})
-		h = &st.Holders[len(st.Holders)-1]
+		l.Holders = append(l.Holders, holder{Node: c.Node, UID: c.UID, Operation: c.Operation, Since: metav1.NewTime(now.UTC())})
+		h = &l.Holders[len(l.Holders)-1]
 	}
 	if h.Operation != c.Operation {
 		h.Operation, h.Failed = c.Operation, false
 	}
-	h.Renewed = st.Turn + 1
-	st.trimQueue()
+	h.Renewed = l.Turn + 1
+	l.trimQueue()
 }
 
 // trimQueue drops the nodes at the queue's end for which there is no room.
-func (st *leaseState) trimQueue() {
+func (l *leaseState) trimQueue() {
 	room := maxStateBytes
-	for _, h := range st.Holders {
+	for _, h := range l.Holders {
 		room -= size(h)
 	}
-	for i, w := range st.Queue {
+	for i, w := range l.Queue {
 		if room -= size(w); room < 0 || i == MaxNodes {
-			st.Queue = st.Queue[:i]
+			l.Queue = l.Queue[:i]
 			return
 		}
 	}
@@ -116,39 +116,39 @@ func size[T holder | waiter](entry T) int {
 }
 
 // dropHolders reports whether it has dropped any holder.
-func (st *leaseState) dropHolders(which func(holder) bool) bool {
-	before := len(st.Holders)
-	st.Holders = slices.DeleteFunc(st.Holders, which)
-	return len(st.Holders) < before
+func (l *leaseState) dropHolders(which func(holder) bool) bool {
+	before := len(l.Holders)
+	l.Holders = slices.DeleteFunc(l.Holders, which)
+	return len(l.Holders) < before
 }
 
-func (st *leaseState) waits(uid types.UID) bool {
-	return slices.ContainsFunc(st.Queue, func(w waiter) bool { return w.UID == uid })
+func (l *leaseState) waits(uid types.UID) bool {
+	return slices.ContainsFunc(l.Queue, func(w waiter) bool { return w.UID == uid })
 }
 
 // enqueue puts the node at its place in the queue, unless the queue is full of nodes that have waited longer. It reports whether that
 // changes the queue.
-func (st *leaseState) enqueue(c Change) bool {
+func (l *leaseState) enqueue(c Change) bool {
 	me := waiter{Node: c.Node, UID: c.UID, Since: waitingSince(c)}
-	if i := slices.IndexFunc(st.Queue, func(w waiter) bool { return w.UID == me.UID }); i >= 0 {
-		if st.Queue[i].Node == me.Node && st.Queue[i].Since.Equal(&me.Since) {
+	if i := slices.IndexFunc(l.Queue, func(w waiter) bool { return w.UID == me.UID }); i >= 0 {
+		if l.Queue[i].Node == me.Node && l.Queue[i].Since.Equal(&me.Since) {
 			return false
 		}
 	}
-	st.dropWaiters(func(w waiter) bool { return w.Node == me.Node || w.UID == me.UID })
-	i, _ := slices.BinarySearchFunc(st.Queue, me, age)
-	st.Queue = slices.Insert(st.Queue, i, me)
-	st.trimQueue()
-	return i < len(st.Queue)
+	l.dropWaiters(func(w waiter) bool { return w.Node == me.Node || w.UID == me.UID })
+	i, _ := slices.BinarySearchFunc(l.Queue, me, age)
+	l.Queue = slices.Insert(l.Queue, i, me)
+	l.trimQueue()
+	return i < len(l.Queue)
 }
 
 // waitingSince returns c.Since in whole seconds, which JSON does not round.
 func waitingSince(c Change) metav1.Time { return metav1.NewTime(c.Since.UTC().Truncate(time.Second)) }
 
 // ahead returns the nodes that get a slot before this one.
-func (st *leaseState) ahead(c Change) []waiter {
-	i, _ := slices.BinarySearchFunc(st.Queue, waiter{Node: c.Node, Since: waitingSince(c)}, age)
-	return st.Queue[:i]
+func (l *leaseState) ahead(c Change) []waiter {
+	i, _ := slices.BinarySearchFunc(l.Queue, waiter{Node: c.Node, Since: waitingSince(c)}, age)
+	return l.Queue[:i]
 }
 
 func age(a, b waiter) int {
@@ -156,32 +156,32 @@ func age(a, b waiter) int {
 }
 
 // dropWaiters reports whether it has dropped any waiter.
-func (st *leaseState) dropWaiters(which func(waiter) bool) bool {
-	before := len(st.Queue)
-	st.Queue = slices.DeleteFunc(st.Queue, which)
-	return len(st.Queue) < before
+func (l *leaseState) dropWaiters(which func(waiter) bool) bool {
+	before := len(l.Queue)
+	l.Queue = slices.DeleteFunc(l.Queue, which)
+	return len(l.Queue) < before
 }
 
 // failed reports whether the state already counts the failure of this change.
-func (st *leaseState) failed(c Change) bool {
-	return slices.ContainsFunc(st.Failures, func(f failure) bool { return f.Node == c.Node && f.Operation == c.Operation })
+func (l *leaseState) failed(c Change) bool {
+	return slices.ContainsFunc(l.Failures, func(f failure) bool { return f.Node == c.Node && f.Operation == c.Operation })
 }
 
-func (st *leaseState) fail(c Change, why string, now time.Time) {
+func (l *leaseState) fail(c Change, why string, now time.Time) {
 	why = sanitize.Message(why, whyLength)
-	st.Failed++
-	st.Failures = append(st.Failures, failure{Node: c.Node, Operation: c.Operation, Why: why, At: metav1.NewTime(now.UTC())})
-	st.Failures = st.Failures[max(0, len(st.Failures)-failuresKept):]
+	l.Failed++
+	l.Failures = append(l.Failures, failure{Node: c.Node, Operation: c.Operation, Why: why, At: metav1.NewTime(now.UTC())})
+	l.Failures = l.Failures[max(0, len(l.Failures)-failuresKept):]
 }
 
 // tooMany says why the pool is paused, and how a user lets it go on. That comes first, since the list of failures may be cut off.
-func (st *leaseState) tooMany(namespace, lease string) string {
-	which := make([]string, len(st.Failures))
-	for i, f := range st.Failures {
+func (l *leaseState) tooMany(namespace, lease string) string {
+	which := make([]string, len(l.Failures))
+	for i, f := range l.Failures {
 		which[i] = fmt.Sprintf("%s (%s)", f.Node, f.Why)
 	}
 	return fmt.Sprintf("%d %s in a row failed; to go on: kubectl -n %s annotate lease %s %s-; failed are %s",
-		st.Failed, plural(st.Failed, "change"), namespace, lease, config.AnnotationPaused, strings.Join(which, ", "))
+		l.Failed, plural(l.Failed, "change"), namespace, lease, config.AnnotationPaused, strings.Join(which, ", "))
 }
 
 // parse reads the state. It refuses fields that it does not know.

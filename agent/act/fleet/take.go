@@ -117,42 +117,42 @@ type acquisition struct {
 }
 
 // decide returns whether the agent has to write the Lease, and what Take returns then.
-func (t *acquisition) decide(ctx context.Context, r *record) (bool, error) {
-	st, now := &r.state, t.slots.Clock.Now()
-	t.renews = false
-	h := st.holder(t.change.UID)
-	if h != nil && h.Operation == t.change.Operation {
-		if !t.slots.renewalDue(t.view) {
+func (a *acquisition) decide(ctx context.Context, r *record) (bool, error) {
+	st, now := &r.state, a.slots.Clock.Now()
+	a.renews = false
+	h := st.holder(a.change.UID)
+	if h != nil && h.Operation == a.change.Operation {
+		if !a.slots.renewalDue(a.view) {
 			return false, nil
 		}
-		return t.hold(st, now)
+		return a.hold(st, now)
 	}
-	t.given = h != nil
+	a.given = h != nil
 	if why := r.paused(); why != "" {
-		t.view.passed = nil // in a paused pool no node may take a free slot
-		return false, &Paused{Pool: t.pool.Name, Why: why, Retry: pause(longest)}
+		a.view.passed = nil // in a paused pool no node may take a free slot
+		return false, &Paused{Pool: a.pool.Name, Why: why, Retry: pause(longest)}
 	}
-	changed := st.dropHolders(func(h holder) bool { return h.Node == t.change.Node || t.view.renewalOverdue(h, now) })
-	enters := st.enqueue(t.change)
-	gone, err := t.probe(ctx, st)
+	changed := st.dropHolders(func(h holder) bool { return h.Node == a.change.Node || a.view.renewalOverdue(h, now) })
+	enters := st.enqueue(a.change)
+	gone, err := a.probe(ctx, st)
 	if err != nil {
 		return false, err
 	}
 	changed = changed || gone
-	limit, room := t.expected(st)
-	ahead := st.ahead(t.change)
-	if rank := t.view.rank(ahead, room, now); rank >= room {
-		return changed || enters, t.full(limit, rank, st, nil)
+	limit, room := a.expected(st)
+	ahead := st.ahead(a.change)
+	if rank := a.view.rank(ahead, room, now); rank >= room {
+		return changed || enters, a.full(limit, rank, st, nil)
 	}
-	if t.pool.Limit == nil {
-		return t.hold(st, now)
+	if a.pool.Limit == nil {
+		return a.hold(st, now)
 	}
 	// If many agents ask at once, each would read all nodes. So they join the queue first, and only those at its front find room. A node that
 	// was given a slot has waited there.
-	if enters && !t.queued && !t.given {
+	if enters && !a.queued && !a.given {
 		return true, errQueued
 	}
-	return t.count(ctx, r, changed || enters)
+	return a.count(ctx, r, changed || enters)
 }
 
 // Agents at the front of a queue without room ask whether some nodes that have a slot still exist, so that they need not wait for
@@ -164,15 +164,15 @@ const (
 
 // probe drops holders whose node was deleted, if this node is one of the probers. It asks for those that have not renewed for the
 // longest. It reports whether it has dropped any.
-func (t *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
-	if _, room := t.expected(st); room > 0 || len(st.ahead(t.change)) >= probers {
+func (a *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
+	if _, room := a.expected(st); room > 0 || len(st.ahead(a.change)) >= probers {
 		return false, nil
 	}
 	suspects := slices.Clone(st.Holders)
-	slices.SortStableFunc(suspects, func(a, b holder) int {
-		return t.view.renewals[a.UID].at.Compare(t.view.renewals[b.UID].at)
+	slices.SortStableFunc(suspects, func(x, b holder) int {
+		return a.view.renewals[x.UID].at.Compare(a.view.renewals[b.UID].at)
 	})
-	gone, err := t.slots.deletedNodes(ctx, t.pool, nil, suspects[:min(len(suspects), probed)])
+	gone, err := a.slots.deletedNodes(ctx, a.pool, nil, suspects[:min(len(suspects), probed)])
 	if err != nil {
 		return false, err
 	}
@@ -181,18 +181,18 @@ func (t *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
 
 // hold gives the node its slot, and takes the nodes out of the queue that it has passed over. If their agents live, they join the queue
 // again, with the time that they had.
-func (t *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
-	st.dropWaiters(func(w waiter) bool { return t.view.goesFirst(w, now) })
-	st.hold(t.change, now)
-	t.renews = true
+func (a *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
+	st.dropWaiters(func(w waiter) bool { return a.view.goesFirst(w, now) })
+	st.hold(a.change, now)
+	a.renews = true
 	return true, nil
 }
 
 // expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
 // unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them again: always in
 // a small pool, and now and then in a large one.
-func (t *acquisition) expected(st *leaseState) (limit, room int) {
-	switch l := t.pool.Limit; {
+func (a *acquisition) expected(st *leaseState) (limit, room int) {
+	switch l := a.pool.Limit; {
 	case l == nil:
 		return MaxNodes, MaxNodes - len(st.Holders)
 	case l.Percent == 0:
@@ -201,7 +201,7 @@ func (t *acquisition) expected(st *leaseState) (limit, room int) {
 	default:
 		limit = min(l.Of(st.Nodes), MaxNodes)
 		room = limit - len(st.Holders)
-		if st.Nodes <= page || t.slots.Clock.Since(t.view.counted) >= longest {
+		if st.Nodes <= page || a.slots.Clock.Since(a.view.counted) >= longest {
 			room = max(1, room)
 		}
 		return limit, room
@@ -211,91 +211,91 @@ func (t *acquisition) expected(st *leaseState) (limit, room int) {
 // takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. After another agent's write, a census from before
 // it is, once the nodes that have lost or returned their slots are read again: each other node that an agent can have made unavailable since the
 // census is among the holders.
-func (t *acquisition) takeCensus(ctx context.Context, r *record) error {
-	if t.nodes != nil {
-		if err := t.slots.review(ctx, t.pool, t.nodes, r); err != nil {
+func (a *acquisition) takeCensus(ctx context.Context, r *record) error {
+	if a.nodes != nil {
+		if err := a.slots.review(ctx, a.pool, a.nodes, r); err != nil {
 			return err
 		}
 	}
-	if t.nodes == nil || t.nodes.left != r.state.Left {
-		nodes, err := t.slots.census(ctx, t.pool)
+	if a.nodes == nil || a.nodes.left != r.state.Left {
+		nodes, err := a.slots.census(ctx, a.pool)
 		if err != nil {
 			return err
 		}
 		nodes.left = r.state.Left
-		t.nodes, t.view.counted = nodes, t.slots.Clock.Now()
-		t.nodes.holders = r.before
-		if len(nodes.all) > page && !t.counted {
-			t.counted = true
+		a.nodes, a.view.counted = nodes, a.slots.Clock.Now()
+		a.nodes.holders = r.before
+		if len(nodes.all) > page && !a.counted {
+			a.counted = true
 			return errCounted
 		}
 	}
-	t.nodes.holders = r.before
+	a.nodes.holders = r.before
 	return nil
 }
 
 // count decides by the nodes of the pool.
-func (t *acquisition) count(ctx context.Context, r *record, changed bool) (bool, error) {
+func (a *acquisition) count(ctx context.Context, r *record, changed bool) (bool, error) {
 	st := &r.state
-	if err := t.takeCensus(ctx, r); err != nil {
+	if err := a.takeCensus(ctx, r); err != nil {
 		return false, err
 	}
-	if err := t.nodes.mustHave(t.change, t.pool); err != nil && !t.foresees {
+	if err := a.nodes.mustHave(a.change, a.pool); err != nil && !a.foresees {
 		return false, err
 	}
-	gone, err := t.slots.deletedNodes(ctx, t.pool, t.nodes.all, st.Holders)
+	gone, err := a.slots.deletedNodes(ctx, a.pool, a.nodes.all, st.Holders)
 	if err != nil {
 		return false, err
 	}
-	now := t.slots.Clock.Now()
+	now := a.slots.Clock.Now()
 	changed = st.dropHolders(func(h holder) bool { return slices.Contains(gone, h.UID) }) || changed
-	changed = st.dropWaiters(func(w waiter) bool { return !t.nodes.has(w.Node, w.UID) }) || changed
-	if t.pool.Limit.Percent > 0 && st.Nodes != len(t.nodes.members) {
-		st.Nodes, changed = len(t.nodes.members), true
+	changed = st.dropWaiters(func(w waiter) bool { return !a.nodes.has(w.Node, w.UID) }) || changed
+	if a.pool.Limit.Percent > 0 && st.Nodes != len(a.nodes.members) {
+		st.Nodes, changed = len(a.nodes.members), true
 	}
-	limit := min(t.pool.Limit.Of(len(t.nodes.members)), MaxNodes)
-	away := t.nodes.unavailableNodes(st.Holders, t.change)
+	limit := min(a.pool.Limit.Of(len(a.nodes.members)), MaxNodes)
+	away := a.nodes.unavailableNodes(st.Holders, a.change)
 	room := limit - len(away)
-	rank := t.view.rank(st.ahead(t.change), room, now)
+	rank := a.view.rank(st.ahead(a.change), room, now)
 	if rank < room {
-		took, err := t.hold(st, now)
-		t.grant(st, room-1)
+		took, err := a.hold(st, now)
+		a.grant(st, room-1)
 		return took, err
 	}
-	return changed, t.full(limit, rank, st, away)
+	return changed, a.full(limit, rank, st, away)
 }
 
 // grant gives the slots that are free by this count to the next nodes in the queue, so that no others take them first. Such a node finds its slot at its
 // next Take, and counts the nodes itself before it uses the slot: any agent can write the Lease. If it wants none any more it returns the slot, and if its
 // agent is dead it loses the slot after Duration, like any other.
-func (t *acquisition) grant(st *leaseState, room int) {
-	if len(t.nodes.all) <= page {
+func (a *acquisition) grant(st *leaseState, room int) {
+	if len(a.nodes.all) <= page {
 		return
 	}
 	for _, w := range slices.Clone(st.Queue[:min(len(st.Queue), max(0, room))]) {
-		st.hold(Change{Node: w.Node, UID: w.UID}, t.slots.Clock.Now())
+		st.hold(Change{Node: w.Node, UID: w.UID}, a.slots.Clock.Now())
 	}
 }
 
 // full returns what is in the way. Away is nil if the agent has not counted the nodes.
-func (t *acquisition) full(limit, rank int, st *leaseState, away []string) *Full {
+func (a *acquisition) full(limit, rank int, st *leaseState, away []string) *Full {
 	if away == nil {
 		for _, h := range st.Holders {
 			away = append(away, h.Node+": "+changing)
 		}
 	}
-	now := t.slots.Clock.Now()
-	for _, w := range st.ahead(t.change) {
-		if _, may := t.view.passed[w.UID]; may && !t.view.goesFirst(w, now) {
+	now := a.slots.Clock.Now()
+	for _, w := range st.ahead(a.change) {
+		if _, may := a.view.passed[w.UID]; may && !a.view.goesFirst(w, now) {
 			away = append(away, w.Node+": waits longer")
 		}
 	}
 	after := retryAfter(rank, limit)
 	switch {
-	case !st.waits(t.change.UID):
+	case !st.waits(a.change.UID):
 		after = max(after, crowded)
-	case t.pool.Limit != nil && t.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
+	case a.pool.Limit != nil && a.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
 		after = timely
 	}
-	return &Full{Pool: t.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}
+	return &Full{Pool: a.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}
 }

@@ -22,28 +22,28 @@ func (hanging) hang(ctx context.Context) error {
 	return nvml.ErrUnresponsive
 }
 
-func (d hanging) Snapshot(ctx context.Context) ([]nvml.GPU, error) { return nil, d.hang(ctx) }
+func (h hanging) Snapshot(ctx context.Context) ([]nvml.GPU, error) { return nil, h.hang(ctx) }
 
-func (d hanging) SetMode(ctx context.Context, _ nvml.UUID, _ bool) error { return d.hang(ctx) }
+func (h hanging) SetMode(ctx context.Context, _ nvml.UUID, _ bool) error { return h.hang(ctx) }
 
-func (d hanging) SetPersistence(ctx context.Context, _ nvml.UUID, _ bool) error { return d.hang(ctx) }
+func (h hanging) SetPersistence(ctx context.Context, _ nvml.UUID, _ bool) error { return h.hang(ctx) }
 
-func (d hanging) SetComputeMode(ctx context.Context, _ nvml.UUID, _ nvml.ComputeMode) error {
-	return d.hang(ctx)
+func (h hanging) SetComputeMode(ctx context.Context, _ nvml.UUID, _ nvml.ComputeMode) error {
+	return h.hang(ctx)
 }
 
-func (d hanging) Reset(ctx context.Context, _ nvml.UUID) error { return d.hang(ctx) }
+func (h hanging) Reset(ctx context.Context, _ nvml.UUID) error { return h.hang(ctx) }
 
-func (d hanging) Create(ctx context.Context, _ nvml.UUID, _ nvml.Placed) error { return d.hang(ctx) }
+func (h hanging) Create(ctx context.Context, _ nvml.UUID, _ nvml.Placed) error { return h.hang(ctx) }
 
-func (d hanging) Destroy(ctx context.Context, _ nvml.UUID, _ nvml.Placed) error { return d.hang(ctx) }
+func (h hanging) Destroy(ctx context.Context, _ nvml.UUID, _ nvml.Placed) error { return h.hang(ctx) }
 
-func (d hanging) CreatePart(ctx context.Context, _ nvml.UUID, _ nvml.Placed, _ nvml.Part) error {
-	return d.hang(ctx)
+func (h hanging) CreatePart(ctx context.Context, _ nvml.UUID, _ nvml.Placed, _ nvml.Part) error {
+	return h.hang(ctx)
 }
 
-func (d hanging) DestroyPart(ctx context.Context, _ nvml.UUID, _ nvml.Placed, _ nvml.Part) error {
-	return d.hang(ctx)
+func (h hanging) DestroyPart(ctx context.Context, _ nvml.UUID, _ nvml.Placed, _ nvml.Part) error {
+	return h.hang(ctx)
 }
 
 // Promise 14. The deadline of a call into the driver is the agent's to set. Without one the bubble has no clock to wait for, and the test fails at

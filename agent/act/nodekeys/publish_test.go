@@ -88,7 +88,7 @@ func TestTheRecordNamesTheKeysBeforeTheNodeHasThem(t *testing.T) {
 			Env:     act.Env{Nodes: nodewrite.Writer{Client: clientset.Of(client), Timeout: time.Minute}, Clock: clock, Log: zap.NewNop()},
 			Journal: &journal.Writer{Record: keeper, Clock: clock},
 		}
-		seen := &state.Observed{Node: node, Record: state.Record{Known: journal.Known{Learnt: journal.Learnt{Proven: "former", Published: keys.Keys{Labels: former}}}}}
+		seen := &state.Observed{Node: node, Record: state.Record{Known: journal.Known{Learnt: journal.Learnt{Verified: "former", Published: keys.Keys{Labels: former}}}}}
 		err := p.Publish(t.Context(), act.Input{
 			Seen: seen, Want: state.Desired{Fingerprint: "asked", Undo: row.undo, Keys: &keys.Keys{Labels: wanted}}, Steps: []plan.Step{{Kind: plan.PublishNodeKeys}},
 		})
@@ -106,7 +106,7 @@ func TestTheRecordNamesTheKeysBeforeTheNodeHasThem(t *testing.T) {
 		if diff := cmp.Diff(row.labels, got.Labels); diff != "" {
 			t.Errorf("%s: labels (-want +got):\n%s", name, diff)
 		}
-		if row.reason == "" && keeper.Now().Learnt.Proven != "former" {
+		if row.reason == "" && keeper.Now().Learnt.Verified != "former" {
 			t.Errorf("%s: the record has lost what is verified", name)
 		}
 	}

@@ -33,7 +33,7 @@ type missing struct {
 }
 
 // missing says why capacity is missing.
-func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
+func (v *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 	if seen.Kubelet.Err != nil {
 		return missing{config.ReasonKubeletUnavailable, "see the node's kubelet, by journalctl -u kubelet", blockers(seen), true}
 	}
@@ -59,12 +59,12 @@ func (p *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), blockers(seen)), true}
 	}
 	if under := seen.RunsUnder(); under != "" {
-		return missing{config.ReasonWrongMIGStrategy, p.OtherStrategy(seen, under), blockers(seen), true}
+		return missing{config.ReasonWrongMIGStrategy, v.OtherStrategy(seen, under), blockers(seen), true}
 	}
-	return missing{config.ReasonCapacityMismatch, cmp.Or(p.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), blockers(seen), false}
+	return missing{config.ReasonCapacityMismatch, cmp.Or(v.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), blockers(seen), false}
 }
 
-// blockers returns, in one text, why the agent cannot prove the capacity yet.
+// blockers returns, in one text, why the agent cannot verify the capacity yet.
 func blockers(seen *state.Observed) string { return sanitize.Listed(seen.Capacity.Missing) }
 
 // stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
@@ -84,10 +84,10 @@ func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advi
 const causePatience = 10 * time.Second
 
 // OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
-func (p *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
+func (v *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
 	set := decide.HowToSet(seen.Capacity.Strategy)
 	switch own := seen.ExplicitStrategy(); {
-	case p.Settings.MIGStrategy != config.MIGStrategyAuto:
+	case v.Settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
 	case own != "":
 		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
@@ -99,8 +99,8 @@ func (p *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy)
 
 // RemoveStaleResources removes resources of former configs from the node object, if the settings say so. Kubelet forgets a resource after five
 // minutes, and does not put it back then: the agent removes only resources whose capacity is 0, which kubelet has forgotten.
-func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observed, converged bool) {
-	if p.Settings.StaleResources != config.StaleResourcesRemove || !converged {
+func (v *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observed, converged bool) {
+	if v.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
 	}
 	var names []string
@@ -112,60 +112,60 @@ func (p *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 	if len(names) == 0 {
 		return
 	}
-	if err := p.Nodes.RemoveEmptyResources(ctx, seen.Node.Name, names); err != nil {
-		p.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
+	if err := v.Nodes.RemoveEmptyResources(ctx, seen.Node.Name, names); err != nil {
+		v.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
 		return
 	}
-	p.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved,
+	v.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved,
 		"removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
 // Lacks returns what is missing of the capacity where nothing has to be changed; nil if nothing is.
-func (p *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
+func (v *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 	if len(seen.Capacity.Missing) == 0 {
 		return nil
 	}
-	lacks := p.missing(seen, want)
+	lacks := v.missing(seen, want)
 	return &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 }
 
 // Await returns what is missing, until an observation finds that nothing is.
-func (p *Verifier) Await(_ context.Context, in act.Input) error {
-	now := p.Clock.Now()
-	if p.began.IsZero() {
-		p.began = now
+func (v *Verifier) Await(_ context.Context, in act.Input) error {
+	now := v.Clock.Now()
+	if v.began.IsZero() {
+		v.began = now
 	}
 	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.ProofInterval,
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.VerifyInterval,
 			Message: "capacity is right; verifying it once more: " + in.Seen.CapacityText(in.Want),
 		}
 	}
 	if in.Seen.Journal == nil {
-		return p.Lacks(in.Seen, in.Want)
+		return v.Lacks(in.Seen, in.Want)
 	}
-	lacks := p.missing(in.Seen, in.Want)
+	lacks := v.missing(in.Seen, in.Want)
 	fresh := isFresh(in.Seen, in.Want)
-	until := p.until()
-	if fails, forGood := p.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
+	until := v.until()
+	if fails, forGood := v.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
 		return &api.Failure{
 			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed,
 			Message: "the device plugin does not run by its new config: " + fails,
 		}
 	}
 	if !fresh {
-		p.noteLate(in.Seen, now)
+		v.noteLate(in.Seen, now)
 	}
 	if fresh || now.Before(until) {
 		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + in.Seen.Offerer() + ": " + blockers(in.Seen),
-			After: deviceplugin.AwaitsMPS(in.Seen, capacity.ProofInterval), Blockers: in.Seen.Capacity.Missing,
+			After: deviceplugin.AwaitsMPS(in.Seen, capacity.VerifyInterval), Blockers: in.Seen.Capacity.Missing,
 		}
-		if lacks.known && now.Sub(p.began) >= causePatience {
+		if lacks.known && now.Sub(v.began) >= causePatience {
 			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+in.Seen.Offerer()+": "+lacks.text
 		}
 		if !fresh {
-			wait.Since, wait.Until, wait.Then = p.began, until, in.Seen.DeadlineText(in.Want)
+			wait.Since, wait.Until, wait.Then = v.began, until, in.Seen.DeadlineText(in.Want)
 		}
 		return wait
 	}
@@ -173,24 +173,24 @@ func (p *Verifier) Await(_ context.Context, in act.Input) error {
 		return &outcome.Stalled{
 			Reason: lacks.reason,
 			Message: outcome.Clauses(lacks.advice,
-				fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
+				fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", v.Settings.Timeouts.Capacity, lacks.text)),
 		}
 	}
 	return &api.Failure{
 		Fingerprint: in.Want.Fingerprint, Reason: lacks.reason,
-		Message: outcome.Clauses(lacks.advice, fmt.Sprintf("no proof of capacity after %s: %s", p.Settings.Timeouts.Capacity, lacks.text)),
+		Message: outcome.Clauses(lacks.advice, fmt.Sprintf("capacity not verified after %s: %s", v.Settings.Timeouts.Capacity, lacks.text)),
 	}
 }
 
 // noteLate remembers which pods the device plugin has after half of the wait for capacity: they are late, and those that replace them are not.
-func (p *Verifier) noteLate(seen *state.Observed, now time.Time) {
-	if p.late != nil || !now.After(p.half()) {
+func (v *Verifier) noteLate(seen *state.Observed, now time.Time) {
+	if v.late != nil || !now.After(v.half()) {
 		return
 	}
 	for _, pod := range seen.KubeletPlugins() {
-		p.late = append(p.late, string(pod.UID))
+		v.late = append(v.late, string(pod.UID))
 	}
-	p.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
+	v.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 }
 
 // isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
@@ -201,43 +201,43 @@ func isFresh(seen *state.Observed, want state.Desired) bool {
 
 // failing returns why the device plugin does not run by the config that the change has given it, and whether that is for good; empty if it does, or
 // there is none.
-func (p *Verifier) failing(seen *state.Observed, want state.Desired) (why string, forGood bool) {
+func (v *Verifier) failing(seen *state.Observed, want state.Desired) (why string, forGood bool) {
 	if want.Undo || !seen.Journal.ChangesPlugin() {
 		return "", false
 	}
-	return p.DevicePlugin.Fails(seen)
+	return v.DevicePlugin.Fails(seen)
 }
 
-func (p *Verifier) until() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity) }
+func (v *Verifier) until() time.Time { return v.began.Add(v.Settings.Timeouts.Capacity) }
 
-func (p *Verifier) half() time.Time { return p.began.Add(p.Settings.Timeouts.Capacity / 2) }
+func (v *Verifier) half() time.Time { return v.began.Add(v.Settings.Timeouts.Capacity / 2) }
 
 // Operands returns the operands that a label of the node deploys, and the device plugin's pods, with those that are late.
-func (p *Verifier) Operands(seen *state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
+func (v *Verifier) Operands(seen *state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
 	pauses, plugins = seen.PlannedOperands()
 	for i := range plugins {
-		plugins[i].Late = p.isLate(seen, want, plugins[i].UID)
+		plugins[i].Late = v.isLate(seen, want, plugins[i].UID)
 	}
 	return pauses, plugins
 }
 
 // isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
 // wait's end it is not late any more, so that the end comes although a budget keeps the pod.
-func (p *Verifier) isLate(seen *state.Observed, want state.Desired, pod string) bool {
-	if seen.Journal == nil || p.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
+func (v *Verifier) isLate(seen *state.Observed, want state.Desired, pod string) bool {
+	if seen.Journal == nil || v.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
 		return false
 	}
-	if fails, _ := p.failing(seen, want); fails != "" {
+	if fails, _ := v.failing(seen, want); fails != "" {
 		return false
 	}
-	now := p.Clock.Now()
-	return now.After(p.half()) && now.Before(p.until()) && slices.Contains(p.late, pod)
+	now := v.Clock.Now()
+	return now.After(v.half()) && now.Before(v.until()) && slices.Contains(v.late, pod)
 }
 
 // Within adds to a wait for late plugins to leave when the wait for capacity ends.
-func (p *Verifier) Within(in act.Input, err error) error {
+func (v *Verifier) Within(in act.Input, err error) error {
 	if wait, is := errors.AsType[*outcome.Waiting](err); is {
-		wait.Since, wait.Until, wait.Then = p.began, p.until(), in.Seen.DeadlineText(in.Want)
+		wait.Since, wait.Until, wait.Then = v.began, v.until(), in.Seen.DeadlineText(in.Want)
 	}
 	return err
 }

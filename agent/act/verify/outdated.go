@@ -75,15 +75,15 @@ func (w *outdated) pauses(now time.Time) bool {
 
 // RestartBefore says before when a device plugin must have begun to be restarted now: of each GPU that has recovered by then, one that withholds it, and
 // one that offers what is gone.
-func (p *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds map[nvml.UUID]time.Time, offersGone time.Time) {
+func (v *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds map[nvml.UUID]time.Time, offersGone time.Time) {
 	out := maps.Clone(recovered)
 	for gpu, trouble := range out {
-		if p.outdated.pauses(p.Clock.Now()) || p.outdated.restartBefore.After(trouble) {
-			out[gpu] = p.outdated.restartBefore
+		if v.outdated.pauses(v.Clock.Now()) || v.outdated.restartBefore.After(trouble) {
+			out[gpu] = v.outdated.restartBefore
 		}
 	}
-	if p.outdated.gone {
-		offersGone = p.outdated.restartBefore
+	if v.outdated.gone {
+		offersGone = v.outdated.restartBefore
 	}
 	return out, offersGone
 }

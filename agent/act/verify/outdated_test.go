@@ -24,9 +24,9 @@ import (
 
 // world is a node of two GPUs, and who observes it each half minute.
 type world struct {
-	prover *verify.Verifier
-	clock  *clocktesting.FakeClock
-	began  time.Time // when the device plugin did
+	verifier *verify.Verifier
+	clock    *clocktesting.FakeClock
+	began    time.Time // when the device plugin did
 }
 
 func newWorld(strategy config.MIGStrategy) *world {
@@ -36,7 +36,7 @@ func newWorld(strategy config.MIGStrategy) *world {
 	s := monotonic.New(clock)
 	return &world{
 		clock: clock, began: clock.Now(),
-		prover: &verify.Verifier{Env: act.Env{Settings: settings, Clock: s, Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings}},
+		verifier: &verify.Verifier{Env: act.Env{Settings: settings, Clock: s, Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings}},
 	}
 }
 
@@ -55,9 +55,9 @@ func (w *world) observe(change func(*state.Observed)) bool {
 		}}}}},
 	}
 	change(&seen)
-	seen.Recovered, seen.Outdated = w.prover.RestartBefore(seen.Recovered)
-	w.prover.Compare(&seen, state.Desired{})
-	w.prover.Follow(&seen, state.Desired{})
+	seen.Recovered, seen.Outdated = w.verifier.RestartBefore(seen.Recovered)
+	w.verifier.Compare(&seen, state.Desired{})
+	w.verifier.Follow(&seen, state.Desired{})
 	return seen.HasOutdatedPlugin(seen.Capacity.Strategy)
 }
 
@@ -171,7 +171,7 @@ func TestAClockThatWasSetRestartsNoPlugin(t *testing.T) {
 	for range 2 {
 		w.observe(unchanged)
 		w.clock.Step(40 * time.Second)
-		w.prover.Forget(w.clock.Now())
+		w.verifier.Forget(w.clock.Now())
 	}
 	if w.observe(unchanged) {
 		t.Error("the plugin is to be restarted")

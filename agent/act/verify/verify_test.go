@@ -28,10 +28,10 @@ import (
 
 // change is one that shares a GPU by two, and waits for its capacity.
 type change struct {
-	t      *testing.T
-	prover *verify.Verifier
-	clock  *clocktesting.FakeClock
-	want   state.Desired
+	t        *testing.T
+	verifier *verify.Verifier
+	clock    *clocktesting.FakeClock
+	want     state.Desired
 }
 
 func newChange(t *testing.T) *change {
@@ -44,7 +44,7 @@ func newChange(t *testing.T) *change {
 		want: state.Desired{
 			Plugin: &state.DesiredPlugin{Known: true, Sharing: catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{nvml.ResourceGPU: 2}}},
 		},
-		prover: &verify.Verifier{
+		verifier: &verify.Verifier{
 			Env: act.Env{Settings: settings, Clock: monotonic.New(clock), Log: zap.NewNop()}, DevicePlugin: &deviceplugin.Plugin{Settings: settings},
 		},
 	}
@@ -55,12 +55,12 @@ func (c *change) observe(replicas string, ids ...string) (agreed int, rest time.
 	c.t.Helper()
 	seen := c.seen(ids...)
 	seen.Node.Labels = map[string]string{nvml.ResourceGPU + ".replicas": replicas}
-	c.prover.Compare(seen, c.want)
-	c.prover.Follow(seen, c.want)
-	if err := c.prover.Await(c.t.Context(), act.Input{Seen: seen, Want: c.want}); err == nil {
+	c.verifier.Compare(seen, c.want)
+	c.verifier.Follow(seen, c.want)
+	if err := c.verifier.Await(c.t.Context(), act.Input{Seen: seen, Want: c.want}); err == nil {
 		c.t.Error("the wait is over without a word")
 	}
-	return seen.Capacity.Proof.Agreed, c.prover.Rest(5 * time.Second)
+	return seen.Capacity.Agreement.Agreed, c.verifier.Rest(5 * time.Second)
 }
 
 // seen is a node in the middle of the change, of whose GPU kubelet and node offer these ids.
@@ -127,11 +127,11 @@ func TestObservationsThatProve(t *testing.T) {
 			t.Parallel()
 			c := newChange(t)
 			for _, o := range observations {
-				if c.prover.LastObservationDue() {
+				if c.verifier.LastObservationDue() {
 					t.Errorf("%s: the last observation is due at once", o.what)
 				}
 				c.clock.Step(o.after)
-				if last := c.prover.LastObservationDue(); last != o.last {
+				if last := c.verifier.LastObservationDue(); last != o.last {
 					t.Errorf("%s: the last observation is due: %t", o.what, last)
 				}
 				if agreed, rest := c.observe(o.replicas, o.ids...); agreed != o.agreed || rest != o.rest {
@@ -148,12 +148,12 @@ func TestAComparisonThatIsNotFollowedCountsNothing(t *testing.T) {
 	c := newChange(t)
 	for range 3 {
 		seen := c.seen(shared...)
-		c.prover.Compare(seen, c.want)
-		c.prover.Compare(seen, c.want)
-		if agreed := seen.Capacity.Proof.Agreed; agreed != 1 {
+		c.verifier.Compare(seen, c.want)
+		c.verifier.Compare(seen, c.want)
+		if agreed := seen.Capacity.Agreement.Agreed; agreed != 1 {
 			t.Errorf("%d observations count, want that of this pass alone", agreed)
 		}
-		c.clock.Step(capacity.ProofInterval)
+		c.clock.Step(capacity.VerifyInterval)
 	}
 }
 
@@ -163,14 +163,14 @@ func TestAPluginThatDoesNotServeKubeletProvesNothing(t *testing.T) {
 		c := newChange(t)
 		seen := c.seen(ids...)
 		seen.DevicePlugin.Unconnected = "kubelet has lost it"
-		c.prover.Compare(seen, c.want)
-		first := c.prover.Await(t.Context(), act.Input{Seen: seen, Want: c.want})
-		c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-		failure, is := errors.AsType[*api.Failure](c.prover.Await(t.Context(), act.Input{Seen: seen, Want: c.want}))
+		c.verifier.Compare(seen, c.want)
+		first := c.verifier.Await(t.Context(), act.Input{Seen: seen, Want: c.want})
+		c.clock.Step(c.verifier.Settings.Timeouts.Capacity + time.Second)
+		failure, is := errors.AsType[*api.Failure](c.verifier.Await(t.Context(), act.Input{Seen: seen, Want: c.want}))
 		text := "restart kubelet on this node, if the log"
-		if seen.Capacity.Proof.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.HasPrefix(failure.Message, text) ||
+		if seen.Capacity.Agreement.Agreed != 0 || first == nil || !is || failure.Reason != config.ReasonCapacityMismatch || !strings.HasPrefix(failure.Message, text) ||
 			!strings.HasSuffix(failure.Message, "kubelet has lost it") {
-			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Proof.Agreed, first, failure)
+			t.Errorf("kubelet gives out %s: %d looks count, first %v, at last %v", name, seen.Capacity.Agreement.Agreed, first, failure)
 		}
 	}
 }
@@ -180,15 +180,15 @@ func TestASilentKubeletIsNamedAndNotTheDevicePlugin(t *testing.T) {
 	for name, change := range map[string]*journal.Journal{"no change is under way": nil, "a change is under way": {}} {
 		c := newChange(t)
 		seen := state.Observed{Node: &corev1.Node{}, Journal: change, Kubelet: state.Kubelet{Err: errors.New("kubelet is silent")}}
-		c.prover.Compare(&seen, c.want)
-		err := c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
+		c.verifier.Compare(&seen, c.want)
+		err := c.verifier.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 		var reason config.Reason
 		if waiting, is := errors.AsType[*outcome.Waiting](err); is && change == nil {
 			reason = waiting.Reason
 		}
 		if change != nil {
-			c.clock.Step(c.prover.Settings.Timeouts.Capacity + time.Second)
-			err = c.prover.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
+			c.clock.Step(c.verifier.Settings.Timeouts.Capacity + time.Second)
+			err = c.verifier.Await(t.Context(), act.Input{Seen: &seen, Want: c.want})
 			if failure, is := errors.AsType[*api.Failure](err); is {
 				reason = failure.Reason
 			}

@@ -82,12 +82,12 @@ type lookupBudget struct {
 	n     int
 }
 
-func (b *lookupBudget) allows(now time.Time) bool {
-	if now.Sub(b.since) >= time.Second {
-		b.since, b.n = now, 0
+func (l *lookupBudget) allows(now time.Time) bool {
+	if now.Sub(l.since) >= time.Second {
+		l.since, l.n = now, 0
 	}
-	b.n++
-	return b.n <= mostLookups
+	l.n++
+	return l.n <= mostLookups
 }
 
 // culprit finds whose process it is. One that has ended is not known any more.

@@ -69,7 +69,7 @@ type running struct {
 	reads *atomic.Int64
 }
 
-func (c running) Now() time.Time { return c.RealClock.Now().Add(time.Duration(c.reads.Add(1))) }
+func (r running) Now() time.Time { return r.RealClock.Now().Add(time.Duration(r.reads.Add(1))) }
 
 func parsed(t *testing.T, spec string) gpusim.Spec {
 	t.Helper()

@@ -25,10 +25,10 @@ var (
 	descPressure = metrics.Desc(config.MetricGPUMemoryPressure)
 )
 
-func (m *gauges) observed(all []usage, full map[string]bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.all, m.full = all, full
+func (g *gauges) observed(all []usage, full map[string]bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all, g.full = all, full
 }
 
 var _ prometheus.Collector = (*Monitor)(nil)

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// connectionPause is the pause between two observations of the plugin's sockets in a change, whose proof takes longer than that: see capacity.ProofInterval.
+	// connectionPause is the pause between two observations of the plugin's sockets in a change, whose verification takes longer than that: see capacity.VerifyInterval.
 	connectionPause = time.Second
 	// connectionPauseAtRest is that pause while no change is under way, since the observation goes through the table of all processes.
 	connectionPauseAtRest = time.Minute

@@ -140,7 +140,7 @@ func (e *Evidence) change() []api.Finding {
 	switch {
 	case j.Target == "":
 		out = append(out, api.Finding{
-			Cause: api.CauseOwnCordonLeft, Evidence: change, Agent: "proves the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
+			Cause: api.CauseOwnCordonLeft, Evidence: change, Agent: "verifies the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
 		})
 	case e.parked():
 		return []api.Finding{{
@@ -151,25 +151,25 @@ func (e *Evidence) change() []api.Finding {
 	case e.cancellationCause() != "":
 		out = append(out, api.Finding{
 			Cause: api.CauseChangeFailed, Evidence: change + ": " + e.cancellationCause(),
-			Agent: "gives the change up, brings the GPUs back to what they were, proves it, and gives the node back",
+			Agent: "gives the change up, brings the GPUs back to what they were, verifies it, and gives the node back",
 		})
 	case j.Undo != nil:
 		out = append(out, api.Finding{
 			Cause: api.CauseChangeFailed, Evidence: change + ", was given up: " + j.Undo.Message,
-			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
+			Agent: "brings the GPUs back to what they were, verifies it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	case e.Want.UndoCause != nil:
 		out = append(out, api.Finding{
 			Cause: api.CauseRequestGone, Evidence: change + ": " + e.Want.UndoCause.Error(),
-			Agent: "brings the GPUs back to what they were, proves it, and gives the node back", Waits: e.stalled(),
+			Agent: "brings the GPUs back to what they were, verifies it, and gives the node back", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	}
 	if j.BootID != "" && e.Boot.ID != "" && j.BootID != e.Boot.ID {
 		out = append(out, api.Finding{
 			Cause: api.CauseRebootInTheMiddle, Evidence: change + " in boot " + j.BootID + "; this is boot " + e.Boot.ID,
-			Agent: "makes again what the reboot has taken away, proves the capacity, and gives the node back",
+			Agent: "makes again what the reboot has taken away, verifies the capacity, and gives the node back",
 		})
 	}
 	return append(out, e.alive(change, len(out) > 0)...)
@@ -326,7 +326,7 @@ func (e *Evidence) left() []api.Finding {
 	}
 	f := api.Finding{
 		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
-		Agent: "proves the capacity, and gives the node back",
+		Agent: "verifies the capacity, and gives the node back",
 	}
 	if e.Record.StrangeJournal {
 		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"

@@ -266,7 +266,7 @@ func (e *Evidence) taints() []api.TaintSeen {
 		case t.Key == config.TaintGPUUnhealthy && t.Value == config.ValueGPUUnhealthy:
 			seen.Means = "ours: a GPU cannot be used or trusted"
 		case slices.ContainsFunc(e.Marks.Startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) }):
-			seen.Startup, seen.Means = true, "the node is new, and its capacity is not proven"
+			seen.Startup, seen.Means = true, "the node is new, and its capacity is not verified"
 		case t.Key == corev1.TaintNodeUnschedulable && !e.Node.Spec.Unschedulable:
 			seen.Means = "left behind by a cordon that is lifted"
 		default:

@@ -122,15 +122,15 @@ func capacityOf(expected, kubelet capacity.Resources, allocatable func(name stri
 }
 
 // collect writes the observation as metrics.
-func (l *observation) collect(gauge func(d *prometheus.Desc, value float64, labels ...string)) {
-	if l == nil {
+func (o *observation) collect(gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+	if o == nil {
 		return
 	}
-	if l.name != "" {
-		gauge(descRequest, 1, l.label, l.name, l.fingerprint)
+	if o.name != "" {
+		gauge(descRequest, 1, o.label, o.name, o.fingerprint)
 	}
 	count := map[[2]string]map[string]bool{} // ids of the instances, by GPU and profile
-	for _, i := range l.instances {
+	for _, i := range o.instances {
 		gauge(descInstance, 1, i.gpu, i.device, i.id, i.profile, i.resource)
 		key := [2]string{i.gpu, i.profile}
 		if count[key] == nil {
@@ -141,7 +141,7 @@ func (l *observation) collect(gauge func(d *prometheus.Desc, value float64, labe
 	for key, ids := range count {
 		gauge(descInstances, float64(len(ids)), key[0], key[1])
 	}
-	for _, c := range l.capacity {
+	for _, c := range o.capacity {
 		gauge(descExpected, float64(c.expected), c.resource)
 		gauge(descKubelet, float64(c.kubelet), c.resource)
 		gauge(descAllocatable, float64(c.allocatable), c.resource)

@@ -127,7 +127,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		return Result{}, err
 	}
 	planned := plan.Observed{
-		GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.Proof},
+		GPUs: o.GPUs, Capacity: plan.Capacity{Agreed: plan.VerifiedAfter},
 		Keys: want.Keys != nil && nodekeys.Unpublished(seen.Node, seen.Record.Learnt.Published, *want.Keys),
 	}
 	if want.Plugin != nil {

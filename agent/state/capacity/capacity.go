@@ -207,7 +207,7 @@ func (r Resources) String() string {
 }
 
 // Disagreements compares the hardware with what kubelet gives out and with what the node promises to the scheduler.
-// It returns nothing if all three agree. It compares devices by id, since equal counts of old ids prove nothing.
+// It returns nothing if all three agree. It compares devices by id, since equal counts of old ids show nothing.
 func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	hardware = hardware.NamedBy(kubelet)
@@ -288,25 +288,25 @@ func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool
 	return false
 }
 
-// ProofInterval is the least time between two observations that both count as proof. A plugin that registers and fails right
+// VerifyInterval is the least time between two observations that both count. A plugin that registers and fails right
 // after, or registers twice, does so within a second or two.
-const ProofInterval = 2 * time.Second
+const VerifyInterval = 2 * time.Second
 
-// Proof is how often the agent has seen hardware, kubelet and node agree, and when last.
-type Proof struct {
+// Agreement is how often the agent has seen hardware, kubelet and node agree, and when last.
+type Agreement struct {
 	Agreed     int // observations in a row
 	at         time.Time
 	StaleSince time.Time // when the agent first saw that labels of GPU feature discovery lag behind the change
 }
 
 // Forget drops all observations, since the clock was set.
-func (p *Proof) Forget(time.Time) { *p = Proof{} }
+func (p *Agreement) Forget(time.Time) { *p = Agreement{} }
 
 // Left returns how long it is until an observation counts beside the last one that did; 0 or less if one would now.
-func (p *Proof) Left(now time.Time) time.Duration { return ProofInterval - now.Sub(p.at) }
+func (p *Agreement) Left(now time.Time) time.Duration { return VerifyInterval - now.Sub(p.at) }
 
-// CountFirst counts an observation that agrees, but in which something else was not there yet: it can be the first of a proof, and not the last.
-func (p *Proof) CountFirst(now time.Time) {
+// CountFirst counts an observation that agrees, but in which something else was not there yet: it can be the first of the two, and not the last.
+func (p *Agreement) CountFirst(now time.Time) {
 	if p.Agreed == 0 {
 		p.at = now
 	}
@@ -314,7 +314,7 @@ func (p *Proof) CountFirst(now time.Time) {
 }
 
 // Count adds an observation, if it comes long enough after the last.
-func (p *Proof) Count(agrees bool, now time.Time) {
+func (p *Agreement) Count(agrees bool, now time.Time) {
 	switch {
 	case !agrees:
 		p.Agreed = 0

@@ -68,7 +68,7 @@ func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 // Promise 9: two observations in a row, and not two at the same moment.
 func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 	t.Parallel()
-	const soon, later = capacity.ProofInterval / 2, capacity.ProofInterval
+	const soon, later = capacity.VerifyInterval / 2, capacity.VerifyInterval
 	type observation struct {
 		after  time.Duration
 		agrees bool
@@ -87,7 +87,7 @@ func TestTwoObservationsInARowVerifyAndNotTwoAtTheSameMoment(t *testing.T) {
 		"one that disagrees in the end":    {[]observation{{0, true}, {later, true}, {0, false}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var proof capacity.Proof
+			var proof capacity.Agreement
 			now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 			for _, l := range row.observations {
 				now = now.Add(l.after)

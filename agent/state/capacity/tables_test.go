@@ -100,19 +100,19 @@ func TestTheStrategyThatThePluginRunsUnder(t *testing.T) {
 // Two observations count as two if an interval lies between them. One in which something else was not there yet can only be the first.
 func TestObservationsThatCount(t *testing.T) {
 	at := time.Unix(1000, 0)
-	var p capacity.Proof
+	var p capacity.Agreement
 	for _, row := range []struct {
 		after   time.Duration
 		observe func(time.Time)
 		want    int
 	}{
 		{0, func(now time.Time) { p.Count(true, now) }, 1},
-		{capacity.ProofInterval - 1, func(now time.Time) { p.Count(true, now) }, 1},
+		{capacity.VerifyInterval - 1, func(now time.Time) { p.Count(true, now) }, 1},
 		{1, func(now time.Time) { p.Count(true, now) }, 2},
 		{1, func(now time.Time) { p.Count(false, now) }, 0},
 		{1, p.CountFirst, 1},
 		{1, p.CountFirst, 1},
-		{capacity.ProofInterval - 2, func(now time.Time) { p.Count(true, now) }, 1},
+		{capacity.VerifyInterval - 2, func(now time.Time) { p.Count(true, now) }, 1},
 		{1, func(now time.Time) { p.Count(true, now) }, 2},
 		{1, p.CountFirst, 1},
 		{1, p.Forget, 0},
@@ -123,7 +123,7 @@ func TestObservationsThatCount(t *testing.T) {
 		}
 	}
 	p.Count(true, at)
-	if left := p.Left(at.Add(time.Second)); left != capacity.ProofInterval-time.Second {
+	if left := p.Left(at.Add(time.Second)); left != capacity.VerifyInterval-time.Second {
 		t.Errorf("%s are left", left)
 	}
 }

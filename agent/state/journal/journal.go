@@ -46,7 +46,7 @@ type Journal struct {
 	Cordoned         bool               `json:"cordoned"`              // the change has fenced the node
 	Closed           []string           `json:"closed,omitempty"`      // devices that claims are kept from until the change fences the node
 	WasUnschedulable bool               `json:"wasUnschedulable"`      // the node was cordoned before the change
-	Proven           bool               `json:"proven"`                // kubelet offered what the GPUs had when it began
+	Verified         bool               `json:"verified"`              // kubelet offered what the GPUs had when it began
 	Previous         []GPULayout        `json:"previous"`              // the former layout of the GPUs that it changes
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`              // UIDs of the pods of the device plugin or DRA driver from before the change
@@ -162,14 +162,14 @@ func (j *Journal) Cut() map[nvml.UUID]bool {
 }
 
 // Matches reports whether the GPU has this layout. Half-made instances do not count.
-func (c GPULayout) Matches(gpu nvml.GPU) bool {
+func (l GPULayout) Matches(gpu nvml.GPU) bool {
 	now := Journal{}
 	now.RecordLayout(gpu)
-	was := slices.Clone(c.Instances)
+	was := slices.Clone(l.Instances)
 	for i, p := range was {
 		was[i].Profile = gpu.Named(nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}}).Profile
 	}
-	return gpu.Enabled == c.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(was))
+	return gpu.Enabled == l.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(was))
 }
 
 func sortedPieces(pieces []InstanceRecord) []InstanceRecord {
@@ -206,9 +206,9 @@ func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 }
 
 // Target returns the layout as a target of the planner.
-func (c GPULayout) Target() plan.Target {
-	target := plan.Target{Request: nvml.Request{MIG: c.MIG}, Undo: true}
-	for _, p := range c.Instances {
+func (l GPULayout) Target() plan.Target {
+	target := plan.Target{Request: nvml.Request{MIG: l.MIG}, Undo: true}
+	for _, p := range l.Instances {
 		target.Exact = append(target.Exact,
 			nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}, Compute: p.Compute})
 	}

@@ -211,7 +211,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(`null`)
 	for _, text := range []string{
 		`{"version":1,"operation":"a","target":"t","fingerprint":"w","strategy":"mixed","bootID":"b","started":"2000-01-01T00:00:00Z","cordoned":true,` +
-			`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["a.service"],"persistent":["GPU-1"],"proven":true,` +
+			`"paused":{"nvidia.com/gpu.deploy.dcgm":"true"},"stopped":["a.service"],"persistent":["GPU-1"],"verified":true,` +
 			`"startups":[{"key":"gpuslice.io/not-ready","value":"v","effect":"NoSchedule"}],"noReset":{"boot":"b","gpus":["GPU-1"]},"reboots":["b"],"rebootAsked":"2000-01-01T00:00:00Z",` +
 			`"plugin":{"way":"configmap","namespace":"n","configMap":"c","key":"k","label":"nvidia.com/device-plugin.config"},` +
 			`"undo":{"fingerprint":"w","reason":"HardwareFailure","message":"m"}}`,

@@ -49,106 +49,106 @@ type Keeper struct {
 }
 
 // Now returns the record, whether the disk has it or not.
-func (h *Keeper) Now() Record { return h.now }
+func (k *Keeper) Now() Record { return k.now }
 
 // Forget lets a write that has failed be repeated at once.
-func (h *Keeper) Forget(time.Time) { h.retryAt = time.Time{} }
+func (k *Keeper) Forget(time.Time) { k.retryAt = time.Time{} }
 
 // Reread makes the next Load read the record again. It is for a process that watches while the agent's process writes it.
-func (h *Keeper) Reread() { h.read = false }
+func (k *Keeper) Reread() { k.read = false }
 
 // Load reads the record, once.
-func (h *Keeper) Load(ctx context.Context) error {
-	if h.read {
+func (k *Keeper) Load(ctx context.Context) error {
+	if k.read {
 		return nil
 	}
-	r, err := h.Store.Read(ctx)
-	if errors.As(err, &h.newer) && len(h.newer.ToRestore) == 0 {
+	r, err := k.Store.Read(ctx)
+	if errors.As(err, &k.newer) && len(k.newer.ToRestore) == 0 {
 		r, err = nil, nil
 	}
 	if err != nil {
 		return err
 	}
-	h.read = true
+	k.read = true
 	if r != nil {
-		h.now, h.saved = *r, *r
+		k.now, k.saved = *r, *r
 	}
 	return nil
 }
 
 // attribute drops what counts no longer: the record is of the one node object that it was written for, and what the host must be restored is of one boot.
 // The boot is empty if it is not known.
-func (h *Keeper) attribute(node *corev1.Node, boot string) {
-	if h.now.Node != node.Name || h.now.UID != string(node.UID) {
-		h.now = Record{Node: node.Name, UID: string(node.UID), Host: h.now.Host}
+func (k *Keeper) attribute(node *corev1.Node, boot string) {
+	if k.now.Node != node.Name || k.now.UID != string(node.UID) {
+		k.now = Record{Node: node.Name, UID: string(node.UID), Host: k.now.Host}
 	}
-	if h.now.Host.Boot != boot && h.now.Host.Boot != "" && boot != "" {
-		h.now.Host = Host{} // a reboot has restored the host
+	if k.now.Host.Boot != boot && k.now.Host.Boot != "" && boot != "" {
+		k.now.Host = Host{} // a reboot has restored the host
 	}
 }
 
 // Write writes the record to the disk. If that fails, Now stays as it was.
-func (h *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
+func (k *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
 	r.Version, r.ToRestore = Version, restoresOf(r)
-	if h.newer != nil {
-		aside, err := h.Store.SetAside(ctx)
+	if k.newer != nil {
+		aside, err := k.Store.SetAside(ctx)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return h.noteWriteFailure(err, now)
+			return k.noteWriteFailure(err, now)
 		}
-		h.Log.Info("the record of a newer agent has nothing to restore, and is set aside", zap.String("as", aside), zap.Int("version", h.newer.Version))
-		h.newer = nil
+		k.Log.Info("the record of a newer agent has nothing to restore, and is set aside", zap.String("as", aside), zap.Int("version", k.newer.Version))
+		k.newer = nil
 	}
-	if err := h.Store.Write(ctx, r); err != nil {
-		return h.noteWriteFailure(err, now)
+	if err := k.Store.Write(ctx, r); err != nil {
+		return k.noteWriteFailure(err, now)
 	}
-	h.now, h.saved, h.failed = r, r, nil
+	k.now, k.saved, k.failed = r, r, nil
 	return nil
 }
 
-func (h *Keeper) noteWriteFailure(err error, now time.Time) error {
-	if h.failed == nil {
-		h.Log.Warn("the host's record cannot be written", zap.Error(err))
+func (k *Keeper) noteWriteFailure(err error, now time.Time) error {
+	if k.failed == nil {
+		k.Log.Warn("the host's record cannot be written", zap.Error(err))
 	}
-	h.failed, h.retryAt = err, now.Add(Retry)
+	k.failed, k.retryAt = err, now.Add(Retry)
 	return err
 }
 
 // Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
 // facts that may get lost.
-func (h *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
+func (k *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	r.Version, r.ToRestore = Version, restoresOf(r)
-	h.now = r
+	k.now = r
 	switch {
-	case same(r, h.saved):
-		h.failed = nil
+	case same(r, k.saved):
+		k.failed = nil
 		return
-	case h.failed != nil && now.Before(h.retryAt):
+	case k.failed != nil && now.Before(k.retryAt):
 		return
 	}
-	_ = h.Write(ctx, r, now) // Write has logged the error, and Flush repeats it
+	_ = k.Write(ctx, r, now) // Write has logged the error, and Flush repeats it
 }
 
 // Flush repeats a write that has failed.
-func (h *Keeper) Flush(ctx context.Context, now time.Time) error {
-	if h.failed == nil {
+func (k *Keeper) Flush(ctx context.Context, now time.Time) error {
+	if k.failed == nil {
 		return nil
 	}
-	return h.Write(ctx, h.now, now)
+	return k.Write(ctx, k.now, now)
 }
 
 // DiskCoversRestores reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
-func (h *Keeper) DiskCoversRestores() bool {
-	journal := h.now.Journal == "" || h.now.Journal == h.saved.Journal || slices.Contains(h.saved.Next, h.now.Journal)
-	return journal && h.now.UID == h.saved.UID && h.now.Host.Boot == h.saved.Host.Boot &&
-		subset(h.now.Host.Stopped, h.saved.Host.Stopped) && subset(h.now.Host.Persistent, h.saved.Host.Persistent) &&
-		reflect.DeepEqual(h.now.Learnt.NoReset, h.saved.Learnt.NoReset)
+func (k *Keeper) DiskCoversRestores() bool {
+	journal := k.now.Journal == "" || k.now.Journal == k.saved.Journal || slices.Contains(k.saved.Next, k.now.Journal)
+	return journal && k.now.UID == k.saved.UID && k.now.Host.Boot == k.saved.Host.Boot &&
+		subset(k.now.Host.Stopped, k.saved.Host.Stopped) && subset(k.now.Host.Persistent, k.saved.Host.Persistent) &&
+		reflect.DeepEqual(k.now.Learnt.NoReset, k.saved.Learnt.NoReset)
 }
 
 // Operands returns the labels of operands in the settings, and those that the change in the record has paused: an administrator may have
 // changed the settings since.
-func (h *Keeper) Operands(settings []string) []string {
+func (k *Keeper) Operands(settings []string) []string {
 	out := slices.Clone(settings)
-	for _, text := range append([]string{h.now.Journal}, h.now.Next...) {
+	for _, text := range append([]string{k.now.Journal}, k.now.Next...) {
 		if j, err := Parse(text); err == nil && j != nil {
 			out = slices.AppendSeq(out, maps.Keys(j.Paused))
 		}
@@ -205,8 +205,8 @@ func restoresOf(r Record) []string {
 const mostSent = 4
 
 // sending returns the record for when the agent sends the journal to the API server.
-func (h *Keeper) sending(boot string, j Journal, text string) Record {
-	r := h.now
+func (k *Keeper) sending(boot string, j Journal, text string) Record {
+	r := k.now
 	r.Operation, r.Ends = sanitize.Cut(j.Operation, 128), false
 	if text != r.Journal && !slices.Contains(r.Next, text) {
 		r.Next = append(slices.Clone(r.Next[max(0, len(r.Next)-mostSent+1):]), text)
@@ -219,16 +219,16 @@ func (h *Keeper) sending(boot string, j Journal, text string) Record {
 }
 
 // accepted returns the record for when the API server has accepted the journal.
-func (h *Keeper) accepted(boot string, j Journal, text string) Record {
-	r := h.now
+func (k *Keeper) accepted(boot string, j Journal, text string) Record {
+	r := k.now
 	r.Operation, r.Journal, r.Next, r.Ends = sanitize.Cut(j.Operation, 128), text, nil, false
 	r.Host = hostOf(j, boot)
 	return r
 }
 
 // refused takes back what sending has added to the record before: the API server has refused the journal.
-func (h *Keeper) refused(before Record) {
-	h.now.Journal, h.now.Next, h.now.Host = before.Journal, before.Next, before.Host
+func (k *Keeper) refused(before Record) {
+	k.now.Journal, k.now.Next, k.now.Host = before.Journal, before.Next, before.Host
 }
 
 // hostOf returns what the agent must restore on the host by the journal.
@@ -251,15 +251,15 @@ func hostOf(j Journal, boot string) Host {
 }
 
 // Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing must be restored.
-func (h *Keeper) Release(ctx context.Context, now time.Time) {
-	r := h.now
+func (k *Keeper) Release(ctx context.Context, now time.Time) {
+	r := k.now
 	r.Ends = true
-	h.Keep(ctx, r, now)
+	k.Keep(ctx, r, now)
 }
 
 // NoteJournalGone notes in the record that the annotation is gone.
-func (h *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
-	r := h.now
+func (k *Keeper) NoteJournalGone(ctx context.Context, now time.Time) {
+	r := k.now
 	r.DropChange()
-	h.Keep(ctx, r, now)
+	k.Keep(ctx, r, now)
 }

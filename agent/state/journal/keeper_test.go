@@ -68,7 +68,7 @@ func TestTheDiskCoversWhatTheNextAgentRestores(t *testing.T) {
 		"one more GPU":          {func(r *journal.Record) { r.Host.Persistent = append(r.Host.Persistent, "GPU-2") }, false},
 		"no unit":               {func(r *journal.Record) { r.Host.Stopped = nil }, true},
 		"GPUs without a reset":  {func(r *journal.Record) { r.Learnt.NoReset = nil }, false},
-		"a fact for the future": {func(r *journal.Record) { r.Learnt.Proven = "def" }, true},
+		"a fact for the future": {func(r *journal.Record) { r.Learnt.Verified = "def" }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &store{}

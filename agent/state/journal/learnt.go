@@ -17,10 +17,10 @@ import (
 type Learnt struct {
 	NoReset    *NoReset      `json:"noReset,omitempty"`
 	Asked      *api.AskedFor `json:"asked,omitempty"`
-	Took       []Took        `json:"took,omitempty"`   // the last changes, by which the agent estimates the next
-	Proven     string        `json:"proven,omitempty"` // fingerprint of the config that the agent has last proven
-	Cut        string        `json:"cut,omitempty"`    // boot in which the node had MIG instances at that time
-	Failed     *api.Failure  `json:"failed,omitempty"` // a change that the agent does not try again until a user has withdrawn it
+	Took       []Took        `json:"took,omitempty"`     // the last changes, by which the agent estimates the next
+	Verified   string        `json:"verified,omitempty"` // fingerprint of the config that the agent has last verified
+	Cut        string        `json:"cut,omitempty"`      // boot in which the node had MIG instances at that time
+	Failed     *api.Failure  `json:"failed,omitempty"`   // a change that the agent does not try again until a user has withdrawn it
 	Published  nodekeys.Keys `json:"published,omitzero"`
 	Reported   Reported      `json:"reported,omitzero"`
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
@@ -67,12 +67,12 @@ func (l Learnt) bounded() Learnt {
 }
 
 // FullMemory returns the devices that the agent has last reported as nearly full.
-func (l *Writer) FullMemory() []string { return l.Record.Now().Learnt.FullMemory }
+func (w *Writer) FullMemory() []string { return w.Record.Now().Learnt.FullMemory }
 
 // check holds it to its bounds, as another program may have written the record.
 func (l *Learnt) check() error {
 	err := errors.Join(
-		name("learnt.proven", l.Proven), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),
+		name("learnt.verified", l.Verified), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),
 		name("learnt.reported.desired", l.Reported.Desired), name("learnt.reported.phase", string(l.Reported.Phase)),
 		name("learnt.reported.reason", string(l.Reported.Reason)),
 	)

@@ -19,8 +19,8 @@ type Known struct {
 
 // Read reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
 // for the node object that it was written for. Boot is the ID of the host's boot. The journal is nil if no change is under way.
-func (l *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *Journal, known Known, err error) {
-	h := l.Record
+func (w *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *Journal, known Known, err error) {
+	h := w.Record
 	if err := h.Load(ctx); err != nil {
 		return nil, known, unreadable(err)
 	}

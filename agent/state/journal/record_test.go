@@ -33,7 +33,7 @@ func full() journal.Record {
 		Learnt: journal.Learnt{
 			NoReset: &journal.NoReset{Boot: "boot", GPUs: []nvml.UUID{"GPU-1"}},
 			Asked:   &api.AskedFor{Fingerprint: "abc", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
-			Took:    []journal.Took{{Whole: 9, Rest: 4}}, Proven: "abc", Cut: "boot",
+			Took:    []journal.Took{{Whole: 9, Rest: 4}}, Verified: "abc", Cut: "boot",
 			Failed:     &api.Failure{Fingerprint: "def", Reason: "HardwareFailure", Message: "it broke"},
 			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
 			Reported:   journal.Reported{Desired: "all-balanced", Phase: api.PhaseIdle, Reason: "Converged", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},

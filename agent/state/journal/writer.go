@@ -38,29 +38,29 @@ type Write struct {
 }
 
 // Amend writes the journal again, and removes the annotations of users that the journal now holds.
-func (l *Writer) Amend(ctx context.Context, w Write, j Journal, spent ...string) error {
-	_, err := l.Write(ctx, w, j, func(node *corev1.Node, text string) ([]byte, error) { return l.Fence.Record(node, text, spent...) })
+func (w *Writer) Amend(ctx context.Context, write Write, j Journal, spent ...string) error {
+	_, err := w.Write(ctx, write, j, func(node *corev1.Node, text string) ([]byte, error) { return w.Fence.Record(node, text, spent...) })
 	return err
 }
 
 // Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
 // a step that takes something from the node or the host, and performs one that gives back without.
-func (l *Writer) Write(ctx context.Context, w Write, j Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
+func (w *Writer) Write(ctx context.Context, write Write, j Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
 	text, err := j.Encode()
 	if err != nil {
 		return nil, err
 	}
-	h := l.Record
-	before, r := h.Now(), h.sending(w.Boot, j, text)
-	if w.GivesBack || j.Undo != nil || !j.TakesMore(w.Before) {
-		h.Keep(ctx, r, l.Clock.Now())
-	} else if err := h.Write(ctx, r, l.Clock.Now()); err != nil {
-		return nil, l.Unrecorded(w, err)
+	h := w.Record
+	before, r := h.Now(), h.sending(write.Boot, j, text)
+	if write.GivesBack || j.Undo != nil || !j.TakesMore(write.Before) {
+		h.Keep(ctx, r, w.Clock.Now())
+	} else if err := h.Write(ctx, r, w.Clock.Now()); err != nil {
+		return nil, w.Unrecorded(write, err)
 	}
-	node, err := l.Nodes.Patched(ctx, w.Node, func(node *corev1.Node) ([]byte, error) { return patch(node, text) })
+	node, err := w.Nodes.Patched(ctx, write.Node, func(node *corev1.Node) ([]byte, error) { return patch(node, text) })
 	switch {
 	case err == nil:
-		h.Keep(ctx, h.accepted(w.Boot, j, text), l.Clock.Now())
+		h.Keep(ctx, h.accepted(write.Boot, j, text), w.Clock.Now())
 	case Refused(err): // the write will not succeed later
 		h.refused(before)
 	}
@@ -75,10 +75,10 @@ func Refused(err error) bool {
 
 // Unrecorded returns why the agent takes nothing: it cannot record that. A change that is under way is postponed, and undone
 // until then.
-func (l *Writer) Unrecorded(w Write, err error) error {
-	if w.Disrupted {
+func (w *Writer) Unrecorded(write Write, err error) error {
+	if write.Disrupted {
 		return &api.Failure{
-			Fingerprint: w.Fingerprint, Reason: config.ReasonHostRecordUnavailable, Later: true,
+			Fingerprint: write.Fingerprint, Reason: config.ReasonHostRecordUnavailable, Later: true,
 			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
 		}
 	}
@@ -87,67 +87,67 @@ func (l *Writer) Unrecorded(w Write, err error) error {
 		advice = "see the host's kernel log for the disk or file system below --state-dir, which does not answer"
 	}
 	return &outcome.Waiting{
-		Reason: config.ReasonHostRecordUnavailable, After: Retry, Since: cmp.Or(w.Since, l.Clock.Stamp()),
+		Reason: config.ReasonHostRecordUnavailable, After: Retry, Since: cmp.Or(write.Since, w.Clock.Stamp()),
 		Message: "changes nothing until the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
 	}
 }
 
 // TryRecord writes the present record, before the agent disturbs anything, and returns why it has to wait if it cannot.
-func (l *Writer) TryRecord(ctx context.Context, w Write) error {
-	if err := l.Record.Write(ctx, l.Record.Now(), l.Clock.Now()); err != nil {
-		return l.Unrecorded(w, err)
+func (w *Writer) TryRecord(ctx context.Context, write Write) error {
+	if err := w.Record.Write(ctx, w.Record.Now(), w.Clock.Now()); err != nil {
+		return w.Unrecorded(write, err)
 	}
 	return nil
 }
 
 // ForeseeRecord returns why TryRecord would have to wait, and leaves the record as it is.
-func (l *Writer) ForeseeRecord(ctx context.Context, w Write) error {
-	r := l.Record.Now()
+func (w *Writer) ForeseeRecord(ctx context.Context, write Write) error {
+	r := w.Record.Now()
 	r.ToRestore = restoresOf(r)
-	if err := l.Record.Store.Try(ctx, r); err != nil {
-		return l.Unrecorded(w, err)
+	if err := w.Record.Store.Try(ctx, r); err != nil {
+		return w.Unrecorded(write, err)
 	}
 	return nil
 }
 
 // RecordRestores repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
 // than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
-func (l *Writer) RecordRestores(ctx context.Context, w Write, step plan.Step) error {
-	if !step.Traits().TakesFromHost || w.GivesBack || l.Record.DiskCoversRestores() {
+func (w *Writer) RecordRestores(ctx context.Context, write Write, step plan.Step) error {
+	if !step.Traits().TakesFromHost || write.GivesBack || w.Record.DiskCoversRestores() {
 		return nil
 	}
-	if err := l.Record.Flush(ctx, l.Clock.Now()); err != nil {
-		return l.Unrecorded(w, err)
+	if err := w.Record.Flush(ctx, w.Clock.Now()); err != nil {
+		return w.Unrecorded(write, err)
 	}
 	return nil
 }
 
 // Tidy removes the change from the record once nothing is pending, and repeats a write that has failed.
-func (l *Writer) Tidy(ctx context.Context, pending bool) {
-	r := l.Record.Now()
+func (w *Writer) Tidy(ctx context.Context, pending bool) {
+	r := w.Record.Now()
 	if !pending {
 		r.DropChange()
 	}
-	l.Record.Keep(ctx, r, l.Clock.Now())
+	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
 // Learn keeps what later changes need to know.
-func (l *Writer) Learn(ctx context.Context, learnt Learnt) {
-	r := l.Record.Now()
+func (w *Writer) Learn(ctx context.Context, learnt Learnt) {
+	r := w.Record.Now()
 	r.Learnt = learnt.bounded()
-	l.Record.Keep(ctx, r, l.Clock.Now())
+	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
 // LearnFirst keeps what later changes need to know of a step, before that is performed. The error is why the step has to wait.
-func (l *Writer) LearnFirst(ctx context.Context, w Write, learnt Learnt) error {
-	if w.GivesBack {
-		l.Learn(ctx, learnt)
+func (w *Writer) LearnFirst(ctx context.Context, write Write, learnt Learnt) error {
+	if write.GivesBack {
+		w.Learn(ctx, learnt)
 		return nil
 	}
-	r := l.Record.Now()
+	r := w.Record.Now()
 	r.Learnt = learnt.bounded()
-	if err := l.Record.Write(ctx, r, l.Clock.Now()); err != nil {
-		return l.Unrecorded(w, err)
+	if err := w.Record.Write(ctx, r, w.Clock.Now()); err != nil {
+		return w.Unrecorded(write, err)
 	}
 	return nil
 }

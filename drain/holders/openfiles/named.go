@@ -11,9 +11,9 @@ import (
 
 // named reads a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
 // It goes by these names, and touches no file.
-func (l *Scan) named(ctx context.Context, pid int) error {
-	process := filepath.Join(l.Root, strconv.Itoa(pid))
-	if err := l.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
+func (s *Scan) named(ctx context.Context, pid int) error {
+	process := filepath.Join(s.Root, strconv.Itoa(pid))
+	if err := s.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
 		return err
 	}
 	threads, err := Numbers(filepath.Join(process, "task"))
@@ -24,14 +24,14 @@ func (l *Scan) named(ctx context.Context, pid int) error {
 		return err
 	}
 	for _, tid := range threads {
-		if err := l.namedFiles(ctx, pid, filepath.Join(process, "task", strconv.Itoa(tid), "fd")); err != nil && !Gone(err) {
+		if err := s.namedFiles(ctx, pid, filepath.Join(process, "task", strconv.Itoa(tid), "fd")); err != nil && !Gone(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *Scan) namedFiles(ctx context.Context, pid int, folder string) error {
+func (s *Scan) namedFiles(ctx context.Context, pid int, folder string) error {
 	d, err := os.Open(filepath.Clean(folder))
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func (l *Scan) namedFiles(ctx context.Context, pid int, folder string) error {
 			return linkErr
 		}
 		if gpu, ok := gpuNamed(target); ok {
-			l.Found(pid, File{GPU: gpu, Path: printable([]byte(target))})
+			s.Found(pid, File{GPU: gpu, Path: printable([]byte(target))})
 		}
 	}
 	return errors.Join(err, ctx.Err())

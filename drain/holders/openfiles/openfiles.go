@@ -84,68 +84,68 @@ const (
 
 // Run takes the observation. Its error means that it could not read the table at all, or is that of ctx, which ends the observation between two
 // files.
-func (l *Scan) Run(ctx context.Context) error {
-	if l.At == nil {
-		l.At = func(string) {}
+func (s *Scan) Run(ctx context.Context) error {
+	if s.At == nil {
+		s.At = func(string) {}
 	}
-	real, err := l.isProcfs()
+	real, err := s.isProcfs()
 	if err != nil {
 		return err
 	}
 	if real {
-		if err := l.prepare(ctx); err != nil {
+		if err := s.prepare(ctx); err != nil {
 			return err
 		}
 	}
-	pids, err := Numbers(l.Root)
+	pids, err := Numbers(s.Root)
 	if err != nil {
 		return err
 	}
 	for _, pid := range pids {
 		if real {
-			l.At("the open files of pid " + strconv.Itoa(pid))
-			err = l.process(ctx, pid)
+			s.At("the open files of pid " + strconv.Itoa(pid))
+			err = s.process(ctx, pid)
 		} else {
-			err = l.named(ctx, pid)
+			err = s.named(ctx, pid)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil && !Gone(err) {
-			l.Failed(err)
+			s.Failed(err)
 		}
 	}
-	l.askLater(ctx)
+	s.askLater(ctx)
 	return ctx.Err()
 }
 
 // isProcfs reports whether a table is the kernel's.
-func (l *Scan) isProcfs() (bool, error) {
+func (s *Scan) isProcfs() (bool, error) {
 	var of unix.Statfs_t
-	if err := unix.Statfs(l.Root, &of); err != nil {
-		return false, &fs.PathError{Op: "statfs", Path: l.Root, Err: err}
+	if err := unix.Statfs(s.Root, &of); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: s.Root, Err: err}
 	}
 	return of.Type == unix.PROC_SUPER_MAGIC, nil
 }
 
 // prepare reads the major numbers and the host's mounts, which are the same for all processes.
-func (l *Scan) prepare(ctx context.Context) error {
-	if l.gpus == 0 {
-		l.gpus = nvidiaMajor
+func (s *Scan) prepare(ctx context.Context) error {
+	if s.gpus == 0 {
+		s.gpus = nvidiaMajor
 	}
-	devices, err := read(filepath.Join(l.Root, "devices"), 64<<10)
+	devices, err := read(filepath.Join(s.Root, "devices"), 64<<10)
 	if err != nil {
 		return err
 	}
-	l.caps = majorOf("nvidia-caps", devices)
-	self, err := os.Readlink(filepath.Join(l.Root, "self"))
+	s.caps = majorOf("nvidia-caps", devices)
+	self, err := os.Readlink(filepath.Join(s.Root, "self"))
 	if err != nil {
 		return err
 	}
-	l.kcmp = self == strconv.Itoa(os.Getpid())
+	s.kcmp = self == strconv.Itoa(os.Getpid())
 	// The mounts of the host's first process show which file systems are the machine's own, and most processes have some
 	// files open that they got from there, such as /dev/null.
-	return l.mounts.readHost(ctx, l.Root)
+	return s.mounts.readHost(ctx, s.Root)
 }
 
 // majorOf finds a driver among the character devices of /proc/devices.
@@ -165,9 +165,9 @@ func majorOf(driver, devices string) uint32 {
 }
 
 // process reads the open files of a process, and of those of its threads that have files of their own.
-func (l *Scan) process(ctx context.Context, pid int) error {
-	folder := filepath.Join(l.Root, strconv.Itoa(pid))
-	err := l.openFiles(ctx, pid, folder)
+func (s *Scan) process(ctx context.Context, pid int) error {
+	folder := filepath.Join(s.Root, strconv.Itoa(pid))
+	err := s.openFiles(ctx, pid, folder)
 	if err != nil && !Gone(err) {
 		return err
 	}
@@ -185,10 +185,10 @@ func (l *Scan) process(ctx context.Context, pid int) error {
 		return err
 	}
 	for _, tid := range threads {
-		if tid == pid || l.sharesFiles(pid, tid) {
+		if tid == pid || s.sharesFiles(pid, tid) {
 			continue
 		}
-		if err := l.openFiles(ctx, pid, folder+"/task/"+strconv.Itoa(tid)); err != nil && !Gone(err) {
+		if err := s.openFiles(ctx, pid, folder+"/task/"+strconv.Itoa(tid)); err != nil && !Gone(err) {
 			return err
 		}
 	}
@@ -198,8 +198,8 @@ func (l *Scan) process(ctx context.Context, pid int) error {
 // sharesFiles reports whether the thread has the files of its process, as nearly all have. Threads made by clone without CLONE_FILES
 // have not, nor those that have called unshare; and if the first thread has ended, only the others have any. It is false if the kernel
 // does not say, so that the caller reads the thread.
-func (l *Scan) sharesFiles(pid, tid int) bool {
-	if !l.kcmp {
+func (s *Scan) sharesFiles(pid, tid int) bool {
+	if !s.kcmp {
 		return false
 	}
 	const kcmpFiles = 2
@@ -208,7 +208,7 @@ func (l *Scan) sharesFiles(pid, tid int) bool {
 }
 
 // openFiles reads the open files in the folder of a process, or of one of its threads.
-func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
+func (s *Scan) openFiles(ctx context.Context, pid int, of string) error {
 	d, err := os.Open(filepath.Clean(of + "/fd"))
 	if err != nil {
 		return err
@@ -223,13 +223,13 @@ func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
 	for {
 		names, err := d.Readdirnames(512) // a process may have a million, and ctx may end before
 		for _, name := range names {
-			if err := l.file(fds, facts, open{pid: pid, folder: d.Name(), name: name}); err != nil && !Gone(err) {
+			if err := s.file(fds, facts, open{pid: pid, folder: d.Name(), name: name}); err != nil && !Gone(err) {
 				return &fs.PathError{Op: "reading", Path: d.Name() + "/" + name, Err: err}
 			}
 		}
-		if len(l.later) >= mostLater {
-			l.askLater(ctx)
-			l.At("the open files of pid " + strconv.Itoa(pid))
+		if len(s.later) >= mostLater {
+			s.askLater(ctx)
+			s.At("the open files of pid " + strconv.Itoa(pid))
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -241,13 +241,13 @@ func (l *Scan) openFiles(ctx context.Context, pid int, of string) error {
 }
 
 // readLink gives the path that the table shows for an open file, valid until the next call. It serves for messages alone.
-func (l *Scan) readLink(fds int, name string) ([]byte, error) {
+func (s *Scan) readLink(fds int, name string) ([]byte, error) {
 	// As os.Readlink, in half its time.
-	n, err := unix.Readlinkat(fds, name, l.target[:])
+	n, err := unix.Readlinkat(fds, name, s.target[:])
 	if errors.Is(err, unix.ENAMETOOLONG) { // Linux does not show paths of more than a page
 		return []byte("/…"), nil
 	}
-	return l.target[:max(n, 0)], err
+	return s.target[:max(n, 0)], err
 }
 
 // printable makes a path fit for a message.
@@ -260,12 +260,12 @@ func printable(path []byte) string {
 }
 
 // file reads one open file.
-func (l *Scan) file(fds, infos int, f open) error {
-	target, err := l.readLink(fds, f.name)
+func (s *Scan) file(fds, infos int, f open) error {
+	target, err := s.readLink(fds, f.name)
 	if err != nil || len(target) == 0 || target[0] != '/' {
 		return err // most open files are sockets, pipes and others without a path
 	}
-	flags, mount, err := l.facts(infos, f.name)
+	flags, mount, err := s.facts(infos, f.name)
 	if err != nil {
 		return err
 	}
@@ -273,28 +273,28 @@ func (l *Scan) file(fds, infos int, f open) error {
 		return nil // with O_PATH only its name is open, which needs no right, and not the device
 	}
 	f.mount = mount
-	switch l.mounts.of(mount, l.Root, f.pid) {
+	switch s.mounts.of(mount, s.Root, f.pid) {
 	case local:
-		return l.ask(fds, f)
+		return s.ask(fds, f)
 	case unknown:
-		l.later = append(l.later, f)
+		s.later = append(s.later, f)
 	case foreign:
 	}
 	return nil
 }
 
 // facts gives the flags that the file was opened with, and the mount that it was opened on. Reading them touches neither.
-func (l *Scan) facts(infos int, name string) (flags, mount int, err error) {
+func (s *Scan) facts(infos int, name string) (flags, mount int, err error) {
 	fd, err := unix.Openat(infos, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, 0, err
 	}
-	n, err := unix.Read(fd, l.info[:])
+	n, err := unix.Read(fd, s.info[:])
 	_ = unix.Close(fd)
 	if err != nil {
 		return 0, 0, err
 	}
-	text := string(l.info[:n])
+	text := string(s.info[:n])
 	f, err := field(text, "flags:", 8)
 	if err != nil {
 		return 0, 0, err
@@ -315,7 +315,7 @@ func field(text, name string, base int) (int, error) {
 }
 
 // ask asks the kernel whether an open file is a device of a GPU.
-func (l *Scan) ask(fds int, f open) error {
+func (s *Scan) ask(fds int, f open) error {
 	var is unix.Statx_t
 	err := unix.Statx(fds, f.name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &is)
 	if err != nil {
@@ -324,23 +324,23 @@ func (l *Scan) ask(fds int, f open) error {
 	if is.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return nil
 	}
-	if gpu, ok := l.gpuOf(is.Rdev_major, int(is.Rdev_minor)); ok {
-		target, err := l.readLink(fds, f.name)
+	if gpu, ok := s.gpuOf(is.Rdev_major, int(is.Rdev_minor)); ok {
+		target, err := s.readLink(fds, f.name)
 		if err != nil {
 			return err
 		}
-		l.Found(f.pid, File{GPU: gpu, Path: printable(target)})
+		s.Found(f.pid, File{GPU: gpu, Path: printable(target)})
 	}
 	return nil
 }
 
 // gpuOf gives the minor number of the GPU that a character device belongs to. Some devices of NVIDIA's driver belong to no single
 // GPU: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
-func (l *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
+func (s *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	switch {
-	case major == l.gpus:
+	case major == s.gpus:
 		return minor, minor <= lastGPU
-	case major == l.caps && major != 0:
+	case major == s.caps && major != 0:
 		return (minor - firstCapability) / capabilitiesOfGPU, minor >= firstCapability
 	}
 	return 0, false
@@ -349,25 +349,25 @@ func (l *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 // askLater asks for the files whose mounts no process had shown when the observation met them. By now another process may have shown
 // the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
 // which may hang, shows more: so askLater asks for these files last, or when they are many, and gives each to At.
-func (l *Scan) askLater(ctx context.Context) {
-	for _, f := range l.later {
+func (s *Scan) askLater(ctx context.Context) {
+	for _, f := range s.later {
 		if ctx.Err() != nil {
 			return
 		}
-		if l.mounts.known[f.mount] == foreign {
+		if s.mounts.known[f.mount] == foreign {
 			continue
 		}
-		l.At(f.folder + "/" + f.name)
+		s.At(f.folder + "/" + f.name)
 		fds, err := unix.Open(f.folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err == nil {
-			err = l.ask(fds, f)
+			err = s.ask(fds, f)
 			_ = unix.Close(fds)
 		}
 		if err != nil && !Gone(err) {
-			l.Failed(&fs.PathError{Op: "reading", Path: f.folder + "/" + f.name, Err: err})
+			s.Failed(&fs.PathError{Op: "reading", Path: f.folder + "/" + f.name, Err: err})
 		}
 	}
-	l.later = l.later[:0]
+	s.later = s.later[:0]
 }
 
 // Numbers lists the entries of a folder of procfs that are named by a number: processes, or threads.

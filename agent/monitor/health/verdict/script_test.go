@@ -56,66 +56,66 @@ func play(t *testing.T, name string, s config.Health, text string) {
 	}
 }
 
-func (p *script) line(line string) {
-	p.t.Helper()
+func (s *script) line(line string) {
+	s.t.Helper()
 	if after, ok := strings.CutPrefix(line, "+"); ok {
 		d, err := time.ParseDuration(after)
 		if err != nil {
-			p.t.Fatal(err)
+			s.t.Fatal(err)
 		}
-		p.now = p.now.Add(d)
+		s.now = s.now.Add(d)
 		return
 	}
 	command, want, _ := strings.Cut(line, ":")
 	words := strings.Fields(command)
 	check := func(got string) {
-		p.t.Helper()
+		s.t.Helper()
 		if want = strings.TrimSpace(want); got != want {
-			p.t.Errorf("%s: after %s, %s: %q, want %q", p.name, p.now.Sub(began), command, got, want)
+			s.t.Errorf("%s: after %s, %s: %q, want %q", s.name, s.now.Sub(began), command, got, want)
 		}
 	}
 	switch verb := words[0]; verb {
 	case "=":
 		want = strings.TrimPrefix(line, "=")
 		command = "verdict"
-		check(p.verdict())
+		check(s.verdict())
 	case "read", "quick":
-		p.n.ObserveGPUs(p.now, readings(p.t, strings.TrimPrefix(line, verb)), verb == "read")
+		s.n.ObserveGPUs(s.now, readings(s.t, strings.TrimPrefix(line, verb)), verb == "read")
 	case "error":
-		p.n.ObserveError(p.now, map[string]error{
+		s.n.ObserveError(s.now, map[string]error{
 			"unresponsive": nvml.ErrUnresponsive, "nodriver": nvml.ErrNoDriver, "replaced": nvml.ErrReplaced, "odd": errors.New("odd"),
 		}[words[1]])
 	case "bus":
-		p.bus(words[1:])
+		s.bus(words[1:])
 	case "restart":
-		p.restart(words[1])
+		s.restart(words[1])
 	case "ack":
-		p.n.Acknowledge(p.now)
+		s.n.Acknowledge(s.now)
 	case "toreset", "recovered", "xids", "relevant":
-		check(p.answer(verb, words[1]))
+		check(s.answer(verb, words[1]))
 	case "xid", "logged", "confirm", "event":
-		p.event(verb, words[1:])
+		s.event(verb, words[1:])
 	default:
-		p.gpu(verb, words[1:])
+		s.gpu(verb, words[1:])
 	}
 }
 
 // answer is what the node says of a GPU, or of all of them for a setting.
-func (p *script) answer(verb, of string) string {
+func (s *script) answer(verb, of string) string {
 	var out []string
-	switch g := p.n.GPU(nvml.UUID("GPU-" + of)); verb {
+	switch g := s.n.GPU(nvml.UUID("GPU-" + of)); verb {
 	case "toreset":
-		for uuid := range p.n.ToReset(p.now, config.HealthReset(of)) {
+		for uuid := range s.n.ToReset(s.now, config.HealthReset(of)) {
 			out = append(out, strings.TrimPrefix(string(uuid), "GPU-"))
 		}
 		slices.Sort(out)
 	case "recovered":
-		_, is := g.RecoveredFrom(p.now)
+		_, is := g.RecoveredFrom(s.now)
 		out = append(out, strconv.FormatBool(is))
 	default:
-		all := p.n.Xids(g)
+		all := s.n.Xids(g)
 		if verb == "relevant" {
-			all = p.n.RelevantXids(g)
+			all = s.n.RelevantXids(g)
 		}
 		for _, r := range all {
 			out = append(out, fmt.Sprintf("%dx%d", r.Xid.Number, r.Count))
@@ -124,81 +124,81 @@ func (p *script) answer(verb, of string) string {
 	return strings.Join(out, " ")
 }
 
-func (p *script) event(verb string, words []string) {
+func (s *script) event(verb string, words []string) {
 	e := nvml.Event{Kind: nvml.EventXid, GPU: nvml.UUID("GPU-" + words[0]), GI: nvml.WholeGPU, CI: nvml.WholeGPU}
 	if verb == "event" {
 		e.Kind = map[string]nvml.EventKind{
 			"ecc": nvml.EventECC, "poison": nvml.EventFatalPoison, "retired": nvml.EventRetired, "retire-failed": nvml.EventRetireFailed,
 		}[words[1]]
 	} else {
-		e.Xid = uint64(number(p.t, words[1]))
+		e.Xid = uint64(number(s.t, words[1]))
 	}
 	for _, w := range words[2:] {
 		if gi, ok := strings.CutPrefix(w, "gi="); ok {
-			e.GI, e.CI = number(p.t, gi), 0
+			e.GI, e.CI = number(s.t, gi), 0
 		}
 	}
 	switch verb {
 	case "logged":
-		p.n.ObserveLogged(p.now, e)
+		s.n.ObserveLogged(s.now, e)
 	case "confirm":
-		p.n.ConfirmLogged(p.now, e)
+		s.n.ConfirmLogged(s.now, e)
 	default:
-		p.n.ObserveEvent(p.now, e)
+		s.n.ObserveEvent(s.now, e)
 	}
 }
 
-func (p *script) gpu(verb string, words []string) {
-	p.t.Helper()
-	g := p.n.GPU(nvml.UUID("GPU-" + words[0]))
+func (s *script) gpu(verb string, words []string) {
+	s.t.Helper()
+	g := s.n.GPU(nvml.UUID("GPU-" + words[0]))
 	switch verb {
 	case "program":
-		g.NoteProgramError(p.now, types.UID(words[1]))
+		g.NoteProgramError(s.now, types.UID(words[1]))
 	case "change":
 		g.BeginChange()
 	case "changed":
-		g.EndChange(p.now)
+		g.EndChange(s.now)
 	case "mig":
 		g.AwaitMIGMode()
 	case "arch":
-		g.NoteArchitecture(nvml.ComputeCapability{Major: number(p.t, words[1])})
+		g.NoteArchitecture(nvml.ComputeCapability{Major: number(s.t, words[1])})
 	case "reset":
-		g.BeginReset(p.now)
+		g.BeginReset(s.now)
 	case "cancel":
 		g.CancelReset()
 	case "done":
-		g.EndReset(p.now)
+		g.EndReset(s.now)
 	default:
-		p.t.Fatalf("%s: no command %s", p.name, verb)
+		s.t.Fatalf("%s: no command %s", s.name, verb)
 	}
 }
 
-func (p *script) bus(words []string) {
+func (s *script) bus(words []string) {
 	var all []nvml.BusGPU
 	for _, w := range words {
 		index, driver, _ := strings.Cut(w, "/")
-		all = append(all, nvml.BusGPU{PCI: well(number(p.t, index)).PCI, Driver: driver})
+		all = append(all, nvml.BusGPU{PCI: well(number(s.t, index)).PCI, Driver: driver})
 	}
-	p.n.ObserveBus(all, true)
+	s.n.ObserveBus(all, true)
 }
 
-func (p *script) restart(boot string) {
-	p.t.Helper()
-	data, err := json.Marshal(p.n.Record("boot-1", ""))
+func (s *script) restart(boot string) {
+	s.t.Helper()
+	data, err := json.Marshal(s.n.Record("boot-1", ""))
 	if err != nil {
-		p.t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	r, err := verdict.ParseRecord(data)
 	if err != nil {
-		p.t.Fatal(err)
+		s.t.Fatal(err)
 	}
-	p.n = verdict.New(p.s)
-	p.n.Recall(r, boot)
+	s.n = verdict.New(s.s)
+	s.n.Recall(r, boot)
 }
 
 // verdict is "healthy", "no GPU", "not known", or what is wrong, as "0 RowRemapPending/ResetGPU; 1 XidCritical/RebootNode[1 2] critical".
-func (p *script) verdict() string {
-	v, known := p.n.Judge(p.now)
+func (s *script) verdict() string {
+	v, known := s.n.Judge(s.now)
 	if !known {
 		return "not known"
 	}

@@ -33,7 +33,7 @@ type Xid struct {
 	Number  uint64
 	Meaning string
 	Class   Class
-	// Critical ones are reported by the condition on sight: state has to prove that nothing is left of them.
+	// Critical ones are reported by the condition on sight: state has to show that nothing is left of them.
 	Critical bool
 	// Settled ones are those after which a driver that recommends an action has set it: if it recommends none, and all else reads well
 	// for half a minute, nothing is left of them.
@@ -127,22 +127,22 @@ func Xids() []Xid {
 type xids struct{ settings config.Health }
 
 // of gives what is known of the number; old is a GPU from before Ampere.
-func (t xids) of(n uint64, old bool) Xid {
-	x, known := table[n]
+func (x xids) of(n uint64, old bool) Xid {
+	xid, known := table[n]
 	if !known {
-		x = Xid{Number: n, Meaning: "not in NVIDIA's catalog", Class: ClassUnknown}
+		xid = Xid{Number: n, Meaning: "not in NVIDIA's catalog", Class: ClassUnknown}
 	}
-	if old && x.Critical && !slices.Contains(criticalBeforeAmpere, n) {
-		x.Critical = false
+	if old && xid.Critical && !slices.Contains(criticalBeforeAmpere, n) {
+		xid.Critical = false
 	}
 	switch number := int(n); { //nolint:gosec // the settings have three digits at most
-	case slices.Contains(t.settings.ApplicationXids, number):
-		x.Class, x.Critical, x.Action = ClassApplication, false, ActionNone
-	case slices.Contains(t.settings.CriticalXids, number) && !x.Critical:
-		x.Critical = true
-		if x.Class == ClassApplication || x.Class == ClassInfo {
-			x.Class = ClassUnknown
+	case slices.Contains(x.settings.ApplicationXids, number):
+		xid.Class, xid.Critical, xid.Action = ClassApplication, false, ActionNone
+	case slices.Contains(x.settings.CriticalXids, number) && !xid.Critical:
+		xid.Critical = true
+		if xid.Class == ClassApplication || xid.Class == ClassInfo {
+			xid.Class = ClassUnknown
 		}
 	}
-	return x
+	return xid
 }
