@@ -32,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -49,11 +50,11 @@ import (
 // Agent keeps one node as its labels ask. What it is made of keeps memories of its own: a restart loses all of them, and the next passes gather them
 // again.
 type Agent struct {
-	act.Env
-	observers
-	deciders
-	actors
-	reporters
+	env       act.Env
+	observers observers
+	deciders  deciders
+	actors    actors
+	reporters reporters
 
 	monitors monitor.Monitors
 	health   monitor.Health   // one of the monitors
@@ -127,9 +128,9 @@ type forgetter interface {
 // forgetters lists every part of the agent that remembers times.
 func (a *Agent) forgetters() []forgetter {
 	return []forgetter{
-		a.record, a.sets, a.claims, a.retries, a.processes, a.units, a.rebooter, a.devicePlugin, a.handover, a.leftovers,
-		a.upgrades, a.taint, a.rules, a.resets, a.verifier, a.slot, a.timing,
-		a.fencing, a.monitors, a.ownership,
+		a.observers.record, a.observers.sets, a.observers.claims, a.deciders.retries, a.observers.processes, a.actors.units, a.actors.rebooter, a.observers.devicePlugin, a.actors.handover, a.observers.leftovers,
+		a.actors.upgrades, a.actors.taint, a.actors.rules, a.actors.resets, a.actors.verifier, a.actors.slot, a.actors.timing,
+		a.actors.fencing, a.monitors, a.observers.ownership,
 	}
 }
 
@@ -139,28 +140,28 @@ var ErrEdited = errors.New("the settings were edited")
 // Run keeps the node as desired until ctx ends. It completes a step that has begun before it returns. The error is
 // nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on; or ErrEdited.
 func (a *Agent) Run(ctx context.Context) error {
-	wake := a.wakes.Watch(ctx)
+	wake := a.observers.wakes.Watch(ctx)
 	for _, m := range a.monitors {
-		a.wakes.Beside(ctx, m.Watch)
+		a.observers.wakes.Beside(ctx, m.Watch)
 	}
-	a.leftovers.Forget(a.Clock.Now())
-	a.Log.Info("watching", zap.String("node", a.Node))
+	a.observers.leftovers.Forget(a.env.Clock.Now())
+	a.env.Log.Info("watching", zap.String("node", a.env.Node))
 	for ctx.Err() == nil {
 		if other, _ := a.checkSettings(); other {
-			a.Log.Info("the settings were edited", zap.String("node", a.Node))
+			a.env.Log.Info("the settings were edited", zap.String("node", a.env.Node))
 			return ErrEdited
 		}
 		// Cancelling a step in its middle gains nothing: each step has a deadline, and the agent resumes after a restart anyway.
-		a.liveness.Begin()
-		a.objects.TakeRequest()
-		failures := a.client.Failures()
+		a.reporters.liveness.Begin()
+		a.observers.objects.TakeRequest()
+		failures := a.observers.client.Failures()
 		next := a.pass(context.WithoutCancel(ctx))
-		calm := a.pauseAfterFailures(next, a.client.Failures() > failures)
+		calm := a.pauseAfterFailures(next, a.observers.client.Failures() > failures)
 		next = max(next, calm)
-		a.liveness.End(next)
-		a.metrics.Passed()
+		a.reporters.liveness.End(next)
+		a.reporters.metrics.Passed()
 		if a.driverReplaced {
-			a.Log.Info("the driver was replaced", zap.String("node", a.Node))
+			a.env.Log.Info("the driver was replaced", zap.String("node", a.env.Node))
 			return nvml.ErrReplaced
 		}
 		if calm > 0 {
@@ -168,7 +169,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		a.waitForNextPass(ctx, wake, a.pauseAfterPass(ctx, next-calm))
 	}
-	a.Log.Info("stopping", zap.String("node", a.Node))
+	a.env.Log.Info("stopping", zap.String("node", a.env.Node))
 	return nil
 }
 
@@ -179,8 +180,8 @@ func (a *Agent) checkSettings() (other, news bool) {
 		return false, false
 	}
 	other, wrong := a.edited()
-	news = other || wrong != a.reporter.WrongSettings
-	a.reporter.WrongSettings = wrong
+	news = other || wrong != a.reporters.reporter.WrongSettings
+	a.reporters.reporter.WrongSettings = wrong
 	return other, news
 }
 
@@ -189,9 +190,9 @@ func (a *Agent) checkSettings() (other, news bool) {
 func (a *Agent) pauseAfterFailures(rest time.Duration, failed bool) time.Duration {
 	switch {
 	case failed && rest > 0:
-		return a.retries.Unanswered()
-	case !failed && a.objects.AreFresh():
-		a.retries.Answered()
+		return a.deciders.retries.Unanswered()
+	case !failed && a.observers.objects.AreFresh():
+		a.deciders.retries.Answered()
 	}
 	return 0
 }
@@ -207,9 +208,9 @@ func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Dur
 		return rest
 	}
 	pause := min(rest, settleTime+rand.N(settleTime/4)) // the agents of many nodes must not ask the API server at once
-	timer := a.Clock.NewTimer(pause)
+	timer := a.env.Clock.NewTimer(pause)
 	defer timer.Stop()
-	if a.objects.RequestedBefore(ctx, timer.C()) {
+	if a.observers.objects.RequestedBefore(ctx, timer.C()) {
 		return 0
 	}
 	return rest - pause
@@ -222,9 +223,9 @@ const pollInterval = 15 * time.Second
 // waitForNextPass waits until a watch wakes the loop, at most for d. The monitors poll while it waits, which costs the API server no request; the wait
 // ends when a monitor has something to report.
 func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d time.Duration) {
-	timer := a.Clock.NewTimer(d)
+	timer := a.env.Clock.NewTimer(d)
 	defer timer.Stop()
-	polls := a.Clock.NewTicker(pollInterval)
+	polls := a.env.Clock.NewTicker(pollInterval)
 	defer polls.Stop()
 	for {
 		select {
@@ -254,8 +255,8 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	}
 	want, steps, err := a.plan(ctx, seen)
 	in := act.Input{Seen: seen, Want: want, Steps: steps}
-	a.verifier.Follow(seen, want)
-	a.resolver.Remember(seen, want)
+	a.actors.verifier.Follow(seen, want)
+	a.deciders.resolver.Remember(seen, want)
 	if err == nil {
 		in, err = a.act(ctx, in)
 	}
@@ -299,20 +300,21 @@ func (a *Agent) correct(in act.Input) error {
 // or why the pass cannot go on.
 func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) error {
 	a.changeUnderway = seen.Journal != nil
-	a.liveness.Saw(seen.Node)
+	a.reporters.liveness.Saw(seen.Node)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
 	a.keepRules(ctx, seen)
-	if failed := a.upgrades.ReleaseDriver(ctx, seen); failed != nil {
+	a.actors.rules.ReportUnusable()
+	if failed := a.actors.upgrades.ReleaseDriver(ctx, seen); failed != nil {
 		err = failed
 	}
 	if err != nil {
-		a.upgrades.ReleaseNode(ctx, seen)
+		a.actors.upgrades.ReleaseNode(ctx, seen)
 		a.renewWhileUnavailable(ctx, seen)
 		return err
 	}
 	for _, chore := range []func(context.Context, *state.Observed){
-		a.noteObserved, a.shareObserved, a.reportUnreadClaims, a.tidyRecord, a.setClock, a.slot.Renew, a.rebooter.Withdraw,
+		a.noteObserved, a.shareObserved, a.reportUnreadClaims, a.tidyRecord, a.setClock, a.actors.slot.Renew, a.actors.rebooter.Withdraw,
 	} {
 		chore(ctx, seen)
 	}
@@ -322,7 +324,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
 func (a *Agent) renewWhileUnavailable(ctx context.Context, seen *state.Observed) {
 	if j := seen.Journal; j != nil && (j.KeepsPodsAway() || len(j.Paused) > 0) {
-		a.slot.Renew(ctx, seen)
+		a.actors.slot.Renew(ctx, seen)
 	}
 }
 
@@ -332,7 +334,7 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	critical, known := a.health.Critical()
-	a.taint.Follow(ctx, seen.Node, len(critical) > 0, known)
+	a.actors.taint.Follow(ctx, seen.Node, len(critical) > 0, known)
 }
 
 // keepRules has claims get no device of a GPU that is not well, if the settings say so, and none that the journal names. While it is not known which
@@ -342,12 +344,12 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	var closed []fencing.Closed
-	if a.Settings.Health.DeviceTaint == config.DeviceTaintNoSchedule {
+	if a.env.Settings.Health.DeviceTaint == config.DeviceTaintNoSchedule {
 		critical, known := a.health.Critical()
 		if !known {
 			return
 		}
-		for _, device := range seen.DRA.DevicesOf(a.Node, critical) {
+		for _, device := range seen.DRA.DevicesOf(a.env.Node, critical) {
 			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintGPUUnhealthy})
 		}
 	}
@@ -356,14 +358,14 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintRepartitioning})
 		}
 	}
-	a.rules.Keep(ctx, closed)
+	a.actors.rules.Keep(ctx, closed)
 }
 
 // noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
 func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
-	a.retries.ForgetObservations()
+	a.deciders.retries.ForgetObservations()
 	if !a.hasObserved && seen.Journal != nil {
-		a.metrics.Resumed()
+		a.reporters.metrics.Resumed()
 		a.resumes = true
 	}
 	a.hasObserved = true
@@ -372,40 +374,40 @@ func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
 // shareObserved hands the observation to the monitors, and to the packages that remember some of it. They may send Events.
 func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	if seen.Leftovers.MIGManager {
-		a.leftovers.SawMIGManager()
+		a.observers.leftovers.SawMIGManager()
 	}
 	a.monitors.Observe(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
-	a.units.ReportNotRunning(seen)
+	a.actors.units.ReportNotRunning(seen)
 }
 
 // reportUnreadClaims says why claims count as any GPU, when that is news.
 func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
-	err := a.claims.News(seen)
+	err := a.observers.claims.News(seen)
 	if err == nil {
 		return
 	}
-	a.Log.Warn("resource claims count as any GPU", zap.Error(err))
+	a.env.Log.Warn("resource claims count as any GPU", zap.Error(err))
 	if apierrors.IsForbidden(err) {
-		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonMissingRight, "%s", sanitize.Message(err.Error(), sanitize.Longest))
+		a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonMissingRight, "%s", sanitize.Message(err.Error(), sanitize.Longest))
 	}
 }
 
 // tidyRecord removes a change from the host's record once it has nothing left to restore.
 func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	pending := seen.Record.Pending
-	a.journal.Tidy(ctx, seen.Journal != nil || seen.Record.StrangeJournal || len(pending.Stopped)+len(pending.Persistent) > 0)
+	a.actors.journal.Tidy(ctx, seen.Journal != nil || seen.Record.StrangeJournal || len(pending.Stopped)+len(pending.Persistent) > 0)
 }
 
 // mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it. If it cannot, the pass goes on: the
 // plugin has read the key, and what needs it asks for it (mayPerform).
 func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) {
-	news, err := a.handover.Mend(ctx, seen, want)
+	news, err := a.actors.handover.Mend(ctx, seen, want)
 	reason := config.ReasonConfiguringPlugin
 	if err != nil {
 		reason = config.ReasonNoHandover
 	}
 	if news != "" {
-		a.Events.Nodef(seen.Node, corev1.EventTypeWarning, reason, "%s", news)
+		a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, reason, "%s", news)
 	}
 }
 
@@ -430,36 +432,36 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	if seen.Journal != nil {
 		return
 	}
-	step := a.Clock.Step()
+	step := a.env.Clock.Step()
 	if step == 0 {
 		return
 	}
-	a.Log.Info("the host's clock was set", zap.Duration("by", step))
+	a.env.Log.Info("the host's clock was set", zap.Duration("by", step))
 	for _, f := range a.forgetters() {
-		f.Forget(a.Clock.Now())
+		f.Forget(a.env.Clock.Now())
 	}
 }
 
 // plan lists the steps to the goal of the pass, and returns why there are none.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
-	want, err := a.resolver.Desired(seen)
+	want, err := a.deciders.resolver.Desired(seen)
 	if err == nil {
 		want.KeepForeign(seen.Journal)
 		err = plan.Refuse(plan.Observed{GPUs: seen.GPUs, Sick: seen.Sick, Reboots: seen.Reboots}, want.Planned(want.Targets))
 	}
-	under := seen.MIGStrategy(a.Settings.MIGStrategy, want.Plugin)
+	under := offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin)
 	goal := decide.GoalOf(seen, want, err, under)
 	if goal.Kind == decide.Undo {
-		want.Undo, want.UndoCause, want.Plugin = true, goal.Why, a.resolver.Former(seen)
+		want.Undo, want.UndoCause, want.Plugin = true, goal.Why, a.deciders.resolver.Former(seen)
 	}
-	a.verifier.Compare(seen, want)
+	a.actors.verifier.Compare(seen, want)
 	steps, err := a.planTo(ctx, seen, want, goal)
-	revised := goal.Revised(seen, want, steps, a.Settings.With(want.Drain).Drain.OnUncordon, under)
+	revised := goal.Revised(seen, want, steps, a.env.Settings.With(want.Drain).Drain.OnUncordon, under)
 	if revised.Kind == goal.Kind {
 		return want, steps, err
 	}
 	if want.Unread != nil {
-		want, _ = a.resolver.Asked(seen.Node) // the files could not be read: certain is only what the labels say
+		want, _ = a.deciders.resolver.Asked(seen.Node) // the files could not be read: certain is only what the labels say
 	}
 	steps, err = a.planTo(ctx, seen, want, revised)
 	return want, steps, err
@@ -473,7 +475,7 @@ func (a *Agent) planTo(ctx context.Context, seen *state.Observed, want state.Des
 	case decide.CleanUp:
 		want.Plugin, want.Keys = nil, nil
 	case decide.Undo:
-		if a.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
+		if a.actors.hardware.SpecsAbandoned() { // CDI files that cannot be written must not block the way back
 			seen.Specs = nil
 		}
 	case decide.Wanted:
@@ -483,7 +485,7 @@ func (a *Agent) planTo(ctx context.Context, seen *state.Observed, want state.Des
 	case goal.Kind == decide.CleanUp && (err != nil || len(steps) == 0):
 		return nil, goal.Why
 	case goal.Kind == decide.Undo:
-		return a.retries.OthersFirst(steps), err
+		return a.deciders.retries.OthersFirst(steps), err
 	}
 	return steps, err
 }

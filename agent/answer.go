@@ -45,22 +45,22 @@ func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	if asked {
 		encoded, err := a.encodedAnswer(ctx, seen, ended, request, given)
 		if err != nil {
-			a.Log.Warn("answering", zap.Error(err))
+			a.env.Log.Warn("answering", zap.Error(err))
 			return
 		}
 		if encoded == former {
 			return
 		}
-		a.Log.Info("answering", zap.String("for", request))
+		a.env.Log.Info("answering", zap.String("for", request))
 		text = &encoded
 	}
-	err := a.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
+	err := a.env.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return json.Marshal(map[string]any{"metadata": map[string]any{
 			"uid": node.UID, "annotations": map[string]*string{config.AnnotationPlan: text},
 		}})
 	})
 	if err != nil {
-		a.Log.Warn("answering", zap.Error(err))
+		a.env.Log.Warn("answering", zap.Error(err))
 	}
 }
 
@@ -73,14 +73,14 @@ func asksForPlan(request string) bool {
 // renews reports whether the answer to the request that stands on the node is to be made again: in each pass, but for those that follow each other
 // within the settle time.
 func (a *Agent) renews(request string) bool {
-	since := a.Clock.Since(a.answered)
+	since := a.env.Clock.Since(a.answered)
 	return asksForPlan(request) && (since < 0 || since >= settleTime)
 }
 
 // encodedAnswer is the answer as the annotation has it. One that says the same as the given one is of the same time.
 func (a *Agent) encodedAnswer(ctx context.Context, seen *state.Observed, ended error, request string, given *api.Answer) (string, error) {
 	out, room := a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom)
-	a.answered = a.Clock.Now()
+	a.answered = a.env.Clock.Now()
 	if given != nil {
 		now := out.At
 		out.At = given.At
@@ -103,7 +103,7 @@ func givenFor(annotation, request string) *api.Answer {
 
 // answerTo plans what the request asks for.
 func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error, request string) api.Answer {
-	out := api.Answer{For: request, At: a.Clock.Stamp()}
+	out := api.Answer{For: request, At: a.env.Clock.Stamp()}
 	switch request {
 	case config.RequestDiagnosis:
 		d := a.Diagnose(ctx, true)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/report/diagnosis"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -24,7 +25,7 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 // evidence observes the node once, for a diagnosis.
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
-	e := diagnosis.Evidence{Observed: seen, Now: a.Clock.Stamp(), Settings: a.Settings}
+	e := diagnosis.Evidence{Observed: seen, Now: a.env.Clock.Stamp(), Settings: a.env.Settings}
 	switch {
 	case seen.Node == nil:
 		e.Unseen = append(e.Unseen, err.Error())
@@ -34,18 +35,19 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		a.observeFurther(ctx, &e, err)
 	}
 	e.ReadNode()
-	asked, _ := a.resolver.Asked(e.Node)
+	asked, _ := a.deciders.resolver.Asked(e.Node)
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
 		e.Want, e.Steps, e.Refused = a.plan(ctx, e.Observed)
-		e.Settings = a.Settings.With(e.Want.Drain)
+		e.Settings = a.env.Settings.With(e.Want.Drain)
 		e.NotYet = a.whyNotBegun(&e)
-		e.Verdicts = a.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
+		e.Verdicts = a.actors.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
 		e.Processes = e.UnownedProcesses()
-		if e.LacksDevicePlugin() {
-			e.PluginAdvice = e.DevicePlugin.Advice
-		} else if under := e.RunsUnder(); under != "" {
-			e.StrategyAdvice = a.verifier.OtherStrategy(e.Observed, under)
+		offers := offer.Of(e.Observed)
+		if absent, advice := offers.Absent(); absent != "" {
+			e.PluginAdvice = advice
+		} else if under := offers.RunsUnder(); under != "" {
+			e.StrategyAdvice = a.actors.verifier.OtherStrategy(e.Observed, under)
 		}
 	}
 	if e.Boot.Err != nil {
@@ -62,9 +64,9 @@ func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
 	case e.Journal != nil || len(e.Steps) == 0:
-	case errors.As(a.gates.Allow(e.Observed, e.Want, e.Steps), &wait):
+	case errors.As(a.deciders.gates.Allow(e.Observed, e.Want, e.Steps), &wait):
 	case e.Pool.Slot.Paused != "":
-		wait = a.slot.Paused(e.Observed, e.Pool.Slot.Paused)
+		wait = a.actors.slot.Paused(e.Observed, e.Pool.Slot.Paused)
 	case e.Pool.Slot.Waiting:
 		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have its slots", e.Pool.Name, e.Pool.MaxUnavailable)}
 	}
@@ -90,7 +92,7 @@ func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended
 	}
 	if e.GPUs == nil && e.Driver == "" {
 		var err error
-		if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
+		if e.GPUs, err = a.actors.hardware.Snapshot(ctx); err != nil {
 			e.Driver = err.Error()
 		}
 	}
@@ -107,12 +109,12 @@ func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended
 // observeMachine reads what the machine shows without an API server.
 func (a *Agent) observeMachine(ctx context.Context, e *diagnosis.Evidence) {
 	var err error
-	if e.GPUs, err = a.hardware.Snapshot(ctx); err != nil {
+	if e.GPUs, err = a.actors.hardware.Snapshot(ctx); err != nil {
 		e.Unseen = append(e.Unseen, "the GPUs: "+err.Error())
 	}
-	call, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
+	call, cancel := context.WithTimeout(ctx, a.env.Settings.Timeouts.APICall)
 	defer cancel()
-	if _, err := a.kubelet.Assignments(call); err != nil {
+	if _, err := a.observers.kubelet.Assignments(call); err != nil {
 		e.KubeletSeen.Silent = err.Error()
 	}
 }

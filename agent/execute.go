@@ -20,11 +20,11 @@ func (a *Agent) execute(ctx context.Context, in act.Input) error {
 	step := in.Step()
 	prepared := *in.Seen // with what the agent reads right before the step
 	in.Seen = &prepared
-	a.liveness.At(step)
-	began := a.Clock.Now()
-	err := a.retries.TooEarly(step)
+	a.reporters.liveness.At(step)
+	began := a.env.Clock.Now()
+	err := a.deciders.retries.TooEarly(step)
 	if err == nil {
-		err = a.retries.CheckNoEffect(in.Want, step)
+		err = a.deciders.retries.CheckNoEffect(in.Want, step)
 	}
 	early := err != nil
 	if !early {
@@ -32,7 +32,7 @@ func (a *Agent) execute(ctx context.Context, in act.Input) error {
 			return err
 		}
 		if err == nil {
-			err = a.fencing.Prepare(ctx, in)
+			err = a.actors.fencing.Prepare(ctx, in)
 		}
 		if err == nil {
 			err = a.perform(ctx, in)
@@ -42,12 +42,12 @@ func (a *Agent) execute(ctx context.Context, in act.Input) error {
 		}
 	}
 	if !early || step.Kind != plan.AcquireSlot {
-		a.slot.Yield(ctx, in.Seen, step, err)
+		a.actors.slot.Yield(ctx, in.Seen, step, err)
 	}
 	if err == nil {
-		a.retries.Done(step)
-		a.Log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(in.Steps)-1),
-			zap.Duration("took", a.Clock.Since(began)), zap.String("operation", in.Seen.Operation()))
+		a.deciders.retries.Done(step)
+		a.env.Log.Info("step done", zap.Stringer("step", step), zap.Int("left", len(in.Steps)-1),
+			zap.Duration("took", a.env.Clock.Since(began)), zap.String("operation", in.Seen.Operation()))
 	}
 	return err
 }
@@ -58,17 +58,17 @@ var errNotFresh = errors.New("the step needs a fresh observation")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
 func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
-	if err := a.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
+	if err := a.deciders.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
-	if err := a.handover.RequireKey(in); err != nil {
+	if err := a.actors.handover.RequireKey(in); err != nil {
 		return err
 	}
 	forward := isForward(in.Seen, in.Want)
-	if !a.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
+	if !a.observers.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh
 	}
-	return a.fencing.Preflight(ctx, in)
+	return a.actors.fencing.Preflight(ctx, in)
 }
 
 // isForward reports whether the agent is in the middle of what the label asks for: a GPU, or the device plugin's config, is not as it was when the
@@ -85,7 +85,7 @@ func (a *Agent) perform(ctx context.Context, in act.Input) error {
 		return &outcome.Stalled{Reason: config.ReasonStepFailed, Message: fmt.Sprintf("no way to perform step %q", step.Kind)}
 	}
 	if step.Traits().ReachesTarget && !in.Want.Undo && !in.Seen.HardwareOrPluginTouched() {
-		a.timing.NoteTouched(a.Clock.Now())
+		a.actors.timing.NoteTouched(a.env.Clock.Now())
 	}
 	return perform(ctx, in)
 }

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -31,7 +32,7 @@ func (a *Agent) WatchParts(ctx context.Context) {
 }
 
 // Begin does what Run does first.
-func (a *Agent) Begin() { a.leftovers.Forget(a.Clock.Now()) }
+func (a *Agent) Begin() { a.observers.leftovers.Forget(a.env.Clock.Now()) }
 
 // Replaced reports whether the run ends, since the driver is another one than this process has loaded.
 func (a *Agent) Replaced() bool { return a.driverReplaced }
@@ -56,7 +57,7 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 }
 
 // Sees takes over another state of the node, as its watch does between two passes.
-func (a *Agent) Sees(before, after *corev1.Node) { a.objects.NoteRequest(before, after) }
+func (a *Agent) Sees(before, after *corev1.Node) { a.observers.objects.NoteRequest(before, after) }
 
 // Settle waits as the loop does after a pass, before anything can wake it.
 func (a *Agent) Settle(ctx context.Context, rest time.Duration) time.Duration {
@@ -72,7 +73,7 @@ func Performs(kind plan.Kind) (performed bool, reason config.Reason, phase api.P
 // HangSentinel lets every call on the sentinel file hang until the channel is closed.
 func (a *Agent) HangSentinel(until <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(context.Background())
-	return aside.Run(ctx, &a.rebooter.Sentinel.Calls, "looking at "+a.rebooter.Sentinel.Path, func(context.Context, aside.At) error {
+	return aside.Run(ctx, &a.actors.rebooter.Sentinel.Calls, "looking at "+a.actors.rebooter.Sentinel.Path, func(context.Context, aside.At) error {
 		cancel()
 		<-until
 		return nil
@@ -96,8 +97,8 @@ func (a *Agent) Unforgotten() []string {
 	var out []string
 	var fields []reflect.StructField
 	for field := range reflect.TypeFor[Agent]().Fields() {
-		if field.Anonymous { // what the agent is made of, by the phases of the loop
-			fields = slices.AppendSeq(fields, field.Type.Fields())
+		if group := field.Type; group.Kind() == reflect.Struct && group.PkgPath() == reflect.TypeFor[Agent]().PkgPath() || group == reflect.TypeFor[act.Env]() {
+			fields = slices.AppendSeq(fields, group.Fields()) // the parts of a phase of the loop
 			continue
 		}
 		fields = append(fields, field)

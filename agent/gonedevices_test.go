@@ -95,8 +95,8 @@ func (w *world) namesGone(words ...string) {
 	w.t.Helper()
 	c := w.condition()
 	for _, want := range append(words,
-		"pod team/late has gpu-0-mig-1g10gb-1 by claim late-gpu, which NVIDIA's DRA driver offers no more",
-		"pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver offers no more") {
+		"pod team/late has gpu-0-mig-1g10gb-1 by claim late-gpu, which NVIDIA's DRA driver no longer advertises",
+		"pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver no longer advertises") {
 		if !strings.Contains(c.Message, want) {
 			w.t.Errorf("want %q in %s", want, c.Message)
 		}
@@ -137,7 +137,7 @@ func (w *world) recoverByHand() {
 func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 	t.Parallel()
 	stays := func(p api.PodSeen) bool {
-		return !p.Leaves && p.State == "Withdrawn" && p.Message == "NVIDIA's DRA driver offers no more what its claims have"
+		return !p.Leaves && p.State == "Withdrawn" && p.Message == "NVIDIA's DRA driver no longer advertises the devices of its claims"
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := uncutUnderPods(t)
@@ -222,7 +222,7 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 			w.givenBack()
 			w.restart()
 			w.spend(time.Minute)
-			if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver offers no more") {
+			if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver no longer advertises") {
 				t.Errorf("after recover the node says %s %s: %s", c.Status, c.Reason, c.Message)
 			}
 			if !w.runs("of-0") || !w.runs("of-1") {
@@ -246,10 +246,10 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 		}, "DynamicMIG=true of container gpus of pod dra/driver-1"},
 		"all variables of a ConfigMap": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Env, p.Spec.Containers[0].EnvFrom = nil, []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{}}}
-		}, "envFrom, whose values this agent cannot read,"},
+		}, "envFrom, which this agent cannot read,"},
 		"a value that cannot be read": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Env[0] = corev1.EnvVar{Name: "FEATURE_GATES", ValueFrom: &corev1.EnvVarSource{}}
-		}, "FEATURE_GATES, whose value this agent cannot read,"},
+		}, "FEATURE_GATES, which this agent cannot read,"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -100,7 +100,7 @@ func New(o Options) *Agent {
 		},
 		Settings: o.Settings, Events: report.Events{To: o.Events}, Clock: monotonic.New(o.Clock), Log: o.Log,
 	}
-	a := &Agent{Env: env, edited: o.Edited}
+	a := &Agent{env: env, edited: o.Edited}
 	a.observers = newObservers(o, env, objects)
 	a.deciders = newDeciders(o, env)
 	driver := a.addHealth(o)
@@ -112,7 +112,7 @@ func New(o Options) *Agent {
 	}
 	a.reporters = reporters{
 		reporter: &report.Writer{
-			Node: o.Node, Nodes: env.Nodes, Journal: a.journal, Record: a.record, Settings: o.Settings, Events: env.Events, Metrics: o.Metrics,
+			Node: o.Node, Nodes: env.Nodes, Journal: a.actors.journal, Record: a.observers.record, Settings: o.Settings, Events: env.Events, Metrics: o.Metrics,
 			Wall: o.Clock, Clock: env.Clock, Log: o.Log, Sources: sources,
 		},
 		metrics: o.Metrics, liveness: o.Liveness,
@@ -159,9 +159,11 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 		return o.Driver
 	}
 	h := health.New(health.Options{
-		Sources: o.Health, Settings: o.Settings.Health, Boot: a.kernel.Boot, NodeEvent: a.Events.Of(o.Node), PodEvent: a.Events.Podf,
-		Write:             func(ctx context.Context, c []corev1.NodeCondition) error { return a.Nodes.Conditions(ctx, o.Node, c) },
-		ComputesForOthers: a.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
+		Sources: o.Health, Settings: o.Settings.Health, Boot: a.observers.kernel.Boot, NodeEvent: a.env.Events.Of(o.Node), PodEvent: a.env.Events.Podf,
+		Write: func(ctx context.Context, c []corev1.NodeCondition) error {
+			return a.env.Nodes.Conditions(ctx, o.Node, c)
+		},
+		ComputesForOthers: a.observers.devicePlugin.ServesMPS, Clock: o.Clock, Log: o.Log.Named("health"),
 	})
 	a.health, a.monitors = h, append(a.monitors, h)
 	return h.Through(o.Driver)
@@ -169,13 +171,13 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 
 // newActors makes what performs steps, each after what it depends on.
 func newActors(o Options, driver nvml.Driver, a *Agent) actors {
-	env := a.Env
-	writer := &journal.Writer{Record: a.record, Nodes: env.Nodes, Fence: env.Fence, Clock: env.Clock}
+	env := a.env
+	writer := &journal.Writer{Record: a.observers.record, Nodes: env.Nodes, Fence: env.Fence, Clock: env.Clock}
 	evictions := &evict.Evictions{
-		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Wakes: a.wakes, Retries: a.retries, Metrics: o.Metrics,
+		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Wakes: a.observers.wakes, Retries: a.deciders.retries, Metrics: o.Metrics,
 	}
-	handover := &plugin.Handover{Plugin: a.devicePlugin, Client: o.Client, Nodes: env.Nodes, Evictions: evictions, Retries: a.retries}
-	rebooter := &reboot.Rebooter{Env: env, Host: o.Host, Kernel: a.kernel, Sentinel: &reboot.Sentinel{Path: o.Settings.Reboot.Sentinel}, Journal: writer}
+	handover := &plugin.Handover{Plugin: a.observers.devicePlugin, Client: o.Client, Nodes: env.Nodes, Evictions: evictions, Retries: a.deciders.retries}
+	rebooter := &reboot.Rebooter{Env: env, Host: o.Host, Kernel: a.observers.kernel, Sentinel: &reboot.Sentinel{Path: o.Settings.Reboot.Sentinel}, Journal: writer}
 	slot := &fleet.Slot{
 		Slots: &fleet.Leases{
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall,
@@ -185,17 +187,17 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 	}
 	timing, rules := &fencing.Timing{}, &fencing.Rules{Env: env, Client: o.Client.DeviceTaintRules()}
 	fences := &fencing.Fencing{
-		Env: env, Journal: writer, Record: a.record, Slot: slot, Evictions: evictions, Processes: a.processes, Handover: handover, Timing: timing,
-		Retries: a.retries, Rules: rules,
+		Env: env, Journal: writer, Record: a.observers.record, Slot: slot, Evictions: evictions, Processes: a.observers.processes, Handover: handover, Timing: timing,
+		Retries: a.deciders.retries, Rules: rules,
 	}
 	return actors{
 		journal: writer, evictions: evictions, handover: handover, rebooter: rebooter, slot: slot, timing: timing, fencing: fences,
-		units: &units.Units{Env: env, Systemd: o.Units, Retries: a.retries, Journal: writer},
+		units: &units.Units{Env: env, Systemd: o.Units, Retries: a.deciders.retries, Journal: writer},
 		hardware: &hardware.GPUs{
-			Env: env, Driver: driver, Specs: o.Specs, Evictions: evictions, Processes: a.processes, Rebooter: rebooter, Retries: a.retries, Journal: writer,
+			Env: env, Driver: driver, Specs: o.Specs, Evictions: evictions, Processes: a.observers.processes, Rebooter: rebooter, Retries: a.deciders.retries, Journal: writer,
 		},
 		publisher: &nodekeys.Publisher{Env: env, Journal: writer},
-		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.devicePlugin},
+		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.observers.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
 		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
 		rules:     rules,
@@ -205,17 +207,17 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 
 // addMonitors makes the other monitors. A new monitor is one line here.
 func (a *Agent) addMonitors(o Options) {
-	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
+	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.observers.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
 	used := memory.New(memory.Options{
-		Limits: o.Settings.MemoryPressure, Snapshot: a.hardware.Snapshot, Owners: owners,
-		PodEvent: a.Events.Podf, Clock: a.Clock, Former: a.journal.FullMemory,
+		Limits: o.Settings.MemoryPressure, Snapshot: a.actors.hardware.Snapshot, Owners: owners,
+		PodEvent: a.env.Events.Podf, Clock: a.env.Clock, Former: a.actors.journal.FullMemory,
 	})
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
 		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // an observation that hangs there holds up no pass
 		busy := idle.New(idle.Options{
-			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
+			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.env.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
 		})
 		a.monitors = append(a.monitors, busy)
 		a.uses = func() []api.Use {

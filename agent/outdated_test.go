@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -174,4 +175,35 @@ func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Promise 18. NVIDIA's DRA driver taints a device after an error, and keeps the taint until it restarts. Such a device is no capacity, and the driver is
+// restarted once the GPU is well.
+func TestADriverThatTaintsAGPUThatIsWellIsRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, h100, config.HealthResetNever)
+		w.unplugged, w.drives = true, true
+		w.spend(time.Minute)
+		w.converge("all-1g.10gb")
+		driver := w.pluginIn(true)
+		w.ail(0, 1)
+		w.passes("the error", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
+		devices := w.published[0].Spec.Devices
+		devices[0].Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "94", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
+		w.publish(devices...)
+		w.passes("what the taint takes", func() bool { return w.reason() == config.ReasonCapacityMismatch })
+		if said := w.condition().Message; !strings.Contains(said, devices[0].Name+" (gpu.nvidia.com/xid)") {
+			t.Errorf("the node says %s", said)
+		}
+		w.spend(10 * time.Minute)
+		if w.pluginIn(true) != driver {
+			t.Error("the driver was restarted for a GPU that is not well")
+		}
+		w.ail(0, 0)
+		w.settle(config.ReasonConverged)
+		if w.pluginIn(true) == driver {
+			t.Error("the driver runs on")
+		}
+		w.givenBack()
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -35,42 +36,42 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	seen := a.observedWith(ctx, now, node)
 	key := node.Labels[config.LabelDevicePluginConfig]
 	foretold := key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
-	want, err := a.resolver.Resolve(seen)
+	want, err := a.deciders.resolver.Resolve(seen)
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	a.verifier.Compare(seen, want)
+	a.actors.verifier.Compare(seen, want)
 	want.KeepForeign(seen.Journal)
 	planned := a.planned(ctx, seen, want, want.Targets)
 	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
-	p.MIGStrategy, p.Beyond = seen.MIGStrategy(a.Settings.MIGStrategy, want.Plugin), want.MissingPositions
+	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin), want.MissingPositions
 	if err != nil || len(p.Steps) == 0 {
 		return p, err
 	}
-	p.Runs = a.gates.Runs(seen, want, p.Steps)
-	p.Lost, p.Notes, p.Patience = preview.Losses(seen, p.Steps), preview.NotesOf(seen, p), a.evictions.Patience(want, p.Steps)
+	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
+	p.Lost, p.Notes, p.Patience = preview.Losses(seen, p.Steps), offer.Of(seen).Notes(p.Before, p.After), a.actors.evictions.Patience(want, p.Steps)
 	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
 }
 
 // foresee returns why the agent would not begin a change with these steps now, by what it asks before it begins one. It writes nothing.
 // What the device plugin lacks of a config that is foretold is no reason: its config manager gives it that once the label is set.
 func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, foretold bool) error {
-	err := a.gates.Allow(seen, want, steps)
+	err := a.deciders.gates.Allow(seen, want, steps)
 	switch {
 	case err != nil:
 		return err
 	case steps[0].Traits().OnlyObserves && seen.Journal == nil && (!foretold || seen.Kubelet.Err != nil):
-		return a.verifier.Lacks(seen, want)
+		return a.actors.verifier.Lacks(seen, want)
 	case steps[0].Traits().OnlyObserves:
 		return nil
 	}
-	err = a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
-	a.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
+	err = a.actors.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
+	a.observers.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err
 	}
-	return a.slot.Foresee(ctx, act.Input{Seen: seen, Want: want})
+	return a.actors.slot.Foresee(ctx, act.Input{Seen: seen, Want: want})
 }
 
 // heldUp adds to a preview what the agent would wait for. Any other error is a refusal.
@@ -105,8 +106,8 @@ func (a *Agent) observedWith(ctx context.Context, now *state.Observed, node *cor
 	if seen.Pool.Pool = now.Pool.File.For(node); seen.Pool.Name != now.Pool.Name {
 		seen.Pool.Slot = state.Slot{}
 	}
-	if _, err := a.resolver.Resolve(&seen); seen.Plugin.Read || decide.NeedsPlugin(err) {
-		a.devicePlugin.ObserveWithLabels(ctx, &seen)
+	if _, err := a.deciders.resolver.Resolve(&seen); seen.Plugin.Read || decide.NeedsPlugin(err) {
+		a.observers.devicePlugin.ObserveWithLabels(ctx, &seen)
 	}
 	return &seen
 }

@@ -27,10 +27,10 @@ var errNodeGone = errors.New("the node was deleted")
 // agent runs. It calls seen with the node at each observation. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
 // says what the agent must still restore.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
-	wake := a.wakes.Watch(ctx)
+	wake := a.observers.wakes.Watch(ctx)
 	left := pendingRestores{ours: []string{unknown}}
 	for passed := false; ctx.Err() == nil; {
-		pause := a.Settings.Retry.First
+		pause := a.env.Settings.Retry.First
 		node, err := a.readNode(ctx)
 		if err == nil {
 			seen(node)
@@ -49,7 +49,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 		if a.driverReplaced {
 			return nvml.ErrReplaced
 		}
-		timer := a.Clock.NewTimer(pause)
+		timer := a.env.Clock.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 		case <-wake:
@@ -62,7 +62,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 
 // clearUnhealthy removes what keeps pods and claims away since a GPU is not well.
 func (a *Agent) clearUnhealthy(ctx context.Context, node *corev1.Node) error {
-	return errors.Join(a.taint.Clear(ctx, node), a.rules.Clear(ctx))
+	return errors.Join(a.actors.taint.Clear(ctx, node), a.actors.rules.Clear(ctx))
 }
 
 // pendingRestores lists what still keeps pods or operands away from the node, and what is still to be done.
@@ -84,11 +84,11 @@ func errNotRestored(ctx context.Context, left pendingRestores) error {
 }
 
 func (a *Agent) readNode(ctx context.Context) (*corev1.Node, error) {
-	api, cancel := context.WithTimeout(ctx, a.Settings.Timeouts.APICall)
+	api, cancel := context.WithTimeout(ctx, a.env.Settings.Timeouts.APICall)
 	defer cancel()
-	node, err := a.client.Nodes().Get(api, a.Node, metav1.GetOptions{})
+	node, err := a.observers.client.Nodes().Get(api, a.env.Node, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("reading node %s: %w", a.Node, err)
+		return nil, fmt.Errorf("reading node %s: %w", a.env.Node, err)
 	}
 	return node, nil
 }
@@ -109,30 +109,30 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 // AwaitRecovered watches the node until the agent that runs there has nothing left to restore. It calls seen with the node at each change. If ctx
 // ends, the error says what that agent has not restored yet.
 func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) error {
-	only := fields.OneTermEqualSelector("metadata.name", a.Node).String()
+	only := fields.OneTermEqualSelector("metadata.name", a.env.Node).String()
 	nodes := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = only
-			return a.client.Nodes().List(ctx, o)
+			return a.observers.client.Nodes().List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = only
-			return a.client.Nodes().Watch(ctx, o)
+			return a.observers.client.Nodes().Watch(ctx, o)
 		},
 	}
 	left := pendingRestores{ours: []string{unknown}}
-	source := cache.ToListWatcherWithWatchListSemantics(nodes, a.client)
+	source := cache.ToListWatcherWithWatchListSemantics(nodes, a.observers.client)
 	_, err := watchtools.UntilWithSync(ctx, source, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
 		node, ok := event.Object.(*corev1.Node)
 		switch {
-		case !ok || node.Name != a.Node:
+		case !ok || node.Name != a.env.Node:
 			return false, nil
 		case event.Type == watch.Deleted:
 			return false, errNodeGone
 		}
 		seen(node)
 		var err error
-		a.record.Reread() // the running agent writes the record
+		a.observers.record.Reread() // the running agent writes the record
 		left, err = a.pendingRestores(ctx, node)
 		return left.none(), err
 	})
@@ -156,7 +156,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	labels := fence.LeftPaused(node, a.Settings.Operands, fence.PausedForMIGChange)
+	labels := fence.LeftPaused(node, a.env.Settings.Operands, fence.PausedForMIGChange)
 	switch {
 	case len(labels) == 0:
 		return nil, nil
@@ -167,7 +167,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	for _, label := range labels {
 		values[label] = fence.DeployedValue
 	}
-	return labels, a.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
+	return labels, a.env.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
 // pendingRestores returns what the agent must restore on the node. A change that waits for a reboot has given the node back until then.
@@ -175,29 +175,29 @@ func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pending
 	seen := &state.Observed{Node: node}
 	var left pendingRestores
 	var err error
-	if seen.Journal, seen.Record.Known, err = a.journal.Read(ctx, node, ""); err != nil {
+	if seen.Journal, seen.Record.Known, err = a.actors.journal.Read(ctx, node, ""); err != nil {
 		return left, err
 	}
-	if r := a.record.Now(); seen.Journal == nil && !r.Ends {
+	if r := a.observers.record.Now(); seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
-			if slices.Contains(a.Settings.Units, unit) {
+			if slices.Contains(a.env.Settings.Units, unit) {
 				left.ours = append(left.ours, "start of "+unit)
 			}
 		}
 	}
-	if len(a.Settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
+	if len(a.env.Settings.Recover.Adopt) > 0 { // the agent adopts what others have left only if no pod of theirs runs
 		if seen.Pods, err = a.listPods(ctx, seen.Node.UID); err != nil {
 			left.others = append(left.others, err.Error())
 		}
-		seen.Leftovers.Adopts = err == nil && a.leftovers.Adopts(seen.Pods)
+		seen.Leftovers.Adopts = err == nil && a.observers.leftovers.Adopts(seen.Pods)
 	}
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
 	}
-	if a.Fence.IsRaised(node) {
+	if a.env.Fence.IsRaised(node) {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
-	if o := a.leftovers.Orphan(seen); o.Exists() {
+	if o := a.observers.leftovers.Orphan(seen); o.Exists() {
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // the taint keeps pods away until it is gone

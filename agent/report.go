@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -27,45 +28,45 @@ import (
 
 // conclude reports what the pass has observed and done, and returns how long the loop may sleep.
 func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, err error) time.Duration {
-	a.liveness.At(reporting)
+	a.reporters.liveness.At(reporting)
 	var first plan.Step // zero if observing the node has failed
 	if len(steps) > 0 {
 		first = steps[0]
 	}
-	a.metrics.Stepped(steps, err)
+	a.reporters.metrics.Stepped(steps, err)
 	if !seen.Complete {
-		a.verifier.Pause() // the deadline for capacity does not run while the agent cannot see it
+		a.actors.verifier.Pause() // the deadline for capacity does not run while the agent cannot see it
 	} else {
 		a.forget(first, err == nil && len(steps) == 0)
 	}
 	var d outcome.Decision
 	if err != nil {
-		d = a.retries.Decide(seen, want, first, err).Bounded(func(text string) string { return byIndex(seen.GPUs, text) })
+		d = a.deciders.retries.Decide(seen, want, first, err).Bounded(func(text string) string { return byIndex(seen.GPUs, text) })
 	}
 	a.driverReplaced = errors.Is(err, nvml.ErrReplaced)
 	switch {
 	case seen.Node == nil:
-		a.Log.Warn("observing the node", zap.Error(err))
+		a.env.Log.Warn("observing the node", zap.Error(err))
 		return d.After
 	case d.NoReset && seen.Journal != nil:
-		return a.rebooter.NoteNoReset(ctx, act.Input{Seen: seen, Want: want}, first.GPU, err)
+		return a.actors.rebooter.NoteNoReset(ctx, act.Input{Seen: seen, Want: want}, first.GPU, err)
 	case d.Failure != nil && seen.Journal != nil && !want.Undo:
-		a.resets.NoteFailed(steps, d.Failure)
+		a.actors.resets.NoteFailed(steps, d.Failure)
 		return a.giveUp(ctx, seen, want, d.Failure)
 	case d.Failure != nil: // the roll-back fails, too
-		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.Settings.Retry.Longest, Stalled: true}
+		d = outcome.Decision{Reason: d.Failure.Reason, Message: d.Failure.Message, After: a.env.Settings.Retry.Longest, Stalled: true}
 	}
-	a.units.ReportDropped(seen)
-	a.reporter.ReportWindows(seen, want, d.Planned)
-	a.reporter.ReportIgnored(seen, want)
+	a.actors.units.ReportDropped(seen)
+	a.reporters.reporter.ReportWindows(seen, want, d.Planned)
+	a.reporters.reporter.ReportIgnored(seen, want)
 	r := report.Of(seen, want, steps, err, d)
 	r.Message = sanitize.Message(r.Message+a.notes(seen, want, first), sanitize.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, want, steps), d.Planned, stepsLeft(steps, err)
 	a.count(seen, want, r)
-	a.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
-	if err := a.reporter.Report(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
-		a.Log.Warn("reporting", zap.Error(err))
-		return a.Settings.Retry.First
+	a.actors.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
+	if err := a.reporters.reporter.Report(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {
+		a.env.Log.Warn("reporting", zap.Error(err))
+		return a.env.Settings.Retry.First
 	}
 	return a.sleep(seen, steps, d, err)
 }
@@ -85,12 +86,12 @@ func byIndex(gpus []nvml.GPU, text string) string {
 func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step) string {
 	return strings.Join([]string{
 		withdrawn(seen, first),
-		a.units.Dropped(seen),
-		a.units.Down(),
-		a.fencing.Returned(seen),
+		a.actors.units.Dropped(seen),
+		a.actors.units.Down(),
+		a.actors.fencing.Returned(seen),
 		unnoticedReboots(seen),
-		a.reporter.Overrun(seen, want),
-		a.reporter.Ignored(seen, want),
+		a.reporters.reporter.Overrun(seen, want),
+		a.reporters.reporter.Ignored(seen, want),
 	}, "")
 }
 
@@ -99,7 +100,7 @@ func withdrawn(seen *state.Observed, first plan.Step) string {
 	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfVerify {
 		return ""
 	}
-	return "; " + sanitize.Listed(seen.WithdrawnTexts())
+	return "; " + sanitize.Listed(offer.WithdrawnTexts(seen))
 }
 
 // unnoticedReboots says, for the end of a message, why the agent would not notice a reboot; empty if it would.
@@ -112,8 +113,8 @@ func unnoticedReboots(seen *state.Observed) string {
 
 // count sets the metrics to what the report says.
 func (a *Agent) count(seen *state.Observed, want state.Desired, r report.Report) {
-	a.metrics.Observed(seen, want)
-	a.metrics.Reported(metrics.Report{
+	a.reporters.metrics.Observed(seen, want)
+	a.reporters.metrics.Reported(metrics.Report{
 		Phase: r.Phase, Ready: r.Ready == corev1.ConditionTrue, Reason: r.Reason, Converged: r.Converged, Blocked: r.Phase != api.PhaseIdle && !r.GoesOn,
 		Failed: r.Retries,
 	})
@@ -130,14 +131,14 @@ func stepsLeft(steps []plan.Step, err error) int {
 // forget drops what the agent remembers of steps that are over.
 func (a *Agent) forget(first plan.Step, converged bool) {
 	if !first.Traits().PartOfVerify {
-		a.verifier.End()
+		a.actors.verifier.End()
 	}
-	a.retries.Head(first)
+	a.deciders.retries.Head(first)
 	if !first.Traits().AsksBudgets {
-		a.wakes.BlockedBy(nil)
+		a.observers.wakes.BlockedBy(nil)
 	}
 	if converged {
-		a.retries.ForgetFailures()
+		a.deciders.retries.ForgetFailures()
 	}
 }
 
@@ -155,19 +156,19 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if err == nil && len(steps) > 0 {
 		return 0
 	}
-	due := a.Settings.NodeHeartbeat
+	due := a.env.Settings.NodeHeartbeat
 	if c := report.PartitionReady(seen.Node); c != nil {
-		if age := a.Clock.Since(c.LastHeartbeatTime.Time); age < due {
+		if age := a.env.Clock.Since(c.LastHeartbeatTime.Time); age < due {
 			due -= max(0, age) // a heartbeat of the future was written before the clock was set back
 		}
 	}
-	if a.units.Awaits() {
+	if a.actors.units.Awaits() {
 		due = min(due, units.Retry)
 	}
-	if a.taint.Pending() {
+	if a.actors.taint.Pending() {
 		due = min(due, remedy.Retry)
 	}
-	if retry := a.rules.RetryIn(); retry > 0 {
+	if retry := a.actors.rules.RetryIn(); retry > 0 {
 		due = min(due, retry)
 	}
 	if request, asked := seen.Node.Annotations[config.AnnotationPreview]; asked && asksForPlan(request) {
@@ -176,7 +177,7 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if seen.Leftovers.AdoptsIn > 0 {
 		due = min(due, seen.Leftovers.AdoptsIn)
 	}
-	if again := a.handover.MendsIn(); again > 0 {
+	if again := a.actors.handover.MendsIn(); again > 0 {
 		due = min(due, again)
 	}
 	if seen.Pool.Slot.Held {
@@ -185,21 +186,21 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if err == nil {
 		return due
 	}
-	return a.verifier.Rest(min(d.After, due))
+	return a.actors.verifier.Rest(min(d.After, due))
 }
 
 // giveUp writes the failure into the journal: from now on the agent rolls the change back.
 func (a *Agent) giveUp(ctx context.Context, seen *state.Observed, want state.Desired, failure *api.Failure) time.Duration {
 	j := *seen.Journal
 	j.Undo, j.Parked = failure, false
-	if err := a.journal.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
-		a.Log.Warn("recording the failure", zap.Error(err))
-		return a.Settings.Retry.First
+	if err := a.actors.journal.Amend(ctx, seen.Writing(want, plan.Record), j); err != nil {
+		a.env.Log.Warn("recording the failure", zap.Error(err))
+		return a.env.Settings.Retry.First
 	}
-	a.slot.CountFailure(ctx, seen, failure)
-	a.verifier.Pause()
-	a.retries.BeginUndo()
-	a.Log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
-	a.Events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
+	a.actors.slot.CountFailure(ctx, seen, failure)
+	a.actors.verifier.Pause()
+	a.deciders.retries.BeginUndo()
+	a.env.Log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
+	a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
 	return 0
 }

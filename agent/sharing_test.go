@@ -847,8 +847,8 @@ func TestAnMPSDaemonThatHasNoLabelToComeByIsMissedByTheLabel(t *testing.T) {
 		w.restart()
 		w.profile("clients")
 		for capable, want := range map[string]string{
-			"":      "which has not the label nvidia.com/mps.capable=true by which it comes: GPU feature discovery sets it",
-			"false": `whose label nvidia.com/mps.capable is "false" and not true`,
+			"":      "the node lacks label nvidia.com/mps.capable=true, which its DaemonSet selects: GPU feature discovery sets it",
+			"false": `selects label nvidia.com/mps.capable=true, and the node has "false"`,
 			"true":  "none of its pods matches mps.podSelector of the settings",
 		} {
 			w.edit(func(n *corev1.Node) {

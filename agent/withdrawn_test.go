@@ -221,7 +221,7 @@ func renamedThenWhole(t *testing.T, change ...func(*corev1.Pod)) *world {
 // namesHolder fails the test unless the node is False, and says that the pod holds the first GPU by the name that was withdrawn.
 func (w *world) namesHolder(c corev1.NodeCondition, words ...string) {
 	w.t.Helper()
-	const says = "pod team/gpu.shared::0 holds GPU 0 (nvidia.com/gpu.shared, replica 0), which kubelet gives out as nvidia.com/gpu by now"
+	const says = "pod team/gpu.shared::0 holds GPU 0 (nvidia.com/gpu.shared, replica 0), which kubelet now allocates as nvidia.com/gpu"
 	for _, want := range append(words, says) {
 		if c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, want) {
 			w.t.Errorf("the node says %s %s: %q, want False and %q in it", c.Status, c.Reason, c.Message, want)
@@ -308,7 +308,7 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 		w.namesHolder(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
 		d := w.diagnose(true)
 		stays := func(p api.PodSeen) bool { return !p.Leaves && p.State == "" }
-		if said := jsonOf(t, d); !strings.Contains(said, "kubelet gives out to others what it holds") || slices.ContainsFunc(d.Pods, stays) {
+		if said := jsonOf(t, d); !strings.Contains(said, "kubelet allocates its devices to others") || slices.ContainsFunc(d.Pods, stays) {
 			t.Errorf("recover --dry-run says of the pod:\n%s", said)
 		}
 		if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {

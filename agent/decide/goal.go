@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -80,7 +81,7 @@ func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Ste
 
 // restores reports whether there is something to restore on a node without a journal.
 func restores(seen *state.Observed, under config.MIGStrategy) bool {
-	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || seen.HasOutdatedPlugin(under)
+	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || offer.HasOutdatedPod(seen, under)
 }
 
 // CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -83,7 +84,7 @@ func awaitDriver(seen *state.Observed) error {
 	owner := seen.Owner
 	if owner.Left <= 0 && owner.Claimants != "" {
 		return foreign(fmt.Sprintf("%s: it is away since %s: %s; whose the GPUs are is not known, and the agent changes nothing",
-			owner.Advice(), outcome.Moment(owner.Since), owner.Evidence))
+			offer.AdviceOn(owner), outcome.Moment(owner.Since), owner.Evidence))
 	}
 	if owner.Left <= 0 {
 		return foreign(fmt.Sprintf("see the log of %s, or take it off this node: it offers no GPU since %s: %s; whose the GPUs are is not known, and the agent changes nothing",

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -293,7 +294,7 @@ func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 		if !seen.Plugin.Read {
 			return errPluginUnread
 		}
-		if seen.RunsWithoutStrategy(want.Plugin) {
+		if offer.RunsWithoutStrategy(seen, want.Plugin) {
 			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
 				"environment nor label " + config.LabelMIGStrategy + " says another: " + HowToSet(config.MIGStrategyMixed)}
 		}
@@ -314,8 +315,8 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 		asked = want.Plugin.Strategy
 	}
 	if seen.DevicePlugin.Rivals != "" {
-		return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{
-			Strategy: seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin),
+		return offer.Of(seen).Strategy(r.Settings.MIGStrategy, want.Plugin), &catalog.StrategyError{
+			Strategy: offer.Of(seen).Strategy(r.Settings.MIGStrategy, want.Plugin),
 			Problem:  seen.DevicePlugin.Rivals,
 		}
 	}
@@ -333,7 +334,7 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}
-	return seen.MIGStrategy(r.Settings.MIGStrategy, want.Plugin), nil
+	return offer.Of(seen).Strategy(r.Settings.MIGStrategy, want.Plugin), nil
 }
 
 // knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.

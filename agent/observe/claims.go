@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -65,7 +66,7 @@ func (c *Claims) Forget(time.Time) {
 // Whatever it cannot read is no error of the observation: such a claim counts as any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
 	seen.DRA.Claims, seen.DRA.Unread = c.claims(ctx, seen.Pods, mayRead)
-	c.driver = c.driver || slices.ContainsFunc(seen.Pods, state.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
+	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
 	if !c.driver {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 )
 
@@ -23,7 +24,7 @@ func (o *Ownership) Forget(time.Time) { o.starting = time.Time{} }
 
 // Observe sets the owner by the rest of the observation.
 func (o *Ownership) Observe(seen *state.Observed) {
-	seen.Owner = state.OwnerOf(seen)
+	seen.Owner = offer.OwnerOf(seen)
 	if seen.Owner.Kind != api.OwnerDRAStarting {
 		o.starting = time.Time{}
 		return

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
@@ -248,7 +249,7 @@ func goesOn(want state.Desired, steps []plan.Step, err error, d outcome.Decision
 }
 
 func converged(seen *state.Observed, want state.Desired) string {
-	text := fmt.Sprintf("%s: %s", want.Name, seen.CapacityText(want))
+	text := fmt.Sprintf("%s: %s", want.Name, offer.Of(seen).Text(want))
 	if len(want.MissingPositions) > 0 {
 		var positions []string
 		for _, i := range want.MissingPositions {

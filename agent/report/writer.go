@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -158,7 +159,7 @@ func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	status := api.Status{
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.OfDRA(),
-		Capacity: seen.CapacityText(want),
+		Capacity: offer.Of(seen).Text(want),
 	}
 	learnt := w.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers

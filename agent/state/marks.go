@@ -25,7 +25,7 @@ func FenceTaint() corev1.Taint {
 // DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
 // deadlines count from the fence.
 func (s *Observed) DisruptionStarted() bool {
-	return s.Journal != nil && (s.Journal.KeepsPodsAway() || slices.ContainsFunc(s.Pauses, s.pausedHere))
+	return s.Journal != nil && (s.Journal.KeepsPodsAway() || slices.ContainsFunc(s.Pauses, s.PausedHere))
 }
 
 // ToolsAtWork names the other tools that work on the node, by what they have written on it. The agent does not wait for work that a tool has
@@ -86,7 +86,7 @@ func (o Orphan) String() string {
 		parts = append([]string{"our cordon"}, parts...)
 	}
 	if o.StrangeJournal {
-		parts = append(parts, "a journal that this host's agent did not write for this node, of which nothing is believed")
+		parts = append(parts, "an unrecognized journal annotation, ignored")
 	}
 	if len(o.Host.Stopped) > 0 {
 		parts = append(parts, "start of "+strings.Join(o.Host.Stopped, ", "))
@@ -112,8 +112,8 @@ func (s *Observed) GivingBack() journal.Write {
 	}
 }
 
-// pausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
-func (s *Observed) pausedHere(o fence.Operand) bool {
+// PausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
+func (s *Observed) PausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {
 		return true
 	}
@@ -124,10 +124,10 @@ func (s *Observed) pausedHere(o fence.Operand) bool {
 	return left && s.Leftovers.Adopts && o.Value == fence.PausedForMIGChange
 }
 
-// paused reports whether the agent has paused the device plugin by its label, so that no plugin offers GPUs.
-func (s *Observed) paused() bool {
+// PluginPaused reports whether the agent has paused the device plugin by its label, so that no plugin offers GPUs.
+func (s *Observed) PluginPaused() bool {
 	return slices.ContainsFunc(s.Pauses, func(o fence.Operand) bool {
-		return o.Label == config.LabelDevicePlugin && s.pausedHere(o)
+		return o.Label == config.LabelDevicePlugin && s.PausedHere(o)
 	})
 }
 

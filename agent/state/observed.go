@@ -4,11 +4,13 @@
 package state
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -56,7 +58,9 @@ type Marks struct {
 	Tools   []fence.Marker
 	Fenced  bool
 	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
-	Upgrade string         // label that says that the driver is being upgraded
+	// Returned: another program puts these taints back again and again, and the agent leaves them there for now.
+	Returned bool
+	Upgrade  string // label that says that the driver is being upgraded
 	// Complete: the observation did not end before this section.
 	Complete bool
 }
@@ -87,6 +91,18 @@ type Pool struct {
 	File maintenance.Maintenance
 	Err  error // why the maintenance file cannot be read, which keeps the node from any change
 	Slot Slot
+	// Claim is the operation for which this process has taken a slot; empty if it has taken none.
+	Claim string
+}
+
+// HasLimit reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
+func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
+
+// HoldsSlot reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
+// earlier one or another node's agent, does not count before the change has begun: the agent asks for it again.
+func (s *Observed) HoldsSlot() bool {
+	operation := cmp.Or(s.Operation(), s.Pool.Claim)
+	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
 }
 
 // Slot is what the Lease of a pool says of a node.
@@ -103,6 +119,9 @@ type Kubelet struct {
 	Assigned holders.Assignments
 	Err      error // kubelet does not answer, so that the agent does not know which pod has which device
 }
+
+// OffersGPUs reports whether kubelet has GPUs, or parts of them, to allocate.
+func (k Kubelet) OffersGPUs() bool { return len(capacity.Offered(k.Offered)) > 0 }
 
 // DevicePlugin are the pods of NVIDIA's programs that offer GPUs.
 type DevicePlugin struct {
@@ -141,8 +160,8 @@ type Capacity struct {
 	Strategy  config.MIGStrategy // under which the device plugin is to run
 	Stale     []string           // labels of GPU feature discovery that show another sharing than the desired one
 	Agreement capacity.Agreement // the agreeing observations in a row, with this one
-	// Withdrawn are the devices that pods hold although kubelet gives them out to others by now.
-	Withdrawn []Withdrawn
+	Withdrawn []Withdrawn        // pods that hold devices which are not theirs any more
+	Late      []types.UID        // pods of the device plugin that have been late for half of the wait for capacity
 }
 
 // ConfigMapFile is one key of a ConfigMap, as found.
@@ -172,8 +191,8 @@ func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	return config.MIGStrategy(optionOf(pod, "--mig-strategy", "MIG_STRATEGY"))
 }
 
-// readsConfig reports whether a flag or variable of the plugin's pod names a config file, wherever that is.
-func readsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
+// ReadsConfig reports whether a flag or variable of the plugin's pod names a config file, wherever that is.
+func ReadsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
 
 // optionOf returns the value of a flag of the plugin, or of the variable that stands for it.
 func optionOf(pod corev1.Pod, flag, variable string) (value string) {
@@ -194,31 +213,6 @@ func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 		}
 	}
 	return value
-}
-
-// PlannedOperands returns the operands that a label of the node deploys, and the pods of the device plugin or of NVIDIA's DRA driver.
-func (s *Observed) PlannedOperands() (pauses []plan.Pause, plugins []plan.Operand) {
-	byLabel := map[string]bool{}
-	for _, o := range s.Pauses {
-		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: s.pausedHere(o)}
-		if !p.Paused && (o.State != fence.OperandRunning || s.keepsClaims(o)) {
-			continue
-		}
-		for _, pod := range o.Pods {
-			p.Pods = append(p.Pods, PlannedPod(pod))
-			byLabel[string(pod.UID)] = true
-		}
-		pauses = append(pauses, p)
-	}
-	for _, p := range s.KubeletPlugins() {
-		plugins = append(plugins, plan.Operand{
-			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Driver: s.Owner.ByClaims()},
-			Stale:   s.Journal != nil && s.Journal.RanBefore(string(p.UID)),
-			Returns: holders.Tolerates(p.Spec.Tolerations, FenceTaint()), Stays: s.Owner.ByClaims() && !holdsSession(&p),
-			ByLabel: byLabel[string(p.UID)], Outdated: s.isOutdated(&p, s.Capacity.Strategy),
-		})
-	}
-	return pauses, plugins
 }
 
 // PlannedPod is the pod as a step names it.

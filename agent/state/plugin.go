@@ -14,9 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -273,27 +271,6 @@ func (s *Observed) PlannedPlugin(want *DesiredPlugin) plan.Plugin {
 	return out
 }
 
-// MIGStrategy returns how the plugin presents MIG devices under the desired config: as the settings say, unless that is auto, else by its environment or
-// arguments, else by the config, else by the node's label.
-func (s *Observed) MIGStrategy(set config.MIGStrategy, want *DesiredPlugin) config.MIGStrategy {
-	if s.Owner.ByClaims() {
-		return config.MIGStrategyMixed // NVIDIA's DRA driver offers each device by its profile
-	}
-	if set != config.MIGStrategyAuto {
-		return set
-	}
-	if explicit := s.ExplicitStrategy(); explicit != "" {
-		return explicit
-	}
-	if want != nil && want.Strategy != "" {
-		return want.Strategy
-	}
-	if want != nil && want.Sharing.Strategy == catalog.SharingMPS {
-		return config.MIGStrategyNone // a plugin without a strategy runs with none, and MPS does not work with mixed
-	}
-	return set.On(s.Node.Labels[config.LabelMIGStrategy])
-}
-
 // PlannedSharing returns the sharing as the planner needs it.
 func PlannedSharing(s catalog.Sharing, strategy config.MIGStrategy) *plan.Sharing {
 	return &plan.Sharing{MPS: s.Strategy == catalog.SharingMPS, Replicas: s.Replicas, Rename: s.Rename, MIG: string(strategy)}
@@ -333,141 +310,10 @@ const (
 	SetsMPSCapable  = "GPU feature discovery sets it by the device plugin's config"
 )
 
-// MissingMPS says what a node lacks that shall share its GPUs by MPS. MPS's control daemon must have each GPU in exclusive-process mode.
-func (s *Observed) MissingMPS() []string {
-	var out []string
-	capable, there := s.Node.Labels[LabelMPSCapable]
-	switch {
-	case len(s.DevicePlugin.MPSDaemons) > 0:
-	case capable == "true":
-		out = append(out, "no MPS control daemon runs on this node: none of its pods matches mps.podSelector of the settings")
-	case there:
-		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, whose label %s is %q and not true: %s", LabelMPSCapable, capable, SetsMPSCapable))
-	default:
-		out = append(out, fmt.Sprintf("no MPS control daemon runs on this node, which has not the label %s=true by which it comes: %s",
-			LabelMPSCapable, SetsMPSCapable))
-	}
-	for _, gpu := range s.GPUs {
-		if !gpu.Lost && gpu.ComputeMode != "" && gpu.ComputeMode != computeMPS {
-			out = append(out, fmt.Sprintf("GPU %d: its compute mode is %s, and is %s under MPS", gpu.Index, gpu.ComputeMode, computeMPS))
-		}
-	}
-	return out
-}
-
-// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing gives it another: neither its
-// environment and arguments, for which see ExplicitStrategy, nor its config, which is the desired one if there is any.
-func (s *Observed) RunsWithoutStrategy(want *DesiredPlugin) bool {
-	switch {
-	case len(s.DevicePlugin.Pods) == 0:
-		return false
-	case want != nil:
-		return want.Known && want.Strategy == ""
-	case s.Plugin.Method != "":
-		return s.Plugin.Current != nil && s.Plugin.Current.MIGStrategy == ""
-	default:
-		return !slices.ContainsFunc(s.DevicePlugin.Pods, readsConfig) && !s.offersMIGDevices()
-	}
-}
-
-// offersMIGDevices reports whether kubelet has MIG devices to give out, which a plugin with the strategy none never offers.
-func (s *Observed) offersMIGDevices() bool {
-	for _, devices := range s.Kubelet.Offered {
-		if slices.ContainsFunc(devices, func(id string) bool { return strings.HasPrefix(id, plan.MIGDeviceID) }) {
-			return true
-		}
-	}
-	return false
-}
-
 // PicksKeyWithoutLabel reports whether the config manager takes one of the ConfigMap's keys for a node without the label.
 func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 	_, named := m.Files[fallbackNameKey]
 	return slices.Contains(m.Fallbacks, fallbackNamed) && named || slices.Contains(m.Fallbacks, fallbackSingle) && len(m.Files) == 1
-}
-
-// computeMPS is the compute mode of a GPU that MPS uses.
-const computeMPS = nvml.ComputeExclusiveProcess
-
-// LacksDevicePlugin reports whether the node has no device plugin that the agent knows, although the agent keeps none away. Where NVIDIA's DRA driver gives
-// out the GPUs, none is missing: one beside it would give each GPU out twice.
-func (s *Observed) LacksDevicePlugin() bool {
-	noPod := !s.Owner.ByClaims() && s.Kubelet.Err == nil && len(s.DevicePlugin.Pods) == 0
-	return noPod && !s.Marks.Fenced && !s.paused() && (s.OffersGPUs() || len(s.Marks.Startup) == 0)
-}
-
-// KubeletPlugins returns the pods of what gives out the node's GPUs, and reads how they are cut when it starts: NVIDIA's device plugin, or the
-// kubelet plugin of its DRA driver.
-func (s *Observed) KubeletPlugins() []corev1.Pod {
-	if !s.Owner.ByClaims() {
-		return s.DevicePlugin.Pods
-	}
-	var out []corev1.Pod
-	for _, p := range driverPods(s.Pods) {
-		out = append(out, *p)
-	}
-	return out
-}
-
-// Offerer names what gives out the node's GPUs.
-func (s *Observed) Offerer() string {
-	if s.Owner.ByClaims() {
-		return "NVIDIA's DRA driver"
-	}
-	return "the device plugin"
-}
-
-// Offered returns the GPUs, and the parts of them, that pods can get: those of the device plugin that kubelet gives out, or those in the ResourceSlices of
-// NVIDIA's DRA driver.
-func (s *Observed) Offered() capacity.Resources {
-	switch {
-	case s.Owner.Kind == api.OwnerDRAStatic && s.Owner.ByClaims():
-		return s.DRA.Offered()
-	case s.Owner.ByClaims(): // it is not settled yet how the GPUs are cut
-		return capacity.Resources{}
-	}
-	return capacity.Offered(s.Kubelet.Offered)
-}
-
-// CapacityText writes what Offered returns for users to check. Those who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com
-// 1g.10gb 7". Where NVIDIA's DRA driver cuts the GPUs itself there is no such figure.
-func (s *Observed) CapacityText(want Desired) string {
-	byClaims := s.Owner.ByClaims()
-	switch {
-	case byClaims && s.Owner.Kind == api.OwnerDRADynamic:
-		return "as claims ask"
-	case byClaims && s.DRA.Err != nil, !byClaims && s.Kubelet.Err != nil:
-		return "not known"
-	case !byClaims:
-		return s.Offered().Summary(want.Plugin.SharingKnown())
-	}
-	out := capacity.Resources{}
-	for name, ids := range s.Offered() {
-		out[byClass(name)] = ids
-	}
-	return out.String()
-}
-
-// OffersGPUs reports whether kubelet has GPUs, or parts of them, to give out. Beside LacksDevicePlugin it says that they are a plugin's which the
-// agent cannot start again, and which would not read what a change has made.
-func (s *Observed) OffersGPUs() bool { return len(capacity.Offered(s.Kubelet.Offered)) > 0 }
-
-// RunsUnder returns the MIG strategy under which the device plugin runs by what kubelet offers, if that differs from the one that the agent
-// assumes.
-func (s *Observed) RunsUnder() config.MIGStrategy {
-	if s.Kubelet.Err != nil || s.DevicePlugin.Rivals != "" {
-		return ""
-	}
-	return capacity.RunsUnder(s.GPUs, s.Kubelet.Offered, s.Capacity.Strategy)
-}
-
-// WhyNoPlugin is the message about a node that LacksDevicePlugin.
-func (s *Observed) WhyNoPlugin() string {
-	if s.OffersGPUs() {
-		return "what offers " + sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered)))) +
-			" to kubelet is no pod that devicePlugin of the settings matches, so that the agent cannot restart it"
-	}
-	return "no device plugin offers the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
 }
 
 // WithTargets returns the GPUs as they will be, with what the device plugin reads of them.

@@ -269,6 +269,8 @@ func TestSlicesAreBoundedBeforeTheyCount(t *testing.T) {
 	for i := range 10_000 {
 		d := resourcev1.Device{Name: fmt.Sprintf("gpu-%d", i), Attributes: attributes}
 		d.ConsumesCounters = make([]resourcev1.DeviceCounterConsumption, 1000)
+		d.Taints = slices.Repeat([]resourcev1.DeviceTaint{{Key: "example.com/none", Effect: resourcev1.DeviceTaintEffectNone}}, 1000)
+		d.Taints = append(d.Taints, resourcev1.DeviceTaint{Key: "gpu.nvidia.com/xid", Value: long, Effect: resourcev1.DeviceTaintEffectNoExecute})
 		huge.Spec.Devices = append(huge.Spec.Devices, d)
 	}
 	huge.Spec.SharedCounters = make([]resourcev1.CounterSet, 1000)
@@ -280,6 +282,9 @@ func TestSlicesAreBoundedBeforeTheyCount(t *testing.T) {
 	}
 	if len(huge.Spec.SharedCounters) != 1 || len(huge.Spec.Devices[0].ConsumesCounters) != 1 {
 		t.Error("whether there are counters is not kept")
+	}
+	if taints := huge.Spec.Devices[0].Taints; len(taints) != 1 || taints[0].Key != "gpu.nvidia.com/xid" {
+		t.Errorf("of its taints %v is kept", taints)
 	}
 
 	texts := slice("texts", 1, 1, offered("gpu-0", "uuid", "GPU-"+long), offered("gpu-1", "gpu.nvidia.com/uuid", "GPU-a", "gpu.nvidia.com/profile", "1g.10gb"), offered(long, "uuid", "GPU-b"))

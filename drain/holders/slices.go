@@ -91,7 +91,8 @@ func attribute(d resourcev1.Device, name resourcev1.QualifiedName) string {
 }
 
 // ShortenSlice removes from a slice what the agent does not decide by, and cuts it to what an API server lets it have. One device more than that stays,
-// by which CurrentSlices sees that some are missing; a device whose UUID is too long has none. Attributes of NVIDIA's lose its domain.
+// by which CurrentSlices sees that some are missing; a device whose UUID is too long has none. Of its taints the first stays that keeps claims away.
+// Attributes of NVIDIA's lose its domain.
 func ShortenSlice(s *resourcev1.ResourceSlice) {
 	s.ManagedFields, s.Annotations, s.Labels, s.OwnerReferences = nil, nil, nil, nil
 	s.Spec.NodeSelector = nil
@@ -107,6 +108,12 @@ func ShortenSlice(s *resourcev1.ResourceSlice) {
 			if value := attribute(*of, name); value != "" && len(value) <= resourcev1.DeviceAttributeMaxValueLength {
 				value = strings.Clone(value) // so that the rest can be freed
 				d.Attributes[name] = resourcev1.DeviceAttribute{StringValue: &value}
+			}
+		}
+		for _, t := range of.Taints {
+			if t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute {
+				d.Taints = []resourcev1.DeviceTaint{{Key: bounded(t.Key), Effect: resourcev1.DeviceTaintEffect(strings.Clone(string(t.Effect)))}}
+				break
 			}
 		}
 		if len(of.ConsumesCounters) > 0 {

@@ -1,6 +1,7 @@
 package repo_test
 
 import (
+	"go/token"
 	"go/types"
 	"maps"
 	"slices"
@@ -10,12 +11,52 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// observers are what looks at the node: all that a pass does before something is decided, and what completes the look. The looks of the parts
-// follow from the interfaces of agent/monitor.
-var observers = []string{
-	"(*agent.Agent).observe", "(*agent.Agent).observeTaken", "(*agent.Agent).observedWith", "(*verify.Verifier).Compare",
-	"(*verify.Verifier).Await", // the executor of the one kind of step that only looks
-	"(*agent.Agent).notes",
+// beforeAct are the functions that a pass calls before it acts, and that may write, with what they do.
+var beforeAct = map[string]string{
+	"(*agent.Agent).upkeep":   "it does the chores of each pass, which are idempotent",
+	"(*agent.Agent).conclude": "it ends a pass that could not observe the node",
+}
+
+// agentActs are the exported methods of the agent that may write, with what they do.
+var agentActs = map[string]string{
+	"(*agent.Agent).Run":            "it is the loop",
+	"(*agent.Agent).Recover":        "it passes until the node is restored",
+	"(*agent.Agent).Restore":        "it restores labels of operands",
+	"(*agent.Agent).AwaitRecovered": "it reads the host's record anew, which the agent on the node writes",
+}
+
+// observersOf returns what may write nothing: all that a pass calls before it acts, and each way into the agent that is not known to act.
+func observersOf(t *testing.T, c calls) []string {
+	t.Helper()
+	var out []string
+	called := c["(*agent.Agent).pass"]
+	act := slices.Index(called, "(*agent.Agent).act")
+	if act < 0 {
+		t.Fatal("a pass does not act: this test sees nothing")
+	}
+	for _, function := range called[:act] {
+		if beforeAct[function] == "" && c[function] != nil && strings.HasPrefix(function, "(") {
+			out = append(out, function)
+		}
+	}
+	for function := range c {
+		method, ofAgent := strings.CutPrefix(function, "(*agent.Agent).")
+		if ofAgent && token.IsExported(method) && agentActs[function] == "" {
+			out = append(out, function)
+		}
+	}
+	for function := range maps.Keys(beforeAct) {
+		if !slices.Contains(called[:act], function) {
+			t.Errorf("a pass does not call %s before it acts: the table here is out of date", function)
+		}
+	}
+	for function := range maps.Keys(agentActs) {
+		if c[function] == nil {
+			t.Errorf("there is no %s: the table here is out of date", function)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // gates say whether a step may be performed now.
@@ -41,6 +82,8 @@ const recordsAnEvent = "(k8s.io/client-go/tools/record.EventRecorder).Event"
 var askOnly = []string{
 	"(*drain.Evictor).DryRun",       // the API server evicts no pod in a dry run
 	"(*openfiles.Scan).sharesFiles", // the system call compares two processes
+	"(interface journal.Store).Try", // it removes again what it has written beside the record
+	"(*plugin.Handover).Foresee",    // the same with the plugin's file; the API server takes the key in a dry run
 }
 
 // givenByCommands are the fields whose functions the commands give, with what these do.
@@ -68,9 +111,6 @@ var readers = map[string][]string{
 	"hardware.Specs":    {"Stale"},
 	"units.Systemd":     {"States"},
 	"reboot.Host":       {"CanReboot"},
-	"check.checked":     {"Check"},
-	"check.readable":    {"ReadText"},
-	"check.words":       {"Values"},
 
 	// A getter of the client, as Nodes, reads nothing and writes nothing.
 	"kube.Interface": {
@@ -79,6 +119,7 @@ var readers = map[string][]string{
 	},
 	"kube.ConfigMaps":           {"Get"},
 	"kube.DaemonSets":           {"Get"},
+	"kube.DeviceTaintRules":     {"List"},
 	"kube.Leases":               {"Get"},
 	"kube.Nodes":                {"Get", "List", "Watch"},
 	"kube.PodDisruptionBudgets": {"List"},
@@ -96,8 +137,8 @@ var systemPackages = []string{"os", "syscall", "golang.org/x/sys/unix", "github.
 // serverPackages are those by which a program asks other programs, beside the client of the API server.
 var serverPackages = []string{"net", "net/http", "os/exec"}
 
-// pureInterfaces are those of this module whose methods work on what they are given alone.
-var pureInterfaces = []string{"check.checked", "check.readable", "check.words"}
+// pureInterfaces are those of this module whose methods work on what they are given alone. Those of package offer are held to that, as what decides is.
+var pureInterfaces = []string{"check.checked", "check.readable", "check.words", "offer.Offer"}
 
 // openers open a file by flags, with the place of these among the arguments.
 var openers = map[string]int{"os.OpenFile": 1, "(*os.Root).OpenFile": 1, "golang.org/x/sys/unix.Open": 1, "golang.org/x/sys/unix.Openat": 2}
@@ -116,7 +157,13 @@ var readsOfSystem = []string{
 func TestWhatObservesTheNodeReachesNothingThatWrites(t *testing.T) {
 	t.Parallel()
 	c := callsOf(t)
-	for _, observer := range observers {
+	observers := observersOf(t, c)
+	for _, want := range []string{"(*agent.Agent).observe", "(*agent.Agent).plan", "(*agent.Agent).Preview", "(*agent.Agent).Diagnose"} {
+		if !slices.Contains(observers, want) {
+			t.Errorf("%s is none of what observes: %v", want, observers)
+		}
+	}
+	for _, observer := range append(observers, "(*verify.Verifier).Await") { // the executor of the one kind of step that only observes
 		c.checkWritesNothing(t, observer, askOnly...)
 	}
 	for _, path := range []string{"(*agent.Agent).conclude", "(*health.Monitor).Watch", "(*journal.RecordFile).Write", "(*deviceplugin.File).Prepare"} {
@@ -144,7 +191,7 @@ func TestWhatDecidesReadsNothing(t *testing.T) {
 	t.Parallel()
 	c, functions := callsOf(t), 0
 	for _, function := range slices.Sorted(maps.Keys(c)) {
-		if !slices.Contains([]string{"decide", "plan"}, packageOf(function)) {
+		if !slices.Contains([]string{"decide", "offer", "plan", "state"}, packageOf(function)) {
 			continue
 		}
 		functions++
@@ -316,7 +363,7 @@ func (c calls) writes(function string) bool {
 		return true
 	}
 	of, ours := strings.CutPrefix(of, ourInterface)
-	return ours && !slices.Contains(readers[of], method)
+	return ours && !slices.Contains(pureInterfaces, of) && !slices.Contains(readers[of], method)
 }
 
 // readsOrWrites reports whether a function is one of an interface or of the system that reads or changes something, or an unknown one.

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -193,7 +194,7 @@ func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desi
 	if seen.Kubelet.Err != nil {
 		p.KubeletSilent = seen.Kubelet.Err.Error()
 	}
-	p.ClaimDriverAway = !seen.ClaimDriver()
+	p.ClaimDriverAway = !offer.DriverRuns(seen)
 	return p
 }
 
@@ -213,8 +214,8 @@ func (e *Evictions) report(seen *state.Observed, want state.Desired, v drain.Ver
 // RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
 // then. An undo waits only for a silent kubelet, and for slices of NVIDIA's DRA driver, without which every pod counts as a holder.
 func (e *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
-	reason, busy := seen.HoldersUnknown()
-	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil && seen.ClaimsUnknown() == nil {
+	reason, busy := offer.HoldersUnknown(seen)
+	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil && offer.ClaimsUnknown(seen) == nil {
 		return nil
 	}
 	until := e.Retries.Deadline(seen, want, step)

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -21,26 +22,26 @@ func (e *Evictions) Restart(ctx context.Context, in act.Input) error {
 	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, e.Clock.Stamp()),
-			Message: in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted after the work of " + sanitize.Listed(others),
+			Message: offer.Of(in.Seen).Name() + " does not offer the GPUs as they are, and is to be restarted after the work of " + sanitize.Listed(others),
 		}
 	}
 	verdicts, _ := e.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
 			e.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
-				"restarting %s, pod %s: it does not offer the GPUs as they are", in.Seen.Offerer(), v.Pod)
+				"restarting %s, pod %s: it does not offer the GPUs as they are", offer.Of(in.Seen).Name(), v.Pod)
 		}
 	}
 	if blocked := stuck(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
 			Since:   in.Seen.Since(config.ReasonEvictionBlocked, e.Clock.Stamp()),
-			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + in.Seen.Offerer() + " does not offer the GPUs as they are, and is to be restarted",
+			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + offer.Of(in.Seen).Name() + " does not offer the GPUs as they are, and is to be restarted",
 			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "restarting " + in.Seen.Offerer() + ", which does not offer the GPUs as they are: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
+		Message: "restarting " + offer.Of(in.Seen).Name() + ", which does not offer the GPUs as they are: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -216,7 +217,7 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	f.Slot.End(ctx, in.Seen, in.Want)
 	f.Timing.Forget(f.Clock.Now())
 	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), in.Seen.CapacityText(in.Want))
+		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), offer.Of(in.Seen).Text(in.Want))
 	return nil
 }
 

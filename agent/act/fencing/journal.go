@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
@@ -81,7 +82,7 @@ func (f *Fencing) notePlugin(j *journal.Journal, in act.Input) error {
 	j.Strategy, j.ByClaims = in.Seen.ExplicitStrategy(), in.Seen.Owner.ByClaims()
 	shapes := plan.Any(in.Steps, func(t plan.Traits) bool { return t.ShapesPlugin })
 	if shapes {
-		j.Operands = operandsOf(*j, in.Seen.KubeletPlugins())
+		j.Operands = operandsOf(*j, offer.Of(in.Seen).Pods())
 	}
 	changes := plan.Has(in.Steps, plan.WriteSharing)
 	if in.Seen.Plugin.Method == "" || j.Plugin != nil && (!j.Plugin.Stays || !changes) {

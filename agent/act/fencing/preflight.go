@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -16,13 +17,14 @@ import (
 // which it makes no instance either. It writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
-	if !startsDisruption(in) && !(makes && in.Seen.LacksDevicePlugin()) {
+	absent, advice := offer.Of(in.Seen).Absent()
+	if !startsDisruption(in) && !(makes && absent != "") {
 		return nil
 	}
 	const before = "changes nothing "
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
 	foreign, unowned := in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen)
-	reason, busy := in.Seen.HoldersUnknown()
+	reason, busy := offer.HoldersUnknown(in.Seen)
 	switch {
 	case len(foreign) > 0:
 		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
@@ -32,8 +34,8 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 		if in.Seen.Kubelet.Err != nil {
 			wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 		}
-	case in.Seen.LacksDevicePlugin():
-		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, in.Seen.DevicePlugin.Advice, in.Seen.WhyNoPlugin()
+	case absent != "":
+		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, advice, absent
 		wait.Else = before + "until then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned

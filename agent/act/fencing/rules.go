@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -36,7 +37,11 @@ type Rules struct {
 	asked  time.Time // when that was; zero if this process has not asked yet
 	failed bool      // the API server has not done what Keep has asked
 
-	unusable bool // and an Event has said so
+	closed []string  // devices that are closed for a change, as last read
+	readAt time.Time // when that was; zero if they have to be read
+
+	unusable error // why the agent can have no rules; nil if it can
+	reported bool  // an Event has said so
 }
 
 // Closed is a device that claims are kept from, and the key of the taint, which says why.
@@ -60,7 +65,7 @@ const (
 )
 
 // Forget drops what depends on times that the clock gave.
-func (r *Rules) Forget(time.Time) { r.asked = time.Time{} }
+func (r *Rules) Forget(time.Time) { r.asked, r.readAt = time.Time{}, time.Time{} }
 
 // RetryIn is the time until Keep tries again what has failed; zero if nothing has.
 func (r *Rules) RetryIn() time.Duration {
@@ -71,7 +76,7 @@ func (r *Rules) RetryIn() time.Duration {
 }
 
 // Unusable reports whether the agent may make no rules, or the API server serves none, as far as this process has seen.
-func (r *Rules) Unusable() bool { return r.unusable }
+func (r *Rules) Unusable() bool { return r.unusable != nil }
 
 // Try asks the API server whether it serves rules to the agent: Unusable says if it does not. The error is why that is not known.
 func (r *Rules) Try(ctx context.Context) error {
@@ -81,17 +86,23 @@ func (r *Rules) Try(ctx context.Context) error {
 	return r.unlessUnusable(err)
 }
 
-// unlessUnusable returns the error, unless it says that the agent may have no rules: it notes and reports that once.
+// unlessUnusable returns the error, unless it says that the agent may have no rules: ReportUnusable reports that.
 func (r *Rules) unlessUnusable(err error) error {
 	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
 		return err
 	}
-	if !r.unusable {
-		r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
-			"claims are not kept from devices as health.deviceTaint or drain.fence asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", err)
-	}
-	r.unusable = true
+	r.unusable = err
 	return nil
+}
+
+// ReportUnusable sends an Event, once, if the agent can have no rules although the settings ask for them.
+func (r *Rules) ReportUnusable() {
+	if r.unusable == nil || r.reported {
+		return
+	}
+	r.reported = true
+	r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
+		"claims are not kept from devices as health.deviceTaint or drain.fence asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", r.unusable)
 }
 
 // Keep has the rules be those that are wanted, as Follow does. It asks the API server where others are wanted than before; at the process's start, for what
@@ -103,7 +114,7 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	case r.failed && since < rulesRetry, !r.failed && slices.Equal(wanted, r.kept) && (len(wanted) == 0 || since < rulesRepeat):
 		return
 	}
-	r.asked = r.Clock.Now()
+	r.asked, r.readAt = r.Clock.Now(), time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
 	defer cancel()
 	made, err := r.Follow(call, wanted)
@@ -112,7 +123,10 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 		err = nil // without the component, or before Kubernetes 1.37, there is nothing to find
 	}
 	if r.failed = err != nil; !r.failed {
-		r.kept, r.unusable = slices.Clone(wanted), r.unusable && len(made) == 0
+		r.kept = slices.Clone(wanted)
+		if len(made) > 0 {
+			r.unusable, r.reported = nil, false
+		}
 		return
 	}
 	if err = r.unlessUnusable(err); err != nil {
@@ -147,7 +161,7 @@ func (r *Rules) Clear(ctx context.Context) error {
 
 // Close makes the rules for a change, and deletes none: Keep does, once the journal names other devices, or is gone.
 func (r *Rules) Close(ctx context.Context, devices []string) error {
-	r.asked = time.Time{}
+	r.asked, r.readAt = time.Time{}, time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
 	defer cancel()
 	var wanted []Closed
@@ -158,20 +172,34 @@ func (r *Rules) Close(ctx context.Context, devices []string) error {
 	return r.unlessUnusable(err)
 }
 
-// Closed are the devices that claims are kept from for a change, as far as the API server says so.
-func (r *Rules) Closed(ctx context.Context) (devices []string) {
+// Observe reads which devices the rules close for the change in the journal, and sends no Event. It asks the API server again after some time, since users may
+// delete rules.
+func (r *Rules) Observe(ctx context.Context, seen *state.Observed) {
+	if seen.Journal != nil && len(seen.Journal.Closed) > 0 {
+		if since := r.Clock.Since(r.readAt); r.readAt.IsZero() || since < 0 || since >= rulesRetry {
+			r.read(ctx)
+		}
+		seen.DRA.Closed = r.closed
+	}
+	seen.DRA.RulesUnusable = r.unusable != nil
+}
+
+func (r *Rules) read(ctx context.Context) {
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
 	defer cancel()
 	own, err := r.own(call)
 	if err = r.unlessUnusable(err); err != nil {
-		r.Log.Warn("reading which devices claims are kept from", zap.Error(err))
+		r.Log.Warn("reading which devices are closed to claims", zap.Error(err))
 	}
+	r.closed, r.readAt = nil, time.Time{}
 	for _, rule := range own {
 		if rule.Spec.Taint.Key == config.TaintRepartitioning {
-			devices = append(devices, *rule.Spec.DeviceSelector.Device)
+			r.closed = append(r.closed, *rule.Spec.DeviceSelector.Device)
 		}
 	}
-	return devices
+	if err == nil {
+		r.readAt = r.Clock.Now()
+	}
 }
 
 // Follow makes the rules that are wanted, and then deletes those of agents on this node that are not. It changes none that others have made. It returns

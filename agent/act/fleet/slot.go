@@ -67,9 +67,6 @@ func (s *Slot) change(seen *state.Observed) Change {
 // poolOf returns the node's pool.
 func poolOf(s *state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
 
-// inLimitedPool reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
-func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && seen.Pool.Name != "" }
-
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
@@ -77,7 +74,8 @@ func inLimitedPool(seen *state.Observed) bool { return seen.Pool.Err == nil && s
 // Lease is read again only for an observation that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any
 // of its nodes. Nor does a change that has begun to take something away without a slot ask for one later.
 func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
-	if !inLimitedPool(seen) {
+	seen.Pool.Claim = s.claim
+	if !seen.Pool.HasLimit() {
 		return
 	}
 	apart := notQueued{pool: seen.Pool.Name, node: seen.Node.UID}
@@ -89,8 +87,8 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		s.Log.Warn("observing the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
-	if !seen.DisruptionStarted() && !s.holds(seen) { // who has lost a slot asks for another: one that comes back may be anybody's word
-		s.claim = ""
+	if !seen.DisruptionStarted() && !seen.HoldsSlot() { // who has lost a slot asks for another: one that comes back may be anybody's word
+		s.claim, seen.Pool.Claim = "", ""
 	}
 	if seen.Pool.Slot == (state.Slot{}) && s.claim == "" {
 		s.notQueued = apart
@@ -100,27 +98,12 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 // Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
 // not every change has a fence by which other nodes' agents know of it.
 func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
-	lost := inLimitedPool(seen) && seen.DisruptionStarted() && s.claim != "" && s.claim == seen.Operation()
-	if !lost && !s.holds(seen) {
+	lost := seen.Pool.HasLimit() && seen.DisruptionStarted() && s.claim != "" && s.claim == seen.Operation()
+	if !lost && !seen.HoldsSlot() {
 		return
 	}
 	if err := s.slots().Renew(ctx, poolOf(seen), s.change(seen)); err != nil {
 		s.Log.Warn("renewing the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
-	}
-}
-
-// holds reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
-// earlier one or another node's agent, does not count before the change has begun: Take asks for it again.
-func (s *Slot) holds(seen *state.Observed) bool {
-	operation := cmp.Or(seen.Operation(), s.claim)
-	return seen.Pool.Slot.Held && operation != "" && seen.Pool.Slot.Operation == operation
-}
-
-// Planned returns what the planner needs to know of the slot. A change that has begun needs none: its node is unavailable already.
-func (s *Slot) Planned(seen *state.Observed, want state.Desired) plan.Slot {
-	return plan.Slot{
-		Needed: inLimitedPool(seen) && !want.Undo && !seen.DisruptionStarted() && !s.holds(seen), Spared: seen.Restores(want),
-		Drains: seen.Pool.ForEvictions, Has: seen.Pool.Slot.Held || seen.Pool.Slot.Waiting,
 	}
 }
 
@@ -144,7 +127,7 @@ func (s *Slot) Foresee(ctx context.Context, in act.Input) error {
 
 // Confirm makes sure right before the fence that the node still has its slot.
 func (s *Slot) Confirm(ctx context.Context, in act.Input) error {
-	if !inLimitedPool(in.Seen) || !s.holds(in.Seen) {
+	if !in.Seen.Pool.HasLimit() || !in.Seen.HoldsSlot() {
 		return nil
 	}
 	c := s.change(in.Seen)
@@ -233,7 +216,7 @@ func (s *Slot) Leave(ctx context.Context, seen *state.Observed) {
 // Return returns a slot, or a place in the queue, that no change needs any more. The change that it was for counts neither as a success nor as
 // a failure.
 func (s *Slot) Return(ctx context.Context, in act.Input) error {
-	if !inLimitedPool(in.Seen) || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
+	if !in.Seen.Pool.HasLimit() || !in.Seen.Pool.Slot.Held && !in.Seen.Pool.Slot.Waiting {
 		return nil
 	}
 	if err := s.slots().Leave(ctx, poolOf(in.Seen), s.change(in.Seen)); err != nil {
@@ -247,7 +230,7 @@ func (s *Slot) Return(ctx context.Context, in act.Input) error {
 func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
 	s.CountFailure(ctx, seen, seen.Journal.Undo)
 	s.claim = ""
-	if want.Undo || !inLimitedPool(seen) || !seen.Pool.Slot.Held {
+	if want.Undo || !seen.Pool.HasLimit() || !seen.Pool.Slot.Held {
 		s.Leave(ctx, seen)
 		return
 	}
@@ -259,7 +242,7 @@ func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired
 // CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has
 // cancelled, or that is only postponed, has not failed.
 func (s *Slot) CountFailure(ctx context.Context, seen *state.Observed, failure *api.Failure) {
-	if failure == nil || failure.Later || failure.Cancelled || !inLimitedPool(seen) {
+	if failure == nil || failure.Later || failure.Cancelled || !seen.Pool.HasLimit() {
 		return
 	}
 	if err := s.slots().Fail(ctx, poolOf(seen), s.change(seen), string(failure.Reason)+": "+failure.Message); err != nil {

@@ -165,7 +165,7 @@ func TestASlotThatTheNodeHasNotTakenCountsForNothing(t *testing.T) {
 			for range 2 {
 				took = 0
 				for _, m := range members {
-					if seen := m.seen(); m.turn.Planned(seen, state.Desired{}).Needed && m.turn.Take(t.Context(), act.Input{Seen: seen}) != nil {
+					if seen := m.seen(); !seen.HoldsSlot() && m.turn.Take(t.Context(), act.Input{Seen: seen}) != nil {
 						continue
 					}
 					if m.turn.Confirm(t.Context(), act.Input{Seen: m.seen()}) == nil {
@@ -204,7 +204,7 @@ func TestASlotThatTheNodeHasLostAndGetsBackCountsForNothing(t *testing.T) {
 	write(`{"version":1,"turn":9,"left":9}`)
 	m.seen()
 	write(taken.Annotations[config.AnnotationSlots])
-	if !m.turn.Planned(m.seen(), state.Desired{}).Needed {
+	if m.seen().HoldsSlot() {
 		t.Error("the node needs no slot")
 	}
 	var wait *outcome.Waiting

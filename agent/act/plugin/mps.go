@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -36,8 +37,8 @@ func (h *Handover) notifyFirst(ctx context.Context, in act.Input, unnotified []t
 		return unnotified, nil
 	}
 	return first, &outcome.Waiting{
-		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: in.Seen.MissingMPS(),
-		Message: "waiting for the MPS control daemon: " + sanitize.Listed(in.Seen.MissingMPS()), Until: until, Then: "the device plugin gets its config all the same",
+		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: offer.MissingMPS(in.Seen),
+		Message: "waiting for the MPS control daemon: " + sanitize.Listed(offer.MissingMPS(in.Seen)), Until: until, Then: "the device plugin gets its config all the same",
 	}
 }
 

@@ -11,12 +11,13 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
-	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -46,22 +47,20 @@ func (v *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 			config.ReasonCapacityMismatch, "restart kubelet on this node, if the log of the device plugin's pod says that it is already connected", blockers(seen), true,
 		}
 	}
-	if pods := seen.KubeletPlugins(); seen.Journal == nil && !asksForGPUs(want) && len(pods) > 0 && seen.OffersGone() {
+	offers := offer.Of(seen)
+	if pods := offers.Pods(); seen.Journal == nil && !asksForGPUs(want) && len(pods) > 0 && offer.OffersGone(seen) {
 		return missing{
 			config.ReasonCapacityMismatch,
 			fmt.Sprintf("delete pod %s/%s, which read the GPUs before they were cut: its DaemonSet starts another", pods[0].Namespace, pods[0].Name), blockers(seen), false,
 		}
 	}
-	if seen.Owner.ByClaims() {
-		return missing{config.ReasonCapacityMismatch, seen.Owner.Advice(), blockers(seen), false}
+	if why, advice := offers.Absent(); why != "" {
+		return missing{config.ReasonNoDevicePlugin, advice, fmt.Sprintf("%s (%s)", why, blockers(seen)), true}
 	}
-	if seen.LacksDevicePlugin() {
-		return missing{config.ReasonNoDevicePlugin, seen.DevicePlugin.Advice, fmt.Sprintf("%s (%s)", seen.WhyNoPlugin(), blockers(seen)), true}
-	}
-	if under := seen.RunsUnder(); under != "" {
+	if under := offers.RunsUnder(); under != "" {
 		return missing{config.ReasonWrongMIGStrategy, v.OtherStrategy(seen, under), blockers(seen), true}
 	}
-	return missing{config.ReasonCapacityMismatch, cmp.Or(v.DevicePlugin.Unstarted(seen), "see the device plugin's log on this node"), blockers(seen), false}
+	return missing{config.ReasonCapacityMismatch, cmp.Or(v.DevicePlugin.Unstarted(seen), offers.Advice()), blockers(seen), false}
 }
 
 // blockers returns, in one text, why the agent cannot verify the capacity yet.
@@ -73,7 +72,7 @@ func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advi
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
 		return config.ReasonEvicting, ""
 	case want.Name == "" || want.Label == "" || want.Plugin == nil && len(want.Targets) == 0:
-		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + seen.Offerer() + " offers: without one the agent evicts none"
+		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + offer.Of(seen).Name() + " offers: without one the agent evicts none"
 	default:
 		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, without which the agent evicts none: %v", seen.Plugin.ParseErr)
 	}
@@ -138,7 +137,7 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	if len(in.Seen.Capacity.Missing) == 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: capacity.VerifyInterval,
-			Message: "capacity is right; verifying it once more: " + in.Seen.CapacityText(in.Want),
+			Message: "capacity is right; verifying it once more: " + offer.Of(in.Seen).Text(in.Want),
 		}
 	}
 	if in.Seen.Journal == nil {
@@ -158,11 +157,11 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 	if fresh || now.Before(until) {
 		wait := &outcome.Waiting{
-			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + in.Seen.Offerer() + ": " + blockers(in.Seen),
+			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + offer.Of(in.Seen).Name() + ": " + blockers(in.Seen),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.VerifyInterval), Blockers: in.Seen.Capacity.Missing,
 		}
 		if lacks.known && now.Sub(v.began) >= causePatience {
-			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+in.Seen.Offerer()+": "+lacks.text
+			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+offer.Of(in.Seen).Name()+": "+lacks.text
 		}
 		if !fresh {
 			wait.Since, wait.Until, wait.Then = v.began, until, in.Seen.DeadlineText(in.Want)
@@ -187,8 +186,8 @@ func (v *Verifier) noteLate(seen *state.Observed, now time.Time) {
 	if v.late != nil || !now.After(v.half()) {
 		return
 	}
-	for _, pod := range seen.KubeletPlugins() {
-		v.late = append(v.late, string(pod.UID))
+	for _, pod := range offer.Of(seen).Pods() {
+		v.late = append(v.late, pod.UID)
 	}
 	v.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
 }
@@ -212,26 +211,19 @@ func (v *Verifier) until() time.Time { return v.began.Add(v.Settings.Timeouts.Ca
 
 func (v *Verifier) half() time.Time { return v.began.Add(v.Settings.Timeouts.Capacity / 2) }
 
-// Operands returns the operands that a label of the node deploys, and the device plugin's pods, with those that are late.
-func (v *Verifier) Operands(seen *state.Observed, want state.Desired) (pauses []plan.Pause, plugins []plan.Operand) {
-	pauses, plugins = seen.PlannedOperands()
-	for i := range plugins {
-		plugins[i].Late = v.isLate(seen, want, plugins[i].UID)
-	}
-	return pauses, plugins
-}
-
-// isLate reports whether the pod of the device plugin has run for half of the wait for capacity, and capacity is still missing. After the
-// wait's end it is not late any more, so that the end comes although a budget keeps the pod.
-func (v *Verifier) isLate(seen *state.Observed, want state.Desired, pod string) bool {
+// lateNow returns the pods of the device plugin that have run for half of the wait for capacity, while capacity is still missing. After the
+// wait's end none is late any more, so that the end comes although a budget keeps the pod.
+func (v *Verifier) lateNow(seen *state.Observed, want state.Desired) []types.UID {
 	if seen.Journal == nil || v.began.IsZero() || len(seen.Capacity.Missing) == 0 || isFresh(seen, want) {
-		return false
+		return nil
 	}
 	if fails, _ := v.failing(seen, want); fails != "" {
-		return false
+		return nil
 	}
-	now := v.Clock.Now()
-	return now.After(v.half()) && now.Before(v.until()) && slices.Contains(v.late, pod)
+	if now := v.Clock.Now(); !now.After(v.half()) || !now.Before(v.until()) {
+		return nil
+	}
+	return v.late
 }
 
 // Within adds to a wait for late plugins to leave when the wait for capacity ends.

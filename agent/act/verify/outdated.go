@@ -4,8 +4,8 @@ import (
 	"maps"
 	"time"
 
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -35,18 +35,14 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
-	w.gone = seen.OffersGone() && asksForGPUs(want)
-	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !withholdsWell(seen) {
+	w.gone = offer.OffersGone(seen) && asksForGPUs(want)
+	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !offer.WithholdsWell(seen) {
 		w.since = time.Time{}
 		return
 	}
-	if newest := newestOf(seen.Recovered); newest.After(w.restartBefore) && seen.HasOutdatedPlugin(seen.Capacity.Strategy) { // as RestartBefore has allowed
+	if newest := newestOf(seen.Recovered); newest.After(w.restartBefore) && offer.HasOutdatedPod(seen, seen.Capacity.Strategy) { // as RestartBefore has allowed
 		w.restartBefore = newest
 		w.restart(now)
-		return
-	}
-	if !w.gone && !seen.TakesDevicesForUnhealthy() {
-		w.since = time.Time{}
 		return
 	}
 	w.lastSeen = now
@@ -100,13 +96,3 @@ func newestOf(recovered map[nvml.UUID]time.Time) time.Time {
 
 // forget drops what was computed from earlier times of the clock.
 func (w *outdated) forget() { *w = outdated{} }
-
-// withholdsWell reports whether kubelet does not give out all of a GPU that is well.
-func withholdsWell(seen *state.Observed) bool {
-	for _, g := range seen.GPUs {
-		if _, well := seen.Recovered[g.UUID]; well && capacity.Withheld(g, seen.Capacity.Strategy, seen.Offered()) {
-			return true
-		}
-	}
-	return false
-}

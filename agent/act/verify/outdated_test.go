@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/verify"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -58,7 +59,7 @@ func (w *world) observe(change func(*state.Observed)) bool {
 	seen.Recovered, seen.Outdated = w.verifier.RestartBefore(seen.Recovered)
 	w.verifier.Compare(&seen, state.Desired{})
 	w.verifier.Follow(&seen, state.Desired{})
-	return seen.HasOutdatedPlugin(seen.Capacity.Strategy)
+	return offer.HasOutdatedPod(&seen, seen.Capacity.Strategy)
 }
 
 func unchanged(*state.Observed) {}

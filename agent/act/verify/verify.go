@@ -5,8 +5,11 @@ package verify
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
@@ -20,8 +23,8 @@ type Verifier struct {
 
 	agreement capacity.Agreement
 	outdated  outdated
-	began     time.Time // when the present wait for capacity began; zero if there is none
-	late      []string  // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
+	began     time.Time   // when the present wait for capacity began; zero if there is none
+	late      []types.UID // UIDs of the device plugin's pods that were there after half of the wait; each is restarted once
 }
 
 // Forget drops what was computed from earlier times of the clock.
@@ -54,7 +57,7 @@ const featurePatience = 90 * time.Second
 // Compare compares the capacity with what the pass works towards, and says how many observations in a row agree with this one. Only Follow counts it.
 func (v *Verifier) Compare(seen *state.Observed, want state.Desired) {
 	now := v.Clock.Now()
-	c := seen.Compare(want, seen.MIGStrategy(v.Settings.MIGStrategy, want.Plugin))
+	c := offer.Compare(seen, want, offer.Of(seen).Strategy(v.Settings.MIGStrategy, want.Plugin))
 	c.Agreement = v.agreement
 	if v.awaitsFeatures(&c, seen.Journal != nil) { // they show nothing, so the first observation counts without them
 		c.Missing = c.Stale
@@ -63,6 +66,7 @@ func (v *Verifier) Compare(seen *state.Observed, want state.Desired) {
 		c.Agreement.Count(len(c.Missing) == 0, now)
 	}
 	seen.Capacity = c
+	seen.Capacity.Late = v.lateNow(seen, want)
 }
 
 // awaitsFeatures reports whether the change under way waits for the labels of GPU feature discovery, once the capacity is right: for up to

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 )
@@ -26,7 +27,7 @@ const (
 
 // MPSReady reports whether the control daemon has all GPUs and is ready for the plugin.
 func (dp *Plugin) MPSReady(ctx context.Context, seen *state.Observed) bool {
-	if len(seen.MissingMPS()) > 0 {
+	if len(offer.MissingMPS(seen)) > 0 {
 		return false
 	}
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)

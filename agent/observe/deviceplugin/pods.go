@@ -22,7 +22,7 @@ import (
 
 // advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
 func (dp *Plugin) advice(seen *state.Observed) string {
-	if seen.OffersGPUs() {
+	if seen.Kubelet.OffersGPUs() {
 		return dp.cure(seen.Pods)
 	}
 	text := "deploy NVIDIA's device plugin, or see why its DaemonSet has no pod on this node: it has to select the node"

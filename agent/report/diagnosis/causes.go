@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -285,7 +286,7 @@ func (e *Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
 	switch {
-	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !e.ClaimDriver():
+	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !offer.DriverRuns(e.Observed):
 		f.Cause = api.CauseClaimDriverGone
 		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
 		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name + " | grep dra"
@@ -386,25 +387,25 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	if len(e.Capacity.Missing) == 0 || !e.Complete || e.Kubelet.Err != nil || e.beforeVerify() && e.PluginAdvice == "" {
 		return nil
 	}
+	offers := offer.Of(e.Observed)
 	f := api.Finding{
 		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.Capacity.Missing, "; "), Waits: e.stalled() && e.ours(),
-		You: "see the log of " + e.Offerer() + " on this node", Command: e.pluginCommand(),
+		You: offers.Advice(), Command: e.pluginCommand(),
 	}
 	switch {
 	case e.PluginAdvice != "":
-		f.Evidence, f.You = e.WhyNoPlugin()+": "+f.Evidence, e.PluginAdvice
+		why, _ := offers.Absent()
+		f.Evidence, f.You = why+": "+f.Evidence, e.PluginAdvice
 	case e.StrategyAdvice != "":
 		f.You = e.StrategyAdvice
-	case len(e.Capacity.Withdrawn) != len(e.Capacity.Missing) && e.Owner.ByClaims():
-		f.You = e.Owner.Advice()
 	case len(e.Capacity.Withdrawn) == len(e.Capacity.Missing):
 		f.You, f.Command = "delete these pods, or wait until they have ended", "kubectl get pods -A --field-selector spec.nodeName="+e.Node.Name
 	}
 	switch {
 	case e.Journal != nil:
-		f.Agent = fmt.Sprintf("waits for %s for %s, and then undoes the change that it belongs to", e.Offerer(), e.Settings.Timeouts.Capacity)
+		f.Agent = fmt.Sprintf("waits for %s for %s, and then undoes the change that it belongs to", offers.Name(), e.Settings.Timeouts.Capacity)
 	case e.Want.Name != "":
-		f.Agent = "waits for " + e.Offerer() + ", without an end, and disturbs nothing while it waits"
+		f.Agent = "waits for " + offers.Name() + ", without an end, and disturbs nothing while it waits"
 	default:
 		f.Agent = "leaves it alone: nothing is asked for"
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -301,10 +302,10 @@ func (e *Evidence) podsSeen() []api.PodSeen {
 			continue
 		}
 		p := e.podSeen(h)
-		if e.HoldsWithdrawn(h) {
-			p.State, p.Message = stateWithdrawn, "kubelet gives out to others what it holds"
-			if e.Owner.ByClaims() {
-				p.Message = "NVIDIA's DRA driver offers no more what its claims have"
+		if w := offer.WithdrawnFrom(e.Observed, h); w != nil {
+			p.State, p.Message = stateWithdrawn, "kubelet allocates its devices to others"
+			if len(w.Gone) > 0 {
+				p.Message = "NVIDIA's DRA driver no longer advertises the devices of its claims"
 			}
 		}
 		if h.Terminating {
@@ -331,7 +332,7 @@ func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
 
 // pluginCommand returns the command that shows the log of the device plugin of this node.
 func (e *Evidence) pluginCommand() string {
-	plugins := e.KubeletPlugins()
+	plugins := offer.Of(e.Observed).Pods()
 	if len(plugins) == 0 {
 		return "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -64,20 +64,15 @@ func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 		return
 	}
 	l := observation{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
-	given, strategy := seen.Kubelet.Offered, seen.Capacity.Strategy
-	allocatable := func(name string) int { return capacity.Count(seen.Node.Status.Allocatable, name) }
-	if seen.Owner.ByClaims() { // the scheduler, too, goes by the ResourceSlices
-		given, strategy = seen.Offered(), config.MIGStrategyMixed
-		allocatable = func(name string) int { return len(given[name]) }
-	}
-	expected := capacity.Expected(seen.GPUs, strategy).NamedBy(given)
+	offers := offer.Of(seen)
+	given := offers.Offered()
+	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(given)
 	l.instances = instancesOf(seen.GPUs, expected)
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
 		expected = capacity.Shared(expected, *sharing)
 	}
-	// Where NVIDIA's DRA driver cuts the GPUs as claims ask, nothing is expected; what slices that cannot be read offer is not known.
-	if seen.Owner.Kind != api.OwnerDRADynamic && (!seen.Owner.ByClaims() || seen.DRA.Err == nil) {
-		l.capacity = capacityOf(expected, given, allocatable)
+	if offers.Known() {
+		l.capacity = capacityOf(expected, given, offers.Allocatable)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

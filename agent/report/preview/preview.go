@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -134,7 +135,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 		planned.Plugin = seen.PlannedPlugin(want.Plugin)
 	}
 	p, err := Of(want.Planned(want.Targets), planned)
-	p.MIGStrategy, p.Beyond = seen.MIGStrategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
+	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
 	if want.Plugin != nil {
 		p.Handover = config.HandoverFile
 	}
@@ -199,19 +200,6 @@ func Losses(seen *state.Observed, steps []plan.Step) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// NotesOf says what comes of the change where NVIDIA's DRA driver gives out the GPUs: if none stays whole, a claim that asks for all whole GPUs finds none, and
-// the agent does not wait for the pod that has it.
-func NotesOf(seen *state.Observed, p Result) []string {
-	whole := func(gpus []nvml.GPU) bool {
-		return slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return !g.Enabled && !g.Lost })
-	}
-	if !seen.Owner.ByClaims() || !whole(p.Before) || whole(p.After) {
-		return nil
-	}
-	return []string{"no whole GPU is left: class gpu.nvidia.com matches no device of this node, so that pods which claim all of them, as the DCGM exporter of a GPUCluster, " +
-		"stay Pending here; the change does not wait for them"}
 }
 
 // holdersOf returns the processes that NVML shows on what the plan takes.

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -125,7 +126,7 @@ func TestThatNoWholeGPUIsLeftIsSaid(t *testing.T) {
 		"one becomes whole again": {claims, []nvml.GPU{cut}, []nvml.GPU{whole}, false},
 	} {
 		p := preview.Result{Before: row.before, After: row.after}
-		p.Notes = preview.NotesOf(&state.Observed{Owner: row.owner}, p)
+		p.Notes = offer.Of(&state.Observed{Owner: row.owner}).Notes(p.Before, p.After)
 		var got api.Answer
 		if p.AddTo(&got); (len(got.Notes) == 1) != row.says || row.says && !strings.Contains(got.Notes[0], "class gpu.nvidia.com matches no device") {
 			t.Errorf("%s: %v", name, got.Notes)

@@ -1,4 +1,4 @@
-package state_test
+package offer_test
 
 import (
 	"strings"
@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config/catalog"
@@ -36,8 +37,8 @@ func given(offered capacity.Resources, pods map[string][2]string) *state.Observe
 }
 
 func texts(s *state.Observed, stands capacity.Resources, want state.Desired) string {
-	s.Capacity.Withdrawn = s.WithdrawnFrom(stands, want)
-	return strings.Join(s.WithdrawnTexts(), "; ")
+	s.Capacity.Withdrawn = offer.Of(s).Withdrawn(stands, want)
+	return strings.Join(offer.WithdrawnTexts(s), "; ")
 }
 
 // Promise 19.
@@ -54,24 +55,24 @@ func TestWhoHoldsWhatOthersAreGivenIsNamed(t *testing.T) {
 		"one, beside another": {
 			two, two,
 			map[string][2]string{"a": {gpu, "GPU-a"}, "b": {gpu, "GPU-a::1"}},
-			"pod team/a holds GPU 0 (nvidia.com/gpu), which kubelet gives out as nvidia.com/gpu x 2 by now: team/b has it, too",
+			"pod team/a holds GPU 0 (nvidia.com/gpu), which kubelet now allocates as nvidia.com/gpu x 2: team/b has it too",
 		},
 		"one, of several devices": {
 			whole, nil,
 			map[string][2]string{"a": {gpu + ".shared", "GPU-a::0 GPU-a::1 GPU-b::0 GPU-b::1"}},
-			"pod team/a holds GPU 0 (nvidia.com/gpu.shared, replica 0), GPU 0 (nvidia.com/gpu.shared, replica 1), GPU 1 (nvidia.com/gpu.shared, replica 0) and 1 more, which kubelet gives out as nvidia.com/gpu by now",
+			"pod team/a holds GPU 0 (nvidia.com/gpu.shared, replica 0), GPU 0 (nvidia.com/gpu.shared, replica 1), GPU 1 (nvidia.com/gpu.shared, replica 0) and 1 more, which kubelet now allocates as nvidia.com/gpu",
 		},
 		"two": {
 			whole, whole,
 			map[string][2]string{"a": {gpu, "GPU-a::0"}, "b": {gpu, "GPU-b::0"}},
-			"pod team/a holds GPU 0 (nvidia.com/gpu, replica 0), which kubelet gives out as nvidia.com/gpu by now; " +
-				"pod team/b holds GPU 1 (nvidia.com/gpu, replica 0), which kubelet gives out as nvidia.com/gpu by now",
+			"pod team/a holds GPU 0 (nvidia.com/gpu, replica 0), which kubelet now allocates as nvidia.com/gpu; " +
+				"pod team/b holds GPU 1 (nvidia.com/gpu, replica 0), which kubelet now allocates as nvidia.com/gpu",
 		},
 		"no one, before the plugin has read a config by which its pods have what they hold": {whole, two, map[string][2]string{"a": {gpu, "GPU-a::0"}}, ""},
 		"an id without an end": {
 			whole, whole,
 			map[string][2]string{"a": {gpu, "GPU-a::" + strings.Repeat("0", 1000)}},
-			"pod team/a holds GPU 0 (nvidia.com/gpu, replica " + strings.Repeat("0", 109) + "…), which kubelet gives out as nvidia.com/gpu by now",
+			"pod team/a holds GPU 0 (nvidia.com/gpu, replica " + strings.Repeat("0", 109) + "…), which kubelet now allocates as nvidia.com/gpu",
 		},
 	} {
 		if got := texts(given(row.offered, row.pods), row.stands, state.Desired{}); got != row.want {
@@ -117,7 +118,7 @@ func TestAPodFromBeforeMPSDoesNotShareByIt(t *testing.T) {
 		got := texts(s, two, state.Desired{Fingerprint: "present", Plugin: &state.DesiredPlugin{Known: true, Sharing: sharing}})
 		want := ""
 		if row.is {
-			want = "pod team/a holds GPU 0 (nvidia.com/gpu, replica 0), which kubelet gives out as nvidia.com/gpu by MPS by now"
+			want = "pod team/a holds GPU 0 (nvidia.com/gpu, replica 0), which kubelet now allocates as nvidia.com/gpu by MPS"
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)

@@ -1,4 +1,4 @@
-package state
+package offer
 
 import (
 	"errors"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -35,9 +36,20 @@ func sliceOf(devices ...string) resourcev1.ResourceSlice {
 	return out
 }
 
+// tainted is the slice with a taint on its first device.
+func tainted(s resourcev1.ResourceSlice, effect resourcev1.DeviceTaintEffect) resourcev1.ResourceSlice {
+	s.Spec.Devices[0].Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/xid", Effect: effect}}
+	return s
+}
+
+func missingSlices(s *state.Observed) []string {
+	missing, _ := driver{s}.Missing(nil, "")
+	return missing
+}
+
 func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
 	t.Parallel()
-	driver := corev1.Pod{
+	runs := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Controller: new(true)}}},
 		Spec: corev1.PodSpec{
 			Volumes:    []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}},
@@ -51,37 +63,44 @@ func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
 	}}
 	for name, row := range map[string]struct {
 		gpus []nvml.GPU
-		dra  DRA
+		dra  state.DRA
 		want string
 	}{
 		"the same": {
 			[]nvml.GPU{whole, cut},
-			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me", "gpu-0 GPU-a"), sliceOf("gpu-1-mig-1g10gb-19-0 MIG-1 1g.10gb")}},
+			state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me", "gpu-0 GPU-a"), sliceOf("gpu-1-mig-1g10gb-19-0 MIG-1 1g.10gb")}},
 			"",
 		},
-		"nothing cut yet, and nothing offered of it": {[]nvml.GPU{{UUID: "GPU-b", Enabled: true}}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf()}}, ""},
-		"a GPU is offered to virtual machines, too":  {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a - gpu", "gpu-vfio-0 GPU-a - vfio")}}, ""},
+		"nothing cut yet, and nothing offered of it": {[]nvml.GPU{{UUID: "GPU-b", Enabled: true}}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf()}}, ""},
+		"a GPU is offered to virtual machines, too":  {[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a - gpu", "gpu-vfio-0 GPU-a - vfio")}}, ""},
 		"a lost GPU is offered": {
 			[]nvml.GPU{{UUID: "GPU-a", Lost: true}},
-			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}},
+			state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}},
 			"gpu.nvidia.com: the GPUs have 0, the ResourceSlices 1",
 		},
 		"as before the cut": {
 			[]nvml.GPU{cut},
-			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1 GPU-b")}},
+			state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1 GPU-b")}},
 			"gpu.nvidia.com: the GPUs have 0, the ResourceSlices 1; mig.nvidia.com 1g.10gb: the GPUs have 1, the ResourceSlices 0; mig.nvidia.com 1g.10gb+me: the GPUs have 1, the ResourceSlices 0",
 		},
 		"as many, of a former cut": {
 			[]nvml.GPU{cut},
-			DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-19-0 MIG-9 1g.10gb", "gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me")}},
+			state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-1-mig-1g10gb-19-0 MIG-9 1g.10gb", "gpu-1-mig-1g10gb-me-20-1 MIG-2 1g.10gb+me")}},
 			"mig.nvidia.com 1g.10gb: the ResourceSlices still have devices that no longer exist",
 		},
-		"a device without a UUID": {[]nvml.GPU{whole}, DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "gpu.nvidia.com: the ResourceSlices still have devices that no longer exist"},
-		"one of two slices":       {[]nvml.GPU{whole}, DRA{Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}}, "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"},
-		"not to be read":          {[]nvml.GPU{whole}, DRA{Err: errors.New("forbidden")}, "the ResourceSlices of NVIDIA's DRA driver cannot be read: forbidden"},
+		"a device without a UUID": {[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "gpu.nvidia.com: the ResourceSlices still have devices that no longer exist"},
+		"tainted by the driver": {
+			[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{tainted(sliceOf("gpu-0 GPU-a"), resourcev1.DeviceTaintEffectNoSchedule)}},
+			"NVIDIA's DRA driver keeps claims from gpu-0 (gpu.nvidia.com/xid)",
+		},
+		"tainted without an effect": {
+			[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{tainted(sliceOf("gpu-0 GPU-a"), resourcev1.DeviceTaintEffectNone)}}, "",
+		},
+		"one of two slices": {[]nvml.GPU{whole}, state.DRA{Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a")}}, "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"},
+		"not to be read":    {[]nvml.GPU{whole}, state.DRA{Err: errors.New("forbidden")}, "the ResourceSlices of NVIDIA's DRA driver cannot be read: forbidden"},
 	} {
-		s := Observed{GPUs: row.gpus, DRA: row.dra, Owner: Owner{Kind: api.OwnerDRAStatic}, Pods: []corev1.Pod{driver}}
-		if diff := cmp.Diff(row.want, strings.Join(s.missingInSlices(), "; ")); diff != "" {
+		s := state.Observed{GPUs: row.gpus, DRA: row.dra, Owner: state.Owner{Kind: api.OwnerDRAStatic}, Pods: []corev1.Pod{runs}}
+		if diff := cmp.Diff(row.want, strings.Join(missingSlices(&s), "; ")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -100,7 +119,7 @@ func TestAPodWhoseDeviceIsGoneIsNamed(t *testing.T) {
 	}{
 		"offered no more": {
 			holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false), device(holders.ClaimDriver, "gpu-1", false)}},
-			"gpu-1 GPU-b", true, "pod team/a has gpu-0 by claim c, which NVIDIA's DRA driver offers no more",
+			"gpu-1 GPU-b", true, "pod team/a has gpu-0 by claim c, which NVIDIA's DRA driver no longer advertises",
 		},
 		"offered": {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-0 GPU-a", true, ""},
 		"the slices are not complete": {
@@ -111,16 +130,16 @@ func TestAPodWhoseDeviceIsGoneIsNamed(t *testing.T) {
 		"reserved for another pod": {holders.Claim{Allocated: true, Pods: []types.UID{"b"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
 		"not allocated":            {holders.Claim{Pods: []types.UID{"a"}}, "gpu-1 GPU-b", true, ""},
 	} {
-		s := Observed{
-			Owner:   Owner{Kind: api.OwnerDRAStatic},
-			Holders: Holders{Pods: []holders.Pod{{Namespace: "team", Name: "a", UID: "a", DeviceClaims: []string{"c", "unread"}}}},
-			DRA: DRA{
+		s := state.Observed{
+			Owner:   state.Owner{Kind: api.OwnerDRAStatic},
+			Holders: state.Holders{Pods: []holders.Pod{{Namespace: "team", Name: "a", UID: "a", DeviceClaims: []string{"c", "unread"}}}},
+			DRA: state.DRA{
 				Complete: row.complete, Slices: []resourcev1.ResourceSlice{sliceOf(row.offered)},
 				Claims: holders.Claims{{Pod: "a", Name: "c"}: row.claim},
 			},
 		}
-		s.Capacity.Withdrawn = s.WithdrawnFrom(nil, Desired{})
-		if got := strings.Join(s.WithdrawnTexts(), "; "); got != row.want {
+		s.Capacity.Withdrawn = driver{&s}.Withdrawn(nil, state.Desired{})
+		if got := strings.Join(WithdrawnTexts(&s), "; "); got != row.want {
 			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
 	}
@@ -137,29 +156,33 @@ func TestDevicesAreNamedByClassAndProfile(t *testing.T) {
 			t.Errorf("%s: %s, want %s", resource, got, want)
 		}
 	}
-	s := Observed{
-		Owner: Owner{Kind: api.OwnerDRAStatic},
-		DRA:   DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a", "gpu-1-a MIG-1 1g.10gb", "gpu-1-b MIG-2 1g.10gb")}},
+	s := state.Observed{
+		Owner: state.Owner{Kind: api.OwnerDRAStatic},
+		DRA:   state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0 GPU-a", "gpu-1-a MIG-1 1g.10gb", "gpu-1-b MIG-2 1g.10gb")}},
 	}
-	if got, want := s.CapacityText(Desired{}), "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 2"; got != want {
+	if got, want := Of(&s).Text(state.Desired{}), "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 2"; got != want {
 		t.Errorf("the capacity is %s, want %s", got, want)
 	}
+	s.DRA.Slices[0] = tainted(s.DRA.Slices[0], resourcev1.DeviceTaintEffectNoExecute)
+	if got, want := Of(&s).Text(state.Desired{}), "mig.nvidia.com 1g.10gb 2"; got != want {
+		t.Errorf("the capacity without a tainted device is %s, want %s", got, want)
+	}
 	s.Owner.Kind = api.OwnerDRAStarting
-	if got := s.CapacityText(Desired{}); got != "none" {
+	if got := Of(&s).Text(state.Desired{}); got != "none" {
 		t.Errorf("while the driver starts, the capacity is %s", got)
 	}
 	s.DRA.Err = errors.New("forbidden")
-	if got := s.CapacityText(Desired{}); got != "not known" {
+	if got := Of(&s).Text(state.Desired{}); got != "not known" {
 		t.Errorf("while its slices cannot be read, the capacity is %s", got)
 	}
 	s.Owner.Kind = api.OwnerDRADynamic
-	if got := s.CapacityText(Desired{}); got != "as claims ask" {
+	if got := Of(&s).Text(state.Desired{}); got != "as claims ask" {
 		t.Errorf("where the driver cuts the GPUs itself, the capacity is %s", got)
 	}
-	if got := (&Observed{Kubelet: Kubelet{Err: errors.New("silent")}}).CapacityText(Desired{}); got != "not known" {
+	if got := Of(&state.Observed{Kubelet: state.Kubelet{Err: errors.New("silent")}}).Text(state.Desired{}); got != "not known" {
 		t.Errorf("while kubelet is silent, the capacity is %s", got)
 	}
-	if got := PlannedPod(holders.Pod{Namespace: "team", Name: "a", DeviceClaims: []string{"a-gpu", "b"}}); len(got.Claims) != 2 {
+	if got := state.PlannedPod(holders.Pod{Namespace: "team", Name: "a", DeviceClaims: []string{"a-gpu", "b"}}); len(got.Claims) != 2 {
 		t.Errorf("the pod is planned as %+v", got)
 	}
 }
@@ -176,7 +199,7 @@ func TestTheDevicesOfGPUsAreThoseOfTheirUUIDs(t *testing.T) {
 	slice := func(pool string, devices ...resourcev1.Device) resourcev1.ResourceSlice {
 		return resourcev1.ResourceSlice{Spec: resourcev1.ResourceSliceSpec{Driver: holders.ClaimDriver, Pool: resourcev1.ResourcePool{Name: pool}, Devices: devices}}
 	}
-	dra := DRA{Complete: true, Slices: []resourcev1.ResourceSlice{
+	dra := state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{
 		slice("gpu-1", device("gpu-1", "uuid", "GPU-a"), device("gpu-0", "uuid", "GPU-b"), device("gpu-2"), device("", "uuid", "GPU-a")),
 		slice("gpu-1", device("gpu-0-mig-1", "uuid", "MIG-1", "parentUUID", "GPU-a"), device("gpu-1-mig-1", "uuid", "MIG-2", "parentUUID", "GPU-b")),
 		slice("other", device("gpu-7", "uuid", "GPU-a")),
@@ -215,14 +238,14 @@ func TestAPodThatComesBackToItsDevicesIsNotReplaced(t *testing.T) {
 		"came before another change": {has: []string{"implicit"}, came: fenced.Add(time.Second), open: true, want: true},
 		"has ended":                  {gone: true, want: true},
 	} {
-		s := Observed{Journal: &journal.Journal{Started: fenced, Closed: []string{"gpu-0"}}}
+		s := state.Observed{Journal: &journal.Journal{Started: fenced, Closed: []string{"gpu-0"}}}
 		if row.open {
 			s.Journal.Closed = nil
 		}
 		if !row.gone {
 			s.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "a", CreationTimestamp: metav1.NewTime(row.came)}, Spec: corev1.PodSpec{ResourceClaims: row.claims}}}
 		}
-		if got := s.IsReplaced(holders.Pod{UID: "a", DeviceClaims: row.has, Unlisted: row.gone}); got != row.want {
+		if got := IsReplaced(&s, holders.Pod{UID: "a", DeviceClaims: row.has, Unlisted: row.gone}); got != row.want {
 			t.Errorf("%s: %t, want %t", what, got, row.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package state_test
+package offer_test
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -74,9 +75,9 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		if row.change != nil {
 			row.change(s)
 		}
-		s.Capacity = s.CompareHardware(config.MIGStrategyNone)
+		s.Capacity = offer.CompareHardware(s, config.MIGStrategyNone)
 		before := s.Capacity
-		got := s.Compare(row.want, config.MIGStrategyNone)
+		got := offer.Compare(s, row.want, config.MIGStrategyNone)
 		if missing := strings.Join(got.Missing, "; "); !strings.HasPrefix(missing, row.missing) || missing != "" && row.missing == "" {
 			t.Errorf("%s: %q is missing, want %q", name, missing, row.missing)
 		}

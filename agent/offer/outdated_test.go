@@ -1,4 +1,4 @@
-package state_test
+package offer_test
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/config"
@@ -57,7 +58,7 @@ func TestAPluginIsRestartedForWhatHasRecoveredSinceItBegan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := observe(c.change).HasOutdatedPlugin(config.MIGStrategyNone); got != c.want {
+			if got := offer.HasOutdatedPod(observe(c.change), config.MIGStrategyNone); got != c.want {
 				t.Errorf("the plugin is to be restarted: %t, want %t", got, c.want)
 			}
 		})
@@ -114,7 +115,7 @@ func TestWhatIsGoneIsOfferedByAPluginThatReadTheGPUsBeforeTheyWereCut(t *testing
 					change(s)
 				}
 			})
-			if got := seen.OffersGone(); got != c.want {
+			if got := offer.OffersGone(seen); got != c.want {
 				t.Errorf("what is gone is offered: %t, want %t", got, c.want)
 			}
 		})

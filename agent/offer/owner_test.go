@@ -1,4 +1,4 @@
-package state_test
+package offer_test
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -201,7 +202,7 @@ func TestOwnerOf(t *testing.T) {
 		"static, without that alpha gate":           {pods: []corev1.Pod{draPod(flagged("--feature-gates=AllAlpha=true,DynamicMIG=false"))}, slices: whole, want: api.OwnerDRAStatic},
 		"static, by a script with variables":        {pods: []corev1.Pod{draPod(script("export PATH=$PATH:/driver\nFEATURE_GATES=A=true gpu-kubelet-plugin -v $LEVEL"))}, slices: whole, want: api.OwnerDRAStatic},
 		"dynamic, by a ConfigMap": {
-			pods: []corev1.Pod{draPod(envFrom(""))}, slices: whole, want: api.OwnerDRADynamic, says: []string{"envFrom, whose values this agent cannot read"},
+			pods: []corev1.Pod{draPod(envFrom(""))}, slices: whole, want: api.OwnerDRADynamic, says: []string{"envFrom, which this agent cannot read"},
 		},
 		"static, by a ConfigMap of other variables": {pods: []corev1.Pod{draPod(envFrom("NODE_"))}, slices: whole, want: api.OwnerDRAStatic},
 		"static, by a variable before a ConfigMap": {
@@ -263,10 +264,10 @@ func TestOwnerOf(t *testing.T) {
 			if row.changing {
 				seen.Journal = &journal.Journal{ByClaims: true}
 			}
-			got := state.OwnerOf(seen)
+			got := offer.OwnerOf(seen)
 			seen.Owner = got
 			by := got.Kind == api.OwnerBoth || got.Kind == api.OwnerDRAStatic || strings.Contains(got.Driver, "claims of")
-			if unknown := seen.ClaimsUnknown(); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
+			if unknown := offer.ClaimsUnknown(seen); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
 				t.Errorf("slices complete %t, and the claims: %v", seen.DRA.Complete, unknown)
 			}
 			if got.Kind != row.want {
@@ -301,10 +302,10 @@ func TestTheDRADriverIsKnownByWhatItRuns(t *testing.T) {
 		"by its label alone":   {corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}}}, false, false},
 		"compute domain alone": {draPod(func(p *corev1.Pod) { p.Spec.Containers = p.Spec.Containers[:1] }), false, false},
 	} {
-		if got := (&state.Observed{Pods: []corev1.Pod{row.pod}}).ClaimDriver(); got != row.is {
+		if got := offer.DriverRuns(&state.Observed{Pods: []corev1.Pod{row.pod}}); got != row.is {
 			t.Errorf("%s: the driver runs: %t, want %t", name, got, row.is)
 		}
-		if got := state.NamesDriver(row.pod); got != row.names {
+		if got := offer.NamesDriver(row.pod); got != row.names {
 			t.Errorf("%s: the pod names the driver: %t, want %t", name, got, row.names)
 		}
 	}

@@ -1,0 +1,104 @@
+package decide
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/offer"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// Planned returns what the planner needs of the observation.
+func Planned(seen *state.Observed, want state.Desired, settings config.Settings) plan.Observed {
+	out := plan.Observed{
+		GPUs: seen.GPUs, Pods: plannedPods(seen), Units: seen.Units, Fenced: seen.Marks.Fenced, Startup: len(seen.Marks.Startup) > 0,
+		Returned: seen.Marks.Returned, Undo: want.Undo, ByClaims: seen.Owner.ByClaims(), Reboots: seen.Reboots, CDI: seen.Specs,
+		Capacity: plan.Capacity{Agreed: seen.Capacity.Agreement.Agreed}, Orphaned: seen.Leftovers.Orphan.Exists(),
+		Breached: seen.Uncordoned() && !want.Undo && (settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || seen.Other(want)),
+		Slot:     plannedSlot(seen, want),
+		Keys:     want.Keys != nil && !want.Undo && nodekeys.Unpublished(seen.Node, seen.Record.Learnt.Published, *want.Keys),
+	}
+	if !want.Undo {
+		out.Sick = seen.Sick
+	}
+	if want.Plugin != nil {
+		out.Plugin = seen.PlannedPlugin(want.Plugin)
+	}
+	if j := seen.Journal; j != nil {
+		out.Journal = plan.Journal{
+			Pending: true, Cordoned: j.Cordoned, Other: seen.Other(want) || seen.Edited(want), Cuts: j.Cut(), Persistent: j.PersistentGPUs(), Verified: j.Verified,
+			Paused: j.PausedLabels(), Stopped: j.StoppedUnits(), MPS: j.ChangesPlugin() && j.Plugin.MPS, Closes: len(j.Closed) > 0,
+		}
+		out.Closed = seen.DRA.Closed
+	}
+	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable {
+		out.Closable = offer.Of(seen).Closable()
+	}
+	for _, p := range seen.Holders.OfLibrary {
+		out.Clients = append(out.Clients, state.PlannedPod(p))
+	}
+	out.Pauses, out.Operands = offer.Operands(seen)
+	for i := range out.Operands {
+		out.Operands[i].Late = slices.Contains(seen.Capacity.Late, types.UID(out.Operands[i].UID))
+	}
+	return out
+}
+
+// plannedSlot returns what the planner needs to know of the pool's slot. A change that has begun needs none: its node is unavailable already.
+func plannedSlot(seen *state.Observed, want state.Desired) plan.Slot {
+	return plan.Slot{
+		Needed: seen.Pool.HasLimit() && !want.Undo && !seen.DisruptionStarted() && !seen.HoldsSlot(), Spared: seen.Restores(want),
+		Drains: seen.Pool.ForEvictions, Has: seen.Pool.Slot.Held || seen.Pool.Slot.Waiting,
+	}
+}
+
+// plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps take away.
+func plannedPods(seen *state.Observed) []plan.Pod {
+	var out []plan.Pod
+	for _, p := range mustLeave(seen) {
+		pod := state.PlannedPod(p)
+		pod.Replicas = state.Replicas(seen.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
+		pod.Withdrawn, pod.Ending, pod.Replaced = offer.WithdrawnFrom(seen, p) != nil, p.Terminating, offer.IsReplaced(seen, p)
+		out = append(out, pod)
+	}
+	return out
+}
+
+// mustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
+// have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
+// would only restart them.
+func mustLeave(seen *state.Observed) []holders.Pod {
+	apart := map[types.UID]bool{}
+	for _, o := range offer.Of(seen).Pods() {
+		apart[o.UID] = true
+	}
+	for _, o := range seen.Pauses {
+		for _, p := range o.Pods {
+			apart[p.UID] = true
+		}
+	}
+	clients := map[types.UID]bool{}
+	for _, p := range seen.Holders.OfLibrary {
+		clients[p.UID] = true
+	}
+	return slices.DeleteFunc(slices.Clone(seen.Holders.Pods), func(p holders.Pod) bool {
+		return p.UID != "" && apart[p.UID] || byFilesAlone(p) && (clients[p.UID] || p.Daemon && returns(seen, p))
+	})
+}
+
+// returns reports whether the pod tolerates the fence, so that its DaemonSet starts it again after its eviction.
+func returns(seen *state.Observed, p holders.Pod) bool {
+	return slices.ContainsFunc(seen.Pods, func(pod corev1.Pod) bool {
+		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint())
+	})
+}
+
+func byFilesAlone(p holders.Pod) bool {
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !s.IsOpenFile() })
+}

@@ -1,0 +1,288 @@
+package offer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// nameOfDriver is what messages call NVIDIA's DRA driver.
+const nameOfDriver = "NVIDIA's DRA driver"
+
+// driver is NVIDIA's DRA driver for GPUs, which advertises them by ResourceSlices.
+type driver struct{ seen *state.Observed }
+
+// Name implements Offer.
+func (driver) Name() string { return nameOfDriver }
+
+// Pods implements Offer.
+func (d driver) Pods() []corev1.Pod {
+	var out []corev1.Pod
+	for _, p := range driverPods(d.seen.Pods) {
+		out = append(out, *p)
+	}
+	return out
+}
+
+func (driver) operand(o plan.Operand, pod *corev1.Pod) plan.Operand {
+	o.Pod.Driver, o.Stays = true, !holdsSession(pod)
+	return o
+}
+
+// Absent implements Offer. No device plugin is missing beside the driver: one would allocate each GPU a second time.
+func (driver) Absent() (why, advice string) { return "", "" }
+
+// Strategy implements Offer: the driver advertises each device by its profile.
+func (driver) Strategy(config.MIGStrategy, *state.DesiredPlugin) config.MIGStrategy {
+	return config.MIGStrategyMixed
+}
+
+// RunsUnder implements Offer: the driver has no other strategy.
+func (driver) RunsUnder() config.MIGStrategy { return "" }
+
+// ListsParts implements Offer.
+func (driver) ListsParts() bool { return true }
+
+// Known implements Offer. Where the driver cuts the GPUs as claims ask, there is nothing to compare.
+func (d driver) Known() bool {
+	return d.seen.Owner.Kind != api.OwnerDRADynamic && d.seen.DRA.Err == nil
+}
+
+// Offered implements Offer. A device that the driver has tainted is none that pods can get.
+func (d driver) Offered() capacity.Resources {
+	return d.devices(func(device resourcev1.Device) bool { return unhealthyTaint(device) == "" })
+}
+
+// Allocatable implements Offer: the scheduler goes by the ResourceSlices.
+func (d driver) Allocatable(resource string) int { return len(d.Offered()[resource]) }
+
+// listed returns all devices of the slices.
+func (d driver) listed() capacity.Resources {
+	return d.devices(func(resourcev1.Device) bool { return true })
+}
+
+// devices returns those devices of the complete slices that count, by the names under which a device plugin would advertise them with the MIG strategy mixed. A
+// device without a UUID is one of "". It returns none while it is not settled how the GPUs are cut.
+func (d driver) devices(count func(resourcev1.Device) bool) capacity.Resources {
+	out := capacity.Resources{}
+	if d.seen.Owner.Kind != api.OwnerDRAStatic || !d.seen.DRA.Complete {
+		return out
+	}
+	for _, s := range d.seen.DRA.Slices {
+		for _, device := range s.Spec.Devices {
+			if !slices.Contains([]string{"", "gpu", "mig"}, state.Attribute(device, "type")) || !count(device) {
+				continue // another type is the same GPU once more, for virtual machines
+			}
+			name := nvml.ResourceGPU
+			if profile := state.Attribute(device, "profile"); profile != "" {
+				name = nvml.ResourceMIGPrefix + strings.ReplaceAll(profile, "+", ".")
+			}
+			out[name] = append(out[name], state.Attribute(device, "uuid"))
+		}
+	}
+	for _, ids := range out {
+		slices.Sort(ids)
+	}
+	return out
+}
+
+// unhealthyTaint returns the key of a taint by which the driver keeps claims from the device; empty if it has none. A taint without an effect keeps none.
+func unhealthyTaint(device resourcev1.Device) string {
+	for _, t := range device.Taints {
+		if t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute {
+			return t.Key
+		}
+	}
+	return ""
+}
+
+// Unhealthy implements Offer: the devices that the driver has tainted, each with the key of the taint.
+func (d driver) Unhealthy() []string {
+	if d.seen.Owner.Kind != api.OwnerDRAStatic || !d.seen.DRA.Complete {
+		return nil
+	}
+	var out []string
+	for _, s := range d.seen.DRA.Slices {
+		for _, device := range s.Spec.Devices {
+			if key := unhealthyTaint(device); key != "" {
+				out = append(out, fmt.Sprintf("%s (%s)", sanitize.Cut(device.Name, longestID), sanitize.Cut(key, longestID)))
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Withholds implements Offer. Slices that are not complete withhold nothing: the driver is starting.
+func (d driver) Withholds(gpu nvml.GPU, under config.MIGStrategy) bool {
+	return d.seen.DRA.Complete && d.seen.Owner.Kind == api.OwnerDRAStatic && capacity.Withheld(gpu, under, d.Offered())
+}
+
+// Text implements Offer. Users who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 7".
+func (d driver) Text(state.Desired) string {
+	switch {
+	case d.seen.Owner.Kind == api.OwnerDRADynamic:
+		return "as claims ask"
+	case d.seen.DRA.Err != nil:
+		return textUnknown
+	}
+	out := capacity.Resources{}
+	for name, ids := range d.Offered() {
+		out[byClass(name)] = ids
+	}
+	return out.String()
+}
+
+// Advice implements Offer.
+func (d driver) Advice() string { return AdviceOn(d.seen.Owner) }
+
+// AdviceOn says what a user can do about a driver that advertises nothing, or something else than the GPUs have.
+func AdviceOn(owner state.Owner) string {
+	if owner.Claimants != "" {
+		return "start NVIDIA's DRA driver on this node again, or end the pods that have claims: " + owner.Claimants
+	}
+	return "see the log of " + owner.Driver
+}
+
+// Notes implements Offer. If no GPU stays whole, a claim that asks for all whole GPUs finds none, and the agent does not wait for the pod that has it.
+func (driver) Notes(before, after []nvml.GPU) []string {
+	whole := func(g nvml.GPU) bool { return !g.Enabled && !g.Lost }
+	if !slices.ContainsFunc(before, whole) || slices.ContainsFunc(after, whole) {
+		return nil
+	}
+	return []string{"no whole GPU is left: class gpu.nvidia.com matches no device of this node. Pods that claim all whole GPUs, as the DCGM exporter of a GPUCluster does, " +
+		"stay Pending here; the change does not wait for them"}
+}
+
+// Closable implements Offer. It returns none for a node that is closed already, or while the slices disagree with the GPUs.
+func (d driver) Closable() map[nvml.UUID][]string {
+	s := d.seen
+	if s.Owner.Kind != api.OwnerDRAStatic || s.Node.Spec.Unschedulable || s.Marks.Fenced || len(d.disagreements()) > 0 {
+		return nil
+	}
+	out := map[nvml.UUID][]string{}
+	for _, gpu := range s.GPUs {
+		if devices := s.DRA.DevicesOf(s.Node.Name, map[nvml.UUID]bool{gpu.UUID: true}); len(devices) > 0 {
+			out[gpu.UUID] = devices
+		}
+	}
+	return out
+}
+
+// Missing implements Offer. Where the driver cuts the GPUs itself, slices and GPUs have nothing to agree on.
+func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []string, stands capacity.Resources) {
+	switch {
+	case d.seen.Owner.Kind == api.OwnerDRADynamic:
+		return nil, nil
+	case slicesUnknown(d.seen) != nil:
+		return []string{slicesUnknown(d.seen).Error()}, nil
+	case !DriverRuns(d.seen): // its slices outlast it by half a minute
+		return []string{"NVIDIA's DRA driver does not run on this node"}, nil
+	}
+	if missing = d.disagreements(); len(missing) > 0 {
+		return missing, nil
+	}
+	if unhealthy := d.Unhealthy(); len(unhealthy) > 0 {
+		missing = append(missing, "NVIDIA's DRA driver keeps claims from "+sanitize.Names(unhealthy))
+	}
+	return missing, d.listed()
+}
+
+// disagreements says how the complete slices differ from the GPUs, device by device; empty if they do not.
+func (d driver) disagreements() []string {
+	expected, offered := capacity.Expected(d.seen.GPUs, config.MIGStrategyMixed), d.listed()
+	all := maps.Clone(expected)
+	maps.Copy(all, offered)
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		switch {
+		case len(offered[name]) != len(expected[name]):
+			out = append(out, fmt.Sprintf("%s: the GPUs have %d, the ResourceSlices %d", byClass(name), len(expected[name]), len(offered[name])))
+		case !slices.Equal(offered[name], expected[name]):
+			out = append(out, fmt.Sprintf("%s: the ResourceSlices still have devices that no longer exist", byClass(name)))
+		}
+	}
+	return out
+}
+
+// Withdrawn implements Offer: the pods with claims of devices that no slice has any more. The driver has restarted since, and such a pod cannot start, or
+// runs on what no longer exists. An undo looks at them only if it cuts GPUs, since it evicts those pods.
+func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
+	s := d.seen
+	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
+	if want.Undo && !undoCuts || !s.DRA.Complete || s.Owner.Kind != api.OwnerDRAStatic {
+		return nil
+	}
+	offered := map[holders.Device]bool{}
+	for _, slice := range s.DRA.Slices {
+		for _, d := range slice.Spec.Devices {
+			offered[holders.Device{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Name: d.Name}] = true
+		}
+	}
+	var out []state.Withdrawn
+	for _, pod := range s.Holders.Pods {
+		w := state.Withdrawn{Pod: pod}
+		for _, name := range pod.DeviceClaims {
+			claim := s.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}]
+			if !claim.IsSettledFor(pod.UID) {
+				continue
+			}
+			for _, d := range claim.Devices {
+				if d.Driver == holders.ClaimDriver && !d.Admin && !offered[d.Device] {
+					w.Gone = append(w.Gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
+				}
+			}
+		}
+		if len(w.Gone) > 0 {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// slicesUnknown returns why the agent does not know what the driver advertises; nil if it does.
+func slicesUnknown(seen *state.Observed) error {
+	switch {
+	case seen.DRA.Err != nil:
+		return fmt.Errorf("the ResourceSlices of NVIDIA's DRA driver cannot be read: %w", seen.DRA.Err)
+	case !seen.DRA.Complete:
+		return errors.New("NVIDIA's DRA driver has not published all of its ResourceSlices for this node")
+	default:
+		return nil
+	}
+}
+
+// The DeviceClasses of NVIDIA's charts.
+const (
+	classGPU = "gpu.nvidia.com"
+	classMIG = "mig.nvidia.com"
+)
+
+// byClass names by DeviceClass and profile what a device plugin advertises under this name: "mig.nvidia.com 1g.10gb+me". Resource names have points where
+// profiles have signs.
+func byClass(resource string) string {
+	profile, mig := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
+	if !mig {
+		return classGPU
+	}
+	const memory = "gb"
+	size, attributes, _ := strings.Cut(profile, memory)
+	if size == profile {
+		return classMIG + " " + sanitize.Cut(profile, longestID)
+	}
+	return classMIG + " " + sanitize.Cut(size+memory+strings.Replace(attributes, ".", "+", 1), longestID)
+}

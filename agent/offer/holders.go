@@ -1,0 +1,62 @@
+package offer
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+)
+
+// keepsClaims reports whether a pod of the operand is a DRA driver, of GPUs or of others, such as NVIDIA's of compute domains.
+func keepsClaims(seen *state.Observed, o fence.Operand) bool {
+	return slices.ContainsFunc(seen.Pods, func(driver corev1.Pod) bool {
+		return registers(&driver) && slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.UID == driver.UID })
+	})
+}
+
+// DriverRuns reports whether NVIDIA's DRA driver runs on the node.
+func DriverRuns(seen *state.Observed) bool {
+	return slices.ContainsFunc(driverPods(seen.Pods), func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+}
+
+// HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.
+func HoldersUnknown(seen *state.Observed) (config.Reason, error) {
+	switch {
+	case seen.Kubelet.Err != nil:
+		return config.ReasonKubeletUnavailable, fmt.Errorf("until kubelet says which pod has which device: %w", seen.Kubelet.Err)
+	case ClaimsUnknown(seen) != nil:
+		return config.ReasonHoldersUnknown, fmt.Errorf("until it is known which device a claim has: %w", ClaimsUnknown(seen))
+	case seen.Holders.Err != nil:
+		return config.ReasonHoldersUnknown, fmt.Errorf("until the host's processes show who holds a GPU: %w", seen.Holders.Err)
+	default:
+		return "", nil
+	}
+}
+
+// ClaimsUnknown returns why the agent cannot know which device a claim has, although NVIDIA's DRA driver allocates GPUs, or pods still have GPUs from it; nil
+// if it can.
+func ClaimsUnknown(seen *state.Observed) error {
+	if seen.Owner.Kind != api.OwnerDRAStatic && seen.Owner.Kind != api.OwnerBoth && seen.Owner.Claimants == "" {
+		return nil
+	}
+	return slicesUnknown(seen)
+}
+
+// IsReplaced reports whether a pod in the place of this one would have to get devices by claims of its own. A pod that names a claim has the devices of the pod
+// before it, and one without claims may open any GPU. A pod that was created although claims were kept from what it holds shows that they are not kept.
+func IsReplaced(seen *state.Observed, p holders.Pod) bool {
+	i := slices.IndexFunc(seen.Pods, func(pod corev1.Pod) bool { return pod.UID == p.UID })
+	if i < 0 || len(p.DeviceClaims) == 0 {
+		return p.Unlisted // the API server has no such pod: none takes its place
+	}
+	pod := seen.Pods[i]
+	named := slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.ResourceClaimTemplateName == nil })
+	created := seen.Journal != nil && len(seen.Journal.Closed) > 0 && pod.CreationTimestamp.After(seen.Journal.Started)
+	return !named && !created
+}

@@ -1,0 +1,201 @@
+// Package offer is what offers the node's GPUs to pods: NVIDIA's device plugin through kubelet, or NVIDIA's DRA driver by ResourceSlices. Both answer the
+// same questions, through one interface. The answers follow from one observation alone: the package has no client, no clock and no driver.
+package offer
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Offer is what offers the node's GPUs.
+type Offer interface {
+	// Name names it in sentences.
+	Name() string
+	// Pods returns its pods on the node. They read how the GPUs are cut when they start.
+	Pods() []corev1.Pod
+	// Absent says why no pod of it is on the node although one should be, and what a user can do; empty if none is missing.
+	Absent() (why, advice string)
+	// Strategy returns how it presents MIG devices under the desired config; set is the strategy of the settings.
+	Strategy(set config.MIGStrategy, want *state.DesiredPlugin) config.MIGStrategy
+	// RunsUnder returns the MIG strategy under which it runs, judged by what it offers, if that differs from the one that the agent assumes.
+	RunsUnder() config.MIGStrategy
+	// Offered returns the GPUs, and the parts of them, that pods can get.
+	Offered() capacity.Resources
+	// Allocatable returns how many of the resource the scheduler may allocate.
+	Allocatable(resource string) int
+	// Known reports whether Offered can be known, and compared with the GPUs.
+	Known() bool
+	// Missing says how its offer and the GPUs disagree, and what stands: all that it offers by its config; nil if that is not known.
+	Missing(want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources)
+	// Unhealthy names what it lists and lets no pod have.
+	Unhealthy() []string
+	// Withholds reports whether it has found a device of the GPU unhealthy, and keeps that from pods.
+	Withholds(gpu nvml.GPU, under config.MIGStrategy) bool
+	// Withdrawn returns the pods that hold what it offers to others, or to no one. Stands is what Missing returns.
+	Withdrawn(stands capacity.Resources, want state.Desired) []state.Withdrawn
+	// ListsParts reports whether it never offers a GPU as a whole that is cut.
+	ListsParts() bool
+	// Closable returns the devices of each GPU that DeviceTaintRules can close; nil if they can close none.
+	Closable() map[nvml.UUID][]string
+	// Text writes what Offered returns for users to check.
+	Text(want state.Desired) string
+	// Advice says what a user can do about an offer that does not agree with the GPUs.
+	Advice() string
+	// Notes says what users have to know of a change from these GPUs to those.
+	Notes(before, after []nvml.GPU) []string
+
+	// operand adds to what the planner knows of a pod of its own.
+	operand(o plan.Operand, pod *corev1.Pod) plan.Operand
+}
+
+// Of returns what offers the GPUs of the observed node. It is the device plugin where nothing does yet.
+func Of(seen *state.Observed) Offer {
+	if seen.Owner.ByClaims() {
+		return driver{seen}
+	}
+	return plugin{seen}
+}
+
+// CompareHardware compares what is offered with the GPUs and with the node object, whatever the labels ask for. Under is the MIG strategy of the device plugin.
+func CompareHardware(seen *state.Observed, under config.MIGStrategy) state.Capacity {
+	missing, _ := missingOf(seen, nil, under)
+	return state.Capacity{Missing: missing, Verified: len(missing) == 0, Strategy: under}
+}
+
+// Compare compares what is offered with what is desired, as far as that is known. It also finds the pods that hold what is offered to others, unless the agent
+// undoes a change that can leave such pods.
+func Compare(seen *state.Observed, want state.Desired, under config.MIGStrategy) state.Capacity {
+	out := state.Capacity{Verified: seen.Capacity.Verified, Strategy: under}
+	var stands capacity.Resources
+	out.Missing, stands = missingOf(seen, want.Plugin, under)
+	// Where the config is not known, only what agrees with hardware and node can be what stands.
+	if stands != nil && seen.DevicePlugin.Unconnected == "" || len(out.Missing) == 0 {
+		out.Withdrawn = Of(seen).Withdrawn(stands, want)
+		out.Missing = append(out.Missing, withdrawnTexts(seen, out.Withdrawn)...)
+	}
+	if sharing := want.Plugin.SharingKnown(); sharing != nil {
+		out.Stale = capacity.StaleFeatures(capacity.Expected(seen.GPUs, under), *sharing, seen.Node.Labels)
+	}
+	return out
+}
+
+func missingOf(seen *state.Observed, want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources) {
+	if seen.Kubelet.Err != nil {
+		missing = []string{seen.Kubelet.Err.Error()}
+	} else {
+		missing, stands = Of(seen).Missing(want, under)
+	}
+	if seen.DevicePlugin.Unconnected != "" {
+		missing = append(missing, seen.DevicePlugin.Unconnected)
+	}
+	return missing, stands
+}
+
+// OffersGone reports whether MIG devices are offered that no longer exist, or as a whole a GPU in MIG mode: the pod read the GPUs before they were cut. A
+// plugin that runs under another MIG strategy offers whole GPUs too, so that these count only where its strategy is known. Nothing counts while a GPU
+// is lost, or where another program cuts the GPUs.
+func OffersGone(seen *state.Observed) bool {
+	if seen.Kubelet.Err != nil || !seen.Owner.MayCut() || slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool { return g.Lost }) {
+		return false
+	}
+	exists, isCut := map[string]bool{}, map[string]bool{}
+	for _, g := range seen.GPUs {
+		isCut[string(g.UUID)] = g.Enabled
+		for _, i := range g.Instances {
+			for _, d := range i.Devices {
+				exists[d.UUID] = true
+			}
+		}
+	}
+	o := Of(seen)
+	parts := o.ListsParts()
+	for _, ids := range capacity.Offered(o.Offered()) {
+		if slices.ContainsFunc(capacity.Physical(ids), func(id string) bool {
+			return strings.HasPrefix(id, plan.MIGDeviceID) && !exists[id] || parts && isCut[id]
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// WithholdsWell reports whether a GPU that is well is kept from pods.
+func WithholdsWell(seen *state.Observed) bool {
+	o := Of(seen)
+	return slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool {
+		_, well := seen.Recovered[g.UUID]
+		return well && o.Withholds(g, seen.Capacity.Strategy)
+	})
+}
+
+// HasOutdatedPod reports whether the agent has to restart a pod of the offer, so that it offers the GPUs as they are. Under is the MIG strategy.
+func HasOutdatedPod(seen *state.Observed, under config.MIGStrategy) bool {
+	o := Of(seen)
+	return slices.ContainsFunc(o.Pods(), func(p corev1.Pod) bool { return isOutdated(seen, o, &p, under) })
+}
+
+// isOutdated reports whether the pod started before a GPU recovered, and withholds that GPU, which takes a restart: NVIDIA's device plugin and DRA driver
+// report a GPU that has had an error as unhealthy until they start again. It also reports a pod that has offered for long what no longer exists.
+func isOutdated(seen *state.Observed, o Offer, pod *corev1.Pod, under config.MIGStrategy) bool {
+	began, runs := startOf(pod)
+	if !runs || seen.Kubelet.Err != nil {
+		return false
+	}
+	if began.Before(seen.Outdated) && OffersGone(seen) {
+		return true
+	}
+	if !seen.Owner.MayCut() {
+		return false
+	}
+	return slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool {
+		at, has := seen.Recovered[g.UUID]
+		return has && began.Before(at) && o.Withholds(g, under)
+	})
+}
+
+// startOf returns when the first of the pod's running containers started; false if none runs, or the pod is ending.
+func startOf(pod *corev1.Pod) (began time.Time, runs bool) {
+	for _, c := range pod.Status.ContainerStatuses {
+		if r := c.State.Running; r != nil && (!runs || r.StartedAt.Time.Before(began)) {
+			began, runs = r.StartedAt.Time, true
+		}
+	}
+	return began, runs && pod.DeletionTimestamp == nil
+}
+
+// Operands returns the operands that a label of the node deploys, and the pods of what offers the GPUs.
+func Operands(seen *state.Observed) (pauses []plan.Pause, pods []plan.Operand) {
+	byLabel := map[string]bool{}
+	for _, o := range seen.Pauses {
+		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: seen.PausedHere(o)}
+		if !p.Paused && (o.State != fence.OperandRunning || keepsClaims(seen, o)) {
+			continue
+		}
+		for _, pod := range o.Pods {
+			p.Pods = append(p.Pods, state.PlannedPod(pod))
+			byLabel[string(pod.UID)] = true
+		}
+		pauses = append(pauses, p)
+	}
+	o := Of(seen)
+	for _, p := range o.Pods() {
+		pods = append(pods, o.operand(plan.Operand{
+			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)},
+			Stale:   seen.Journal != nil && seen.Journal.RanBefore(string(p.UID)),
+			Returns: holders.Tolerates(p.Spec.Tolerations, state.FenceTaint()),
+			ByLabel: byLabel[string(p.UID)], Outdated: isOutdated(seen, o, &p, seen.Capacity.Strategy),
+		}, &p))
+	}
+	return pauses, pods
+}
