@@ -24,7 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
-var update = flag.Bool("update", false, "write what the agents of other nodes make of a stolen token's writes into deploy/SECURITY.md")
+var update = flag.Bool("update", false, "write what the agents of other nodes make of a stolen token's writes into deploy/ATTEMPTS.md")
 
 // afterwards is a row of that table.
 type afterwards struct{ attempt, write, then string }
@@ -115,8 +115,8 @@ func stolenKeys(t *testing.T) []afterwards {
 		text         any
 		want         string
 	}{
-		{"another text under the key that the node goes by: by MPS, with paths and hooks", key, hostile, refused},
-		{"that key taken away", key, nil, refused},
+		{"another text under the key that the node uses: by MPS, with paths and hooks", key, hostile, refused},
+		{"that key removed", key, nil, refused},
 		{"the same text under a key of the token's own node", foreign, hostile, goesThrough},
 	} {
 		write := goesThrough
@@ -296,7 +296,7 @@ func (f *fleet) give(token stolen) {
 }
 
 const (
-	securityPage    = "../../deploy/SECURITY.md"
+	attemptsPage    = "../../deploy/ATTEMPTS.md"
 	afterwardsBegin = "<!-- afterwards: written by go test ./test/node -run StolenToken -update -->\n"
 	afterwardsEnd   = "<!-- end of afterwards -->\n"
 )
@@ -309,22 +309,22 @@ func compareAfterwards(t *testing.T, rows []afterwards) {
 	for _, r := range rows {
 		fmt.Fprintf(&want, "| %s | %s | %s |\n", r.attempt, r.write, r.then)
 	}
-	text, err := os.ReadFile(securityPage)
+	text, err := os.ReadFile(attemptsPage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	before, rest, found := strings.Cut(string(text), afterwardsBegin)
 	table, after, ended := strings.Cut(rest, afterwardsEnd)
 	if !found || !ended {
-		t.Fatalf("%s has no place for the table", securityPage)
+		t.Fatalf("%s has no place for the table", attemptsPage)
 	}
 	if *update {
-		if err := os.WriteFile(securityPage, []byte(before+afterwardsBegin+want.String()+afterwardsEnd+after), 0o600); err != nil {
+		if err := os.WriteFile(attemptsPage, []byte(before+afterwardsBegin+want.String()+afterwardsEnd+after), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	if diff := cmp.Diff(table, want.String()); diff != "" {
-		t.Errorf("%s says otherwise (-page +seen); go test ./test/node -run StolenToken -update writes it:\n%s", securityPage, diff)
+		t.Errorf("%s says otherwise (-page +seen); go test ./test/node -run StolenToken -update writes it:\n%s", attemptsPage, diff)
 	}
 }

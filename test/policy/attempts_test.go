@@ -30,7 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/cluster"
 )
 
-var update = flag.Bool("update", false, "write the table of attempts into deploy/SECURITY.md")
+var update = flag.Bool("update", false, "write the table of attempts into deploy/ATTEMPTS.md, and its sums into deploy/SECURITY.md")
 
 // verdict is what becomes of an attempt: whether it goes through with RBAC alone, with the policies, and with them where the agent asks about
 // pods in the name of its node.
@@ -317,7 +317,7 @@ func manyLabels(n int) string {
 var attempts = []attempt{
 	{"other node: cordon it", closed, node("other", `{"spec":{"unschedulable":true}}`)},
 	{"other node: taint it NoExecute, which ends its pods", closed, taint("other", "node.kubernetes.io/not-ready", "NoExecute")},
-	{"other node: take its taints away", closed, node("other", `{"spec":{"taints":null}}`)},
+	{"other node: remove its taints", closed, node("other", `{"spec":{"taints":null}}`)},
 	{"other node: ask for another geometry by its label", closed, node("other", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
 	{"other node: write its journal", closed, node("other", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}"}}}`)},
 	{"other node: give it an owner that is not there, so that it is deleted", closed, node("other", forgedOwner)},
@@ -334,11 +334,11 @@ var attempts = []attempt{
 	{"own node: a restricted label through its status", closed, status("own", `{"metadata":{"labels":{"node-restriction.kubernetes.io/tier":"secret"}}}`)},
 	{"own node: another zone", closed, node("own", `{"metadata":{"labels":{"topology.kubernetes.io/zone":"b"}}}`)},
 	{"own node: a label that no profile of the node has", closed, node("own", `{"metadata":{"labels":{"team":"finance"}}}`)},
-	{"own node: change a label of people, noted as published in the same write", closed, node("own",
+	{"own node: change a user's label, noted as published in the same write", closed, node("own",
 		`{"metadata":{"labels":{"team":"finance"},"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"finance\"}}"}}}`)},
-	{"own node: note a label of people as published, to change it by the next write", closed, node("own",
+	{"own node: note a user's label as published, to change it by the next write", closed, node("own",
 		`{"metadata":{"annotations":{"gpuslice.io/published":"{\"labels\":{\"team\":\"research\"}}"}}}`)},
-	{"own node: take a taint of people away, noted as published in the same write", closed, func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+	{"own node: remove a user's taint, noted as published in the same write", closed, func(ctx context.Context, s *scene, c kubernetes.Interface) error {
 		n, err := s.admin.CoreV1().Nodes().Get(ctx, "own", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -366,8 +366,8 @@ var attempts = []attempt{
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
 	{"own node: force a change outside of its window", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/force":"other"}}}`)},
 	{"own node: let a change evict what the settings refuse", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/allow-eviction":"nvidia.com/mig.config=a emptyDir"}}}`)},
-	{"own node: take the taint of the control plane away", closed, retaint("own", without("node-role.kubernetes.io/control-plane"))},
-	{"own node: take a taint of people away", closed, retaint("own", without("dedicated"))},
+	{"own node: remove the taint of the control plane", closed, retaint("own", without("node-role.kubernetes.io/control-plane"))},
+	{"own node: remove a user's taint", closed, retaint("own", without("dedicated"))},
 	{"own node: taint it node.kubernetes.io/not-ready:NoExecute", closed, taint("own", "node.kubernetes.io/not-ready", "NoExecute")},
 	{"own node: taint it out of service", closed, taint("own", "node.kubernetes.io/out-of-service", "NoExecute")},
 	{"own node: our own taint as NoExecute", closed, taint("own", "gpuslice.io/repartitioning", "NoExecute")},
@@ -385,7 +385,7 @@ var attempts = []attempt{
 	{"own node: volumes attached", closed, status("own", `{"status":{"volumesAttached":[{"name":"v","devicePath":"/dev/null"}]}}`)},
 	{"own node: images", closed, status("own", `{"status":{"images":[{"names":["forged"]}]}}`)},
 	{"own node: offer 99 GPUs", closed, status("own", `{"status":{"capacity":{"nvidia.com/gpu":"99"},"allocatable":{"nvidia.com/gpu":"99"}}}`)},
-	{"own node: take away GPUs that are there", closed, status("own", `{"status":{"capacity":{"nvidia.com/gpu":null}}}`)},
+	{"own node: remove GPUs that are there", closed, status("own", `{"status":{"capacity":{"nvidia.com/gpu":null}}}`)},
 	{"own node: kubelet's proxy", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		return c.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/own/proxy/pods").Do(ctx).Error()
 	}},
@@ -418,7 +418,7 @@ var attempts = []attempt{
 		return c.CoreV1().RESTClient().Post().Namespace("team").Resource("pods").Name("app-own").SubResource("exec").Param("command", "id").Do(ctx).Error()
 	}},
 
-	{"pod: put a container beside those of one that runs", never, patchPod(`{"spec":{"ephemeralContainers":[{"name":"e","image":"none"}]}}`, "ephemeralcontainers")},
+	{"pod: add a container to one that runs", never, patchPod(`{"spec":{"ephemeralContainers":[{"name":"e","image":"none"}]}}`, "ephemeralcontainers")},
 	{"pod: give one more CPU", never, patchPod(`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"1"}}}]}}`, "resize")},
 	{"pod: say that it has failed", never, patchPod(`{"status":{"phase":"Failed"}}`, "status")},
 	{"other node: cordon it by server-side apply", closed, apply("other", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"other"},"spec":{"unschedulable":true}}`)},
@@ -435,7 +435,7 @@ var attempts = []attempt{
 	{"Lease of a pool: give it an owner that is not there, so that it is deleted", closed, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "none", UID: "none"}}
 	})},
-	{"Lease of a pool: let it go on that is paused", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations = nil })},
+	{"Lease of a pool: end its pause", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations = nil })},
 	{"Lease of a pool: say that others have applied the pause, which their next apply ends", closed, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) {
 		l.ManagedFields = append(l.ManagedFields, entry("flux", "Apply", "coordination.k8s.io/v1", `{"f:metadata":{"f:annotations":{"f:gpuslice.io/paused":{}}}}`))
 	})},
@@ -473,32 +473,32 @@ var attempts = []attempt{
 		return err
 	}},
 
-	{"ConfigMap of the device plugin: a key of people", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":"forged"}}`)},
-	{"ConfigMap of the device plugin: take a key of people away", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":null}}`)},
+	{"ConfigMap of the device plugin: a user's key", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":"forged"}}`)},
+	{"ConfigMap of the device plugin: remove a user's key", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"any":null}}`)},
 	{"ConfigMap of the device plugin: a binary key", closed, configMap("gpu-operator", "device-plugin-config", `{"binaryData":{"any2":"AAAA"}}`)},
 	{"ConfigMap of the device plugin: make it immutable", closed, configMap("gpu-operator", "device-plugin-config", `{"immutable":true}`)},
 	{"ConfigMap of the device plugin: give it an owner that is not there, so that it is deleted", closed, configMap("gpu-operator", "device-plugin-config", forgedOwner)},
 	{
-		"ConfigMap of the device plugin: say that others have applied a key of people, which their next apply takes away", closed,
+		"ConfigMap of the device plugin: say that others have applied a user's key, which their next apply removes", closed,
 		addEntry("flux", "Apply", `{"f:data":{"f:any":{}}}`),
 	},
-	{"ConfigMap of the device plugin: say that another has written a key of people", closed, addEntry("another", "Update", `{"f:data":{"f:any":{}}}`)},
+	{"ConfigMap of the device plugin: say that another has written a user's key", closed, addEntry("another", "Update", `{"f:data":{"f:any":{}}}`)},
 	{
-		"ConfigMap of the device plugin: say that who has applied it has applied a key of people", closed,
+		"ConfigMap of the device plugin: say that who has applied it has applied a user's key", closed,
 		argocdHas(`{"f:data":{"f:any":{},"f:shared":{},"f:gpuslice-UID-7a8b9c":{}}}`),
 	},
 	{"ConfigMap of the device plugin: say that who has applied it has applied all data", closed, argocdHas(`{"f:data":{}}`)},
 	{"ConfigMap of the device plugin: say that who has applied it has no key of theirs", closed, argocdHas(`{"f:data":{"f:gpuslice-UID-7a8b9c":{}}}`)},
-	{"ConfigMap of the device plugin: say that people have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
+	{"ConfigMap of the device plugin: say that users have written nothing", closed, forgetEntry("kubectl-client-side-apply")},
 	{"ConfigMap of the device plugin: say that no one has written anything", closed, configMap("gpu-operator", "device-plugin-config", `{"metadata":{"managedFields":[{}]}}`)},
 	{
 		"ConfigMap of the device plugin: keys that are not there as its own, which fill its managedFields", closed,
 		addEntry(config.FieldManager, "Apply", `{"f:data":{"f:gpuslice-none":{}}}`),
 	},
-	{"ConfigMap of the device plugin: a key of people as its own, so that theirs is a conflict", closed, addEntry(config.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
-	{"ConfigMap of the device plugin: apply a key of people as it is", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
-	{"ConfigMap of the device plugin: another config under a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
-	{"ConfigMap of the device plugin: take away a key that another node goes by", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":null}}`)},
+	{"ConfigMap of the device plugin: a user's key as its own, so that theirs is a conflict", closed, addEntry(config.FieldManager, "Update", `{"f:data":{"f:any":{}}}`)},
+	{"ConfigMap of the device plugin: apply a user's key unchanged", closed, applyConfigMap("flux", `{"any":"version: v1"}`)},
+	{"ConfigMap of the device plugin: another config under a key that another node uses", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":"forged"}}`)},
+	{"ConfigMap of the device plugin: remove a key that another node uses", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-1a2b3c":null}}`)},
 	{"ConfigMap of the device plugin: a key of its own node of 100 KiB", closed, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"`+long+`"}}`)},
 	{"ConfigMap of the device plugin: two keys of its own node of 40 KB each", closed, configMap("gpu-operator", "device-plugin-config",
 		`{"data":{"gpuslice-UID-1a2b3c":"`+long[:40_000]+`","gpuslice-UID-4d5e6f":"`+long[:40_000]+`"}}`)},
@@ -592,7 +592,7 @@ var attempts = []attempt{
 	{"Lease of a pool that its node is not of: slots of other nodes, or pause it", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) {
 		l.Annotations = map[string]string{"gpuslice.io/slots": "{}", "gpuslice.io/paused": "forged"}
 	})},
-	{"ConfigMap of the device plugin: a key of its own node, which no other node goes by", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"forged"}}`)},
+	{"ConfigMap of the device plugin: a key of its own node, which no other node uses", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-1a2b3c":"forged"}}`)},
 	{"Event on a pod of another node", open, event("team", "Pod", "app-other", "gpuslice-agent", "own")},
 }
 
@@ -698,7 +698,7 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	if len(got) != len(attempts) {
 		t.Errorf("%d of %d attempts have a name of their own", len(got), len(attempts))
 	}
-	compareTable(t, got)
+	compareTables(t, got)
 }
 
 // try makes attempts by each of some clients, and notes of each whether it goes through by one of them.
@@ -780,13 +780,23 @@ func (s *scene) inForce(agent []kubernetes.Interface, goesThrough func(verdict) 
 	}
 }
 
-const (
-	securityPage = deployFolder + "/SECURITY.md"
-	tableBegin   = "<!-- attempts: written by go test ./test/policy -update -->\n"
-	tableEnd     = "<!-- end of attempts -->\n"
+// The pages of what was seen: one with every attempt, and one with the sums.
+var (
+	attemptsTable = table{
+		page:  deployFolder + "/ATTEMPTS.md",
+		head:  "| attempt with the token of the agent on node `own` | RBAC alone | with the policies | and impersonation |\n|---|---|---|---|\n",
+		begin: "<!-- attempts: written by go test ./test/policy -update -->\n",
+		end:   "<!-- end of attempts -->\n",
+	}
+	sumsTable = table{
+		page:  deployFolder + "/SECURITY.md",
+		head:  "| attempts that go through | RBAC alone | with the policies | and impersonation |\n|---|---|---|---|\n",
+		begin: "<!-- sums: written by go test ./test/policy -update -->\n",
+		end:   "<!-- end of sums -->\n",
+	}
 )
 
-// sums are the last rows of the table.
+// sums are the rows of the second table.
 var sums = []struct {
 	what string
 	is   *regexp.Regexp
@@ -798,12 +808,11 @@ var sums = []struct {
 	{"in all", regexp.MustCompile("")},
 }
 
-// compareTable holds the page to what was seen.
-func compareTable(t *testing.T, got map[string]verdict) {
+// compareTables holds the pages to what was seen.
+func compareTables(t *testing.T, got map[string]verdict) {
 	t.Helper()
 	word := map[bool]string{true: "goes through", false: "denied"}
-	var rows strings.Builder
-	rows.WriteString("| attempt with the token of the agent on node `own` | RBAC alone | with the policies | and impersonation |\n|---|---|---|---|\n")
+	var rows, total strings.Builder
 	for _, a := range attempts {
 		v := got[a.what]
 		fmt.Fprintf(&rows, "| %s | %s | %s | %s |\n", a.what, word[v.rbac], word[v.policies], word[v.asNode])
@@ -821,25 +830,35 @@ func compareTable(t *testing.T, got map[string]verdict) {
 				}
 			}
 		}
-		fmt.Fprintf(&rows, "| **of %d %s go through** | **%d** | **%d** | **%d** |\n", of, sum.what, counts[0], counts[1], counts[2])
+		fmt.Fprintf(&total, "| of %d %s | %d | %d | %d |\n", of, sum.what, counts[0], counts[1], counts[2])
 	}
-	want := rows.String()
-	text, err := os.ReadFile(securityPage)
+	attemptsTable.compare(t, rows.String())
+	sumsTable.compare(t, total.String())
+}
+
+// table is where a page has what was seen, between two marks.
+type table struct{ page, head, begin, end string }
+
+// compare holds the page to these rows, or writes them there.
+func (b table) compare(t *testing.T, rows string) {
+	t.Helper()
+	want := b.head + rows
+	text, err := os.ReadFile(b.page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, found := strings.Cut(string(text), tableBegin)
-	table, after, ended := strings.Cut(rest, tableEnd)
+	before, rest, found := strings.Cut(string(text), b.begin)
+	has, after, ended := strings.Cut(rest, b.end)
 	if !found || !ended {
-		t.Fatalf("%s has no place for the table of attempts", securityPage)
+		t.Fatalf("%s has no place for the table: %s", b.page, b.begin)
 	}
 	if *update {
-		if err := os.WriteFile(securityPage, []byte(before+tableBegin+want+tableEnd+after), 0o600); err != nil {
+		if err := os.WriteFile(b.page, []byte(before+b.begin+want+b.end+after), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	if diff := cmp.Diff(table, want); diff != "" {
-		t.Errorf("%s says otherwise (-page +seen); go test ./test/policy -update writes it:\n%s", securityPage, diff)
+	if diff := cmp.Diff(has, want); diff != "" {
+		t.Errorf("%s says otherwise (-page +seen); go test ./test/policy -update writes it:\n%s", b.page, diff)
 	}
 }

@@ -1,5 +1,5 @@
 // Package policy_test asks a real API server what the token of one agent can do: it deploys deploy/ and tries to write what
-// is not the agent's, without the admission policies and with them. The table of attempts stands in deploy/SECURITY.md.
+// is not the agent's, without the admission policies and with them. The table of attempts is deploy/ATTEMPTS.md.
 //
 // It runs no agent: test/node has agents work under the policies.
 package policy_test

@@ -52,7 +52,7 @@ func TestTheSecondStartupTaintIsTheAgentsOnItsOwnNode(t *testing.T) {
 	for _, a := range []attempt{
 		{what: "own node: take a third startup taint away", do: retaint("own", without(third))},
 		{what: "own node: put a third startup taint there", do: taint("own", third, "NoExecute")},
-		{what: "own node: take a taint of people away with it", do: retaint("own", func(taints []corev1.Taint) []corev1.Taint {
+		{what: "own node: remove a user's taint with it", do: retaint("own", func(taints []corev1.Taint) []corev1.Taint {
 			return without(startupKey)(without("team")(taints))
 		})},
 		{what: "other node: take the second startup taint away", do: retaint("other", without(startupKey))},

@@ -41,5 +41,5 @@ func TestTheAgentWritesAConfigMapThatManyWrite(t *testing.T) {
 	}
 	goes("a key of the agent", writes, true)
 	goes("argocd has applied nothing", forgetEntry("argocd"), false)
-	goes("flux has applied a key of people", addEntry("flux", "Apply", `{"f:data":{"f:any":{}}}`), false)
+	goes("flux has applied a user's key", addEntry("flux", "Apply", `{"f:data":{"f:any":{}}}`), false)
 }
