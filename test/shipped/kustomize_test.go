@@ -238,12 +238,12 @@ func TestTheOverlayOfThePageRunsTheImageOfTheRegistry(t *testing.T) {
 	}
 	_, after, _ := strings.Cut(string(page), "`deploy/mine/kustomization.yaml`:\n\n```yaml\napiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
 	overlay, _, found := strings.Cut(after, "```\n")
-	said, says, _ := strings.Cut(overlay, "  - ../base # or ")
+	said, says, _ := strings.Cut(overlay, "  - ../overlays/device-plugin # or ")
 	says, end, more := strings.Cut(says, "\n")
 	if !found || !more {
 		t.Fatalf("deploy/README.md has no overlay to write: %s", after)
 	}
-	for _, over := range append(strings.Split(says, ", "), "../base") {
+	for _, over := range append(strings.Split(says, ", "), "../overlays/device-plugin") {
 		text := build(t, kustomize.Files{"kustomization.yaml": said + "  - DEPLOY/" + strings.TrimPrefix(over, "../") + "\n" + end})
 		if !strings.Contains(text, "image: registry.example.com/gpuslice/gpuslice-agent:v0.1.0\n") || strings.Contains(text, "image: gpuslice/") {
 			t.Errorf("over %s the agents run another image than the registry has", over)
