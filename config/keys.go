@@ -1,6 +1,6 @@
 package config
 
-//go:generate go test -count=1 ../test/repo -run TestTheAgentsPageAndTheGlossaryHave -update
+//go:generate go test -count=1 ../test/repo -run TestTheAgentsPagesAndTheGlossaryHave -update
 
 // FieldManager names the agent in the managedFields of what it writes.
 const FieldManager = "gpuslice-agent"
@@ -149,7 +149,7 @@ const ConditionGPUUnhealthy = "GPUUnhealthy"
 
 // Reason is why the agent does, waits for, or refuses something. Conditions, events, metrics and logs share the
 // reasons, so that each can be searched by the words of any other. What the comments below say of each, and what people can do, is what
-// agent/README.md and kubectl gpuslice explain say.
+// agent/REASONS.md and kubectl gpuslice explain say.
 type Reason string
 
 // Reasons of a node at rest.

@@ -1,6 +1,6 @@
 package config
 
-// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/README.md, and config/glossary, which
+// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/METRICS.md, and config/glossary, which
 // has the help text for Prometheus.
 
 // Metrics of the desired config, and how far the node is with it.
