@@ -23,7 +23,10 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			}}}},
 		}
 	}
-	custom := map[string]catalog.MIGConfig{"custom": {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}}}
+	custom := map[string]catalog.MIGConfig{
+		"custom":     {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}},
+		"first-only": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.5gb": 7}}, {Indices: []int{1}}},
+	}
 	for name, row := range map[string]struct {
 		labels map[string]string
 		offers map[string]string
@@ -78,6 +81,14 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			map[string]string{"nvidia.com/mig.config": "custom", "nvidia.com/mig.strategy": "single"},
 			nil, nil,
 			[]string{"give the device plugin another MIG strategy, or change the label: nvidia.com/mig.config=custom asks for", "by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
+		},
+		"whole GPUs beside slices by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "first-only", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "2"},
+			nil, nil,
+			[]string{"nvidia.com/mig.config=first-only asks for", "by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
+		},
+		"slices of one size by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.strategy": "single"}, nil, nil, nil,
 		},
 		"slices by the strategy none": {
 			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.strategy": "none"}, nil, nil, []string{"by the MIG strategy none, which the node's label says, it offers no MIG device"},
