@@ -391,6 +391,37 @@ func TestADRADriverThatWatchesTheHealthOfGPUsMakesWayForAMode(t *testing.T) {
 	}
 }
 
+// A pod that has GPUs by admin access alone, as one for metrics, keeps the driver's library open, and no mode changes while it runs. It holds no GPU: where
+// no mode changes, it stays.
+func TestAPodWithAdminAccessIsPausedBeforeAModeChanges(t *testing.T) {
+	t.Parallel()
+	for models, pauses := range map[string]bool{h100: true, cutH100: false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, models)
+			w.unplugged = true
+			w.driver("")
+			w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]), wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
+			w.claims("metrics", "gpu-0")
+			claims := w.client.ResourceV1().ResourceClaims("team")
+			claim, err := claims.Get(t.Context(), "metrics-gpu", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+			if _, err := claims.Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			w.spend(time.Minute)
+			steps := w.ask(config.LabelMIGConfig + "=all-1g.10gb").Steps
+			named := func(s string) bool { return strings.Contains(s, "team/metrics") }
+			pause, mode := slices.IndexFunc(steps, named), slices.Index(steps, "GPU 0: turn MIG on")
+			if (pause >= 0) != pauses || (mode >= 0) != pauses || pause > mode || pauses && !strings.HasPrefix(steps[pause], "pause ") {
+				t.Errorf("a mode changes: %t, and the steps are %q", pauses, steps)
+			}
+		})
+	}
+}
+
 // Between the cut and the proof the driver may be away for good: the change is undone, and the node given back once the driver offers what was before.
 func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
 	t.Parallel()
