@@ -328,3 +328,22 @@ func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
 		}
 	})
 }
+
+// A reset destroys the instances of a GPU. Where NVIDIA's DRA driver makes those, the agent resets none, and the node stays open.
+func TestAGPUThatTheDRADriverCutsIsNotReset(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, cutH100, config.HealthResetCritical)
+		w.unplugged = true
+		w.driver(dynamicGate)
+		w.spend(time.Minute)
+		fences := w.cordons()
+		w.ail(0, 1)
+		w.passes("the condition", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
+		w.spend(time.Hour)
+		if w.resets() != 0 || len(*fences) > 0 {
+			t.Errorf("%d resets, and the node was fenced %d times", w.resets(), len(*fences))
+		}
+		w.givenBack()
+	})
+}
