@@ -344,9 +344,9 @@ func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	})
 }
 
-// Promise 3. Kubelet may be restarted at any time.
-func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
-	t.Parallel()
+// evictsNoneWhile has GPU 0 cut while kubelet does not say who has which GPU, and fails the test if the pod on GPU 1 is evicted.
+func evictsNoneWhile(t *testing.T, kubeletIs func(w *world, so bool)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.administer(firstOnly)
@@ -354,15 +354,27 @@ func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 		w.pod("innocent", w.gpus.UUIDs()[1])
 		w.label("first-1g")
 		w.passes("a journal", w.hasJournal)
-		w.deaf = true
+		kubeletIs(w, true)
 		w.spend(20 * time.Second)
 		if c := w.condition(); c.Reason != string(config.ReasonKubeletUnavailable) {
 			t.Errorf("the node says %s: %s", c.Reason, c.Message)
 		}
-		w.deaf = false
+		kubeletIs(w, false)
 		w.reach("first-1g")
 		if !w.runs("innocent") {
 			t.Error("the pod on the other GPU was evicted")
 		}
 	})
+}
+
+// Promise 3. Kubelet may be restarted at any time.
+func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
+	evictsNoneWhile(t, func(w *world, so bool) { w.deaf = so })
+}
+
+// Promise 3. Kubelet lists no pod before it knows them, as if none had a device.
+func TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
+	t.Parallel()
+	evictsNoneWhile(t, func(w *world, so bool) { w.starting = so })
 }

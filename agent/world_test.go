@@ -64,6 +64,7 @@ type world struct {
 	hosted        bool                // the plugin is a unit of the host, and not a pod
 	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	deaf          bool                // kubelet does not answer
+	starting      bool                // kubelet answers, and does not know its pods yet, as for about a second after its start: it lists none
 	grace         time.Duration       // how long an evicted pod takes to end
 	boots         int                 // of the node, so far
 	host          logind
@@ -478,13 +479,16 @@ func (w *world) administer(configs map[string]catalog.MIGConfig) {
 	w.restart()
 }
 
-// Assignments is kubelet's answer: each pod is listed, and has the device that its annotation names.
+// Assignments is kubelet's answer: each pod is listed, and has the device that its annotation names. One that is starting lists none, and that is no error.
 func (w *world) Assignments(ctx context.Context) (holders.Assignments, error) {
 	<-time.After(w.slowness)
 	if ctx.Err() != nil || w.deaf {
 		return nil, holders.ErrKubeletUnavailable
 	}
 	out := holders.Assignments{}
+	if w.starting {
+		return out, nil
+	}
 	pods, err := w.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -499,7 +503,7 @@ func (w *world) Assignments(ctx context.Context) (holders.Assignments, error) {
 	return out, nil
 }
 
-// Allocatable is kubelet's answer: what the plugin registered.
+// Allocatable is kubelet's answer: what the plugin registered, also while kubelet is starting, since the plugin may be quicker than the list of pods.
 func (w *world) Allocatable(ctx context.Context) (map[string][]string, error) {
 	if ctx.Err() != nil || w.deaf {
 		return nil, holders.ErrKubeletUnavailable
