@@ -44,10 +44,10 @@ func (w *world) areClosed(after time.Duration, what string, want ...string) {
 	}
 }
 
-// asksRules counts requests for DeviceTaintRules from now on.
-func (w *world) asksRules() (calls *int) {
+// asksRules counts requests of the verb for DeviceTaintRules from now on.
+func (w *world) asksRules(verb string) (calls *int) {
 	calls = new(int)
-	w.client.PrependReactor("*", "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
+	w.client.PrependReactor(verb, "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
 		*calls++
 		return false, nil, nil
 	})
@@ -79,15 +79,19 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 		w.areClosed(heartbeat, "all GPUs are well")
 		w.ail(0, 1)
 		w.areClosed(heartbeat, "GPU 0 needs a reset", first, second)
-		w.restart()
-		w.areClosed(heartbeat, "another process", first, second)
+		deletes := w.asksRules("delete")
+		w.watches()
+		w.listens()
+		w.areClosed(heartbeat, "another process, which does not know the health yet", first, second)
+		w.watch()
+		w.areClosed(heartbeat, "it knows the health", first, second)
 
 		offered := w.published
 		w.published = nil
 		w.areClosed(heartbeat, "the slices are away", first, second)
 		w.published = offered
 		w.areClosed(heartbeat, "they are back", first, second)
-		calls := w.asksRules()
+		calls := w.asksRules("*")
 		w.spend(time.Hour)
 		if *calls < 5 || *calls > 6 {
 			t.Errorf("%d requests in an hour in which nothing has changed, want one in ten minutes", *calls)
@@ -96,6 +100,9 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.areClosed(15*time.Minute, "a user has deleted the rules", first, second)
+		if *deletes > 0 {
+			t.Errorf("the agent has deleted %d rules while GPU 0 needed a reset", *deletes)
+		}
 
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonConverged)
@@ -105,7 +112,7 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 			"gpu-0-mig-1g10gb-6 gpuslice.io/gpu-unhealthy")
 		w.ail(0, 0)
 		w.areClosed(heartbeat, "it is well again")
-		calls = w.asksRules()
+		calls = w.asksRules("*")
 		w.spend(time.Hour)
 		if *calls > 0 {
 			t.Errorf("%d requests in an hour in which all GPUs are well", *calls)
