@@ -252,6 +252,26 @@ func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 	}
 }
 
+// Where the slices and the GPUs disagree, no rule is sure to keep claims from what goes: the node is fenced.
+func TestTheNodeIsFencedWhereTheSlicesDisagreeWithTheGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newDrainingWorld(t)
+		w.grace = 10 * time.Minute
+		gpu := w.snapshot()[1]
+		if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, gpu.Instances[1].Placed); err != nil {
+			t.Fatal(err)
+		}
+		rules := w.asksRules("create")
+		w.label("seven")
+		w.passes("the eviction", func() bool { return w.leaves("leaves") })
+		if !w.node().Spec.Unschedulable || *rules > 0 {
+			t.Errorf("the node is cordoned: %t, and %d devices are closed, by slices that have a device which is gone", w.node().Spec.Unschedulable, *rules)
+		}
+		w.leavesNothing("seven")
+	})
+}
+
 // A rule that a user deletes is made again, and a label for what cannot be closed fences the node.
 func TestWhatClosesDevicesFollowsUsersAndLabels(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/act/fleet"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/maintenance"
 )
 
 func TestAPreviewNamesWhatWaitsForAReboot(t *testing.T) {
@@ -68,5 +76,63 @@ func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 		expect("all-1g.10gb", "never: by the windows of the maintenance file no window comes")
 		w.annotate(config.AnnotationHold, "audit")
 		expect("all-1g.10gb", "not before annotation gpuslice.io/hold is taken away")
+	})
+}
+
+// In the middle of a change a GPU that the label does not name may lack instances that a reset has taken. The agent recreates them, and the preview says so.
+func TestAPreviewHasTheInstancesOfGPUsThatTheLabelDoesNotName(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, cutH100, config.HealthResetCritical)
+		w.converge("all-3g.40gb")
+		w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
+		w.converge("second")
+		w.ail(0, 1)
+		w.passes("the reset", func() bool { return w.resets() > 0 })
+		if n := len(w.snapshot()[0].Instances); n > 0 {
+			t.Fatalf("GPU 0 has %d instances, so that the preview shows nothing", n)
+		}
+		p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "second")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.After[0].Geometry().String(); got != "3g.40gb@0 3g.40gb@4" {
+			t.Errorf("after the change GPU 0 has %q; the steps are %v", got, p.Steps)
+		}
+	})
+}
+
+// The slot that a node has in its pool is none in the pool that other labels put it into.
+func TestAPreviewOfAnotherPoolAsksForASlotThere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		const file = "jitter: 0s\nestimate: 1m\npools: [{name: former, selector: nvidia.com/mig.config=all-balanced, maxUnavailable: 1}, " +
+			"{name: research, selector: nvidia.com/mig.config=all-1g.10gb, maxUnavailable: 1}]\n"
+		w.maintain(file)
+		w.ready(nodeName)
+		other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: "all-1g.10gb"}}}
+		if _, err := w.client.CoreV1().Nodes().Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.ready("gpu-2")
+		m, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n" + file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots, _, _ := w.otherNode()
+		err = slots.Take(t.Context(), fleet.PoolOf(m, m.Pools[1]), fleet.Change{Node: "gpu-2", UID: types.UID("other-uid"), Operation: "other", Since: time.Now()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.label("all-balanced")
+		w.passes("the slot", func() bool { return w.agent.NextStep(t.Context()) == plan.Fence })
+		p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-1g.10gb")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Reason != config.ReasonAwaitingSlot || !strings.Contains(p.HeldUp, "gpu-2") {
+			t.Errorf("the only slot of pool research is that of gpu-2, and the change is held up by %s: %q; the steps are %v", p.Reason, p.HeldUp, p.Steps)
+		}
 	})
 }

@@ -347,3 +347,25 @@ func TestAGPUThatTheDRADriverCutsIsNotReset(t *testing.T) {
 		w.givenBack()
 	})
 }
+
+// The way back to what was before a change takes nothing more away: a GPU that is not well is reset by a change of its own.
+func TestAnUndoResetsNoGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSickWorld(t, h100, config.HealthResetCritical)
+		w.converge("all-disabled")
+		w.broken = true
+		w.label("all-1g.10gb")
+		w.passes("the undo", func() bool { return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`) })
+		w.ail(1, 1)
+		w.spend(20 * time.Minute)
+		if w.resets() > 0 || !w.hasJournal() {
+			t.Errorf("%d resets during the undo; it is under way: %t", w.resets(), w.hasJournal())
+		}
+		w.broken = false
+		w.startPlugin()
+		w.settle(config.ReasonCapacityMismatch)
+		w.label("all-disabled")
+		w.passes("the end", func() bool { return w.resets() > 0 && w.healed() })
+	})
+}
