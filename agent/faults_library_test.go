@@ -56,6 +56,7 @@ var documented = map[string][]gpusim.Return{
 	gpusim.SetMigMode:                         {gpusim.ResetRequired, gpusim.InUse, gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission, gpusim.NotSupported},
 	gpusim.GetGpuInstanceProfileInfo:          {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
 	gpusim.GetGpuInstancePossiblePlacements:   {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
+	gpusim.GetGpuInstanceRemainingCapacity:    {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
 	gpusim.GetGpuInstances:                    {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission},
 	gpusim.CreateGpuInstanceWithPlacement:     {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NotSupported, gpusim.NoPermission, gpusim.InsufficientResources},
 	gpusim.GpuInstanceGetInfo:                 {gpusim.Uninitialized, gpusim.InvalidArgument, gpusim.NoPermission},
