@@ -21,6 +21,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -29,6 +30,9 @@ import (
 
 // serverOf names the environment variable that makes this program a server, and says where it mounts.
 const serverOf = "STALLEDFS_SERVER_OF"
+
+// patience is how long a test waits until its call reaches the server: a busy machine may take minutes.
+const patience = 5 * time.Minute
 
 // What the two processes say to each other, a line each.
 const (
@@ -63,7 +67,16 @@ type FS struct {
 // At the end of the test the server is killed, so that whoever waits for it gets an error.
 func Mount(t testing.TB, files ...string) *FS {
 	t.Helper()
-	f := &FS{Dir: filepath.Join(t.TempDir(), "mnt"), t: t, said: make(chan string, 1), others: make(chan int, 64)}
+	dir, err := os.MkdirTemp("", "stalled") //nolint:usetesting // a socket may be in it: t.TempDir's paths are too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &FS{Dir: filepath.Join(dir, "mnt"), t: t, said: make(chan string, 1), others: make(chan int, 64)}
+	t.Cleanup(func() {
+		if err := errors.Join(os.Remove(f.Dir), os.Remove(dir)); err != nil { // never what is below a mount that is still there
+			t.Error(err)
+		}
+	})
 	if err := os.Mkdir(f.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -146,16 +159,23 @@ func (f *FS) listen(out io.Reader) {
 			}
 			continue
 		}
-		f.mu.Lock()
-		if f.asked != nil {
-			close(f.asked)
-			f.asked = nil
-		}
-		f.mu.Unlock()
+		f.release()
 	}
 }
 
-// Stall makes the server silent. The channel is closed when someone waits for an answer.
+// release lets go of the test that waits until someone asks, and reports whether one did.
+func (f *FS) release() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.asked == nil {
+		return false
+	}
+	close(f.asked)
+	f.asked = nil
+	return true
+}
+
+// Stall makes the server silent. The channel is closed when someone waits for an answer. If no one ever does, it is closed too, and the test fails.
 func (f *FS) Stall() <-chan struct{} {
 	f.t.Helper()
 	asked := make(chan struct{})
@@ -163,6 +183,12 @@ func (f *FS) Stall() <-chan struct{} {
 	f.asked = asked
 	f.mu.Unlock()
 	f.command(sayStall)
+	late := time.AfterFunc(patience, func() {
+		if f.release() {
+			f.t.Errorf("no call of the test has reached %s for %s", f.Dir, patience)
+		}
+	})
+	f.t.Cleanup(func() { late.Stop() })
 	return asked
 }
 
