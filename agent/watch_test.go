@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // mute is a driver that never returns from Events.
@@ -73,7 +74,7 @@ func TestADriverThatHangsWhenAskedForEventsDoesNotHoldUpTheLoop(t *testing.T) {
 		t.Error("the agent does not observe its node")
 	}
 	cancel()
-	<-ended
+	receive.From(t, ended)
 }
 
 // A user who asks for something else waits for no pause of the agent, and no one who does so again and again keeps the agent busy.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // aloneKey says that the test has a process of its own, in which nothing else has loaded the library.
@@ -49,7 +50,7 @@ func TestTheNextAgentIsKeptOutWhileACallIsInTheLibrary(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err != nil {
+	if err := receive.From(t, ended); err != nil {
 		t.Fatal(err)
 	}
 	runtime.GC() // closes files that the program does not refer to any more

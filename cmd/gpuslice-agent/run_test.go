@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // sink hands on the reasons of the Events that reach the API server.
@@ -37,7 +38,7 @@ func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsReportedByAnEvent(t *testing.T
 	recorder.Event(other, corev1.EventTypeNormal, "Last", "") // of an object that has had none, so this comes
 	seen := map[string]int{}
 	for seen["Last"] == 0 {
-		seen[<-recorded]++
+		seen[receive.From(t, recorded)]++
 	}
 	if fmt.Sprint(seen) != fmt.Sprint(map[string]int{string(config.ReasonEvicting): pods, string(config.ReasonReleased): 1, "Last": 1}) {
 		t.Errorf("the API server was sent %v", seen)

@@ -152,7 +152,12 @@ func TestSocketsAreThoseThatAreListenedOnAtAPath(t *testing.T) {
 }
 
 func TestTheKernelSaysWhichSocketsAreListenedOn(t *testing.T) {
-	table, socket := t.TempDir(), filepath.Join(t.TempDir(), "nvidia-gpu.sock")
+	dir, err := os.MkdirTemp("", "listens") //nolint:usetesting // t.TempDir's path is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	table, socket := t.TempDir(), filepath.Join(dir, "nvidia-gpu.sock")
 	listProcess(t, table, 4711, "nvidia-device-p", pluginPod)
 	if err := os.Symlink("/proc/self/net", filepath.Join(table, "4711", "net")); err != nil {
 		t.Fatal(err)

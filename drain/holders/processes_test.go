@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml/aside"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
@@ -415,7 +416,7 @@ func TestAProcessThatEndsBeforeItsOwnerIsReadIsNone(t *testing.T) {
 	if diff := cmp.Diff([]int{101}, pids(clientsOf(t, table, 0))); diff != "" {
 		t.Errorf("holders (-want +got):\n%s", diff)
 	}
-	if err := <-ended; err != nil {
+	if err := receive.From(t, ended); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
@@ -389,7 +390,7 @@ func TestLogindOnABusThatNeverSpeaksIsLeft(t *testing.T) {
 	_, err = logind.Inhibit(t.Context(), "in vain")
 	wantIs(t, err, host.ErrLogindSilent)
 	listener.Close()
-	if err := <-heard; err != nil {
+	if err := receive.From(t, heard); err != nil {
 		t.Error(err)
 	}
 }

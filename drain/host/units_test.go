@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/drain/host"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
@@ -237,7 +238,7 @@ func TestUnitsBelieveTheEndOfAJobOnlyIfTheUnitShowsIt(t *testing.T) {
 	default:
 	}
 	h.EndJobs(systemd.Failed)
-	if err := <-stopped; err != nil {
+	if err := receive.From(t, stopped); err != nil {
 		t.Error(err)
 	}
 	wantUnit(t, h, "nvsm.service", "failed")
@@ -313,7 +314,7 @@ func TestUnitsWhoseJobDoesNotEndAreLeftToIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.EndJobs(systemd.Done)
-	if err := <-again; err != nil {
+	if err := receive.From(t, again); err != nil {
 		t.Error(err)
 	}
 	wantStates(t, units, map[string]string{"nvsm.service": "inactive"})
@@ -340,7 +341,7 @@ func TestUnitsWaitForAJobLongerThanForAnAnswer(t *testing.T) {
 		case <-time.After(2 * units.Patience):
 		}
 		h.EndJobs(systemd.Done)
-		err := <-stopped
+		err := receive.From(t, stopped)
 		if errors.Is(err, host.ErrSystemdSilent) {
 			continue // this machine is slow
 		}
@@ -441,7 +442,7 @@ func TestUnitsAreNotWaitedForOnABusThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It may be gone before the answer was there: then nothing is known of a job.
-	if err := <-stopped; err == nil || errors.Is(err, host.ErrNoSystemd) {
+	if err := receive.From(t, stopped); err == nil || errors.Is(err, host.ErrNoSystemd) {
 		t.Errorf("error is %v", err)
 	}
 	wantStates(t, units, map[string]string{"nvsm.service": "deactivating"})
@@ -481,7 +482,7 @@ func TestUnitsByTheDozenAndAllAtOnce(t *testing.T) {
 	default:
 	}
 	h.EndJobs(systemd.Canceled)
-	if ended, _ := errors.AsType[*host.JobError](<-hanging); ended == nil || ended.Result != "canceled" {
+	if ended, _ := errors.AsType[*host.JobError](receive.From(t, hanging)); ended == nil || ended.Result != "canceled" {
 		t.Errorf("the job that hung has come to %v", ended)
 	}
 	wantStates(t, units, inactive)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // Each connection keeps a buffer as long as the longest frame that the API server has sent.
@@ -47,7 +48,7 @@ func TestTheAPIServerIsAskedToSendShortFrames(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { _, _ = client.Nodes().Get(ctx, "gpu-1", metav1.GetOptions{}) }() // the server answers nothing
-	if longest := <-allowed; longest == 0 || longest > 64<<10 {
+	if longest := receive.From(t, allowed); longest == 0 || longest > 64<<10 {
 		t.Errorf("frames may have %d bytes", longest)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/cdi"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // ctk is nvidia-ctk: it writes a whole spec as the options say.
@@ -479,7 +480,7 @@ func TestTheAgentsOwnSessionGoesOn(t *testing.T) {
 	w.cut(0, "1g.10gb@0")
 	w.write()
 	must(t, w.node.Xid(0, 79))
-	if e := <-events; e.Xid != 79 {
+	if e := receive.From(t, events); e.Xid != 79 {
 		t.Errorf("got event %v, want Xid 79", e)
 	}
 	if _, err := driver.Snapshot(t.Context()); err != nil {

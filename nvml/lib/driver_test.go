@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 func snapshot(t *testing.T, d nvml.Driver) []nvml.GPU {
@@ -482,7 +483,7 @@ func TestEventsComeUntilTheContextEnds(t *testing.T) {
 		{GPU: nvml.UUID(n.UUIDs()[1]), Kind: nvml.EventXid, Xid: 79, GI: nvml.WholeGPU, CI: nvml.WholeGPU},
 		{GPU: nvml.UUID(n.UUIDs()[0]), Kind: nvml.EventECC, GI: nvml.WholeGPU, CI: nvml.WholeGPU},
 	}
-	if diff := cmp.Diff(want, []nvml.Event{<-events, <-events}); diff != "" {
+	if diff := cmp.Diff(want, []nvml.Event{receive.From(t, events), receive.From(t, events)}); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	snapshot(t, d) // waiting for events does not keep others out

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // healthOf is what the reader says of the GPUs.
@@ -201,7 +202,7 @@ func TestEventsNameTheInstance(t *testing.T) {
 		{GPU: gpus[0].UUID, Kind: nvml.EventXid, Xid: 94, GI: gpus[0].Instances[0].ID, CI: 0},
 		{GPU: gpus[0].UUID, Kind: nvml.EventXid, Xid: 48, GI: nvml.WholeGPU, CI: nvml.WholeGPU},
 	}
-	if diff := cmp.Diff(want, []nvml.Event{<-news, <-news}); diff != "" {
+	if diff := cmp.Diff(want, []nvml.Event{receive.From(t, news), receive.From(t, news)}); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -219,13 +220,13 @@ func TestNewsOfTheOtherGPUsGoOnWhenOneIsLost(t *testing.T) {
 	must(t, n.SetHealth(0, gpusim.Health{Lost: true}))
 	var kinds []nvml.EventKind
 	for range 3 {
-		kinds = append(kinds, (<-news).Kind)
+		kinds = append(kinds, receive.From(t, news).Kind)
 	}
 	if diff := cmp.Diff([]nvml.EventKind{nvml.EventUnavailable, nvml.EventSilence, nvml.EventWatching}, kinds); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	must(t, n.Xid(1, 31))
-	if e := <-news; e.Xid != 31 || string(e.GPU) != n.UUIDs()[1] {
+	if e := receive.From(t, news); e.Xid != 31 || string(e.GPU) != n.UUIDs()[1] {
 		t.Errorf("the other GPU reports %+v, want its Xid 31", e)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
@@ -44,7 +45,7 @@ func TestOnlyACallOfTheTestsOwnProcessIsReported(t *testing.T) {
 	default:
 	}
 	mounted.Answer()
-	if err := <-done; err != nil {
+	if err := receive.From(t, done); err != nil {
 		t.Error(err)
 	}
 	if err := other.Wait(); err != nil {

@@ -14,6 +14,7 @@ import (
 	godbus "github.com/godbus/dbus/v5"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/systemd"
 	"github.com/gpuslice/gpuslice/test/systemd/systemdtest"
 )
@@ -94,13 +95,13 @@ func TestUnitsStopAndStartAsMIGManagerDoesIt(t *testing.T) {
 	if _, err := conn.StopUnitContext(t.Context(), "nvidia-dcgm.service", "replace", ended); err != nil {
 		t.Fatal(err)
 	}
-	if result := <-ended; result != "done" || host.Unit("nvidia-dcgm.service").ActiveState != "inactive" {
+	if result := receive.From(t, ended); result != "done" || host.Unit("nvidia-dcgm.service").ActiveState != "inactive" {
 		t.Errorf("stopped: %s, and it is %+v", result, host.Unit("nvidia-dcgm.service"))
 	}
 	if _, err := conn.StartUnitContext(t.Context(), "nvidia-dcgm.service", "replace", ended); err != nil {
 		t.Fatal(err)
 	}
-	if result := <-ended; result != "done" || host.Unit("nvidia-dcgm.service").SubState != "running" {
+	if result := receive.From(t, ended); result != "done" || host.Unit("nvidia-dcgm.service").SubState != "running" {
 		t.Errorf("started: %s, and it is %+v", result, host.Unit("nvidia-dcgm.service"))
 	}
 	if err := conn.ReloadContext(t.Context()); err != nil {
@@ -112,7 +113,11 @@ func TestUnitsStopAndStartAsMIGManagerDoesIt(t *testing.T) {
 
 // mig-manager takes its address from where the host's root is mounted, whatever the environment says.
 func TestAHostBelowARootIsFoundThere(t *testing.T) {
-	root := t.TempDir()
+	root, err := os.MkdirTemp("", "root") //nolint:usetesting // t.TempDir's path is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
 	host := systemdtest.Start(t, systemd.Options{Dir: root + "/run/dbus"})
 	if want := "unix:path=" + root + "/run/dbus/system_bus_socket"; host.Address() != want {
 		t.Errorf("the address is %s, want %s", host.Address(), want)
@@ -133,7 +138,7 @@ func TestJobsEndAsTheTestSays(t *testing.T) {
 	if _, err := conn.StartUnitContext(t.Context(), "fails.service", "replace", ended); err != nil {
 		t.Fatal(err)
 	}
-	if result := <-ended; result != "failed" || host.Unit("fails.service").ActiveState != "failed" {
+	if result := receive.From(t, ended); result != "failed" || host.Unit("fails.service").ActiveState != "failed" {
 		t.Errorf("started: %s, and it is %+v", result, host.Unit("fails.service"))
 	}
 	if _, err := conn.StopUnitContext(t.Context(), "hangs.service", "replace", ended); err != nil {
@@ -143,7 +148,7 @@ func TestJobsEndAsTheTestSays(t *testing.T) {
 		t.Errorf("a unit that hangs at its end is %s", state)
 	}
 	host.EndJobs(systemd.Timeout)
-	if result := <-ended; result != "timeout" {
+	if result := receive.From(t, ended); result != "timeout" {
 		t.Errorf("the job that hung ended as %s", result)
 	}
 }
@@ -172,7 +177,7 @@ func TestAJobGoesOnForWhoeverAsksForTheSame(t *testing.T) {
 	if _, err := conn.StartUnitContext(t.Context(), "hangs.service", "replace", started); err != nil {
 		t.Fatal(err)
 	}
-	if a, b, c := <-first, <-second, <-started; a != "canceled" || b != "canceled" || c != "done" {
+	if a, b, c := receive.From(t, first), receive.From(t, second), receive.From(t, started); a != "canceled" || b != "canceled" || c != "done" {
 		t.Errorf("the job and its twin ended as %s and %s, and its contrary as %s", a, b, c)
 	}
 	if state := host.Unit("other-name.service").ActiveState; state != "active" {
@@ -202,7 +207,7 @@ func TestAJobThatHasNothingToDoIsDone(t *testing.T) {
 		if _, err := begin(t.Context(), c.name, "replace", ended); err != nil {
 			t.Fatal(err)
 		}
-		if result, state := <-ended, host.Unit(c.name).ActiveState; result != c.result || state != c.state {
+		if result, state := receive.From(t, ended), host.Unit(c.name).ActiveState; result != c.result || state != c.state {
 			t.Errorf("%s of %s: %s, and it is %s; want %s and %s", c.verb, c.name, result, state, c.result, c.state)
 		}
 	}
@@ -243,9 +248,9 @@ func TestARebootWaitsForLocksThatDelay(t *testing.T) {
 	if err := logind(conn).CallWithContext(t.Context(), systemd.Reboot, 0, false).Err; err != nil {
 		t.Fatal(err)
 	}
-	s := <-signals
+	s := receive.From(t, signals)
 	for s.Name != "org.freedesktop.login1.Manager.PrepareForShutdown" {
-		s = <-signals // the bus has some of its own
+		s = receive.From(t, signals) // the bus has some of its own
 	}
 	if len(s.Body) != 1 || s.Body[0] != true {
 		t.Errorf("signal is %+v", s)
@@ -325,7 +330,7 @@ func TestWhatAUnitRunsHasEndedBeforeAnybodyLearnsThatItIsStopped(t *testing.T) {
 		if _, err := step.do(t.Context(), "nvsm.service", "replace", ended); err != nil {
 			t.Fatal(err)
 		}
-		<-ended
+		receive.From(t, ended)
 		select {
 		case got := <-heard:
 			if got != step.want {

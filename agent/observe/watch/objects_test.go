@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/test/clientset"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 func node(version string, labels map[string]string) *corev1.Node {
@@ -271,7 +272,7 @@ func TestThePodsAreAskedForWhileTheRestIsRead(t *testing.T) {
 	if got := version(t, o); got != "20" {
 		t.Errorf("version %s was seen", got)
 	}
-	<-server.asked
+	receive.From(t, server.asked)
 	close(server.may)
 	if pods, err := o.Pods(t.Context()); err != nil || len(pods) != 1 {
 		t.Errorf("the pods are %v: %v", pods, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/fullfs"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/stalledfs"
 )
 
@@ -339,7 +340,7 @@ func TestARecordBehindAMountThatDoesNotAnswerIsSilent(t *testing.T) {
 	}()
 	<-asked
 	cancel()
-	if err := <-ended; !errors.Is(err, journal.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
+	if err := receive.From(t, ended); !errors.Is(err, journal.ErrSilent) || !strings.Contains(err.Error(), file.Path()) {
 		t.Errorf("reading: %v", err)
 	}
 	// These calls return only because the call before is still waiting.

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 func TestInstancesAreMadeAndUndone(t *testing.T) {
@@ -287,7 +288,7 @@ func TestManyProcessesAtOnceKeepTheStateWhole(t *testing.T) {
 		}()
 	}
 	for range workers {
-		if err := <-done; err != nil {
+		if err := receive.From(t, done); err != nil {
 			t.Error(err)
 		}
 	}
@@ -325,8 +326,13 @@ func TestKilledProcessesLeaveTheStateWhole(t *testing.T) {
 	const kills = 10
 	for i := range kills {
 		c, _ := worker(t, 1<<30, i)
+		late := time.After(5 * time.Minute)
 		for before := n.Calls()["CreateGpuInstance"]; n.Calls()["CreateGpuInstance"] < before+5+i; {
-			<-ticker.C
+			select {
+			case <-ticker.C:
+			case <-late:
+				t.Fatal("the worker does nothing")
+			}
 		}
 		if err := c.Process.Kill(); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -195,11 +196,17 @@ func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 		}
 		ended <- err
 	}()
-	seen := 0
-	for range 2000 {
+	seen, gone := 0, 0
+	for end := time.Now().Add(5 * time.Minute); seen < 500 || gone < 500; { // by what was seen: on a busy machine the other may not run for long
+		if time.Now().After(end) {
+			t.Fatalf("the process was there %d times, and not there %d times", seen, gone)
+		}
 		clients, err := holders.Processes{Root: table.Dir()}.Holders(t.Context(), []holders.Sought{{Device: "GPU-0"}})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if len(clients) == 0 {
+			gone++
 		}
 		for _, c := range clients {
 			seen++
@@ -211,9 +218,6 @@ func TestAProcessIsInTheTableAsAWholeOrNotAtAll(t *testing.T) {
 	close(observed)
 	if err := <-ended; err != nil {
 		t.Fatal(err)
-	}
-	if seen == 0 {
-		t.Error("the process was never seen")
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/monitor/health/kernellog"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // fakeLog is a kernel's log: it gives what is sent, one record or error with each Read.
@@ -159,7 +160,7 @@ func TestALogIsReadRecordByRecordFromItsFile(t *testing.T) {
 	next(t, out, 31)
 	next(t, out, 43)
 	stop()
-	if x, open := <-out; open {
+	if x := receive.From(t, out); x.Number != 0 { // it is closed
 		t.Errorf("after the end comes %v", x)
 	}
 }

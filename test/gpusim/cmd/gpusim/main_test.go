@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // execute runs a command line and gives what it prints, and its error behind.
@@ -144,7 +146,7 @@ func TestAMonitorKeepsEveryGPUOpenUntilItIsStopped(t *testing.T) {
 		}
 	}
 	end()
-	if err := <-ended; err != nil {
+	if err := receive.From(t, ended); err != nil {
 		t.Fatal(err)
 	}
 	for _, gpu := range []string{"0", "1"} {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -111,7 +112,7 @@ func (r *mpsRig) start() (process *os.Process, ended func() error) {
 		_, err := os.Stat(filepath.Join(r.root, ".ready"))
 		return err == nil
 	}, &log)
-	return cmd.Process, func() error { return <-end }
+	return cmd.Process, func() error { return receive.From(r.t, end) }
 }
 
 func (r *mpsRig) await(done func() bool, log *bytes.Buffer) {
