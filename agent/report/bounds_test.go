@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // cutUp is a status of so many GPUs of seven instances.
@@ -100,5 +105,13 @@ func TestTheUsesOfAFullNodeAreCutToTheRoom(t *testing.T) {
 	}
 	if n := len(given.Uses); n < 100 || n+given.MoreUses != 2000 || given.Uses[0].Pod != "notebook-0" || given.Uses[n-1].Pod != fmt.Sprintf("notebook-%d", n-1) {
 		t.Errorf("%d uses are named and %d not", n, given.MoreUses)
+	}
+}
+
+// Promise 16. Whoever sets a condition, and whatever the texts in it, its message is printable and no longer than a condition may have.
+func TestTheMessageOfAnyConditionIsBounded(t *testing.T) {
+	c := report.After(nil, config.ConditionGPUPartitionReady, corev1.ConditionFalse, config.ReasonStepFailed, strings.Repeat("é\x1b", 10_000), time.Now())
+	if n := utf8.RuneCountInString(c.Message); n == 0 || n > sanitize.Longest || strings.Contains(c.Message, "\x1b") {
+		t.Errorf("the message has %d characters, want at most %d, and none for terminals: %.60q", n, sanitize.Longest, c.Message)
 	}
 }
