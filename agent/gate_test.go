@@ -624,13 +624,13 @@ func TestMetricsShowWindows(t *testing.T) {
 		w.says(config.ReasonAwaitingWindow)
 		names := []string{"gpuslice_window_open", "gpuslice_next_window_start_timestamp_seconds", "gpuslice_window_overrun_seconds"}
 		const at = `
-# HELP gpuslice_next_window_start_timestamp_seconds When the change that waits begins; if none does, when the next window opens.
+# HELP gpuslice_next_window_start_timestamp_seconds When the waiting change begins; if none waits, when the next window opens.
 # TYPE gpuslice_next_window_start_timestamp_seconds gauge
 gpuslice_next_window_start_timestamp_seconds %d
 # HELP gpuslice_window_open 1 if the node may be disturbed now.
 # TYPE gpuslice_window_open gauge
 gpuslice_window_open %d
-# HELP gpuslice_window_overrun_seconds For how long a change has gone on beyond its window.
+# HELP gpuslice_window_overrun_seconds How long a change has run past its window.
 # TYPE gpuslice_window_overrun_seconds gauge
 gpuslice_window_overrun_seconds 0
 `

@@ -81,7 +81,7 @@ func TestMetricsShowHowAChangeGoes(t *testing.T) {
 		expectMetrics(t, m, "", "gpuslice_partition_ready", "gpuslice_converged", "gpuslice_steps_total")
 		p.poll(0)
 		const at = `
-# HELP gpuslice_converged 1 if hardware and capacity are as the labels ask, and nothing is left to do.
+# HELP gpuslice_converged 1 if hardware and capacity are as the labels request, and nothing is left to do.
 # TYPE gpuslice_converged gauge
 gpuslice_converged %d
 # HELP gpuslice_partition_ready 1 if the condition GPUPartitionReady is True.
@@ -188,10 +188,10 @@ func TestMetricsShowWhatIsRequestedAndWhatThereIs(t *testing.T) {
 			}
 		}
 		expectMetrics(t, m, `
-# HELP gpuslice_capacity_expected The number of devices of a resource that the GPUs give as they are cut and shared.
+# HELP gpuslice_capacity_expected How many devices of a resource the GPUs have in their present geometry and sharing.
 # TYPE gpuslice_capacity_expected gauge
 gpuslice_capacity_expected{resource="nvidia.com/mig-3g.20gb"} 2
-# HELP gpuslice_capacity_kubelet The number of devices of a resource that kubelet has to give out, by its own word on the node. Where NVIDIA's DRA driver gives out the GPUs, it is the number that its ResourceSlices have.
+# HELP gpuslice_capacity_kubelet How many devices of a resource kubelet can allocate, as it says on the node. Where NVIDIA's DRA driver advertises the GPUs, it is the number in its ResourceSlices.
 # TYPE gpuslice_capacity_kubelet gauge
 gpuslice_capacity_kubelet{resource="nvidia.com/mig-3g.20gb"} 2
 `, "gpuslice_capacity_expected", "gpuslice_capacity_kubelet")

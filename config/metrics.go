@@ -1,77 +1,73 @@
 package config
 
-// The comment of each metric says what it is, and its labels. From it go generate writes the table of agent/METRICS.md, and config/glossary, which
-// has the help text for Prometheus.
+// The comment of each metric says what it is, and its labels. go generate makes of it the table of agent/METRICS.md, and config/glossary, which has
+// the help text for Prometheus.
 
-// Metrics of the desired config, and how far the node is with it.
+// Metrics of the desired config, and of the node's progress towards it.
 const (
 	// MetricPartitionReady is 1 if the condition ConditionGPUPartitionReady is True.
 	//
 	// Labels: reason
 	MetricPartitionReady = "gpuslice_partition_ready"
-	// MetricConverged is 1 if hardware and capacity are as the labels ask, and nothing is left to do.
+	// MetricConverged is 1 if hardware and capacity are as the labels request, and nothing is left to do.
 	MetricConverged = "gpuslice_converged"
-	// MetricRequestInfo is 1 for what the labels ask for; the fingerprint is of what the name means on this node.
+	// MetricRequestInfo is 1 for the labels' request; the fingerprint is of the config that the name means on this node.
 	//
 	// Labels: label, name, fingerprint
 	MetricRequestInfo = "gpuslice_request_info"
-	// MetricPhaseInfo is 1 for the phase that the agent is in.
+	// MetricPhaseInfo is 1 for the agent's current phase.
 	//
 	// Labels: phase
 	MetricPhaseInfo = "gpuslice_phase_info"
-	// MetricPhaseSeconds is the time in each phase since the agent was started.
+	// MetricPhaseSeconds is the time in each phase since the agent started.
 	//
 	// Labels: phase
 	MetricPhaseSeconds = "gpuslice_phase_seconds_total"
-	// MetricBlockedSeconds is the time for which a change was kept from going on, as by a window, a slot or a disruption budget, or for
-	// good.
+	// MetricBlockedSeconds is how long changes were blocked, for example by a window, a slot or a disruption budget, or for good.
 	//
 	// Labels: reason
 	MetricBlockedSeconds = "gpuslice_blocked_seconds_total"
-	// MetricBlocks is the number of times that a change was kept from going on; with MetricBlockedSeconds it gives the mean
-	// length, as of the wait for a slot.
+	// MetricBlocks is how often a change was blocked; with MetricBlockedSeconds it gives the mean wait, for example for a slot.
 	//
 	// Labels: reason
 	MetricBlocks = "gpuslice_blocks_total"
-	// MetricNodeFenced is 1 while the agent keeps new pods off the node by its taint.
+	// MetricNodeFenced is 1 while the agent's taint keeps new pods off the node.
 	MetricNodeFenced = "gpuslice_node_fenced"
 	// MetricSteps is the number of steps by their result: `done`, `waiting`, `failed`.
 	//
 	// Labels: kind, result
 	MetricSteps = "gpuslice_steps_total"
-	// MetricEvictions is the number of pods that were sent away: `evicted`, or `deleted` after their deadline; `overdue` stayed.
+	// MetricEvictions is the number of pods that had to leave: `evicted`, or `deleted` after their deadline; `overdue` ones stayed.
 	//
 	// Labels: result
 	MetricEvictions = "gpuslice_evictions_total"
-	// MetricRecoveries is the number of times that an agent has taken something over: an `interrupted` change, `leftovers` without a
-	// journal, a `strange_journal`.
+	// MetricRecoveries is how often an agent has taken over: an `interrupted` change, `leftovers` without a journal, a `strange_journal`.
 	//
 	// Labels: cause
 	MetricRecoveries = "gpuslice_recoveries_total"
 )
 
-// Metrics of how the GPUs are cut, and of what is offered.
+// Metrics of the GPUs' geometry, and of the advertised capacity.
 const (
-	// MetricInstances is the number of GPU instances that stand.
+	// MetricInstances is the number of existing GPU instances.
 	//
 	// Labels: gpu, profile
 	MetricInstances = "gpuslice_instances"
-	// MetricInstanceInfo is 1 for each MIG device: DCGM's exporter knows it by GPU and `gpu_instance_id`, kubelet gives it out as the
-	// resource.
+	// MetricInstanceInfo is 1 for each MIG device: DCGM's exporter knows it by GPU and `gpu_instance_id`, kubelet by the resource.
 	//
 	// Labels: gpu, device, gpu_instance_id, profile, resource
 	MetricInstanceInfo = "gpuslice_instance_info"
-	// MetricCapacityExpected is the number of devices of a resource that the GPUs give as they are cut and shared.
+	// MetricCapacityExpected is how many devices of a resource the GPUs have in their present geometry and sharing.
 	//
 	// Labels: resource
 	MetricCapacityExpected = "gpuslice_capacity_expected"
-	// MetricCapacityKubelet is the number of devices of a resource that kubelet has to give out, by its own word on the node. Where
-	// NVIDIA's DRA driver gives out the GPUs, it is the number that its ResourceSlices have.
+	// MetricCapacityKubelet is how many devices of a resource kubelet can allocate, as it says on the node. Where NVIDIA's DRA driver advertises the
+	// GPUs, it is the number in its ResourceSlices.
 	//
 	// Labels: resource
 	MetricCapacityKubelet = "gpuslice_capacity_kubelet"
-	// MetricCapacityAllocatable is the number of devices of a resource in the allocatable of the node object, by which the scheduler
-	// places pods. Where NVIDIA's DRA driver gives out the GPUs, the scheduler goes by its ResourceSlices, and it is the number that these have.
+	// MetricCapacityAllocatable is how many devices of a resource the node object's allocatable has, for the scheduler. Where NVIDIA's DRA driver
+	// advertises the GPUs, the scheduler uses its ResourceSlices, and it is the number in these.
 	//
 	// Labels: resource
 	MetricCapacityAllocatable = "gpuslice_capacity_allocatable"
@@ -81,30 +77,29 @@ const (
 const (
 	// MetricWindowOpen is 1 if the node may be disturbed now.
 	MetricWindowOpen = "gpuslice_window_open"
-	// MetricNextWindow is when the change that waits begins; if none does, when the next window opens.
+	// MetricNextWindow is when the waiting change begins; if none waits, when the next window opens.
 	MetricNextWindow = "gpuslice_next_window_start_timestamp_seconds"
-	// MetricWindowOverrun is for how long a change has gone on beyond its window.
+	// MetricWindowOverrun is how long a change has run past its window.
 	MetricWindowOverrun = "gpuslice_window_overrun_seconds"
 )
 
 // Metrics of the agent itself.
 const (
-	// MetricLastPass is when the agent last ended a pass; an old time means that it hangs.
+	// MetricLastPass is when the agent last ended a pass; an old time means that the agent hangs.
 	MetricLastPass = "gpuslice_last_pass_timestamp_seconds" //nolint:gosec // the name of a pass, no password
-	// MetricLastSuccessfulPass is when a pass last ended in which nothing has failed that the agent tried.
+	// MetricLastSuccessfulPass is when a pass last ended without a failure.
 	MetricLastSuccessfulPass = "gpuslice_last_successful_pass_timestamp_seconds" //nolint:gosec // the same
-	// MetricAPIRequests is the number of requests to the API server by verb of HTTP and class of the answer: `2xx`, `4xx`, `none`. Those that the agent holds
-	// back while the API server fails count under `none`, too.
+	// MetricAPIRequests is the number of requests to the API server by HTTP verb and class of the answer: `2xx`, `4xx`, `none`. Requests that the
+	// agent holds back while the API server fails count as `none`, too.
 	//
 	// Labels: verb, code
 	MetricAPIRequests = "gpuslice_api_requests_total"
-	// MetricAdmissionPolicy is 1 if the API server refused when the agent last tried what the policy for `nodes`, `evictions`, `leases` or
-	// `events` has to refuse.
+	// MetricAdmissionPolicy is 1 if the policy for `nodes`, `evictions`, `leases` or `events` worked when the agent last tried what it forbids.
 	//
 	// Labels: policy
 	MetricAdmissionPolicy = "gpuslice_admission_policy"
-	// MetricPodAccess is 1 for what confines the agent to the pods of its node: `impersonation` of the node, the `policy` for evictions, or
-	// nothing beside `rbac`.
+	// MetricPodAccess is 1 for what confines the agent to the pods of its node: `impersonation` of the node, the `policy` for evictions, or `rbac`
+	// alone.
 	//
 	// Labels: level
 	MetricPodAccess = "gpuslice_pod_access"
@@ -131,14 +126,14 @@ const (
 	MetricPodGPUMemoryUsed = "gpuslice_pod_gpu_memory_used_bytes"
 )
 
-// Metrics of how busy GPUs are, over the last five minutes. What NVML does not report has none.
+// Metrics of how busy GPUs are, over the last five minutes. Values that NVML does not report are left out.
 const (
-	// MetricGPUBusy is the part of the time for which processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the
-	// part of its multiprocessors if that is more.
+	// MetricGPUBusy is the part of the time that processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the busy part of its
+	// multiprocessors if that is more.
 	//
 	// Labels: gpu, device
 	MetricGPUBusy = "gpuslice_gpu_busy_ratio"
-	// MetricPodGPUBusy is the part of the time for which the processes of a pod kept a GPU or one of its instances busy, from 0 to 1.
+	// MetricPodGPUBusy is the part of the time that a pod's processes kept a GPU or one of its instances busy, from 0 to 1.
 	//
 	// Labels: namespace, pod, gpu, device
 	MetricPodGPUBusy = "gpuslice_pod_gpu_busy_ratio"
@@ -155,7 +150,7 @@ const (
 	//
 	// Labels: gpu
 	MetricGPUHealthy = "gpuslice_gpu_healthy"
-	// MetricGPUProblem is 1 for each thing that is wrong with a GPU, while it is.
+	// MetricGPUProblem is 1 for each present problem of a GPU.
 	//
 	// Labels: gpu, reason, severity
 	MetricGPUProblem = "gpuslice_gpu_problem"
@@ -164,16 +159,15 @@ const (
 	//
 	// Labels: gpu
 	MetricGPURecoveryAction = "gpuslice_gpu_recovery_action"
-	// MetricGPUXidEvents is the number of errors that the driver has reported since the agent was started; numbers that the agent does
-	// not know are `other`.
+	// MetricGPUXidEvents is the number of errors that the driver has reported since the agent started; unknown numbers count as `other`.
 	//
 	// Labels: gpu, xid, class
 	MetricGPUXidEvents = "gpuslice_gpu_xid_events_total"
-	// MetricGPUECCErrors is the number of errors of memory since the last reset of a GPU (`volatile`) or ever (`aggregate`).
+	// MetricGPUECCErrors is the number of memory errors since the last reset of a GPU (`volatile`) or ever (`aggregate`).
 	//
 	// Labels: gpu, type, counter
 	MetricGPUECCErrors = "gpuslice_gpu_ecc_errors"
-	// MetricGPURemappedRows is the number of rows of memory that were replaced, by the kind of error that was the cause.
+	// MetricGPURemappedRows is the number of replaced rows of memory, by the kind of error that was the cause.
 	//
 	// Labels: gpu, cause
 	MetricGPURemappedRows = "gpuslice_gpu_remapped_rows"
@@ -189,15 +183,15 @@ const (
 	//
 	// Labels: gpu, spare
 	MetricGPURemapBanks = "gpuslice_gpu_remap_banks"
-	// MetricHealthEventsWatched is 1 if the driver hands out its events.
+	// MetricHealthEventsWatched is 1 if the driver delivers its events.
 	MetricHealthEventsWatched = "gpuslice_health_events_watched"
-	// MetricHealthKernelLogRead is 1 if the kernel's log is read for errors of GPUs.
+	// MetricHealthKernelLogRead is 1 if the agent reads the kernel's log for errors of GPUs.
 	MetricHealthKernelLogRead = "gpuslice_health_kernel_log_read"
 	// MetricHealthReadSeconds is how long the last poll of the health of all GPUs took.
 	MetricHealthReadSeconds = "gpuslice_health_read_seconds"
-	// MetricHealthLastSuccess is when the driver last reported how the GPUs are.
+	// MetricHealthLastSuccess is when the driver last reported the GPUs' health.
 	MetricHealthLastSuccess = "gpuslice_health_last_success_timestamp_seconds"
-	// MetricNVMLErrors is the number of polls of the health of GPUs that failed, by the library's code.
+	// MetricNVMLErrors is the number of failed polls of GPU health, by the library's code.
 	//
 	// Labels: code
 	MetricNVMLErrors = "gpuslice_nvml_errors_total"

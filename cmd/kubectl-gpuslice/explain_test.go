@@ -23,7 +23,7 @@ Held
 		w.start("explain", "gpuslice_instances")
 		w.is(`
 gpuslice_instances
-  is:     the number of GPU instances that stand
+  is:     the number of existing GPU instances
   labels: gpu, profile
 `, 0)
 		w.start("explain", "gpuslice_instance")

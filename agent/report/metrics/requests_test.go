@@ -33,7 +33,7 @@ func TestRequestsToTheAPIServerAreCounted(t *testing.T) {
 		t.Fatal("a server that is closed has answered")
 	}
 	want := strings.NewReader(`
-# HELP gpuslice_api_requests_total The number of requests to the API server by verb of HTTP and class of the answer: 2xx, 4xx, none. Those that the agent holds back while the API server fails count under none, too.
+# HELP gpuslice_api_requests_total The number of requests to the API server by HTTP verb and class of the answer: 2xx, 4xx, none. Requests that the agent holds back while the API server fails count as none, too.
 # TYPE gpuslice_api_requests_total counter
 gpuslice_api_requests_total{code="4xx",verb="GET"} 3
 gpuslice_api_requests_total{code="none",verb="DELETE"} 1
