@@ -633,7 +633,7 @@ func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
 func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 	t.Parallel()
 	const passed = "version: v1\nflags: {renameByDefault: true}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1200}]}}\n"
-	const warning = "the device plugin passes over a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: is no field here: it belongs below sharing.timeSlicing or sharing.mps"
+	const warning = "the device plugin passes over a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: is unknown here: it belongs below sharing.timeSlicing or sharing.mps"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()
@@ -647,7 +647,7 @@ func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 		}
 		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"any": strings.Replace(passed, "flags: {", "flags: {migStrategy: mixed, ", 1)})
 		w.label("all-1g.10gb")
-		if c := w.says(config.ReasonImpossibleSharing); !strings.Contains(c.Message, "nvidia.com/gpu is to be shared, and the node will not have it") {
+		if c := w.says(config.ReasonImpossibleSharing); !strings.Contains(c.Message, "nvidia.com/gpu is to be shared, but the node will not have it") {
 			t.Errorf("a MIG config beside it: %s: %s", c.Reason, c.Message)
 		}
 	})

@@ -135,9 +135,9 @@ func (r *DrainRule) Check(c *check.Mistakes, at string, in check.Written) {
 	}
 	switch text := in.Text("for"); {
 	case r.Action == DrainWait && text == "":
-		c.Add(&check.InvalidError{Field: at + ".for", Want: `must say how long is waited, like "8h"`})
+		c.Add(&check.InvalidError{Field: at + ".for", Want: `must say how long to wait, like "8h"`})
 	case r.Action != DrainWait && r.Action != "" && text != "":
-		c.Refuse(at+".for", text, fmt.Sprintf("goes with action wait, not with %s", r.Action))
+		c.Refuse(at+".for", text, fmt.Sprintf("needs action wait, not %s", r.Action))
 	}
 }
 
@@ -287,9 +287,9 @@ func operandProblems(key string) []string {
 	name, ok := strings.CutPrefix(key, LabelOperandPrefix)
 	switch {
 	case !ok || name == "":
-		return []string{"must begin with " + LabelOperandPrefix + ", as the labels do by which NVIDIA's GPU operator deploys its operands"}
+		return []string{"must begin with " + LabelOperandPrefix + ", like the labels of the operands of NVIDIA's GPU operator"}
 	case name == "driver":
-		return []string{"is the driver, without which no GPU can be changed"}
+		return []string{"is the driver, which every change of a GPU needs"}
 	}
 	return validation.IsQualifiedName(key)
 }
@@ -299,13 +299,13 @@ func unitProblems(unit string) []string {
 	name := strings.TrimSuffix(unit, kind)
 	switch {
 	case !slices.Contains(unitTypes, kind):
-		return []string{"must be the name of a systemd unit with its type, which is " + strings.Join(unitTypes, " or ")}
+		return []string{"must be the name of a systemd unit with its type: " + strings.Join(unitTypes, " or ")}
 	case name == "" || len(unit) > 255 || strings.HasPrefix(name, "@") || strings.Trim(name, unitCharacters) != "":
 		return []string{"is not a name that systemd allows"}
 	case strings.HasSuffix(name, "@"):
 		return []string{`is a template: name its instances, like "` + name + `0` + kind + `"`}
 	case slices.Contains(vitalUnits, name) || strings.HasPrefix(name, "systemd-"):
-		return []string{"is never stopped: the node and its pods live by it"}
+		return []string{"is never stopped: the node and its pods need it"}
 	}
 	return nil
 }

@@ -205,9 +205,9 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for fields that do not exist, and for values beside them": {
 			file: head + "nodeHeartBeat: 1m\ntimeouts: {drains: 1h, apiCall: 1h}\n",
 			want: []string{
-				"nodeHeartBeat: is no field here: they are apiVersion, kind, nodeHeartbeat, migStrategy, migConfigMap, profiles, maintenance, reboot, devicePlugin, mps, " +
+				"nodeHeartBeat: is unknown here: use apiVersion, kind, nodeHeartbeat, migStrategy, migConfigMap, profiles, maintenance, reboot, devicePlugin, mps, " +
 					"memoryPressure, health, idle, staleResources, podAccess, drain, operands, units, recover, timeouts, retry, startupTaint",
-				"timeouts.drains: is no field here: they are driverCall, apiCall, capacity, drain, unit, reboot, driverUpgrade",
+				"timeouts.drains: is unknown here: use driverCall, apiCall, capacity, drain, unit, reboot, driverUpgrade",
 				`timeouts.apiCall: "1h" must be from 1s to 5m`,
 			},
 		},
@@ -285,23 +285,23 @@ func TestSettingsAreRefused(t *testing.T) {
 		},
 		"for a startup taint that there is already": {
 			file: head + "startupTaint: gpuslice.io/not-ready\n",
-			want: []string{`startupTaint: "gpuslice.io/not-ready" is a startup taint without being named: leave it out, or name a second one`},
+			want: []string{`startupTaint: "gpuslice.io/not-ready" is always a startup taint: leave it out, or name a second one`},
 		},
 		"for the agent's own fence as a startup taint": {
 			file: head + "startupTaint: gpuslice.io/repartitioning\n",
-			want: []string{`startupTaint: "gpuslice.io/repartitioning" is under gpuslice.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+			want: []string{`startupTaint: "gpuslice.io/repartitioning" is under gpuslice.io, where other programs set and lift taints: use a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
 		},
 		"for the taint of a node that is not Ready as a startup taint": {
 			file: head + "startupTaint: node.kubernetes.io/not-ready\n",
-			want: []string{`startupTaint: "node.kubernetes.io/not-ready" is under kubernetes.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+			want: []string{`startupTaint: "node.kubernetes.io/not-ready" is under kubernetes.io, where other programs set and lift taints: use a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
 		},
 		"for a status taint of cluster-autoscaler as a startup taint": {
 			file: head + "startupTaint: status-taint.cluster-autoscaler.kubernetes.io/gpuslice\n",
-			want: []string{`startupTaint: "status-taint.cluster-autoscaler.kubernetes.io/gpuslice" is under kubernetes.io, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+			want: []string{`startupTaint: "status-taint.cluster-autoscaler.kubernetes.io/gpuslice" is under kubernetes.io, where other programs set and lift taints: use a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
 		},
 		"for NVIDIA's taint as a startup taint": {
 			file: head + "startupTaint: nvidia.com/gpu\n",
-			want: []string{`startupTaint: "nvidia.com/gpu" is under nvidia.com, whose taints other programs set and lift: take a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
+			want: []string{`startupTaint: "nvidia.com/gpu" is under nvidia.com, where other programs set and lift taints: use a key of your own, or startup-taint.cluster-autoscaler.kubernetes.io/gpuslice`},
 		},
 		"for pressure that cannot be": {
 			file: head + "memoryPressure: {threshold: 101, clear: 90%, for: 2h}\nstaleResources: bust\npodAccess: admin\nhealth: {kernelLog: always}\n",
@@ -357,8 +357,8 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a time that no rule waits for": {
 			file: head + "drain: {rules: [{selector: a=b, action: evict, for: 1h}, {selector: a=b, action: wait}, {selector: a=b, action: wait, for: 59s}]}\n",
 			want: []string{
-				`drain.rules[0].for: "1h" goes with action wait, not with evict`,
-				`drain.rules[1].for: must say how long is waited, like "8h"`,
+				`drain.rules[0].for: "1h" needs action wait, not evict`,
+				`drain.rules[1].for: must say how long to wait, like "8h"`,
 				`drain.rules[2].for: "59s" must be from 1m to 720h`,
 			},
 		},
@@ -372,7 +372,7 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a rule that says nothing that is known": {
 			file: head + "drain: {rules: [{namespace: a, selector: a=b, action: drop}, {namespaces: [a, A, a], action: evict}]}\n",
 			want: []string{
-				"drain.rules[0].namespace: is no field here: they are namespaces, selector, action, for",
+				"drain.rules[0].namespace: is unknown here: use namespaces, selector, action, for",
 				`drain.rules[0].action: "drop" must be evict or wait or refuse`,
 				`drain.rules[1].namespaces[1]: "A" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
 				`drain.rules[1].namespaces[2]: "a" is there twice`,
@@ -388,18 +388,18 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for operands that are none": {
 			file: head + "operands: [nvidia.com/gpu.present, nvidia.com/gpu.deploy., nvidia.com/gpu.deploy.driver, nvidia.com/gpu.deploy.dcgm, nvidia.com/gpu.deploy.dcgm, ~]\n",
 			want: []string{
-				`operands[0]: "nvidia.com/gpu.present" must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
-				`operands[1]: "nvidia.com/gpu.deploy." must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
-				`operands[2]: "nvidia.com/gpu.deploy.driver" is the driver, without which no GPU can be changed`,
+				`operands[0]: "nvidia.com/gpu.present" must begin with nvidia.com/gpu.deploy., like the labels of the operands of NVIDIA's GPU operator`,
+				`operands[1]: "nvidia.com/gpu.deploy." must begin with nvidia.com/gpu.deploy., like the labels of the operands of NVIDIA's GPU operator`,
+				`operands[2]: "nvidia.com/gpu.deploy.driver" is the driver, which every change of a GPU needs`,
 				`operands[4]: "nvidia.com/gpu.deploy.dcgm" is there twice`,
-				`operands[5]: "" must begin with nvidia.com/gpu.deploy., as the labels do by which NVIDIA's GPU operator deploys its operands`,
+				`operands[5]: "" must begin with nvidia.com/gpu.deploy., like the labels of the operands of NVIDIA's GPU operator`,
 			},
 		},
 		"for units that cannot be stopped": {
 			file: head + "units: [dcgm, kubepods.slice, a b.service, .service, dcgm@.service, dcgm.service, dcgm.service]\n",
 			want: []string{
-				`units[0]: "dcgm" must be the name of a systemd unit with its type, which is .service or .socket or .path or .timer`,
-				`units[1]: "kubepods.slice" must be the name of a systemd unit with its type, which is .service or .socket or .path or .timer`,
+				`units[0]: "dcgm" must be the name of a systemd unit with its type: .service or .socket or .path or .timer`,
+				`units[1]: "kubepods.slice" must be the name of a systemd unit with its type: .service or .socket or .path or .timer`,
 				`units[2]: "a b.service" is not a name that systemd allows`,
 				`units[3]: ".service" is not a name that systemd allows`,
 				`units[4]: "dcgm@.service" is a template: name its instances, like "dcgm@0.service"`,
@@ -409,14 +409,14 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for units that the node lives by": {
 			file: head + "units: [kubelet.service, containerd.service, crio.service, docker.service, docker.socket, dbus.service, dbus.socket, systemd-logind.service]\n",
 			want: []string{
-				`units[0]: "kubelet.service" is never stopped: the node and its pods live by it`,
-				`units[1]: "containerd.service" is never stopped: the node and its pods live by it`,
-				`units[2]: "crio.service" is never stopped: the node and its pods live by it`,
-				`units[3]: "docker.service" is never stopped: the node and its pods live by it`,
-				`units[4]: "docker.socket" is never stopped: the node and its pods live by it`,
-				`units[5]: "dbus.service" is never stopped: the node and its pods live by it`,
-				`units[6]: "dbus.socket" is never stopped: the node and its pods live by it`,
-				`units[7]: "systemd-logind.service" is never stopped: the node and its pods live by it`,
+				`units[0]: "kubelet.service" is never stopped: the node and its pods need it`,
+				`units[1]: "containerd.service" is never stopped: the node and its pods need it`,
+				`units[2]: "crio.service" is never stopped: the node and its pods need it`,
+				`units[3]: "docker.service" is never stopped: the node and its pods need it`,
+				`units[4]: "docker.socket" is never stopped: the node and its pods need it`,
+				`units[5]: "dbus.service" is never stopped: the node and its pods need it`,
+				`units[6]: "dbus.socket" is never stopped: the node and its pods need it`,
+				`units[7]: "systemd-logind.service" is never stopped: the node and its pods need it`,
 			},
 		},
 		"for adopting the remains of no one that is known": {

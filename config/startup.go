@@ -38,7 +38,7 @@ func MayBeStartupTaint(key string) (problems []string) {
 	}
 	domain, _, _ := strings.Cut(key, "/")
 	if foreign := ForeignDomain(key); foreign != "" && domain != AutoscalerStartupDomain {
-		return []string{fmt.Sprintf("is under %s, whose taints other programs set and lift: take a key of your own, or %s/gpuslice",
+		return []string{fmt.Sprintf("is under %s, where other programs set and lift taints: use a key of your own, or %s/gpuslice",
 			foreign, AutoscalerStartupDomain)}
 	}
 	return nil
@@ -47,7 +47,7 @@ func MayBeStartupTaint(key string) (problems []string) {
 // startupTaintProblems are those of the setting.
 func startupTaintProblems(key string) []string {
 	if key == TaintNotReady {
-		return []string{"is a startup taint without being named: leave it out, or name a second one"}
+		return []string{"is always a startup taint: leave it out, or name a second one"}
 	}
 	return MayBeStartupTaint(key)
 }

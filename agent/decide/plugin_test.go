@@ -377,7 +377,7 @@ func TestAKeyOfTheDevicePluginsConfigsIsReadWhereItIsGivenToThePlugin(t *testing
 		"a strategy that is for GPUs of one profile, beside two of two": {
 			named:   "version: v1\nflags: {migStrategy: single}\n",
 			prepare: func(r *request) { cuts(r); r.seen.GPUs = append(r.seen.GPUs, nvml.GPU{UUID: "GPU-b", Index: 1}) },
-			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is single, under which it ends when",
+			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is single, under which it exits when",
 		},
 	} {
 		r := newRequest(t)

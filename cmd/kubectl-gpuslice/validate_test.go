@@ -86,14 +86,14 @@ func TestValidateReadsStandardInputAndWhatAShellMakesOfPatterns(t *testing.T) {
 
 func TestValidateReadsTextsOfOtherEditors(t *testing.T) {
 	const right, wrong = "-: device plugin config without sharing\n", "-: a device plugin config, wrong\n"
-	const mistake = "line %d, column 1: version: \"v2\" must be v1, the only one there is\n"
+	const mistake = "line %d, column 1: version: \"v2\" must be v1, the only version\n"
 	for text, want := range map[string]string{
 		"version: v1":                              right, // without an end of its last line
 		"version: v1\r\n---\r\nversion: v1\r\n":    right + right,
 		"---\nversion: v1\n---\n---\nversion: v2":  right + wrong + "  " + fmt.Sprintf(mistake, 5),
 		"version: v1\r\n--- # two\r\nversion: v2":  right + wrong + "  " + fmt.Sprintf(mistake, 3),
 		"--- {version: v1}\n--- {version: v1}":     right + right,
-		"kind: List\nitems:\n- version: v2\n":      wrong + "  " + "version: \"v2\" must be v1, the only one there is\n",
+		"kind: List\nitems:\n- version: v2\n":      wrong + "  " + "version: \"v2\" must be v1, the only version\n",
 		"version: v1\nflags:\n  a: |\n    ---\n b": "-: wrong\n  reading YAML: line 4: did not find expected key\n",
 	} {
 		got, _, _ := strings.Cut(validated(t, text, "validate", "-f", "-"), "error: ")
@@ -133,8 +133,8 @@ func TestValidateTakesTextsOfOthersForNoneOfOurs(t *testing.T) {
 		"a template":                      {`a: {{ b }}: c`, ""},
 		"rules in a list":                 {`- a`, ""},
 
-		"a plugin's config":            {`{version: v1, flags: {a: b}}`, "flags.a: is no field here"},
-		"with a field too many":        {`{version: v1, sharing: {}, flag: {}}`, "flag: is no field here"},
+		"a plugin's config":            {`{version: v1, flags: {a: b}}`, "flags.a: is unknown here"},
+		"with a field too many":        {`{version: v1, sharing: {}, flag: {}}`, "flag: is unknown here"},
 		"without its version":          {`sharing: {timeSlicing: {resources: []}}`, "sharing.timeSlicing.resources"},
 		"our settings":                 {`{apiVersion: gpuslice.io/v1alpha1, kind: Settings, theme: dark}`, "theme"},
 		"profiles without apiVersion":  {`{kind: Profiles, profiles: {}}`, "apiVersion"},

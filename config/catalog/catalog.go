@@ -74,7 +74,7 @@ func (f DeviceFilter) passes(g nvml.GPU) bool {
 var (
 	errNotDeviceFilter = errors.New(`is not of the form "0x233010DE", the PCI device id followed by the vendor id,` +
 		` or "0x233010DE:0x16C110DE" with those of the subsystem`)
-	errNoDeviceID = errors.New("begins with a colon, which mig-parted lets match no GPU at all: write the device id before it," +
+	errNoDeviceID = errors.New("begins with a colon, so that mig-parted matches no GPU: write the device id before it," +
 		` "0x233010DE:0x16C110DE"`)
 )
 
@@ -239,7 +239,7 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 		case taken && !g.Lost && b.profile != "":
 			b.refuse(number, &check.InvalidError{
 				Field: "gpus", Value: nameOf(g),
-				Want: fmt.Sprintf("is selected by mig entry %d already: a GPU may be in one entry of a profile only", earlier),
+				Want: fmt.Sprintf("is already in mig entry %d: a GPU may be in one entry of a profile only", earlier),
 			})
 		default:
 			b.requests[g.UUID] = nvml.Request{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
@@ -406,16 +406,16 @@ func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	case len(filters) == 0:
 		return &check.InvalidError{
 			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
-			Want: "is the position of no GPU of this node, which has " + indices(b.gpus),
+			Want: "is no position of this node, which has " + indices(b.gpus),
 		}
 	case slices.ContainsFunc(cfg, anyHere):
 		return &check.InvalidError{
 			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
-			Want: "passes the filter of no rule on " + here,
+			Want: "is excluded by the rules' filters on " + here,
 		}
 	}
 	return &check.InvalidError{
-		Config: b.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "is about no GPU of " + here,
+		Config: b.config, Field: fieldFilter, Value: strings.Join(filters, ", "), Want: "fits no GPU of " + here,
 	}
 }
 

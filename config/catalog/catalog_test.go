@@ -264,20 +264,20 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 		"for positions that are none of the node's": {
 			config: catalog.MIGConfig{{Indices: []int{8, 9}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), h100()),
-			want:   `config "mine", devices: 8, 9 is the position of no GPU of this node, which has 0 to 1`,
+			want:   `config "mine", devices: 8, 9 is no position of this node, which has 0 to 1`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when every filter is for other nodes": {
 			config: catalog.MIGConfig{all(sevenOf10, "0x20B210DE"), all(nil, "0x20B710DE")},
 			gpus:   node(h100(), t4()),
-			want: `config "mine", device-filter: 0x20B210DE, 0x20B710DE is about no GPU of this node,` +
+			want: `config "mine", device-filter: 0x20B210DE, 0x20B710DE fits no GPU of this node,` +
 				` which has 0x1EB810DE (Tesla T4), 0x233010DE (NVIDIA H100 80GB HBM3)`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when filter and positions exclude each other": {
 			config: catalog.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), t4()),
-			want: `config "mine", devices: 1 passes the filter of no rule on this node,` +
+			want: `config "mine", devices: 1 is excluded by the rules' filters on this node,` +
 				` which has 0x1EB810DE (Tesla T4), 0x233010DE (NVIDIA H100 80GB HBM3)`,
 			reason: config.ReasonInvalidCatalog,
 		},
@@ -296,37 +296,37 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 		"for MIG on all GPUs when none can do it": {
 			config: catalog.MIGConfig{all(sevenOf10)},
 			gpus:   node(t4(), t4()),
-			want: `config "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
+			want: `config "mine" requests MIG, but no GPU that it names can do MIG: Tesla T4;` +
 				` choose a config with mig-enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
 		"for MIG on all GPUs of a kind that cannot, beside a rule for MIG off": {
 			config: catalog.MIGConfig{all(sevenOf10, "0x1EB810DE"), all(nil, "0x233010DE")},
 			gpus:   node(t4(), h100()),
-			want: `config "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
+			want: `config "mine" requests MIG, but no GPU that it names can do MIG: Tesla T4;` +
 				` choose a config with mig-enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
 		"for MIG on vGPUs": {
 			config: catalog.MIGConfig{all(sevenOf10)},
 			gpus:   node(vGPU(), t4(), vGPU()),
-			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
+			want: `config "mine": a vGPU can only be cut on the host of its virtual machine: ` +
 				`GPU 0, NVIDIA A100-40C; GPU 2, NVIDIA A100-40C; ` +
-				`choose another vGPU profile for this virtual machine on its host, and remove the label`,
+				`choose another vGPU profile for this virtual machine there, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"for MIG on a vGPU that is named, beside a GPU that can do it": {
 			config: catalog.MIGConfig{{Indices: []int{0, 1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), vGPU()),
-			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
-				`GPU 1, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+			want: `config "mine": a vGPU can only be cut on the host of its virtual machine: ` +
+				`GPU 1, NVIDIA A100-40C; choose another vGPU profile for this virtual machine there, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"for MIG off on a vGPU that its host has cut": {
 			config: catalog.MIGConfig{all(nil)},
 			gpus:   node(cutVGPU()),
-			want: `config "mine": a vGPU is cut on the host of its virtual machine and cannot be cut here: ` +
-				`GPU 0, NVIDIA A100-40C; choose another vGPU profile for this virtual machine on its host, and remove the label`,
+			want: `config "mine": a vGPU can only be cut on the host of its virtual machine: ` +
+				`GPU 0, NVIDIA A100-40C; choose another vGPU profile for this virtual machine there, and remove the label`,
 			reason: config.ReasonVirtualGPU,
 		},
 		"on a node without GPUs": {
@@ -355,7 +355,7 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 		mine := catalog.MIGConfig{all(nil, "H100"), {DeviceFilter: []string{":0x16C110DE"}, Indices: []int{5}}}
 		_, err := catalog.Merge(nil, map[string]catalog.MIGConfig{"mine": mine}).Requests("mine", node(h100()))
 		want := `config "mine", rule 1, device-filter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem` + "\n" +
-			`config "mine", rule 2, device-filter: ":0x16C110DE" begins with a colon, which mig-parted lets match no GPU at all: write the device id before it, "0x233010DE:0x16C110DE"`
+			`config "mine", rule 2, device-filter: ":0x16C110DE" begins with a colon, so that mig-parted matches no GPU: write the device id before it, "0x233010DE:0x16C110DE"`
 		if err == nil || err.Error() != want {
 			t.Errorf("error\n%v\nwant\n%s", err, want)
 		}

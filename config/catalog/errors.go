@@ -53,7 +53,7 @@ func (e *UnknownConfigError) Error() string {
 func (e *UnknownConfigError) meant() []string {
 	meant := slices.Clone(e.Close)
 	for _, p := range e.Profiles {
-		profile := "the profile " + p + ", which the label " + config.LabelProfile + " asks for"
+		profile := "the profile " + p + " (label " + config.LabelProfile + ")"
 		if p == e.Name {
 			return []string{profile}
 		}
@@ -90,7 +90,7 @@ func (e *NoCapableGPUError) Error() string {
 	if len(e.Models) == 0 {
 		return subject + " names no GPU, since this node has none"
 	}
-	return fmt.Sprintf("%s asks for MIG, and no GPU that it names can do MIG: %s; choose %s, or remove the label",
+	return fmt.Sprintf("%s requests MIG, but no GPU that it names can do MIG: %s; choose %s, or remove the label",
 		subject, strings.Join(e.Models, ", "), other)
 }
 
@@ -110,8 +110,8 @@ func (e *VirtualGPUError) Error() string {
 	if e.Profile != "" {
 		subject = fmt.Sprintf("profile %q", e.Profile)
 	}
-	return fmt.Sprintf("%s: a vGPU is cut on the host of its virtual machine and cannot be cut here: %s; "+
-		"choose another vGPU profile for this virtual machine on its host, and remove the label", subject, joinFirst(e.GPUs, "; "))
+	return fmt.Sprintf("%s: a vGPU can only be cut on the host of its virtual machine: %s; "+
+		"choose another vGPU profile for this virtual machine there, and remove the label", subject, joinFirst(e.GPUs, "; "))
 }
 
 // Reason is ReasonVirtualGPU.
@@ -126,7 +126,7 @@ type NoSelectedGPUError struct {
 
 // Error names the selectors and the GPUs of the node.
 func (e *NoSelectedGPUError) Error() string {
-	return fmt.Sprintf("profile %q selects no GPU of this node: it is about %s; this node has %s",
+	return fmt.Sprintf("profile %q selects no GPU of this node: it selects %s; this node has %s",
 		e.Profile, joinFirst(e.Selectors, ", or "), joinFirst(e.GPUs, ", "))
 }
 

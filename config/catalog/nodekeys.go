@@ -20,7 +20,7 @@ const maxNodeKeys = 100
 // boundKeys refuses more keys than that.
 func boundKeys(c *check.Mistakes, field string, n int) bool {
 	if n > maxNodeKeys {
-		c.Add(&check.InvalidError{Field: field, Want: fmt.Sprintf("has %d entries, and at most %d can be kept in mind", n, maxNodeKeys)})
+		c.Add(&check.InvalidError{Field: field, Want: fmt.Sprintf("has %d entries: at most %d are allowed", n, maxNodeKeys)})
 	}
 	return n <= maxNodeKeys
 }
@@ -91,7 +91,7 @@ func readNodeTaints(c *check.Mistakes, raw json.RawMessage) []corev1.Taint {
 func nodeKeyProblems(key string) []string {
 	problems := validation.IsQualifiedName(key)
 	if foreign := config.ForeignDomain(key); len(problems) == 0 && foreign != "" {
-		return []string{fmt.Sprintf("is under %s, whose keys are not a profile's to set: take one of your own", foreign)}
+		return []string{fmt.Sprintf("is under %s, where a profile may not set keys: use one of your own", foreign)}
 	}
 	return problems
 }

@@ -144,7 +144,7 @@ func profileOf(raw json.RawMessage) (Profile, check.Mistakes) {
 	noStrategy := in.MIGStrategy == "" && !c.Refused("migStrategy")
 	if check.Absent(in.MIG.RawMessage) && check.Absent(in.Sharing.RawMessage) && noStrategy && check.Empty(in.Labels.RawMessage) &&
 		check.Empty(in.Taints.RawMessage) {
-		c.Add(&check.InvalidError{Want: "asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
+		c.Add(&check.InvalidError{Want: "requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"})
 	}
 	p.MIG = readMIGRules(&c, in.MIG.RawMessage)
 	p.Sharing = readProfileSharing(&c, in.Sharing.RawMessage)
@@ -192,15 +192,15 @@ func refuseMIG(c *check.Mistakes, rules MIGConfig) {
 func refuseStrategy(c *check.Mistakes, strategy config.MIGStrategy, rules MIGConfig, mps bool) {
 	const field = "migStrategy"
 	if strategy == config.MIGStrategyMixed && mps {
-		c.Refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out")
+		c.Refuse(field, string(strategy), "does not go with mps: NVIDIA's device plugin exits on both; write none, or leave it out")
 	}
 	for i, rule := range rules {
 		at := fmt.Sprintf("does not go with mig entry %d: ", i+1)
 		switch {
 		case strategy == config.MIGStrategyNone && rule.MIG:
-			c.Refuse(field, string(strategy), at+"GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out")
+			c.Refuse(field, string(strategy), at+"GPUs in MIG mode would be advertised as whole ones that nothing can run on; write single or mixed, or leave it out")
 		case strategy == config.MIGStrategySingle && len(rule.Devices) > 1:
-			c.Refuse(field, string(strategy), at+"NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out")
+			c.Refuse(field, string(strategy), at+"NVIDIA's device plugin exits on instances of several sizes; write mixed, or leave it out")
 		}
 	}
 }
@@ -222,10 +222,10 @@ func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 	rule.MIG = in.Enabled == "true"
 	switch {
 	case in.Enabled == "false" && !check.Absent(in.Instances.RawMessage):
-		c.Add(&check.InvalidError{Field: "instances", Want: "cannot be had where enabled is false"})
+		c.Add(&check.InvalidError{Field: "instances", Want: "needs enabled: true"})
 	case in.Enabled == "true" && check.Absent(in.Instances.RawMessage):
 		c.Add(&check.InvalidError{
-			Field: "instances", Want: "is missing, and needed where enabled is true: for MIG mode without instances write {}",
+			Field: "instances", Want: "is missing: for MIG mode without instances write {}",
 		})
 	case in.Enabled == "true":
 		rule.Devices = readInstances(&c, in.Instances.RawMessage)
@@ -306,10 +306,10 @@ var (
 	pciForm  = regexp.MustCompile(`^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])$`)
 
 	errNotUUID     = errors.New(`must be the whole UUID of a GPU, as nvidia-smi -L prints it: "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`)
-	errMIGUUID     = errors.New("is a MIG device, which comes and goes: write the UUID of its GPU")
+	errMIGUUID     = errors.New("is a MIG device, which changes may delete: write its GPU's UUID")
 	errNotPCI      = errors.New(`must be a PCI address: "0000:17:00.0", "00000000:17:00.0" or "17:00.0"`)
 	errNotPosition = fmt.Errorf("must be a position in PCI order, a whole number from 0 to %d", check.MaxCount)
-	errNotPattern  = errors.New(`must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`)
+	errNotPattern  = errors.New(`must be a model as nvidia-smi -L prints it; * stands for anything: "NVIDIA A100*"`)
 )
 
 func gpuUUID(text string) (nvml.UUID, error) {
@@ -367,7 +367,7 @@ func refuseNoLabelValue(c *check.Mistakes, field, name string) {
 		c.Refuse(field, name, "is how YAML reads "+read+": choose another name")
 	}
 	if problems := validation.IsValidLabelValue(name); name == "" || len(problems) > 0 {
-		c.Refuse(field, name, "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'"+
+		c.Refuse(field, name, "cannot be the value of a label, so no node could request it: write letters, digits, '-', '_'"+
 			" and '.', at most 63, beginning and ending with a letter or digit")
 	}
 }

@@ -146,8 +146,8 @@ func TestProfilesAreRefused(t *testing.T) {
 		"in a file of MIG configs": {
 			file: "version: v1\nmig-configs: {}",
 			want: []string{
-				"mig-configs: is no field here: they are apiVersion, kind, profiles",
-				"version: is no field here: they are apiVersion, kind, profiles",
+				"mig-configs: is unknown here: use apiVersion, kind, profiles",
+				"version: is unknown here: use apiVersion, kind, profiles",
 				`apiVersion: "" must be gpuslice.io/v1alpha1`,
 				`kind: "" must be Profiles`,
 			},
@@ -163,9 +163,9 @@ func TestProfilesAreRefused(t *testing.T) {
 		"under names that no label can hold": {
 			file: profilesHead + `profiles: {"": {mig: [{gpus: {all: true}, enabled: false}]}, 1g.10gb+me: {mig: [{gpus: {all: true}, enabled: false}]}}`,
 			want: []string{
-				`profiles: "" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63,` +
+				`profiles: "" cannot be the value of a label, so no node could request it: write letters, digits, '-', '_' and '.', at most 63,` +
 					` beginning and ending with a letter or digit`,
-				`profiles: "1g.10gb+me" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63,` +
+				`profiles: "1g.10gb+me" cannot be the value of a label, so no node could request it: write letters, digits, '-', '_' and '.', at most 63,` +
 					` beginning and ending with a letter or digit`,
 			},
 		},
@@ -175,7 +175,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		},
 		"that say nothing": {
 			file: profilesHead + "profiles: {mine: }",
-			want: []string{`profile "mine": asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints`},
+			want: []string{`profile "mine": requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints`},
 		},
 		"that are no mapping": {
 			file: profilesHead + "profiles: {mine: [], yours: all}",
@@ -184,9 +184,9 @@ func TestProfilesAreRefused(t *testing.T) {
 		"with fields that do not exist": {
 			file: profilesHead + "profiles: {mine: {text: x, mig: [{gpu: {all: true}, gpus: {All: true}, enabled: false}]}}",
 			want: []string{
-				`profile "mine", text: is no field here: they are description, mig, sharing, migStrategy, labels, taints, drain, windows`,
-				`profile "mine", mig entry 1, gpu: is no field here: they are gpus, enabled, instances`,
-				`profile "mine", mig entry 1, gpus.All: is no field here: they are all, uuid, pci, index, model, deviceFilter`,
+				`profile "mine", text: is unknown here: use description, mig, sharing, migStrategy, labels, taints, drain, windows`,
+				`profile "mine", mig entry 1, gpu: is unknown here: use gpus, enabled, instances`,
+				`profile "mine", mig entry 1, gpus.All: is unknown here: use all, uuid, pci, index, model, deviceFilter`,
 				`profile "mine", mig entry 1, gpus: selects no GPU: write all: true, or at least one of uuid, pci, index, model and deviceFilter`,
 			},
 		},
@@ -212,8 +212,8 @@ func TestProfilesAreRefused(t *testing.T) {
 			want: []string{
 				`profile "mine", mig entry 1, gpus.uuid[0]: "GPU-8dcd427f" must be the whole UUID of a GPU, as nvidia-smi -L prints it:` +
 					` "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`,
-				`profile "mine", mig entry 1, gpus.uuid[1]: "MIG-8dcd427f-483b-b48f-d7e5-75fb19a52b76" is a MIG device, which comes and goes:` +
-					` write the UUID of its GPU`,
+				`profile "mine", mig entry 1, gpus.uuid[1]: "MIG-8dcd427f-483b-b48f-d7e5-75fb19a52b76" is a MIG device, which changes may delete:` +
+					` write its GPU's UUID`,
 				`profile "mine", mig entry 1, gpus.uuid[2]: "8dcd427f-483b-b48f-d7e5-75fb19a52b76" must be the whole UUID of a GPU,` +
 					` as nvidia-smi -L prints it: "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76"`,
 			},
@@ -239,8 +239,8 @@ func TestProfilesAreRefused(t *testing.T) {
 			want: []string{
 				`profile "mine", mig entry 1, gpus.index[0]: "-1" must be a position in PCI order, a whole number from 0 to 1000`,
 				`profile "mine", mig entry 1, gpus.index[1]: "1.5" must be a position in PCI order, a whole number from 0 to 1000`,
-				`profile "mine", mig entry 1, gpus.model[0]: "A[" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
-				`profile "mine", mig entry 1, gpus.model[1]: "" must be a model as nvidia-smi -L prints it, in which * stands for anything: "NVIDIA A100*"`,
+				`profile "mine", mig entry 1, gpus.model[0]: "A[" must be a model as nvidia-smi -L prints it; * stands for anything: "NVIDIA A100*"`,
+				`profile "mine", mig entry 1, gpus.model[1]: "" must be a model as nvidia-smi -L prints it; * stands for anything: "NVIDIA A100*"`,
 				`profile "mine", mig entry 1, gpus.deviceFilter: "H100" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem`,
 			},
 		},
@@ -259,15 +259,15 @@ func TestProfilesAreRefused(t *testing.T) {
 		"for instances with MIG off, and MIG on without saying which": {
 			file: entry("{gpus: {all: true}, enabled: false, instances: {}}") + "      - {gpus: {all: true}, enabled: true}",
 			want: []string{
-				`profile "mine", mig entry 1, instances: cannot be had where enabled is false`,
-				`profile "mine", mig entry 2, instances: is missing, and needed where enabled is true: for MIG mode without instances write {}`,
+				`profile "mine", mig entry 1, instances: needs enabled: true`,
+				`profile "mine", mig entry 2, instances: is missing: for MIG mode without instances write {}`,
 			},
 		},
 		"for instances that cannot be": {
 			file: entry("{gpus: {all: true}, enabled: true, instances: {1g10gb: 1, 4c.3g.40gb: 1, 1g.10gb: 0, 2g.20gb: two, 3g.40gb: }}"),
 			want: []string{
 				`profile "mine", mig entry 1, instances.1g.10gb: "0" must be a whole number from 1 to 1000`,
-				`profile "mine", mig entry 1, instances: "1g10gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+				`profile "mine", mig entry 1, instances: "1g10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 				`profile "mine", mig entry 1, instances.2g.20gb: "two" must be a whole number from 1 to 1000`,
 				`profile "mine", mig entry 1, instances.3g.40gb: "" must be a whole number from 1 to 1000`,
 				`profile "mine", mig entry 1, instances: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4`,
@@ -277,7 +277,7 @@ func TestProfilesAreRefused(t *testing.T) {
 			file: profilesHead + "profiles:\n  b: {mig: [{gpus: {all: true}, enabled: 1}]}\n" +
 				"  a: {mig: [{gpus: {all: true}, enabled: false}, {gpus: {index: x}, enabled: false}]}\nother: 1",
 			want: []string{
-				`other: is no field here: they are apiVersion, kind, profiles`,
+				`other: is unknown here: use apiVersion, kind, profiles`,
 				`profile "a", mig entry 2, gpus.index: "x" must be a position in PCI order, a whole number from 0 to 1000`,
 				`profile "b", mig entry 1, enabled: "1" must be true or false`,
 			},
@@ -539,13 +539,13 @@ func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 			entries: "- {gpus: {all: true}, enabled: false}\n- {gpus: {index: 1}" + enabled,
 			gpus:    addressed(h100(), h100()),
 			want: `profile "mine", mig entry 2, gpus: GPU 1` +
-				` is selected by mig entry 1 already: a GPU may be in one entry of a profile only`,
+				` is already in mig entry 1: a GPU may be in one entry of a profile only`,
 			reason: config.ReasonInvalidCatalog,
 		},
 		"when it is for GPUs of other nodes alone": {
 			entries: `- {gpus: {uuid: GPU-33333333-3333-3333-3333-333333333333}` + enabled + `- {gpus: {pci: "99:00.0", model: "NVIDIA H*"}` + enabled,
 			gpus:    addressed(h100(), h100(), nvml.GPU{Lost: true}),
-			want: `profile "mine" selects no GPU of this node: it is about uuid GPU-33333333-3333-3333-3333-333333333333,` +
+			want: `profile "mine" selects no GPU of this node: it selects uuid GPU-33333333-3333-3333-3333-333333333333,` +
 				` or pci 0000:99:00.0 and model NVIDIA H*; this node has NVIDIA H100 80GB HBM3 (` + string(uuid0) + `, 0000:17:00.0),` +
 				` NVIDIA H100 80GB HBM3 (` + string(uuid1) + `, 0000:65:00.0), GPU 2 (lost)`,
 			reason: config.ReasonNoCapableGPU,
@@ -553,14 +553,14 @@ func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 		"when it is for other models": {
 			entries: `- {gpus: {model: "NVIDIA A100*"}` + enabled + `- {gpus: {deviceFilter: "0x290110DE"}` + enabled,
 			gpus:    addressed(h100(), h100(), t4()),
-			want: `profile "mine" selects no GPU of this node: it is about model NVIDIA A100*, or deviceFilter 0x290110DE;` +
+			want: `profile "mine" selects no GPU of this node: it selects model NVIDIA A100*, or deviceFilter 0x290110DE;` +
 				` this node has NVIDIA H100 80GB HBM3 (0x233010DE), Tesla T4 (0x1EB810DE)`,
 			reason: config.ReasonNoCapableGPU,
 		},
 		"when its positions are of other models": {
 			entries: `- {gpus: {index: 1, model: "NVIDIA H100*"}` + enabled,
 			gpus:    addressed(h100(), t4()),
-			want: `profile "mine" selects no GPU of this node: it is about index 1 and model NVIDIA H100*;` +
+			want: `profile "mine" selects no GPU of this node: it selects index 1 and model NVIDIA H100*;` +
 				` this node has NVIDIA H100 80GB HBM3 (index 0), Tesla T4 (index 1)`,
 			reason: config.ReasonNoCapableGPU,
 		},
@@ -582,7 +582,7 @@ func TestWrongRequestsOfProfilesAreRefused(t *testing.T) {
 		"for MIG on a model that cannot do it": {
 			entries: `- {gpus: {model: "Tesla*"}` + enabled,
 			gpus:    addressed(h100(), t4()),
-			want: `profile "mine" asks for MIG, and no GPU that it names can do MIG: Tesla T4;` +
+			want: `profile "mine" requests MIG, but no GPU that it names can do MIG: Tesla T4;` +
 				` choose a profile with enabled false, or remove the label`,
 			reason: config.ReasonNoCapableGPU,
 		},
@@ -667,18 +667,18 @@ func TestAnUnknownProfile(t *testing.T) {
 		},
 		"where the other label asks for one is answered with the label that may": {
 			ask: configs.Requests, name: "production-inference",
-			want: `no MIG config is named "production-inference": did you mean the profile production-inference,` +
-				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+			want: `no MIG config is named "production-inference": did you mean the profile production-inference (label gpuslice.io/profile)?` +
+				` This node has ` + generated,
 		},
 		"where the other label asks for one is answered with that alone, however near others are": {
 			ask: configs.Requests, name: "all-balance",
-			want: `no MIG config is named "all-balance": did you mean the profile all-balance,` +
-				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+			want: `no MIG config is named "all-balance": did you mean the profile all-balance (label gpuslice.io/profile)?` +
+				` This node has ` + generated,
 		},
 		"where the other label asks for nearly one is answered with that": {
 			ask: configs.Requests, name: "production-inferense",
-			want: `no MIG config is named "production-inferense": did you mean the profile production-inference,` +
-				` which the label gpuslice.io/profile asks for? This node has ` + generated,
+			want: `no MIG config is named "production-inferense": did you mean the profile production-inference (label gpuslice.io/profile)?` +
+				` This node has ` + generated,
 		},
 	}
 	for name, test := range tests {

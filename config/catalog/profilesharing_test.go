@@ -92,16 +92,16 @@ func TestProfilesOfPools(t *testing.T) {
 
 func TestProfilesOfPoolsAreRefused(t *testing.T) {
 	const noResources = `must be a list of at least one entry with "name" and "replicas"`
-	const notMine = "whose keys are not a profile's to set: take one of your own"
+	const notMine = "where a profile may not set keys: use one of your own"
 	for name, test := range map[string]struct {
 		profile string
 		want    []string
 	}{
 		"that are drained for nothing": {
-			"{drain: {deadline: 1h}}", []string{"asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
+			"{drain: {deadline: 1h}}", []string{"requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
 		},
 		"that put nothing on their nodes": {
-			"{labels: {}, taints: []}", []string{"asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
+			"{labels: {}, taints: []}", []string{"requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints"},
 		},
 		"that share by nothing": {
 			"{sharing: {}}", []string{"sharing: must have timeSlicing or mps; for GPUs that are not shared write none"},
@@ -110,12 +110,12 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 			"{sharing: timeSlicing}", []string{`sharing: "timeSlicing" must be none, or a mapping with "timeSlicing" or "mps"`},
 		},
 		"that share by another case": {
-			"{sharing: {timeslicing: {}}}", []string{"sharing.timeslicing: is no field here: they are timeSlicing, mps"},
+			"{sharing: {timeslicing: {}}}", []string{"sharing.timeslicing: is unknown here: use timeSlicing, mps"},
 		},
 		"that share in both ways, with what is wrong about each": {
 			"{sharing: {timeSlicing: {resources: []}, mps: {resources: [{name: gpu, replicas: 49}]}}}",
 			[]string{
-				"sharing: has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word",
+				"sharing: has both timeSlicing and mps: keep one; NVIDIA's device plugin would silently use mps",
 				"sharing.timeSlicing.resources: " + noResources,
 				`sharing.mps.resources[0].replicas: "49" is more than the 48 clients that an MPS control daemon serves`,
 			},
@@ -131,8 +131,8 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"with devices and names of their own": {
 			"{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: all, rename: gpu.shared}]}}}",
 			[]string{
-				`sharing.timeSlicing.resources[0].rename: "gpu.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
-				`sharing.timeSlicing.resources[0].devices: "all" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
+				`sharing.timeSlicing.resources[0].rename: "gpu.shared" is ignored by NVIDIA's device plugin: renameByDefault names each shared resource <name>.shared`,
+				`sharing.timeSlicing.resources[0].devices: "all" is ignored by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
 			},
 		},
 		"with replicas that are none": {
@@ -164,7 +164,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		},
 		"with more labels and taints than can be recorded": {
 			"{labels: {" + numbered(101, "l%d: a", ", ") + "}, taints: [" + numbered(101, "{key: t%d, effect: NoSchedule}", ", ") + "]}",
-			[]string{"labels: has 101 entries, and at most 100 can be kept in mind", "taints: has 101 entries, and at most 100 can be kept in mind"},
+			[]string{"labels: has 101 entries: at most 100 are allowed", "taints: has 101 entries: at most 100 are allowed"},
 		},
 		"with labels that are a list": {
 			"{labels: [a], taints: {gpu: true}}",
@@ -181,7 +181,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 				`taints[2].effect: "Always" must be NoSchedule or PreferNoSchedule`,
 				`taints[3]: "gpu:NoSchedule" is there twice`,
 				`taints[4].key: "nvidia.com/gpu" is under nvidia.com, ` + notMine,
-				`taints[5].name: is no field here: they are key, value, effect`,
+				`taints[5].name: is unknown here: use key, value, effect`,
 				`taints[5].key: "" name part must be non-empty`,
 				`taints[5].key: "" name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`,
 				`taints[5].effect: "" must be NoSchedule or PreferNoSchedule`,
@@ -190,7 +190,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"that are drained in ways that are none": {
 			"{sharing: none, drain: {deadline: 10s, afterDeadline: force, deleteGrace: 0s, unmanagedPods: wait, emptyDir: wait, onUncordon: undo, clients: [], rules: [{action: wait}]}}",
 			[]string{
-				"drain.clients: is no field here: they are deadline, mode, gradualFor, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
+				"drain.clients: is unknown here: use deadline, mode, gradualFor, afterDeadline, deleteGrace, unmanagedPods, emptyDir, onUncordon, rules",
 				`drain.deadline: "10s" must be from 1m to 168h`,
 				`drain.afterDeadline: "force" must be undo or delete`,
 				`drain.deleteGrace: "0s" must be from 1s to 1h`,
@@ -198,7 +198,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 				`drain.emptyDir: "wait" must be evict or refuse`,
 				`drain.onUncordon: "undo" must be cancel or refence`,
 				`drain.rules[0]: fits every pod: write "namespaces", "selector" or both`,
-				`drain.rules[0].for: must say how long is waited, like "8h"`,
+				`drain.rules[0].for: must say how long to wait, like "8h"`,
 			},
 		},
 		"with a MIG strategy that is none": {
@@ -206,15 +206,15 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		},
 		"with a MIG strategy that nothing they cut is offered under": {
 			"{mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: none}",
-			[]string{`migStrategy: "none" does not go with mig entry 1: GPUs in MIG mode would be offered as whole ones that nothing can run on; write single or mixed, or leave it out`},
+			[]string{`migStrategy: "none" does not go with mig entry 1: GPUs in MIG mode would be advertised as whole ones that nothing can run on; write single or mixed, or leave it out`},
 		},
 		"with two sizes under single": {
 			"{mig: [{gpus: {index: 0}, enabled: false}, {gpus: {index: 1}, enabled: true, instances: {1g.10gb: 2, 3g.40gb: 1}}], migStrategy: single}",
-			[]string{`migStrategy: "single" does not go with mig entry 2: NVIDIA's device plugin ends on instances of several sizes; write mixed, or leave it out`},
+			[]string{`migStrategy: "single" does not go with mig entry 2: NVIDIA's device plugin exits on instances of several sizes; write mixed, or leave it out`},
 		},
 		"with MPS under mixed": {
 			"{sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}, migStrategy: mixed}",
-			[]string{`migStrategy: "mixed" does not go with mps: NVIDIA's device plugin ends on both; write none, or leave it out`},
+			[]string{`migStrategy: "mixed" does not go with mps: NVIDIA's device plugin exits on both; write none, or leave it out`},
 		},
 		"that are drained by a rule of another form": {
 			"{sharing: none, drain: {rules: {action: wait}}}", []string{"drain.rules: must be a list, not a mapping"},
@@ -228,7 +228,7 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 			var want []string
 			for _, line := range test.want {
 				separator := ", "
-				if strings.HasPrefix(line, "asks for") {
+				if strings.HasPrefix(line, "requests") {
 					separator = ": "
 				}
 				want = append(want, `profile "mine"`+separator+line)

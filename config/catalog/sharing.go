@@ -77,7 +77,7 @@ type PluginFormat struct {
 // which gRPC takes 4 MiB, and a replica takes up to 68 bytes.
 const (
 	maxReplicas = 60_000
-	tooManyIDs  = "kubelet takes the ids of all replicas of a resource in one message of 4 MiB, which has room for 60000"
+	tooManyIDs  = "kubelet takes the ids of all replicas of a resource in one message of 4 MiB, with room for 60000"
 )
 
 // ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one
@@ -154,7 +154,7 @@ func readSharing(c *check.Mistakes, raw json.RawMessage, ofPlugin bool) Sharing 
 	switch {
 	case in.TimeSlicing.RawMessage != nil && in.MPS.RawMessage != nil:
 		c.Add(&check.InvalidError{
-			Field: field, Want: "has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word", PassedOver: true,
+			Field: field, Want: "has both timeSlicing and mps: keep one; NVIDIA's device plugin would silently use mps", PassedOver: true,
 		})
 		readReplicated(c, field+".timeSlicing", in.TimeSlicing.RawMessage, SharingTimeSlicing, ofPlugin)
 		return readReplicated(c, field+".mps", in.MPS.RawMessage, SharingMPS, ofPlugin)
@@ -201,11 +201,11 @@ func readShared(c *check.Mistakes, at string, raw json.RawMessage, s *Sharing, o
 	replicas := readReplicas(c, at+".replicas", in.Replicas.RawMessage, s.Strategy, ofPlugin)
 	if in.Rename.RawMessage != nil && !(ofPlugin && s.Rename && string(in.Rename.RawMessage) == strconv.Quote(name+nvml.SharedSuffix)) {
 		refusePassedOver(c, at+".rename", check.AsWritten(in.Rename.RawMessage),
-			"is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>"+nvml.SharedSuffix)
+			"is ignored by NVIDIA's device plugin: renameByDefault names each shared resource <name>"+nvml.SharedSuffix)
 	}
 	if in.Devices.RawMessage != nil && !(ofPlugin && string(in.Devices.RawMessage) == `"all"`) {
 		refusePassedOver(c, at+".devices", check.AsWritten(in.Devices.RawMessage),
-			"is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
+			"is ignored by NVIDIA's device plugin, which shares all devices of a resource: leave it out")
 	}
 	if name == "" {
 		return
@@ -252,7 +252,7 @@ func readReplicas(c *check.Mistakes, field string, raw json.RawMessage, strategy
 		c.Refuse(field, check.AsWritten(raw), "is text: write "+check.AsWritten(raw)+" without quotes")
 	case err == nil && n == 1 && ofPlugin:
 		c.Refuse(field, check.AsWritten(raw),
-			"shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry")
+			"shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or remove the entry, and sharing with its last entry")
 	case err == nil && n > maxMPSClients && strategy == SharingMPS:
 		c.Refuse(field, check.AsWritten(raw), fmt.Sprintf("is more than the %d clients that an MPS control daemon serves", maxMPSClients))
 	case err == nil && n > maxReplicas:
@@ -304,5 +304,5 @@ func ResourceName(written string) (string, error) {
 	}
 }
 
-var errNotResource = fmt.Errorf("is no resource that NVIDIA's device plugin offers: they are %s and, for each MIG profile, the like of %s1g.10gb",
+var errNotResource = fmt.Errorf("is not a resource of NVIDIA's device plugin: use %s or, for a MIG profile, a name like %s1g.10gb",
 	nvml.ResourceGPU, nvml.ResourceMIGPrefix)

@@ -54,9 +54,9 @@ func (c *sharingCheck) refuseVirtualGPUs() {
 		switch g.Virtualization {
 		case nvml.VirtualGPU:
 			c.refuse(config.ReasonVirtualGPU, nameOf(g),
-				"is a vGPU, which one workload has at a time: it cannot be shared by %s; ask for no sharing on this node", c.Strategy)
+				"is a vGPU, for one workload at a time: it cannot be shared by %s; request no sharing on this node", c.Strategy)
 		case nvml.HostOfVirtualGPUs, nvml.HostOfSharedGPUs:
-			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node")
+			c.refuse(config.ReasonVirtualGPU, nameOf(g), "is lent to virtual machines by this host: no container computes on it; request no sharing on this node")
 		case nvml.NotVirtualized, nvml.PassedThrough:
 		}
 	}
@@ -65,7 +65,7 @@ func (c *sharingCheck) refuseVirtualGPUs() {
 // refuseForMPS refuses the strategy mixed, GPUs in MIG mode, and more replicas than an MPS server has clients.
 func (c *sharingCheck) refuseForMPS() {
 	if c.strategy == config.MIGStrategyMixed {
-		c.refuse(config.ReasonImpossibleSharing, "MPS", "does not go with the MIG strategy mixed: the device plugin ends; "+
+		c.refuse(config.ReasonImpossibleSharing, "MPS", "does not go with the MIG strategy mixed: the device plugin exits; "+
 			"set the strategy to none or single, or share by time-slicing")
 	}
 	for _, g := range c.gpus {
@@ -107,8 +107,8 @@ func (c *sharingCheck) refuseMissingResources(offered []string) {
 		if len(offered) > 0 {
 			has = strings.Join(slices.Sorted(slices.Values(offered)), ", ")
 		}
-		c.refuse(config.ReasonImpossibleSharing, name, "is to be shared, and the node will not have it: under the MIG strategy %s it will have %s: "+
-			"share that, or ask by label for a key without sharing, or by a profile for both", c.strategy, has)
+		c.refuse(config.ReasonImpossibleSharing, name, "is to be shared, but the node will not have it: under the MIG strategy %s it will have %s: "+
+			"share that, or request a key without sharing by label, or both by a profile", c.strategy, has)
 	}
 }
 

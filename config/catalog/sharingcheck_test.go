@@ -12,7 +12,7 @@ import (
 )
 
 // wayOut ends a refusal of a resource that the node will not have.
-const wayOut = ": share that, or ask by label for a key without sharing, or by a profile for both"
+const wayOut = ": share that, or request a key without sharing by label, or both by a profile"
 
 func TestCheckSharing(t *testing.T) {
 	const gpu, small = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -74,7 +74,7 @@ func TestCheckSharing(t *testing.T) {
 		},
 		"MPS with the strategy mixed": {
 			gpus: node(whole(9, 0)), strategy: config.MIGStrategyMixed, sharing: mps(4, gpu), offered: []string{gpu},
-			want: "MPS does not go with the MIG strategy mixed: the device plugin ends; set the strategy to none or single, or share by time-slicing",
+			want: "MPS does not go with the MIG strategy mixed: the device plugin exits; set the strategy to none or single, or share by time-slicing",
 
 			reason: config.ReasonImpossibleSharing,
 		},
@@ -92,35 +92,35 @@ func TestCheckSharing(t *testing.T) {
 		},
 		"a vGPU": {
 			gpus: node(is(nvml.VirtualGPU)), strategy: config.MIGStrategyNone, sharing: slicing(2, gpu), offered: []string{gpu},
-			want: "GPU 0 is a vGPU, which one workload has at a time: it cannot be shared by time-slicing; ask for no sharing on this node",
+			want: "GPU 0 is a vGPU, for one workload at a time: it cannot be shared by time-slicing; request no sharing on this node",
 
 			reason: config.ReasonVirtualGPU,
 		},
 		"a GPU of virtual machines": {
 			gpus: node(is(nvml.HostOfVirtualGPUs)), strategy: config.MIGStrategyNone, sharing: slicing(2, gpu), offered: []string{gpu},
-			want:   "GPU 0 is lent to virtual machines by this host: no container computes on it; ask for no sharing on this node",
+			want:   "GPU 0 is lent to virtual machines by this host: no container computes on it; request no sharing on this node",
 			reason: config.ReasonVirtualGPU,
 		},
 		"a resource that the node will not have": {
 			gpus: node(mig), strategy: config.MIGStrategyMixed, sharing: slicing(2, "nvidia.com/mig-1g.5gb", small), offered: []string{"nvidia.com/mig-3g.40gb", small},
-			want: "nvidia.com/mig-1g.5gb is to be shared, and the node will not have it: under the MIG strategy mixed it will have " +
+			want: "nvidia.com/mig-1g.5gb is to be shared, but the node will not have it: under the MIG strategy mixed it will have " +
 				"nvidia.com/mig-1g.10gb, nvidia.com/mig-3g.40gb" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"a MIG resource under the strategy single": {
 			gpus: node(mig), strategy: config.MIGStrategySingle, sharing: slicing(2, small), offered: []string{gpu},
-			want:   small + " is to be shared, and the node will not have it: under the MIG strategy single it will have nvidia.com/gpu" + wayOut,
+			want:   small + " is to be shared, but the node will not have it: under the MIG strategy single it will have nvidia.com/gpu" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"on a node without a GPU": {
 			strategy: config.MIGStrategySingle, sharing: slicing(2, gpu),
-			want:   "nvidia.com/gpu is to be shared, and the node will not have it: under the MIG strategy single it will have no GPU resource" + wayOut,
+			want:   "nvidia.com/gpu is to be shared, but the node will not have it: under the MIG strategy single it will have no GPU resource" + wayOut,
 			reason: config.ReasonImpossibleSharing,
 		},
 		"more replicas than kubelet takes in one message": {
 			gpus: node(whole(9, 0), whole(9, 0)), strategy: config.MIGStrategyNone, sharing: slicing(40000, gpu), offered: []string{gpu},
 			want: "nvidia.com/gpu cannot have 40000 replicas of each of 2 devices: kubelet takes the ids of all replicas of a resource in one message of 4 MiB, " +
-				"which has room for 60000; use 30000 or fewer",
+				"with room for 60000; use 30000 or fewer",
 			reason: config.ReasonImpossibleSharing,
 		},
 		"a lost GPU is not asked": {

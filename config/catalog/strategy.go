@@ -37,7 +37,7 @@ func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	}
 	switch strategy {
 	case config.MIGStrategyNone:
-		return refuse("%s would be offered as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
+		return refuse("it would advertise %s as a whole GPU that nothing can run on: set the plugin's strategy to single or mixed", nameOf(gpus[cut]))
 	case config.MIGStrategySingle:
 		return checkSingle(gpus, cut, refuse)
 	case config.MIGStrategyMixed, config.MIGStrategyAuto: // auto counts as mixed
@@ -45,7 +45,7 @@ func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	for _, g := range gpus {
 		for _, d := range devices(g) {
 			if strings.Count(d, ".") > 1 {
-				return refuse("it ends on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
+				return refuse("it exits on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
 			}
 		}
 	}
@@ -73,16 +73,16 @@ func checkSingle(gpus []nvml.GPU, cut int, refuse func(string, ...any) error) er
 		all := devices(g)
 		switch {
 		case !g.Enabled:
-			return refuse("it ends when %s has MIG mode on and %s has not"+remedy, nameOf(gpus[cut]), nameOf(g))
+			return refuse("it exits when %s has MIG mode on and %s has not"+remedy, nameOf(gpus[cut]), nameOf(g))
 		case len(all) == 0:
-			return refuse("it ends when %s has MIG mode on and no instance"+remedy, nameOf(g))
+			return refuse("it exits when %s has MIG mode on and no instance"+remedy, nameOf(g))
 		}
 		for _, d := range all {
 			if profile == "" {
 				profile = d
 			}
 			if d != profile {
-				return refuse("it ends when there is a %s beside a %s"+remedy, d, profile)
+				return refuse("it exits when there are both %s and %s"+remedy, d, profile)
 			}
 		}
 	}

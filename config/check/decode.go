@@ -201,7 +201,7 @@ func (c *Mistakes) refuseUnknown(field string, in Written, fields []reflect.Stru
 	for _, name := range slices.Sorted(maps.Keys(in)) {
 		if !all[name] {
 			c.Add(&InvalidError{
-				Field: Within(field, name), Want: "is no field here: they are " + strings.Join(known, ", "),
+				Field: Within(field, name), Want: "is unknown here: use " + strings.Join(known, ", "),
 				PassedOver: !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, name) }), // the plugin reads names in any case
 			})
 		}

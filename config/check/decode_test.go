@@ -89,8 +89,8 @@ func TestAMappingIsLaidOverWhatIsThere(t *testing.T) {
 		"lists without elements": {`{"name": "a", "colours": [], "inners": []}`, nil, "colours: [] must have one\ninners: must be a list of pairs"},
 		"fields that there are not": {
 			`{"Name": "a", "name": "a", "unnamed": 1, "inner": {"many": 1}}`, nil,
-			"Name: is no field here: they are name, wait, colour, colours, parity, days, file, inner, inners\n" +
-				"unnamed: is no field here: they are name, wait, colour, colours, parity, days, file, inner, inners\ninner.many: is no field here: they are few, other",
+			"Name: is unknown here: use name, wait, colour, colours, parity, days, file, inner, inners\n" +
+				"unnamed: is unknown here: use name, wait, colour, colours, parity, days, file, inner, inners\ninner.many: is unknown here: use few, other",
 		},
 		"what does not go together": {`{"name": "a", "inner": {"few": 3, "other": 2}}`, nil, `inner.other: "2" is less than few`},
 		"no mapping":                {`[]`, nil, "file: must be a mapping, not a list"},

@@ -136,7 +136,7 @@ func readSelector(text string, tag reflect.StructTag) (labels.Selector, error) {
 		return nil, fmt.Errorf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %w`, err)
 	case err != nil:
 		_, forms, _ := strings.Cut(tag.Get("missing"), ": ")
-		return nil, fmt.Errorf("is none: %s: %w", forms, err)
+		return nil, fmt.Errorf("is not valid: %s: %w", forms, err)
 	case selector.Empty() && whose != "":
 		return nil, errors.New("matches every pod: name the labels of " + whose)
 	case selector.Empty():
@@ -184,11 +184,11 @@ func readZone(name string) (*time.Location, error) {
 	zone, err := time.LoadLocation(name)
 	switch {
 	case strings.EqualFold(name, "local") || strings.EqualFold(name, "localtime"):
-		return nil, errors.New(`would be another on each node: name the zone, like "Europe/Berlin"`)
+		return nil, errors.New(`would differ on each node: name the zone, like "Europe/Berlin"`)
 	case strings.HasPrefix(name, "right/"):
 		return nil, errors.New("counts leap seconds, which clocks do not: write it without right/")
 	case err != nil:
-		const want = "is no zone of the IANA time zone database"
+		const want = "is not in the IANA time zone database"
 		if meant := closestZones(name); len(meant) > 0 {
 			return nil, errors.New(want + ": did you mean " + strings.Join(meant, " or ") + "?")
 		}

@@ -47,7 +47,7 @@ func Parse(text []byte) (catalog.PluginConfig, error) {
 		c.add(err)
 	}
 	if read.Sharing.Strategy == catalog.SharingMPS && read.MIGStrategy == config.MIGStrategyMixed {
-		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin ends at once on both")
+		c.refuse("flags.migStrategy", flags["migStrategy"], "does not go with mps: the device plugin exits on both")
 	}
 	wrong := errors.Join(c...)
 	if wrong != nil && !check.PassedOver(wrong) {
@@ -118,7 +118,7 @@ func setStrategy(doc map[string]any, strategy config.MIGStrategy) error {
 		}
 		under, ok := value.(map[string]any)
 		if !ok {
-			return fmt.Errorf("reading the device plugin config to change: its %s are no mapping", name)
+			return fmt.Errorf("reading the device plugin config to change: its %s is not a mapping", name)
 		}
 		maps.Copy(flags, under)
 	}

@@ -116,7 +116,7 @@ imex: {channelIDs: [0], required: true}
 
 const (
 	noResources = `must be a list of at least one entry with "name" and "replicas"`
-	notResource = `is no resource that NVIDIA's device plugin offers: they are nvidia.com/gpu and, for each MIG profile, the like of nvidia.com/mig-1g.10gb`
+	notResource = `is not a resource of NVIDIA's device plugin: use nvidia.com/gpu or, for a MIG profile, a name like nvidia.com/mig-1g.10gb`
 )
 
 // slices and mps are files with these resources.
@@ -134,14 +134,14 @@ var refused = map[string]struct {
 	},
 	"for one replica": {
 		slices("[{name: nvidia.com/gpu, replicas: 1}]"),
-		[]string{`sharing.timeSlicing.resources[0].replicas: "1" shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or leave the entry out, and sharing with its last entry`},
+		[]string{`sharing.timeSlicing.resources[0].replicas: "1" shares nothing, and NVIDIA's device plugin refuses it: write 2 or more, or remove the entry, and sharing with its last entry`},
 	},
 	"for replicas that are none": {
 		slices(`[{name: gpu, replicas: 0}, {name: mig-1g.5gb, replicas: "4"}, {name: mig-2g.10gb, replicas: 60001}, {name: mig-3g.20gb, replicas: 2.5}]`),
 		[]string{
 			`sharing.timeSlicing.resources[0].replicas: "0" must be a whole number from 2 to 60000`,
 			`sharing.timeSlicing.resources[1].replicas: "4" is text: write 4 without quotes`,
-			`sharing.timeSlicing.resources[2].replicas: "60001" must be a whole number from 2 to 60000: kubelet takes the ids of all replicas of a resource in one message of 4 MiB, which has room for 60000`,
+			`sharing.timeSlicing.resources[2].replicas: "60001" must be a whole number from 2 to 60000: kubelet takes the ids of all replicas of a resource in one message of 4 MiB, with room for 60000`,
 			`sharing.timeSlicing.resources[3].replicas: "2.5" must be a whole number from 2 to 60000`,
 		},
 	},
@@ -180,40 +180,40 @@ var refused = map[string]struct {
 	"for devices and names of one's own": {
 		slices(`[{name: nvidia.com/gpu, replicas: 2, devices: [0, 1], rename: nvidia.com/fast}, {name: mig-1g.5gb, replicas: 2, devices: all, rename: mig-1g.5gb.shared}]`),
 		[]string{
-			`sharing.timeSlicing.resources[0].rename: "nvidia.com/fast" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
-			`sharing.timeSlicing.resources[0].devices: "[0,1]" is passed over by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
-			`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`,
+			`sharing.timeSlicing.resources[0].rename: "nvidia.com/fast" is ignored by NVIDIA's device plugin: renameByDefault names each shared resource <name>.shared`,
+			`sharing.timeSlicing.resources[0].devices: "[0,1]" is ignored by NVIDIA's device plugin, which shares all devices of a resource: leave it out`,
+			`sharing.timeSlicing.resources[1].rename: "mig-1g.5gb.shared" is ignored by NVIDIA's device plugin: renameByDefault names each shared resource <name>.shared`,
 		},
 	},
 	"for a name that only renameByDefault gives": {
 		slices("[{name: gpu, replicas: 2, rename: nvidia.com/gpu.shared}]"),
-		[]string{`sharing.timeSlicing.resources[0].rename: "nvidia.com/gpu.shared" is passed over by NVIDIA's device plugin: renameByDefault offers each shared resource as <name>.shared`},
+		[]string{`sharing.timeSlicing.resources[0].rename: "nvidia.com/gpu.shared" is ignored by NVIDIA's device plugin: renameByDefault names each shared resource <name>.shared`},
 	},
 	"for fields that do not exist, or in another case": {
 		"flag: {}\nFlags: {}\nsharing: {time-slicing: {}, timeslicing: {}}\nflags: {MigStrategy: none, plugin: {deviceIdStrategy: uuid}, gfd: {x: 1}}\nimex: {ids: []}",
 		[]string{
-			"Flags: is no field here: they are flags, imex, resources, sharing, version",
-			"flag: is no field here: they are flags, imex, resources, sharing, version",
-			"flags.MigStrategy: is no field here: they are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd," +
+			"Flags: is unknown here: use flags, imex, resources, sharing, version",
+			"flag: is unknown here: use flags, imex, resources, sharing, version",
+			"flags.MigStrategy: is unknown here: use deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, gfd," +
 				" migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin, useNodeFeatureAPI",
-			"flags.gfd.x: is no field here: they are machineTypeFile, noTimestamp, oneshot, outputFile, sleepInterval",
-			"flags.plugin.deviceIdStrategy: is no field here: they are cdiAnnotationPrefix, containerDriverRoot, deviceIDStrategy," +
+			"flags.gfd.x: is unknown here: use machineTypeFile, noTimestamp, oneshot, outputFile, sleepInterval",
+			"flags.plugin.deviceIdStrategy: is unknown here: use cdiAnnotationPrefix, containerDriverRoot, deviceIDStrategy," +
 				" deviceListStrategy, nvidiaCTKPath, passDeviceSpecs, sharedDevicesAllocationPolicy",
-			"imex.ids: is no field here: they are channelIDs, required",
-			"sharing.time-slicing: is no field here: they are timeSlicing, mps",
-			"sharing.timeslicing: is no field here: they are timeSlicing, mps",
+			"imex.ids: is unknown here: use channelIDs, required",
+			"sharing.time-slicing: is unknown here: use timeSlicing, mps",
+			"sharing.timeslicing: is unknown here: use timeSlicing, mps",
 		},
 	},
 	"for fields of a strategy and of a resource that do not exist": {
 		"sharing: {timeSlicing: {renamebydefault: true, resources: [{resource: gpu, name: gpu, replicas: 2}]}}",
 		[]string{
-			"sharing.timeSlicing.renamebydefault: is no field here: they are renameByDefault, failRequestsGreaterThanOne, resources",
-			"sharing.timeSlicing.resources[0].resource: is no field here: they are name, replicas",
+			"sharing.timeSlicing.renamebydefault: is unknown here: use renameByDefault, failRequestsGreaterThanOne, resources",
+			"sharing.timeSlicing.resources[0].resource: is unknown here: use name, replicas",
 		},
 	},
 	"for two strategies": {
 		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 2}]}}",
-		[]string{"sharing: has both timeSlicing and mps, which exclude each other: NVIDIA's device plugin would take mps without a word"},
+		[]string{"sharing: has both timeSlicing and mps: keep one; NVIDIA's device plugin would silently use mps"},
 	},
 	"for a resource that is there twice": {
 		slices("[{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]"),
@@ -221,7 +221,7 @@ var refused = map[string]struct {
 	},
 	"for MPS with MIG": {
 		"flags: {migStrategy: mixed}\n" + mps("[{name: gpu, replicas: 2}]"),
-		[]string{`flags.migStrategy: "mixed" does not go with mps: the device plugin ends at once on both`},
+		[]string{`flags.migStrategy: "mixed" does not go with mps: the device plugin exits on both`},
 	},
 	"for MPS on MIG": {
 		mps("[{name: mig-1g.10gb, replicas: 2}]"),
@@ -233,13 +233,13 @@ var refused = map[string]struct {
 	},
 	"for names of one's own": {
 		"resources: {gpus: [{pattern: '*', name: gpu}]}",
-		[]string{"resources: is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names"},
+		[]string{"resources: is ignored by the device plugin, which renames no resource: write what it shares below sharing.timeSlicing or sharing.mps"},
 	},
 	"of another version": {
-		"version: v2", []string{`version: "v2" must be v1, the only one there is`},
+		"version: v2", []string{`version: "v2" must be v1, the only version`},
 	},
 	"of a version that is no text": {
-		"version: 1", []string{`version: 1 must be v1, the only one there is`},
+		"version: 1", []string{`version: 1 must be v1, the only version`},
 	},
 	"for flags that end the plugin": {
 		"flags: {migStrategy: all, failOnInitError: 'true', mpsRoot: 1, deviceDiscoveryStrategy: vfio," +
@@ -367,7 +367,7 @@ func TestRenderSetsTheMIGStrategyAndKeepsTheOtherFlags(t *testing.T) {
 			t.Errorf("%s: error %v, file (-want +got):\n%s", base, err, diff)
 		}
 	}
-	if text, err := deviceplugin.Render([]byte("flags: [a]"), none, config.MIGStrategySingle); err == nil || !strings.Contains(err.Error(), "its flags are no mapping") {
+	if text, err := deviceplugin.Render([]byte("flags: [a]"), none, config.MIGStrategySingle); err == nil || !strings.Contains(err.Error(), "its flags is not a mapping") {
 		t.Errorf("wrote %q, error %v", text, err)
 	}
 }
@@ -380,7 +380,7 @@ func TestRenderWritesNothingThatThePluginWouldRefuse(t *testing.T) {
 	}{
 		"a strategy that shares nothing": {"", catalog.Sharing{Strategy: catalog.SharingTimeSlicing}, "sharing.timeSlicing.resources: must be a list"},
 		"one replica":                    {"", gpus(1), `"1" shares nothing`},
-		"no strategy":                    {"", catalog.Sharing{}, "is no field here"},
+		"no strategy":                    {"", catalog.Sharing{}, "is unknown here"},
 		"a base that is no mapping":      {"- a", gpus(2), "reading the device plugin config to change"},
 		"a base of another version":      {"version: v2", gpus(2), "its version is v2"},
 		"a name in the short form":       {"", catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"gpu": 2}}, "would be read back as"},
@@ -522,15 +522,15 @@ func TestWhatThePluginPassesOverLeavesTheRest(t *testing.T) {
 	}{
 		"a field of another place": {
 			"version: v1\nflags: {migStrategy: none, renameByDefault: true, failRequestsGreaterThanOne: false}\n" + slices("[{name: nvidia.com/gpu, replicas: 16384}]"), shared(16384),
-			"flags.renameByDefault: is no field here: it belongs below sharing.timeSlicing or sharing.mps",
+			"flags.renameByDefault: is unknown here: it belongs below sharing.timeSlicing or sharing.mps",
 		},
 		"lost indentation": {
 			"version: v1\nsharing:\nmps:\nresources:\n- name: nvidia.com/gpu\nreplicas: 2\n",
 			catalog.PluginConfig{Sharing: catalog.Sharing{Strategy: catalog.SharingNone}},
-			"mps: is no field here: it belongs below sharing\nreplicas: is no field here: it belongs below an entry of the resources of sharing.timeSlicing or sharing.mps",
+			"mps: is unknown here: it belongs below sharing\nreplicas: is unknown here: it belongs below an entry of the resources of sharing.timeSlicing or sharing.mps",
 		},
-		"a name that nothing has":    {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 4}]"), shared(4), `resources[0].name: "amd.com/gpu" is no resource`},
-		"names of one's own":         {flags + slices("[{name: gpu, replicas: 4, rename: nvidia.com/fast}]"), shared(4), `resources[0].rename: "nvidia.com/fast" is passed over`},
+		"a name that nothing has":    {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 4}]"), shared(4), `resources[0].name: "amd.com/gpu" is not a resource`},
+		"names of one's own":         {flags + slices("[{name: gpu, replicas: 4, rename: nvidia.com/fast}]"), shared(4), `resources[0].rename: "nvidia.com/fast" is ignored`},
 		"a field in another case":    {"Flags: {}\n" + slices("[{name: gpu, replicas: 4}]"), catalog.PluginConfig{}, ""},
 		"replicas that are none":     {flags + slices("[{name: amd.com/gpu, replicas: 2}, {name: gpu, replicas: 1}]"), catalog.PluginConfig{}, ""},
 		"a strategy that is none":    {"flags: {migStrategy: some, x: 1}", catalog.PluginConfig{}, ""},

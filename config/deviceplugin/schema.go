@@ -87,7 +87,7 @@ func mapping(fields map[string]rule) rule {
 			switch {
 			case !ok:
 				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // which the plugin obeys
-				c.add(&check.InvalidError{Field: field + name, Want: "is no field here: " + cmp.Or(place(name), "they are "+known), PassedOver: !inOtherCase})
+				c.add(&check.InvalidError{Field: field + name, Want: "is unknown here: " + cmp.Or(place(name), "use "+known), PassedOver: !inOtherCase})
 			case string(written[name]) != "null":
 				read(c, field+name, written[name])
 			}
@@ -121,7 +121,7 @@ func oneOf(allowed ...string) rule {
 
 func (c *checks) version(field string, value json.RawMessage) {
 	if said := textOf(value); said != version && string(value) != `""` {
-		c.refuse(field, value, "must be "+version+", the only one there is")
+		c.refuse(field, value, "must be "+version+", the only version")
 	}
 }
 
@@ -170,7 +170,7 @@ func (c *checks) channels(field string, value json.RawMessage) {
 func (c *checks) resources(field string, value json.RawMessage) {
 	c.add(&check.InvalidError{
 		Field: field, PassedOver: true,
-		Want: "is passed over by the device plugin: what it shares belongs below sharing.timeSlicing or sharing.mps, and it gives its resources no other names",
+		Want: "is ignored by the device plugin, which renames no resource: write what it shares below sharing.timeSlicing or sharing.mps",
 	})
 }
 

@@ -31,7 +31,7 @@ var (
 	ofManifest = limits{bytes: 4 << 20, json: 8 << 20, parts: 100_000}
 )
 
-var errAliasLoop = errors.New("an alias is within what it refers to")
+var errAliasLoop = errors.New("an alias contains itself")
 
 // JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB, and one that would take
 // much more memory than its length: for its aliases, for more than 25,000 keys, values and entries, or for characters that are longer in
@@ -114,7 +114,7 @@ func (l limits) check(text []byte) (*node.Node, error) {
 
 func (l limits) checkLength(text []byte) error {
 	if len(text) > l.bytes {
-		return fmt.Errorf("the text is longer than %d bytes, which is all that is read", l.bytes)
+		return fmt.Errorf("the text is longer than %d bytes: split it", l.bytes)
 	}
 	return nil
 }
@@ -122,9 +122,9 @@ func (l limits) checkLength(text []byte) error {
 func (l limits) checkSize(s size) error {
 	switch {
 	case s.parts > l.parts:
-		return fmt.Errorf("has more than %d keys, values and entries, or signs that may part them: cut it up into several", l.parts)
+		return fmt.Errorf("has more than %d keys, values and entries, or signs that may separate them: split it up", l.parts)
 	case s.json > l.json:
-		return fmt.Errorf("comes to more than %d bytes when it is read, or has too many of the signs <, >, & and \\", l.json)
+		return fmt.Errorf("takes more than %d bytes when it is read, or has too many of the signs <, >, & and \\", l.json)
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ func (x expansion) size(n *node.Node) (size, error) {
 		total.parts += s.parts
 		total.json += s.json
 		if err := x.checkSize(total); err != nil {
-			return size{}, fmt.Errorf("line %d: with what its aliases repeat the text %w", child.Line, err)
+			return size{}, fmt.Errorf("line %d: with its aliases expanded, the text %w", child.Line, err)
 		}
 	}
 	if n.Anchor != "" {

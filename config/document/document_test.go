@@ -150,17 +150,17 @@ func BenchmarkLargestFile(b *testing.B) {
 func TestWhatIsRefusedBeforeItIsDecoded(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"a text that is too long": {
-			strings.Repeat("#", 1<<20+1), "the text is longer than 1048576 bytes, which is all that is read",
+			strings.Repeat("#", 1<<20+1), "the text is longer than 1048576 bytes: split it",
 		},
 		"aliases of a long scalar": {
 			"a: &a " + strings.Repeat("x", 900_000) + "\nb: [*a, *a, *a]",
-			`line 2: with what its aliases repeat the text comes to more than 1572864 bytes when it is read, or has too many of the signs <, >, & and \`,
+			`line 2: with its aliases expanded, the text takes more than 1572864 bytes when it is read, or has too many of the signs <, >, & and \`,
 		},
 		"too many parts": {
 			"[" + strings.Repeat("1,", 40_000) + "]",
-			"the text has more than 25000 keys, values and entries, or signs that may part them: cut it up into several",
+			"the text has more than 25000 keys, values and entries, or signs that may separate them: split it up",
 		},
-		"an alias within itself":         {"a: &a {b: *a}", "line 1: an alias is within what it refers to"},
+		"an alias within itself":         {"a: &a {b: *a}", "line 1: an alias contains itself"},
 		"what is no YAML":                {"a: 1\nb: [", "line 2: did not find expected node content"},
 		"what is no YAML, with an alias": {"a: &a 1\nc: *a\nb: [", "line 3: did not find expected node content"},
 		"keys that are there twice":      {"a: 1\na: 2\nb: 1\nb: 2", `line 2: key "a" already set in map` + "\n" + `line 4: key "b" already set in map`},

@@ -42,7 +42,7 @@ func checkMapping(n *node.Node) error {
 		if isMerge(key) {
 			for _, taken := range keysOf(n.Content[i+1], nil) {
 				if seen[taken] {
-					return fmt.Errorf(`line %d: "<<" stands behind %q, which it has too: put "<<" first, and it is overridden`, key.Line, taken)
+					return fmt.Errorf(`line %d: "<<" comes after %q, which it sets too: put "<<" first, to be overridden`, key.Line, taken)
 				}
 			}
 		}

@@ -19,7 +19,7 @@ func TestAMergeKeyIsOverridden(t *testing.T) {
 			text: "a: &a {x: 1}\nb: {y2: 2, <<: *a}\n", want: `{"a":{"x":1},"b":{"x":1,"y2":2}}`,
 		},
 		"never by what stands before it": {
-			text: "a: &a {x: 1}\nb:\n  x: 2\n  <<: *a\n", refused: `line 4: "<<" stands behind "x", which it has too: put "<<" first, and it is overridden`,
+			text: "a: &a {x: 1}\nb:\n  x: 2\n  <<: *a\n", refused: `line 4: "<<" comes after "x", which it sets too: put "<<" first, to be overridden`,
 		},
 		"and nothing else twice": {
 			text: "a: &a {x: 1}\nb: {<<: *a, y2: 2, y2: 3}\n", refused: `line 2: key "y2" is there twice`,

@@ -25,7 +25,7 @@ func withoutPrefixes(err error) error {
 		text = strings.TrimPrefix(text, prefix)
 	}
 	text = strings.ReplaceAll(text, "found character that cannot start any token",
-		"a tab, or another sign that begins no value: indent by spaces, and put values that begin with @, % or ` in quotes")
+		"a tab, or another sign that begins no value: indent by spaces, and quote values that begin with @, % or `")
 	lines := strings.Split(strings.ReplaceAll(text, "\n  ", "\n"), "\n")
 	if more := len(lines) - maxLines; more > 0 {
 		lines = append(lines[:maxLines], fmt.Sprintf("and %d more", more))

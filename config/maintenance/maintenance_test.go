@@ -164,7 +164,7 @@ func TestMaintenanceIsRefused(t *testing.T) {
 		"when empty":              {"", []string{`reading maintenance: the file is empty, and needs at least "apiVersion: gpuslice.io/v1alpha1" and "kind: Maintenance"`}},
 		"when of another kind":    {"apiVersion: v1\nkind: Settings", []string{`apiVersion: "v1" must be gpuslice.io/v1alpha1`, `kind: "Settings" must be Maintenance`}},
 		"when it is no mapping":   {"[]", []string{`file: must be a mapping, not a list`}},
-		"for fields there are no": {maintenanceHead + "window: []\npools: [{name: a, selector: b, limit: 1}]", []string{`window: is no field here: they are apiVersion, kind, windows, freezes, estimate, jitter, maxUnavailable, pools`, `pools[0].limit: is no field here: they are name, selector, maxUnavailable, pauseAfter, windows, freezes, estimate, jitter`}},
+		"for fields there are no": {maintenanceHead + "window: []\npools: [{name: a, selector: b, limit: 1}]", []string{`window: is unknown here: use apiVersion, kind, windows, freezes, estimate, jitter, maxUnavailable, pools`, `pools[0].limit: is unknown here: use name, selector, maxUnavailable, pauseAfter, windows, freezes, estimate, jitter`}},
 		"for everything at once": {
 			maintenanceHead + `
 windows:
@@ -185,11 +185,11 @@ pools:
 				`windows[0].days[3]: "Freitag" must be a day of the week: Mon, Tue, Wed, Thu, Fri, Sat or Sun`,
 				`windows[0].start: "24:00" must be a time of day in quotes, from "00:00" to "23:59": midnight is the start of the next day, "00:00"`,
 				`windows[0].duration: "8d" must be a duration with its unit, like "90s" or "1h30m"`,
-				`windows[0].timeZone: "Europe/Berln" is no zone of the IANA time zone database: did you mean Europe/Berlin?`,
+				`windows[0].timeZone: "Europe/Berln" is not in the IANA time zone database: did you mean Europe/Berlin?`,
 				`windows[1].days: [] has no day, so that the window would never open: write at least one, like Fri`,
 				`windows[1].start: "1320" must be a time of day in quotes, from "00:00" to "23:59": without them YAML 1.1 reads 22:00 as the number 1320`,
 				`windows[1].duration: "30s" must be from 1m to 168h`,
-				`windows[1].timeZone: "Local" would be another on each node: name the zone, like "Europe/Berlin"`,
+				`windows[1].timeZone: "Local" would differ on each node: name the zone, like "Europe/Berlin"`,
 				`freezes[0].from: "2026-12-20" must be a date with its time and zone, like "2026-12-20T22:00:00Z" or "2026-12-20T23:00:00+01:00"`,
 				`freezes[0].to: "2026-12-20T00:00:00" must be a date with its time and zone, like "2026-12-20T22:00:00Z" or "2026-12-20T23:00:00+01:00"`,
 				`freezes[1].from: is missing: write a date with its time and zone, like "2026-12-20T22:00:00Z"`,
@@ -197,7 +197,7 @@ pools:
 				`estimate: "0s" must be from 1s to 24h`,
 				`jitter: "25h" must be from 0s to 24h`,
 				`pools[0].name: "Research" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
-				`pools[0].selector: "a in b" is none: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs: unable to parse requirement: found 'b' expected: '('`,
+				`pools[0].selector: "a in b" is not valid: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs: unable to parse requirement: found 'b' expected: '('`,
 				`pools[0].maxUnavailable: "0%" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`,
 				`pools[0].pauseAfter: "-1" must be a number of failures, or 0 for never, from 0 to 1000`,
 				`pools[1].windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`,
@@ -206,7 +206,7 @@ pools:
 				`pools[2].maxUnavailable: "-1" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`,
 				`pools[2].windows[0].start: "7:00" must be a time of day in quotes, from "00:00" to "23:59"`,
 				`pools[2].windows[0].duration: "200h" must be from 1m to 168h`,
-				`pools[2].windows[0].timeZone: "Berlin" is no zone of the IANA time zone database: did you mean Europe/Berlin?`,
+				`pools[2].windows[0].timeZone: "Berlin" is not in the IANA time zone database: did you mean Europe/Berlin?`,
 				`pools[3].name: is missing: name the pool, like research`,
 				`pools[3].selector: is missing or empty: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs`,
 				`pools[2].name: "a" is there twice`,
@@ -216,14 +216,14 @@ pools:
 		"for no windows":           {maintenanceHead + "windows: []", []string{`windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`}},
 		"for a window of nothing":  {maintenanceHead + "windows: [~]", []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`}},
 		"for a text as a window":   {maintenanceHead + "windows: [Fri]", []string{`windows[0]: must be a mapping, not text`}},
-		"for a start alone":        {window(`start: "22:00", duration: 1h`), []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`, `windows[0].start: "22:00" goes with "days": without them a window is open once, from notBefore to notAfter`, `windows[0].duration: "1h" goes with "days": without them a window is open once, from notBefore to notAfter`}},
-		"for a day alone":          {window(`days: [Fri]`), []string{`windows[0].start: is missing beside days: write a time of day in quotes, from "00:00" to "23:59"`, `windows[0].duration: is missing beside days: write a duration with its unit, like "90s" or "1h30m"`}},
+		"for a start alone":        {window(`start: "22:00", duration: 1h`), []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`, `windows[0].start: "22:00" needs "days": without them a window is open once, from notBefore to notAfter`, `windows[0].duration: "1h" needs "days": without them a window is open once, from notBefore to notAfter`}},
+		"for a day alone":          {window(`days: [Fri]`), []string{`windows[0].start: is missing, and days need it: write a time of day in quotes, from "00:00" to "23:59"`, `windows[0].duration: is missing, and days need it: write a duration with its unit, like "90s" or "1h30m"`}},
 		"for one bound":            {window("notBefore: " + date), []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`}},
 		"for bounds the wrong way": {window(weekly + ", notBefore: " + date + ", notAfter: " + date), []string{`windows[0].notAfter: "2026-12-20T22:00:00Z" must be after notBefore, which is 2026-12-20T22:00:00Z`}},
-		"for a zone of the host's": {window(weekly + ", timeZone: localtime"), []string{`windows[0].timeZone: "localtime" would be another on each node: name the zone, like "Europe/Berlin"`}},
-		"for letters as a zone":    {window(weekly + ", timeZone: PST"), []string{`windows[0].timeZone: "PST" is no zone of the IANA time zone database: write one like "Europe/Berlin", or leave it out for UTC`}},
-		"for a zone with a blank":  {window(weekly + ", timeZone: new york"), []string{`windows[0].timeZone: "new york" is no zone of the IANA time zone database: did you mean America/New_York?`}},
-		"for a way out of zones":   {window(weekly + ", timeZone: ../../etc/passwd"), []string{`windows[0].timeZone: "../../etc/passwd" is no zone of the IANA time zone database: write one like "Europe/Berlin", or leave it out for UTC`}},
+		"for a zone of the host's": {window(weekly + ", timeZone: localtime"), []string{`windows[0].timeZone: "localtime" would differ on each node: name the zone, like "Europe/Berlin"`}},
+		"for letters as a zone":    {window(weekly + ", timeZone: PST"), []string{`windows[0].timeZone: "PST" is not in the IANA time zone database: write one like "Europe/Berlin", or leave it out for UTC`}},
+		"for a zone with a blank":  {window(weekly + ", timeZone: new york"), []string{`windows[0].timeZone: "new york" is not in the IANA time zone database: did you mean America/New_York?`}},
+		"for a way out of zones":   {window(weekly + ", timeZone: ../../etc/passwd"), []string{`windows[0].timeZone: "../../etc/passwd" is not in the IANA time zone database: write one like "Europe/Berlin", or leave it out for UTC`}},
 		"for a freeze backwards":   {pool(`freezes: [{from: "2026-12-20T22:00:00+01:00", to: "2026-12-20T21:00:00Z"}]`), []string{`pools[0].freezes[0].to: "2026-12-20T21:00:00Z" must be after from, which is 2026-12-20T21:00:00Z`}},
 		"for a limit beyond all":   {pool(`maxUnavailable: 101%`), []string{`pools[0].maxUnavailable: "101%" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`}},
 		"for half a node":          {pool(`maxUnavailable: 0.5`), []string{`pools[0].maxUnavailable: "0.5" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`}},
@@ -247,8 +247,8 @@ func TestProfilesMayHaveWindowsOfTheirOwn(t *testing.T) {
 		t.Errorf("error %v, windows (-want +got):\n%s", err, diff)
 	}
 	_, err = catalog.ParseProfiles([]byte(profilesHead + "profiles: {a: {windows: [{days: [Sun], start: '02:00'}]}, b: {sharing: none, windows: []}}"))
-	wrong := `profile "a", windows[0].duration: is missing beside days: write a duration with its unit, like "90s" or "1h30m"
-profile "a": asks for nothing: it must have at least one of mig, sharing, migStrategy, labels and taints
+	wrong := `profile "a", windows[0].duration: is missing, and days need it: write a duration with its unit, like "90s" or "1h30m"
+profile "a": requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints
 profile "b", windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`
 	if err == nil || err.Error() != wrong {
 		t.Errorf("error %v, want:\n%s", err, wrong)

@@ -75,7 +75,7 @@ func TestParse(t *testing.T) {
 		}
 		for _, file := range files {
 			_, err := migparted.Parse(file)
-			if diff := cmp.Diff("sharing: is no field of MIG configs, which have version and mig-configs", text(err)); diff != "" {
+			if diff := cmp.Diff("sharing: is no field of MIG configs: use version and mig-configs", text(err)); diff != "" {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 		}
@@ -101,11 +101,11 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a missing version": {
 			file: "mig-configs: {mine: [{devices: all, mig-enabled: false}]}",
-			want: "version: must be v1, the only one there is",
+			want: "version: must be v1, the only version",
 		},
 		"another version": {
 			file: "version: v2\nmig-configs: {mine: [{devices: all, mig-enabled: false}]}",
-			want: `version: "v2" must be v1, the only one there is`,
+			want: `version: "v2" must be v1, the only version`,
 		},
 		"a list in place of the file": {
 			file: "- version: v1",
@@ -121,12 +121,12 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a name that no label can hold": {
 			file: "version: v1\nmig-configs: {all-1g.10gb+me: [{devices: all, mig-enabled: false}]}",
-			want: `mig-configs: "all-1g.10gb+me" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_'` +
+			want: `mig-configs: "all-1g.10gb+me" cannot be the value of a label, so no node could request it: write letters, digits, '-', '_'` +
 				` and '.', at most 63, beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)`,
 		},
 		"an empty name": {
 			file: "version: v1\nmig-configs: {\"\": [{devices: all, mig-enabled: false}]}",
-			want: `mig-configs: "" is empty: a label cannot ask for it`,
+			want: `mig-configs: "" is empty: a label cannot request it`,
 		},
 		"a rule that is no mapping": {
 			file: rule("all"),
@@ -134,7 +134,7 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a field that is not one": {
 			file: rule("{devices: all, mig-enabled: false, mig-device: {}}"),
-			want: `config "mine", rule 1, mig-device: is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices`,
+			want: `config "mine", rule 1, mig-device: is no field of a rule: use device-filter, devices, mig-enabled and mig-devices`,
 		},
 		"a rule without devices and mode": {
 			file: rule("{device-filter: 0x233010DE}"),
@@ -149,7 +149,7 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a filter by subsystem alone": {
 			file: rule(`{device-filter: [":0x18BF10DE"], devices: all, mig-enabled: false}`),
-			want: `config "mine", rule 1, device-filter: ":0x18BF10DE" begins with a colon, which mig-parted lets match no GPU at all:` +
+			want: `config "mine", rule 1, device-filter: ":0x18BF10DE" begins with a colon, so that mig-parted matches no GPU:` +
 				` write the device id before it, "0x233010DE:0x16C110DE"`,
 		},
 		"a filter by a subsystem that is none": {
@@ -175,11 +175,11 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"MIG devices with MIG off": {
 			file: rule(`{devices: all, mig-enabled: false, mig-devices: {"1g.10gb": 7}}`),
-			want: `config "mine", rule 1, mig-devices: {"1g.10gb":7} cannot be had where mig-enabled is false`,
+			want: `config "mine", rule 1, mig-devices: {"1g.10gb":7} needs mig-enabled: true`,
 		},
 		"no MIG devices with MIG on": {
 			file: rule("{devices: all, mig-enabled: true}"),
-			want: `config "mine", rule 1, mig-devices: is missing, and needed where mig-enabled is true: for MIG mode without instances write {}`,
+			want: `config "mine", rule 1, mig-devices: is missing: for MIG mode without instances write {}`,
 		},
 		"a list of MIG devices": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: [1g.10gb]}"),
@@ -187,19 +187,19 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a MIG device that is misspelt": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {1g10gb: 7}}"),
-			want: `config "mine", rule 1, mig-devices: "1g10gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "1g10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"a MIG device that mig-parted would only fail to find": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {01g.10gb: 7}}"),
-			want: `config "mine", rule 1, mig-devices: "01g.10gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "01g.10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"MIG devices that mig-parted refuses": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {'1g.24gb+me,me': 1, '1g.24gb+me,': 1, 1g.24gb+me.: 1, 1g.24gb+: 1, 1g.99999999999999999999gb: 1}}"),
-			want: `config "mine", rule 1, mig-devices: "1g.24gb+" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me," is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me,me" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me." is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.99999999999999999999gb" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "1g.24gb+" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me," is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me,me" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me." is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.99999999999999999999gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"values that mig-parted takes for 0": {
 			file: rule("{devices: [null], mig-enabled: true, mig-devices: {1g.10gb: null, 2g.20gb: 1}}"),
@@ -246,22 +246,22 @@ func TestParseRefuses(t *testing.T) {
 				"  a+: [{device-filter: T4, devices: [-1], mig-enabled: on, mig-devices: {1g.10gb: -1, x: 1, 4c.3g.40gb: 1001}, more: 2}]\n" +
 				"  b: []\n" +
 				"  c: [{devices: [-2], mig-enabled: false}, {mig-enabled: \"x\"}, {devices: all, mig-enabled: false, mig-devices: {1g.10gb: 1001}}]\n",
-			want: `version: "v2" must be v1, the only one there is
-more: is no field of MIG configs, which have version and mig-configs
-mig-configs: "a+" cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.', at most 63, ` +
+			want: `version: "v2" must be v1, the only version
+more: is no field of MIG configs: use version and mig-configs
+mig-configs: "a+" cannot be the value of a label, so no node could request it: write letters, digits, '-', '_' and '.', at most 63, ` +
 				`beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)
 config "a+", rule 1, device-filter: "T4" is not of the form "0x233010DE", the PCI device id followed by the vendor id, or "0x233010DE:0x16C110DE" with those of the subsystem
 config "a+", rule 1, devices: -1 is negative: the first GPU in PCI order is 0
 config "a+", rule 1, mig-devices: "1g.10gb": -1 is negative
 config "a+", rule 1, mig-devices: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4
-config "a+", rule 1, mig-devices: "x" is no name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"
-config "a+", rule 1, more: is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices
+config "a+", rule 1, mig-devices: "x" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"
+config "a+", rule 1, more: is no field of a rule: use device-filter, devices, mig-enabled and mig-devices
 config "b": must be a list of at least one rule with "devices" and "mig-enabled"
 config "c", rule 1, devices: -2 is negative: the first GPU in PCI order is 0
 config "c", rule 2, mig-enabled: "x" must be true or false
 config "c", rule 2, devices: is missing
 config "c", rule 3, mig-devices: "1g.10gb": 1001 is more than any GPU holds: give at most 1000
-config "c", rule 3, mig-devices: {"1g.10gb":1001} cannot be had where mig-enabled is false`,
+config "c", rule 3, mig-devices: {"1g.10gb":1001} needs mig-enabled: true`,
 		},
 		"more mistakes than are read": {
 			file: "version: v1\nmig-configs:\n  a:\n" + strings.Repeat("  - {devices: [-1], mig-enabled: x}\n", 60),

@@ -23,13 +23,13 @@ func read(doc []byte) (map[string]catalog.MIGConfig, []error) {
 	}
 	var errs []error
 	if written := string(fields["version"]); written != `"`+version+`"` {
-		errs = check.AddMistake(errs, &check.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only one there is"})
+		errs = check.AddMistake(errs, &check.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only version"})
 	}
 	foreign := false
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
 		if field != "version" && field != "mig-configs" {
 			foreign = true
-			errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: "is no field of MIG configs, which have version and mig-configs"})
+			errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: "is no field of MIG configs: use version and mig-configs"})
 		}
 	}
 	if _, there := fields["mig-configs"]; !there && (foreign || len(errs) == 0) { // a file of another kind, or the version alone, which mig-parted takes
@@ -75,11 +75,11 @@ func readConfig(name string, raw json.RawMessage) (catalog.MIGConfig, []error) {
 func checkName(name string) error {
 	wrong := &check.InvalidError{Field: "mig-configs", Value: strconv.Quote(name)}
 	if name == "" {
-		wrong.Want = "is empty: a label cannot ask for it"
+		wrong.Want = "is empty: a label cannot request it"
 		return wrong
 	}
 	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
-		wrong.Want = "cannot be the value of a label, so no node could ask for it: write letters, digits, '-', '_' and '.'," +
+		wrong.Want = "cannot be the value of a label, so no node could request it: write letters, digits, '-', '_' and '.'," +
 			" at most 63, beginning and ending with a letter or digit (NVIDIA writes '.' for the '+' of a profile)"
 		return wrong
 	}
@@ -127,7 +127,7 @@ func readField(rule *catalog.MIGRule, field string, raw json.RawMessage, refuse 
 	case "mig-devices":
 		rule.Devices = readDevices(raw, refuse)
 	default:
-		refuse("", "is no field of a rule: they are device-filter, devices, mig-enabled and mig-devices")
+		refuse("", "is no field of a rule: use device-filter, devices, mig-enabled and mig-devices")
 	}
 }
 
@@ -246,10 +246,10 @@ func conflictOf(fields map[string]json.RawMessage) *check.InvalidError {
 	case enabled == "true" && (!given || string(devices) == "null"):
 		return &check.InvalidError{
 			Field: "mig-devices",
-			Want:  "is missing, and needed where mig-enabled is true: for MIG mode without instances write {}",
+			Want:  "is missing: for MIG mode without instances write {}",
 		}
 	case enabled == "false" && counted:
-		return &check.InvalidError{Field: "mig-devices", Value: string(devices), Want: "cannot be had where mig-enabled is false"}
+		return &check.InvalidError{Field: "mig-devices", Value: string(devices), Want: "needs mig-enabled: true"}
 	default:
 		return nil
 	}

@@ -284,7 +284,7 @@ func hasFields(t *testing.T, name string, files map[string]string) {
 	t.Helper()
 	root := parsedSchema(t, name)
 	for def, file := range files {
-		_, said, _ := strings.Cut(read(name, file).Error(), "xx: is no field here: they are ")
+		_, said, _ := strings.Cut(read(name, file).Error(), "xx: is unknown here: use ")
 		said, _, _ = strings.Cut(said, "\n")
 		known := strings.Split(said, ", ")
 		slices.Sort(known)
@@ -310,7 +310,7 @@ func TestTheSchemaOfSettingsHasTheFieldsThatTheAgentReads(t *testing.T) {
 			continue
 		}
 		text := settingsHead + strings.ReplaceAll(path, ".", ": {") + ": " + strings.Repeat("}", strings.Count(path, "."))
-		if _, err := config.Parse([]byte(text)); err != nil && strings.Contains(err.Error(), "is no field here") {
+		if _, err := config.Parse([]byte(text)); err != nil && strings.Contains(err.Error(), "is unknown here") {
 			t.Errorf("the agent does not know %s: %v", path, err)
 		}
 	}
