@@ -11,25 +11,25 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// DevicePlugin is how NVIDIA's device plugin is recognised, and handed another config.
+// DevicePlugin says how the agent recognises NVIDIA's device plugin, and gives it another config.
 type DevicePlugin struct {
-	// Label selectors, one of which its pod matches.
+	// Label selectors; its pod matches one of them.
 	PodSelector []labels.Selector `json:"podSelector" whose:"the device plugin's" empty:"must have at least one label selector"`
-	// Namespaces in which the agent searches its pod, and that of the MPS control daemon.
+	// Namespaces where the agent looks for its pod, and for the MPS control daemon's.
 	Namespaces []string `json:"namespaces" form:"dnsLabel" empty:"must name at least one namespace"` // in any other a user may create a pod with the same labels
-	// Names of containers, one of which its pod has; none for any. The plugin's Helm chart gives the pods of other programs the same labels.
+	// Names of containers; its pod has one of them. Empty for any. The plugin's Helm chart gives the pods of other programs the same labels.
 	Containers []string `json:"containers" form:"dnsLabel"`
 	// How it gets another config; auto chooses by what runs on the node.
 	Handover Handover `json:"handover"`
-	// Path on the host of the file that it is run with, for file and restart.
+	// Path on the host of its config file, for file and restart.
 	ConfigFile string `json:"configFile" form:"path"`
-	// Its configs by the keys that the label nvidia.com/device-plugin.config names.
+	// Its configs, by key. The label nvidia.com/device-plugin.config names the key.
 	ConfigMap ConfigMapName `json:"configMap"`
 	// The key for nodes without that label.
-	DefaultConfig string `json:"defaultConfig" form:"key"` // empty to leave them as they are
+	DefaultConfig string `json:"defaultConfig" form:"key"` // empty: they stay unchanged
 }
 
-// Check checks what the ConfigMap must have for the other fields.
+// Check checks the ConfigMap that the other fields need.
 func (d *DevicePlugin) Check(c *check.Mistakes, at string, _ check.Written) {
 	at += "."
 	if d.ConfigMap.Namespace != "" {
@@ -57,7 +57,7 @@ type Handover string
 const (
 	// HandoverAuto chooses one of the others by the pods that run on the node.
 	HandoverAuto Handover = "auto"
-	// HandoverFile writes the file that the plugin is run with, and sends it the signal to read it.
+	// HandoverFile writes the plugin's config file, and signals the plugin to read it.
 	HandoverFile Handover = "file"
 	// HandoverLabel sets LabelDevicePluginConfig to a key that the plugin's config manager has already.
 	HandoverLabel Handover = "label"
@@ -72,19 +72,19 @@ func (Handover) Values() []string {
 	return check.Words(HandoverAuto, HandoverFile, HandoverLabel, HandoverConfigMap, HandoverRestart)
 }
 
-// MPS is how NVIDIA's MPS control daemon is recognised.
+// MPS says how the agent recognises NVIDIA's MPS control daemon.
 type MPS struct {
-	// Label selectors, one of which its pod matches.
+	// Label selectors; its pod matches one of them.
 	PodSelector []labels.Selector `json:"podSelector" whose:"the MPS control daemon" empty:"must have at least one label selector"`
-	// Names of containers, one of which its pod has; none for any.
+	// Names of containers; its pod has one of them. Empty for any.
 	Containers []string `json:"containers" form:"dnsLabel"`
 }
 
-// MemoryPressure is when a GPU that several pods share counts as full.
+// MemoryPressure says when a GPU that several pods share counts as full.
 type MemoryPressure struct {
 	// Per cent of its memory in use; 0 for never.
 	Threshold int `json:"threshold" called:"per cent, a whole number" within:"0,100"`
-	// Per cent, less than threshold, from which on downwards it is no more.
+	// The GPU stops counting as full at this per cent, which is less than threshold.
 	Clear int `json:"clear" called:"per cent, a whole number" within:"0,100"`
 	// How long either must last.
 	For time.Duration `json:"for" within:"0s,1h"`
@@ -97,14 +97,14 @@ func (m *MemoryPressure) Check(c *check.Mistakes, at string, _ check.Written) {
 	}
 }
 
-// StaleResources says what happens to resources of former configs, which kubelet leaves on the node at 0 for ever.
+// StaleResources says what the agent does with resources of former configs, which kubelet leaves on the node at 0 for ever.
 type StaleResources string
 
 // The actions on stale resources.
 const (
 	// StaleResourcesReport names them in the node's status.
 	StaleResourcesReport StaleResources = "report"
-	// StaleResourcesRemove takes them off the node.
+	// StaleResourcesRemove removes them from the node.
 	StaleResourcesRemove StaleResources = "remove"
 )
 
@@ -115,15 +115,14 @@ func (StaleResources) Values() []string {
 
 // The defaults of sharing.
 const (
-	// DefaultPluginConfigFile: a directory of its own, since a file that is replaced by renaming is not seen through a
-	// mount of the file alone.
+	// DefaultPluginConfigFile has its own directory: a file that is replaced by renaming is not seen through a mount of the file alone.
 	DefaultPluginConfigFile = "/var/lib/gpuslice/device-plugin/config.yaml"
 	// DefaultPluginConfigMap is the usual name of the ConfigMap of the device plugin's configs, in the agent's namespace.
 	DefaultPluginConfigMap = "device-plugin-config"
 
 	// DefaultPressureThreshold: a framework that grows its pool asks for some per cent of the GPU at a time.
 	DefaultPressureThreshold = 90
-	// DefaultPressureClear is so much lower that a memory pool which shrinks and grows again causes one Event, not many.
+	// DefaultPressureClear is low enough that a memory pool which shrinks and grows again causes one Event, not many.
 	DefaultPressureClear = 80
 	// DefaultPressureFor ignores a peak that is over at once.
 	DefaultPressureFor = 30 * time.Second

@@ -15,32 +15,32 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// Drain is how pods are sent away.
+// Drain says how pods leave.
 type Drain struct {
 	Eviction
-	// What is closed to new pods while pods leave: the node, or devices, which is those of NVIDIA's DRA driver that go, and the node only after that.
+	// Closed to new pods while pods leave: node, or devices: those of NVIDIA's DRA driver that go. The node is then closed after that.
 	Fence DrainFence `json:"fence"`
-	// Label selectors of pods that hold no GPU but keep NVIDIA's library open.
+	// Label selectors of pods that keep NVIDIA's library open without holding a GPU.
 	Clients []labels.Selector `json:"clients" whose:"the clients"`
 }
 
-// Eviction is what a profile may say otherwise than the settings. In a profile a zero value leaves that of the settings.
+// Eviction has the settings that a profile may override. A zero value in a profile keeps the settings' value.
 type Eviction struct {
-	// When pods are sent away that no rule fits: atOnce, or gradual, which lets them end by themselves for gradualFor before.
+	// When the agent evicts pods that no rule fits: atOnce, or gradual: after gradualFor, until when they may end by themselves.
 	Mode DrainMode `json:"mode"`
-	// How long they may.
+	// How long they may, with gradual.
 	GradualFor time.Duration `json:"gradualFor" within:"1m,720h"` // a shorter wait is most likely a slip; no job runs longer that saves checkpoints
-	// What happens to pods that are still there at the deadline: the change is undone, or they are deleted.
+	// If pods are still there at the deadline: undo the change, or delete them.
 	AfterDeadline AfterDeadline `json:"afterDeadline"`
-	// The longest grace that a deletion leaves a pod.
+	// The longest grace period of a deleted pod.
 	DeleteGrace time.Duration `json:"deleteGrace" within:"1s,1h"` // with grace 0 the API server would forget a pod at once that still runs
-	// Pods that no controller brings back.
+	// Pods that no controller recreates.
 	UnmanagedPods DrainAction `json:"unmanagedPods" jsonschema:"enum=evict,enum=refuse"`
-	// Pods whose emptyDir has files on disk.
+	// Pods that have files on disk in an emptyDir.
 	EmptyDir DrainAction `json:"emptyDir" jsonschema:"enum=evict,enum=refuse"`
 	// What happens when a user or another tool lifts the agent's cordon.
 	OnUncordon OnUncordon `json:"onUncordon"`
-	// What is done with certain pods; the first that fits counts. Those of a profile come before those of the settings.
+	// Rules for certain pods; the first that fits counts. A profile's rules come before the settings' rules.
 	Rules []DrainRule `json:"rules"`
 }
 
@@ -63,7 +63,7 @@ type AfterDeadline string
 
 // The values of AfterDeadline.
 const (
-	// AfterDeadlineUndo gives the change up, and the node back as it was.
+	// AfterDeadlineUndo gives up the change, and restores the node.
 	AfterDeadlineUndo AfterDeadline = "undo"
 	// AfterDeadlineDelete deletes the pods, which no disruption budget prevents.
 	AfterDeadlineDelete AfterDeadline = "delete"
@@ -81,14 +81,14 @@ const (
 	DrainEvict DrainAction = "evict"
 	// DrainWait lets it end by itself, for a time.
 	DrainWait DrainAction = "wait"
-	// DrainRefuse leaves it alone: the agent does not begin a change for which it would have to leave.
+	// DrainRefuse keeps it: the agent begins no change that needs it to leave.
 	DrainRefuse DrainAction = "refuse"
 )
 
 // Values lists the actions.
 func (DrainAction) Values() []string { return check.Words(DrainEvict, DrainWait, DrainRefuse) }
 
-// DrainFence says what is closed to new pods while pods leave.
+// DrainFence says what the agent closes to new pods while pods leave.
 type DrainFence string
 
 // The values of DrainFence.
@@ -107,19 +107,19 @@ type OnUncordon string
 const (
 	// UncordonCancel gives the change up.
 	UncordonCancel OnUncordon = "cancel"
-	// UncordonRefence cordons the node again: the uncordon was a mistake.
+	// UncordonRefence cordons the node again, as the uncordon was a mistake.
 	UncordonRefence OnUncordon = "refence"
 )
 
 // Values lists them.
 func (OnUncordon) Values() []string { return check.Words(UncordonCancel, UncordonRefence) }
 
-// DrainRule is what is done with pods of some namespaces, of a label selector, or both.
+// DrainRule says what the agent does with the pods of some namespaces, of a label selector, or both.
 type DrainRule struct {
 	// None for all.
 	Namespaces []string        `json:"namespaces" form:"dnsLabel"`
 	Selector   labels.Selector `json:"selector" whose:"the pods that it is about"`
-	// Sent away as any other; let end by themselves for a time; or left alone, so that no change begins that needs them to leave.
+	// evict: like any other pod; wait: they may end by themselves for a time; refuse: no change begins that needs them to leave.
 	Action DrainAction `json:"action" jsonschema:"required"`
 	// How long wait waits.
 	For time.Duration `json:"for" within:"1m,720h"`
@@ -141,14 +141,14 @@ func (r *DrainRule) Check(c *check.Mistakes, at string, in check.Written) {
 	}
 }
 
-// DrainOverrides are what a profile says of draining in place of the settings.
+// DrainOverrides are a profile's drain settings, in place of the general ones.
 type DrainOverrides struct {
 	// How long pods have to leave, in place of timeouts.drain.
 	Deadline time.Duration `json:"deadline" within:"1m,168h"`
 	Eviction
 }
 
-// With gives the settings of a node that has a profile with these overrides, which may be nil.
+// With returns the settings of a node with a profile of these overrides, which may be nil.
 func (s Settings) With(o *DrainOverrides) Settings {
 	if o == nil {
 		return s
@@ -171,14 +171,13 @@ const (
 	FieldEmptyDir      = "emptyDir"
 )
 
-// Flags of kubectl gpuslice apply that allow for one change what these fields refuse.
+// Flags of kubectl gpuslice apply. They allow for one change what these fields refuse.
 const (
 	FlagForceUnmanaged     = "force-unmanaged"
 	FlagDeleteEmptyDirData = "delete-emptydir-data"
 )
 
-// Allowance is the value of AnnotationAllowEviction that lets the change for which a label of the node asks evict the pods that these fields
-// are about.
+// Allowance returns a value for AnnotationAllowEviction: the change that this label requests may evict the pods that these fields are about.
 func Allowance(label, name string, fields ...string) string {
 	return strings.Join(append([]string{label + "=" + name}, fields...), " ")
 }
@@ -186,8 +185,7 @@ func Allowance(label, name string, fields ...string) string {
 // maxAllowance is the longest Allowance: the longest label and value, and the fields.
 const maxAllowance = 256
 
-// ParseAllowance returns what an Allowance is about, as "gpuslice.io/profile=research", and what it allows, which may be nothing. It is not ok
-// if the text is none, or says more than one.
+// ParseAllowance returns an Allowance's request, "gpuslice.io/profile=research", and what it allows, which may be nothing. Any other text is not ok.
 func ParseAllowance(text string) (asked string, allowed DrainOverrides, ok bool) {
 	words := strings.Fields(text)
 	if len(text) > maxAllowance || len(words) == 0 {
@@ -211,7 +209,7 @@ func (d *DrainOverrides) Allows() bool {
 	return d.UnmanagedPods == DrainEvict || d.EmptyDir == DrainEvict
 }
 
-// Allowing returns the overrides for a change that is asked for by these labels, after what text allows: an Allowance, or anything. A text about
+// Allowing returns the overrides for the change that these labels request, with what text allows. text is an Allowance, or anything else; one for
 // another label or value allows nothing.
 func (d *DrainOverrides) Allowing(text string, labels map[string]string) *DrainOverrides {
 	asked, allowed, ok := ParseAllowance(text)
@@ -228,18 +226,18 @@ func (d *DrainOverrides) Allowing(text string, labels map[string]string) *DrainO
 	return &allowed
 }
 
-// Recover is what is restored that others have left behind.
+// Recover says which other tools' remains the agent restores.
 type Recover struct {
-	// Names of the tools that may have.
+	// Names of these tools.
 	Adopt []string `json:"adopt" jsonschema:"enum=mig-manager"`
 }
 
-// AdoptMIGManager restores the labels that NVIDIA's k8s-mig-manager leaves behind when it dies in the middle.
+// AdoptMIGManager restores the labels that NVIDIA's k8s-mig-manager leaves behind when it dies during a change.
 const AdoptMIGManager = "mig-manager"
 
 // The defaults of draining.
 const (
-	// DefaultGradualFor: long enough for a working day in a notebook, or a night's training, to come to its end.
+	// DefaultGradualFor: long enough for a working day in a notebook, or a night's training, to end.
 	DefaultGradualFor = 8 * time.Hour
 	// DefaultDeleteGrace is Kubernetes' own grace for pods that name none.
 	DefaultDeleteGrace = 30 * time.Second
@@ -255,7 +253,7 @@ func defaultOperands() []string {
 		LabelOperandPrefix + "dcgm",
 		LabelOperandPrefix + "dcgm-dra",
 		LabelOperandPrefix + "dra-validator",
-		LabelOperandPrefix + "client", // for pods of others, that want to be paused with the operands
+		LabelOperandPrefix + "client", // for other pods that are paused with the operands
 		LabelOperandPrefix + "gpu-feature-discovery",
 		LabelOperandPrefix + "device-plugin",
 	}
@@ -269,10 +267,10 @@ func defaultUnits() []string {
 	}
 }
 
-// unitTypes are the units that can be stopped and started again. A slice or a scope would take along all that runs in it.
+// unitTypes are the types of units that can be stopped and started again. Stopping a slice or a scope would stop all that runs in it.
 var unitTypes = []string{".service", ".socket", ".path", ".timer"}
 
-// vitalUnits are units without which the node, its pods or the agent would end. Names are without the type.
+// vitalUnits are units that the node, its pods or the agent need to run. Names are without the type.
 var vitalUnits = []string{
 	"kubelet", "k3s", "k3s-agent", "rke2-agent", "rke2-server", "k0sworker", "k0scontroller", // each is or holds the kubelet
 	"containerd", "crio", "docker", "cri-docker",
@@ -310,5 +308,5 @@ func unitProblems(unit string) []string {
 	return nil
 }
 
-// unitCharacters are those that systemd.unit(5) allows in a name.
+// unitCharacters are the characters that systemd.unit(5) allows in a name.
 const unitCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:-_.\\@"

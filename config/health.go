@@ -8,23 +8,23 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// Health is by what a GPU is found not to be well, and what is done about it.
+// Health says when a GPU counts as unhealthy, and what the agent does then.
 type Health struct {
-	// Numbers after which a GPU is not to be trusted, beside those of the agent's own table.
+	// Xids after which a GPU cannot be trusted, in addition to the agent's own table.
 	CriticalXids []int `json:"criticalXids" called:"the number of an Xid," within:"1,999"` // NVIDIA has 999 for an error that it does not know, above all others
-	// Numbers that are programs' own errors, also if the agent's table says otherwise.
+	// Xids that are programs' own errors, even if the agent's table says otherwise.
 	ApplicationXids []int `json:"applicationXids" called:"the number of an Xid," within:"1,999"` // none is in CriticalXids
-	// Whether the kernel's log, /dev/kmsg, is read for them: where that is possible, or never.
+	// Whether the agent reads the kernel's log, /dev/kmsg, for Xids: where possible, or never.
 	KernelLog KernelLog `json:"kernelLog"`
-	// Effect of the taint gpuslice.io/gpu-unhealthy, which the node has while one of its GPUs cannot be used or trusted.
+	// Effect of the taint gpuslice.io/gpu-unhealthy on the node while one of its GPUs cannot be used or trusted.
 	Taint HealthTaint `json:"taint"`
-	// Effect of the same taint on the devices of such a GPU, by DeviceTaintRules, on nodes of NVIDIA's DRA driver and whatever taint the node has.
+	// Effect of the same taint on such a GPU's devices, by DeviceTaintRules, on nodes of NVIDIA's DRA driver, whatever taint the node has.
 	DeviceTaint DeviceTaint `json:"deviceTaint"`
-	// Which GPUs the agent resets that are not well, in a window and when their pods have left.
+	// Which unhealthy GPUs the agent resets, in a window and after their pods have left.
 	Reset HealthReset `json:"reset"`
 }
 
-// Check refuses an Xid that is both.
+// Check refuses an Xid that is in both lists.
 func (h *Health) Check(c *check.Mistakes, at string, _ check.Written) {
 	for i, n := range h.ApplicationXids {
 		if n > 0 && slices.Contains(h.CriticalXids, n) {
@@ -46,7 +46,7 @@ const (
 // Values lists the choices.
 func (KernelLog) Values() []string { return check.Words(KernelLogAuto, KernelLogNever) }
 
-// HealthReset says which GPUs the agent resets that are not well.
+// HealthReset says which unhealthy GPUs the agent resets.
 type HealthReset string
 
 // The values. A reset has to be what the GPU's driver recommends, or what its errors need.
@@ -64,7 +64,7 @@ func (HealthReset) Values() []string {
 // DeviceTaint is the effect of TaintGPUUnhealthy on devices that claims ask for.
 type DeviceTaint string
 
-// The effects. There is no NoExecute: the API server would delete pods by it, and ask no budget.
+// The effects. NoExecute is missing: the API server would delete pods for it, whatever their disruption budgets.
 const (
 	DeviceTaintNone       DeviceTaint = "none" // devices get no taint
 	DeviceTaintNoSchedule DeviceTaint = "NoSchedule"
@@ -73,7 +73,7 @@ const (
 // Values lists the effects.
 func (DeviceTaint) Values() []string { return check.Words(DeviceTaintNone, DeviceTaintNoSchedule) }
 
-// HealthTaint is the effect of TaintGPUUnhealthy, which the node has while one of its GPUs cannot be used or trusted.
+// HealthTaint is the effect of TaintGPUUnhealthy on the node.
 type HealthTaint string
 
 // The effects.

@@ -8,15 +8,15 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// Idle is when a pod gets an Event that it does not use what it has.
+// Idle says when a pod gets an Event because it does not use its GPU or instance.
 type Idle struct {
 	// Time between two polls of how busy the GPUs are; 0s for none.
 	Every time.Duration `json:"every" within:"0s,5m"`
-	// How long a pod must have had the GPU and not used it.
+	// How long a pod must have had the GPU without using it.
 	After time.Duration `json:"after" within:"10s,720h"`
 	// Per cent of that time: a pod that used less gets the Event; 0 for none.
 	Below int `json:"below" called:"per cent, a whole number" within:"0,100"`
-	// How busy an instance is on which there is a process: skip leaves it unknown, sample samples its counters (Hopper and later).
+	// How to measure an instance that has a process: skip leaves its use unknown, sample samples its counters (Hopper and later).
 	Instances IdleInstances `json:"instances"`
 }
 
@@ -32,7 +32,7 @@ func (i *Idle) Check(c *check.Mistakes, at string, in check.Written) {
 	}
 }
 
-// IdleInstances says how the agent finds out how busy an instance is on which there is a process. One without a process is idle in any case.
+// IdleInstances says how the agent measures an instance that has a process. An instance without a process is idle in any case.
 type IdleInstances string
 
 // The ways.
@@ -48,7 +48,7 @@ func (IdleInstances) Values() []string { return check.Words(IdleInstancesSkip, I
 
 // The defaults of Idle.
 const (
-	// DefaultIdleEvery: over hours, samples of each ten seconds miss no work that matters, and an observation takes the driver milliseconds.
+	// DefaultIdleEvery: over hours, a sample each ten seconds misses no work that matters, and an observation takes the driver milliseconds.
 	DefaultIdleEvery = 10 * time.Second
 	// DefaultIdleAfter: a person who goes to lunch or to a meeting is back.
 	DefaultIdleAfter = 6 * time.Hour

@@ -17,7 +17,7 @@ const (
 	LabelMIGStrategy = "nvidia.com/mig.strategy"
 )
 
-// Labels by which NVIDIA's GPU operator deploys its operands. Others may follow the convention with nvidia.com/gpu.deploy.client.
+// NVIDIA's GPU operator deploys its operands by these labels. Others may follow the convention with nvidia.com/gpu.deploy.client.
 const (
 	LabelOperandPrefix = "nvidia.com/gpu.deploy."
 	LabelDevicePlugin  = LabelOperandPrefix + "device-plugin"
@@ -55,8 +55,9 @@ const (
 	// AnnotationAllowEviction lets one change evict pods that the settings refuse to evict. Its value is an Allowance: "gpuslice.io/profile=research
 	// unmanagedPods emptyDir". The agent removes it when that change has ended.
 	AnnotationAllowEviction = "gpuslice.io/allow-eviction"
-	// AnnotationPreview requests an answer in AnnotationPlan: what a label would do ("gpuslice.io/profile=research"), what it would do together with
-	// an AnnotationAllowEviction of this value ("gpuslice.io/profile=research emptyDir"), RequestDiagnosis, or RequestTop.
+	// AnnotationPreview requests an answer in AnnotationPlan. "gpuslice.io/profile=research" requests the plan for that label,
+	// "gpuslice.io/profile=research emptyDir" the plan together with an AnnotationAllowEviction of this value. It may also be RequestDiagnosis or
+	// RequestTop.
 	AnnotationPreview = "gpuslice.io/preview"
 	// AnnotationHealthAck is an RFC 3339 time: a user has seen all that GPUs reported until then. The agent drops findings for Xids that are older
 	// than this time and older than the annotation.
@@ -70,7 +71,7 @@ const ForceNow = "now"
 // state.
 const RequestDiagnosis = "diagnosis"
 
-// RequestTop is the value of AnnotationPreview that requests how much each pod uses of which GPU or instance.
+// RequestTop is the value of AnnotationPreview that requests each pod's use of GPUs and instances.
 const RequestTop = "top"
 
 // Annotations of the node that the agent writes.
@@ -180,7 +181,7 @@ const (
 	// You can: give the device plugin the MIG strategy that the message names, or request a config that fits the plugin's.
 	ReasonWrongMIGStrategy Reason = "WrongMIGStrategy"
 	// ReasonNoHandover is given when the agent has no way to give the device plugin another config, or may not overwrite its ConfigMap key, which
-	// another program has changed. It is an Event, and, where the plugin should start, what the start waits for.
+	// another program has changed. It is an Event. Where something would start the plugin, the start waits for it.
 	//
 	// You can: give the device plugin a config by ConfigMap or by file, as deploy/README.md says; let the agent write the key that the message names.
 	ReasonNoHandover Reason = "NoHandover"
@@ -274,8 +275,8 @@ const (
 	// ReasonEvictionBlocked is given when a pod cannot be evicted now, for example because its disruption budget is used up. Before the cordon the
 	// node stays schedulable until the pod can be evicted.
 	//
-	// You can: make room in the disruption budget that the message names; run the command at the start of the message, which lets this change evict
-	// what would be lost; or delete the pod.
+	// You can: make room in the disruption budget that the message names, or delete the pod. Or run the command at the start of the message: it lets
+	// this change evict what would be lost.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
 	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device. The agent evicts no pod until it does.
 	//
@@ -394,8 +395,8 @@ const (
 
 // Reasons of Events about how pods use their GPUs.
 const (
-	// ReasonGPUIdle is given, by a Warning on the pod, when the pod has had a GPU or an instance for idle.after of the settings and used it for less
-	// than idle.below per cent of that time. It is repeated after the same time, if that is still so.
+	// ReasonGPUIdle is given, by a Warning on the pod, when the pod has had a GPU or instance for idle.after and used less than idle.below per cent
+	// of that. It is repeated after the same time, if that is still so.
 	//
 	// You can: end the pod, or give it a smaller instance or a shared one; kubectl gpuslice top --sort-by busy shows all such pods.
 	ReasonGPUIdle Reason = "GPUIdle"
@@ -428,8 +429,8 @@ const (
 	// ReasonXidCritical is given when the driver has reported an error after which the GPU cannot be trusted, and the GPU's state does not show that
 	// it is over.
 	//
-	// You can: end the pods on the GPU and reset it, or reboot the node; or set the annotation gpuslice.io/health-ack to the time up to which you
-	// have seen the errors.
+	// You can: end the pods on the GPU and reset it, or reboot the node. If you have seen the errors, set the annotation gpuslice.io/health-ack to
+	// the time when you looked.
 	ReasonXidCritical Reason = "XidCritical"
 	// ReasonRowRemapFailed is given when a bad row of memory cannot be replaced. It does not heal.
 	//
@@ -599,7 +600,6 @@ const (
 	ReasonRollingBack Reason = "RollingBack"
 )
 
-// OwnPluginKey begins the keys that agents write into the ConfigMap of the device plugin's config manager. The UID of the agent's node follows, since
-// all nodes share the ConfigMap and no agent may write another's keys, and then a hash of the config: an edited key is never read again, another one
-// is.
+// OwnPluginKey begins the keys that agents write into the ConfigMap of the device plugin's config manager. The UID of the agent's node follows: all
+// nodes share the ConfigMap, and no agent may write another's keys. Last is a hash of the config: an edited key is never read again, another one is.
 const OwnPluginKey = "gpuslice-"

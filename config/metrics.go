@@ -128,7 +128,7 @@ const (
 
 // Metrics of how busy GPUs are, over the last five minutes. Values that NVML does not report are left out.
 const (
-	// MetricGPUBusy is the part of the time that processes kept a GPU or one of its instances busy, from 0 to 1; of an instance, the busy part of its
+	// MetricGPUBusy is the part of the time that processes kept a GPU or an instance busy, from 0 to 1. Of an instance it is the busy part of its
 	// multiprocessors if that is more.
 	//
 	// Labels: gpu, device
@@ -137,8 +137,8 @@ const (
 	//
 	// Labels: namespace, pod, gpu, device
 	MetricPodGPUBusy = "gpuslice_pod_gpu_busy_ratio"
-	// MetricPodGPUIdle is 1 if a pod has had a GPU or an instance for `idle.after` of the settings, and used it for less than `idle.below`
-	// per cent of that time; 0 if it used it for more.
+	// MetricPodGPUIdle is 1 if a pod has had a GPU or instance for `idle.after`, and has used it for less than `idle.below` per cent of that time; 0
+	// if for more.
 	//
 	// Labels: namespace, pod, gpu, device
 	MetricPodGPUIdle = "gpuslice_pod_gpu_idle"

@@ -4,18 +4,18 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// PodAccess says in whose name the agent asks the API server about pods, and for their evictions, and so what confines it to those of its node.
+// PodAccess is the agent's identity when it queries and evicts pods. It decides what confines the agent to the pods of its node.
 type PodAccess string
 
 // The ways.
 const (
-	// PodAccessAuto asks in the name of the node where the API server lets it, and else in that of the agent's account.
+	// PodAccessAuto acts as the node where the API server allows it, else as the agent's account.
 	PodAccessAuto PodAccess = "auto"
-	// PodAccessImpersonation asks in the name of the node, and in no other.
+	// PodAccessImpersonation acts as the node only.
 	PodAccessImpersonation PodAccess = "impersonation"
-	// PodAccessPolicy asks in the name of the account, whose evictions an admission policy confines.
+	// PodAccessPolicy acts as the account; an admission policy confines its evictions.
 	PodAccessPolicy PodAccess = "policy"
-	// PodAccessRBAC asks in the name of the account, which nothing confines.
+	// PodAccessRBAC acts as the account, and nothing confines it.
 	PodAccessRBAC PodAccess = "rbac"
 )
 

@@ -20,16 +20,16 @@ const (
 	SettingsKind       = "Settings"
 )
 
-// SettingsFields are how an agent behaves on its node.
+// SettingsFields configure an agent on its node.
 type SettingsFields struct {
 	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
 	Kind       string `json:"kind" jsonschema:"required,enum=Settings"`
 	Settings
 }
 
-// Settings are how an agent behaves on its node. What a file leaves out has its default.
+// Settings configure an agent on its node. A field that a file leaves out has its default.
 type Settings struct {
-	// How often a node on which nothing changes is written to.
+	// How often the agent writes to an unchanged node.
 	NodeHeartbeat time.Duration `json:"nodeHeartbeat" within:"10s,24h"` // kubelet's own lease interval is 10 s: more often is no news
 	// How the device plugin presents MIG devices; auto takes it from the node.
 	MIGStrategy MIGStrategy `json:"migStrategy"`
@@ -37,30 +37,30 @@ type Settings struct {
 	MIGConfigMap ConfigMapKey `json:"migConfigMap"` // without a name there are only generated ones
 	// Your own profiles.
 	Profiles ConfigMapKey `json:"profiles"` // without a name there are none
-	// When nodes may be disturbed, and how many at once.
+	// When changes may disturb nodes, and how many at once.
 	Maintenance ConfigMapKey `json:"maintenance"` // without a name changes may begin at any time, on all nodes at once
 	Reboot      Reboot       `json:"reboot"`
 
 	DevicePlugin   DevicePlugin   `json:"devicePlugin"`
 	MPS            MPS            `json:"mps"`
 	MemoryPressure MemoryPressure `json:"memoryPressure"`
-	// By what the condition GPUUnhealthy goes.
+	// When a GPU counts as unhealthy, and what the agent does then.
 	Health Health `json:"health"`
-	// When a pod gets an Event that it does not use the GPU or the instance that it has.
+	// When a pod gets an Event because it does not use its GPU or instance.
 	Idle Idle `json:"idle"`
-	// What happens to resources of former configs that kubelet leaves on the node at 0.
+	// Whether the agent reports or removes resources of former configs, which kubelet leaves on the node at 0.
 	StaleResources StaleResources `json:"staleResources"`
-	// In whose name the agent asks about pods: that of its node (impersonation), or of its account, which a policy confines or RBAC alone.
+	// Whether the agent queries pods as its node (impersonation) or as its own account, confined by a policy or by RBAC alone.
 	PodAccess PodAccess `json:"podAccess"`
 	Drain     Drain     `json:"drain"`
-	// Labels by which NVIDIA's GPU operator runs its operands, in the order in which they are paused.
+	// Labels that deploy the operands of NVIDIA's GPU operator, in the order the agent pauses them.
 	Operands []string `json:"operands" form:"operand"`
-	// systemd units of the host that keep a GPU open, in the order in which they are stopped.
+	// systemd units of the host that keep a GPU open, in the order the agent stops them.
 	Units    []string `json:"units" form:"unit"`
 	Recover  Recover  `json:"recover"`
 	Timeouts Timeouts `json:"timeouts"`
 	Retry    Retry    `json:"retry"`
-	// Key of a taint that nodes may be registered with beside gpuslice.io/not-ready, and that goes when their GPUs are as asked.
+	// Key of a second startup taint, next to gpuslice.io/not-ready. The agent removes both once the GPUs are as requested.
 	StartupTaint string `json:"startupTaint" form:"startupTaint"` // empty for none
 }
 
@@ -94,10 +94,10 @@ type ConfigMapName struct {
 	Name string `json:"name"`
 }
 
-// Reboot is what happens where a GPU changes its MIG mode only at a reboot.
+// Reboot says who reboots a node where a GPU changes its MIG mode only at a reboot.
 type Reboot struct {
 	Policy RebootPolicy `json:"policy"`
-	// Path of the file by which delegate asks.
+	// Path of the file that requests a reboot, for delegate.
 	Sentinel string `json:"sentinel" form:"path"` // as the agent sees it
 }
 
@@ -106,9 +106,9 @@ type RebootPolicy string
 
 // The policies.
 const (
-	// RebootNever leaves the reboot to an administrator: the condition says that the node needs one, and until then the node works on.
+	// RebootNever leaves the reboot to an administrator. The condition says that the node needs one; until then the node keeps working.
 	RebootNever RebootPolicy = "never"
-	// RebootDelegate asks by a sentinel file, which kured and others watch and answer with a drain and a reboot.
+	// RebootDelegate writes a sentinel file. kured and others watch it, drain the node and reboot it.
 	RebootDelegate RebootPolicy = "delegate"
 	// RebootSelf drains the node and reboots it through logind.
 	RebootSelf RebootPolicy = "self"
@@ -129,19 +129,19 @@ type Timeouts struct {
 	Drain time.Duration `json:"drain" within:"1m,168h"`
 	// Until a unit of the host is stopped, or started.
 	Unit time.Duration `json:"unit" within:"1s,1h"`
-	// Until a reboot that was asked for has happened.
+	// Until a requested reboot has happened.
 	Reboot time.Duration `json:"reboot" within:"1m,720h"`
-	// Until the agent asks people to check an upgrade of the driver that is not over.
+	// Until the agent asks users to check an unfinished upgrade of the driver.
 	DriverUpgrade time.Duration `json:"driverUpgrade" within:"1m,24h"`
 }
 
-// Retry is what happens to a step that fails for a cause that may pass.
+// Retry bounds the retries of a step that fails for a cause that may pass.
 type Retry struct {
-	// In a row, until the change is given up and undone.
+	// Failures in a row until the agent gives up and undoes the change.
 	Failures int `json:"failures" within:"1,1000"`
-	// Delay, doubling each time.
+	// First delay; it doubles each time.
 	First time.Duration `json:"first" within:"100ms,1h"`
-	// Delay that is not exceeded.
+	// Longest delay.
 	Longest time.Duration `json:"longest" within:"100ms,1h"`
 	// How often a step may succeed and still be needed.
 	NoEffect int `json:"noEffect" within:"1,1000"`
@@ -170,8 +170,8 @@ func (MIGStrategy) Values() []string {
 	return check.Words(MIGStrategyAuto, MIGStrategyNone, MIGStrategySingle, MIGStrategyMixed)
 }
 
-// On gives the strategy on a node whose LabelMIGStrategy has the given value, which is empty if the node has no such label.
-// Auto without the label is mixed: clusters that cut GPUs unevenly use it. The label comes with GPU feature discovery, which need not run.
+// On returns the strategy on a node, given the value of its LabelMIGStrategy: empty if the node has no such label. Auto without the label is mixed:
+// clusters that cut GPUs unevenly use it. GPU feature discovery sets the label, and need not run.
 func (s MIGStrategy) On(label string) MIGStrategy {
 	if s != MIGStrategyAuto {
 		return s
@@ -186,8 +186,7 @@ func (s MIGStrategy) On(label string) MIGStrategy {
 
 // The defaults of the settings.
 const (
-	// DefaultNodeHeartbeat: as often as kubelet itself writes to a node whose status does not change. Each write of a
-	// node goes to all who watch nodes.
+	// DefaultNodeHeartbeat: as often as kubelet itself writes to a node of unchanged status. Each write of a node goes to all who watch nodes.
 	DefaultNodeHeartbeat = 5 * time.Minute
 
 	// DefaultMIGConfigMap and DefaultMIGConfigMapKey are what NVIDIA's GPU operator documents for custom configs.
@@ -230,7 +229,7 @@ const (
 	DefaultNoEffect = 3
 )
 
-// Default gives the settings of an agent without a settings file.
+// Default returns the settings of an agent without a settings file.
 func Default() Settings {
 	return Settings{
 		NodeHeartbeat: DefaultNodeHeartbeat,
@@ -297,8 +296,8 @@ func Load(path string) (Settings, error) {
 	return s, nil
 }
 
-// Parse reads settings from YAML. A field that is not written has its default; fields that do not exist are refused.
-// The error joins one *InvalidError for each value that is not allowed.
+// Parse reads settings from YAML. A missing field has its default; an unknown field is refused. The error joins one *InvalidError for each value that
+// is not allowed.
 func Parse(text []byte) (Settings, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -313,8 +312,8 @@ func Parse(text []byte) (Settings, error) {
 	return file.Settings, nil
 }
 
-// Beside returns the settings of an agent of that namespace: files of which no namespace is said are there, and a device plugin may be, as
-// overlays/device-plugin puts it.
+// Beside returns the settings of an agent in that namespace. Files without a namespace are there, and a device plugin may be, as in
+// overlays/device-plugin.
 func (s Settings) Beside(namespace string) Settings {
 	s.MIGConfigMap.Namespace = cmp.Or(s.MIGConfigMap.Namespace, namespace)
 	s.DevicePlugin.ConfigMap.Namespace = cmp.Or(s.DevicePlugin.ConfigMap.Namespace, namespace)

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// AutoscalerStartupDomain is that of the keys which cluster-autoscaler takes for startup taints by itself.
+// AutoscalerStartupDomain is the domain of taint keys that cluster-autoscaler takes for startup taints by itself.
 const AutoscalerStartupDomain = "startup-taint.cluster-autoscaler.kubernetes.io"
 
-// StartupTaints decides which taints are startup taints: those with which a node may be registered, to keep pods away until its GPUs are as the
-// labels ask and their capacity is verified. The agent takes all of them away then. The zero value knows TaintNotReady alone.
+// StartupTaints decides which taints are startup taints. A node may register with them, to keep pods away until its GPUs are as requested and the
+// capacity is verified. The agent then removes all of them. The zero value knows TaintNotReady alone.
 type StartupTaints struct{ second string }
 
 // StartupTaints are TaintNotReady and the one of the settings.
@@ -30,8 +30,8 @@ func (s StartupTaints) Keys() []string {
 // Has reports whether the taint is a startup taint, whatever its value and effect.
 func (s StartupTaints) Has(t corev1.Taint) bool { return slices.Contains(s.Keys(), t.Key) }
 
-// MayBeStartupTaint returns why the key cannot be that of a startup taint beside TaintNotReady; nothing if it can. Taking away a taint that is
-// another program's would open a node that this program keeps closed.
+// MayBeStartupTaint returns why the key cannot name a second startup taint; nothing if it can. Removing another program's taint would open a node
+// that this program keeps closed.
 func MayBeStartupTaint(key string) (problems []string) {
 	if problems := validation.IsQualifiedName(key); len(problems) > 0 {
 		return problems
@@ -44,7 +44,7 @@ func MayBeStartupTaint(key string) (problems []string) {
 	return nil
 }
 
-// startupTaintProblems are those of the setting.
+// startupTaintProblems checks the setting.
 func startupTaintProblems(key string) []string {
 	if key == TaintNotReady {
 		return []string{"is always a startup taint: leave it out, or name a second one"}
@@ -52,8 +52,8 @@ func startupTaintProblems(key string) []string {
 	return MayBeStartupTaint(key)
 }
 
-// foreignDomains are those whose keys a profile cannot set: other programs write them, and schedulers, operators and this agent
-// rely on them. One of them has node-role.kubernetes.io: some platforms reinstall a node whose role changes.
+// foreignDomains are domains where a profile cannot set keys: other programs write these, and schedulers, operators and this agent rely on them. The
+// domain kubernetes.io includes node-role.kubernetes.io: some platforms reinstall a node when its role changes.
 var foreignDomains = []string{"nvidia.com", "gpuslice.io", "kubernetes.io", "k8s.io"}
 
 // ForeignDomain returns the one of foreignDomains that the key is under, or "".

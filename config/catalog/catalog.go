@@ -13,12 +13,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// MIGConfig is one named request for a node. In a file of mig-parted's format its rules may match the same GPU, and the last
-// one wins, as mig-parted has it; in a profile they may not.
+// MIGConfig is one named request for a node. In a file of mig-parted's format several rules may match the same GPU, and the last one wins, as in
+// mig-parted; in a profile they may not.
 type MIGConfig []MIGRule
 
-// MIGRule says how the GPUs that it selects shall be cut. It selects a GPU that is in each list that the rule has; an empty list selects
-// any GPU. The last three fields exist in profiles alone.
+// MIGRule says how the GPUs that it selects are cut. A GPU must be in each of its lists; an empty list selects any GPU. The last three fields exist
+// in profiles only.
 type MIGRule struct {
 	DeviceFilter []string       // of the forms of ParseDeviceFilter; empty for any
 	All          bool           // every GPU of the filters; otherwise those that Indices, UUIDs and PCI name
@@ -31,15 +31,14 @@ type MIGRule struct {
 	PCI    []string    // bus addresses in the form of nvml.GPU: "0000:17:00.0"
 }
 
-// DeviceFilter is one entry of a device filter, as mig-parted has it from v0.15 on: GPUs of one kind, or only the boards of
-// one maker among them.
+// DeviceFilter is one entry of a device filter, as in mig-parted from v0.15 on: GPUs of one kind, or only one maker's boards among them.
 type DeviceFilter struct {
 	DeviceID    uint32 // PCI device id over vendor id: 0x2330 and 0x10DE
 	Subsystem   bool   // SubsystemID counts too
 	SubsystemID uint32 // PCI subsystem device id over subsystem vendor id
 }
 
-// ParseDeviceFilter reads "0x233010DE" or "0x233010DE:0x16C110DE". The error is to be read behind the filter.
+// ParseDeviceFilter reads "0x233010DE" or "0x233010DE:0x16C110DE". The error is a predicate that follows the filter.
 func ParseDeviceFilter(text string) (DeviceFilter, error) {
 	device, subsystem, both := strings.Cut(text, ":")
 	if both && device == "" {
@@ -81,14 +80,14 @@ var (
 // FilterOf is the device filter entry that matches the GPU and all of its kind.
 func FilterOf(g nvml.GPU) string { return DeviceFilter{DeviceID: g.DeviceID}.String() }
 
-// Catalog has the MIG configs and profiles that a label can name: both labels can name a MIG config, and only LabelProfile can name a
-// profile, so that a profile never changes the meaning of LabelMIGConfig.
+// Catalog has the MIG configs and profiles that a label can name. Both labels can name a MIG config. Only LabelProfile can name a profile, so that a
+// profile never changes the meaning of LabelMIGConfig.
 type Catalog struct {
 	configs  map[string]MIGConfig
 	profiles map[string]Profile
 }
 
-// Merge makes the catalog of a node. Where both have a config of the same name, the custom one wins.
+// Merge makes the catalog of a node. A custom config replaces a generated one of the same name.
 func Merge(generated, custom map[string]MIGConfig) Catalog {
 	c := Catalog{configs: map[string]MIGConfig{}}
 	maps.Copy(c.configs, generated)
@@ -96,13 +95,13 @@ func Merge(generated, custom map[string]MIGConfig) Catalog {
 	return c
 }
 
-// WithProfiles is the catalog with these profiles in place of any that it had.
+// WithProfiles returns the catalog with these profiles in place of its own.
 func (c Catalog) WithProfiles(profiles map[string]Profile) Catalog {
 	c.profiles = maps.Clone(profiles)
 	return c
 }
 
-// Names lists the MIG configs, which LabelMIGConfig may ask for, sorted.
+// Names lists the MIG configs that LabelMIGConfig may name, sorted.
 func (c Catalog) Names() []string { return slices.Sorted(maps.Keys(c.configs)) }
 
 // ProfileNames lists the names that LabelProfile may have, sorted: those of the profiles and of the MIG configs.
@@ -124,12 +123,11 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 	return p, ok
 }
 
-// Requests gives the request of the named MIG config for each of the node's GPUs. The result has no entry for a GPU that no rule selects: the
-// agent leaves it as it is. A GPU that cannot do MIG may be in it with MIG off, which it already is.
+// Requests returns the named MIG config's request for each of the node's GPUs. A GPU that no rule selects has no entry, and stays unchanged. A GPU
+// that cannot do MIG may have an entry with MIG off, which changes nothing.
 //
-// An unknown name is an *UnknownConfigError; a config that asks for MIG where no GPU can do it is a
-// *NoCapableGPUError, and a *VirtualGPUError where they are vGPUs; one that cannot be meant for this node is one or several *InvalidError.
-// Requests does not check whether a GPU has room for the instances.
+// An unknown name is an *UnknownConfigError. A config that requests MIG where no GPU can do it is a *NoCapableGPUError, or a *VirtualGPUError for
+// vGPUs. One that cannot be meant for this node is one or several *InvalidError. Requests does not check whether a GPU has room for the instances.
 func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	cfg, ok := c.configs[name]
 	switch generated := strings.HasPrefix(name, GeneratedPrefix); {
@@ -148,11 +146,10 @@ func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Requ
 	return (&requestBuilder{config: name, gpus: gpus}).build(cfg)
 }
 
-// ProfileRequests gives the requests of the profile of that name, or if there is none of the MIG config, with the rules and errors of Requests.
+// ProfileRequests returns the requests of the profile of that name, or else of the MIG config, with the rules and errors of Requests.
 //
-// A profile that selects no GPU of this node is a *NoSelectedGPUError. It is shared by the nodes of a pool, so that an
-// entry may select none, as long as another does. Two entries for one GPU are an *InvalidError. A profile that has no
-// entries leaves every GPU as it is.
+// A profile that selects no GPU of this node is a *NoSelectedGPUError. The nodes of a pool share it, so that one entry may select none if another
+// does. Two entries for one GPU are an *InvalidError. A profile without entries changes no GPU.
 func (c Catalog) ProfileRequests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	if p, ok := c.profiles[name]; ok {
 		if len(p.MIG) == 0 {
@@ -167,7 +164,7 @@ func (c Catalog) ProfileRequests(name string, gpus []nvml.GPU) (map[nvml.UUID]nv
 	return nil, &UnknownConfigError{Profile: true, Name: name, Close: check.Closest(name, known), Known: known}
 }
 
-// ownFirst puts the administrator's names before those that the agent generates for the hardware, since a message has room for some of them.
+// ownFirst puts the administrator's names before generated ones, since a message has room for a few names only.
 func (c Catalog) ownFirst(names []string) []string {
 	generated := func(name string) bool {
 		_, isProfile := c.profiles[name]
@@ -177,15 +174,15 @@ func (c Catalog) ownFirst(names []string) []string {
 	return append(own, slices.DeleteFunc(names, func(name string) bool { return !generated(name) })...)
 }
 
-// requestBuilder turns a config or a profile into requests for the GPUs of one node.
+// requestBuilder turns a config or a profile into requests for one node's GPUs.
 type requestBuilder struct {
 	config, profile string // the name; one of the two is empty
 	gpus            []nvml.GPU
 
 	requests  map[nvml.UUID]nvml.Request
 	rules     map[nvml.UUID]int // the number of the rule that each request comes from
-	incapable []nvml.GPU        // GPUs without MIG that a rule for all GPUs wants cut
-	virtual   []nvml.GPU        // vGPUs that a rule for all GPUs wants cut or uncut; only their host can do that
+	incapable []nvml.GPU        // GPUs without MIG that a rule for all GPUs would cut
+	virtual   []nvml.GPU        // vGPUs that a rule for all GPUs would cut or uncut; only their host can
 	errs      []error
 }
 
@@ -220,7 +217,7 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 		if b.refuseCutOfVirtualGPU(g, rule) {
 			continue
 		}
-		// A lost GPU does not say whether it can do MIG. The planner reports that it is lost.
+		// A lost GPU does not say whether it can do MIG. The planner reports the loss.
 		incapable := rule.MIG && !g.Capable && !g.Lost
 		earlier, taken := b.rules[g.UUID]
 		switch {
@@ -256,8 +253,8 @@ func (b *requestBuilder) selected(rule MIGRule) ([]nvml.GPU, *check.InvalidError
 	return rule.selected(b.gpus)
 }
 
-// refuseCutOfVirtualGPU reports whether the rule wants a vGPU cut or uncut. A rule that names the vGPU is refused; one for all GPUs is
-// refused later if it leaves nothing else to do.
+// refuseCutOfVirtualGPU reports whether the rule would cut or uncut a vGPU. It refuses a rule that names the vGPU; a rule for all GPUs is refused
+// later if nothing else is left to do.
 func (b *requestBuilder) refuseCutOfVirtualGPU(g nvml.GPU, rule MIGRule) bool {
 	if g.Lost || g.Virtualization != nvml.VirtualGPU || rule.MIG == g.Enabled && !rule.MIG {
 		return false
@@ -286,7 +283,7 @@ func (b *requestBuilder) refuse(number int, wrong *check.InvalidError) {
 	b.errs = check.AddMistake(b.errs, wrong)
 }
 
-// The fields of a rule, in mig-parted's format, that a node may turn out not to fit.
+// The fields of a rule in mig-parted's format that may not fit a node.
 const (
 	fieldDevices = "devices"
 	fieldFilter  = "device-filter"
@@ -295,8 +292,8 @@ const (
 // profileFields are the names of those fields in a profile.
 var profileFields = map[string]string{fieldDevices: "gpus.index", fieldFilter: "gpus.deviceFilter"}
 
-// selected lists the GPUs that the rule selects. People write configs for fleets, so it is normal that no GPU of this node passes a filter
-// or has a UUID, an address or a position of the rule.
+// selected lists the GPUs that the rule selects. Users write configs for fleets: it is normal that no GPU of this node passes a filter, or has the
+// rule's UUID, address or position.
 func (r MIGRule) selected(gpus []nvml.GPU) ([]nvml.GPU, *check.InvalidError) {
 	named, wrong := r.passingFilters(gpus)
 	if wrong != nil || r.All {
@@ -309,8 +306,8 @@ func (r MIGRule) selected(gpus []nvml.GPU) ([]nvml.GPU, *check.InvalidError) {
 	return slices.DeleteFunc(named, func(g nvml.GPU) bool { return !emptyOrContains(r.Indices, g.Index) }), nil
 }
 
-// missingPositions lists the positions of the rule at which the node has no GPU. It lists none if the rule's filters, UUIDs and addresses
-// select no GPU of this node: then the rule is for other nodes.
+// missingPositions lists the positions of the rule where the node has no GPU. It lists none if the rule's filters, UUIDs and addresses select no GPU
+// of this node: the rule is then for other nodes.
 func (r MIGRule) missingPositions(gpus []nvml.GPU) []int {
 	passing, wrong := r.passingFilters(gpus)
 	selected := func(g nvml.GPU) bool { return emptyOrContains(r.UUIDs, g.UUID) && emptyOrContains(r.PCI, g.PCI) }
@@ -326,8 +323,8 @@ func (r MIGRule) missingPositions(gpus []nvml.GPU) []int {
 	return out
 }
 
-// MissingPositions lists the positions that a MIG config names and at which the node has no GPU, in ascending order. NVIDIA's mig-parted
-// ignores them, so that one file serves nodes of four GPUs and of eight.
+// MissingPositions lists the positions that a MIG config names where the node has no GPU, in ascending order. NVIDIA's mig-parted ignores them, so
+// that one file serves nodes of four GPUs and of eight.
 func (c Catalog) MissingPositions(name string, gpus []nvml.GPU) []int {
 	var out []int
 	for _, rule := range c.configs[name] {
@@ -358,7 +355,7 @@ func (r MIGRule) passingFilters(gpus []nvml.GPU) ([]nvml.GPU, *check.InvalidErro
 	}), nil
 }
 
-// isModel reports whether the name fits one of the patterns, if there are any.
+// isModel reports whether the name fits one of the patterns. Without patterns every name does.
 func (r MIGRule) isModel(name string) bool {
 	return len(r.Models) == 0 || slices.ContainsFunc(r.Models, func(pattern string) bool {
 		fits, err := path.Match(pattern, name)
@@ -366,7 +363,7 @@ func (r MIGRule) isModel(name string) bool {
 	})
 }
 
-// allVirtualGPUs reports whether every GPU of the node is a vGPU, so that no config is generated that would cut one.
+// allVirtualGPUs reports whether every GPU of the node is a vGPU. No generated config would cut one.
 func allVirtualGPUs(gpus []nvml.GPU) bool {
 	return len(gpus) > 0 && !slices.ContainsFunc(gpus, func(g nvml.GPU) bool { return g.Virtualization != nvml.VirtualGPU })
 }
@@ -380,8 +377,8 @@ func asksForMIG(requests map[nvml.UUID]nvml.Request) bool {
 	return false
 }
 
-// explainNoMatch explains why no rule is about any GPU of the node: it is for other kinds of GPU, or its filters let
-// through only GPUs at other positions.
+// explainNoMatch explains why no rule selects a GPU of the node: the rules are for other kinds of GPU, or their filters pass only GPUs at other
+// positions.
 func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	if len(b.gpus) == 0 {
 		return &NoCapableGPUError{Config: b.config, Profile: b.profile}
@@ -419,7 +416,7 @@ func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	}
 }
 
-// explainNoSelection explains why no entry of a profile selects any GPU of the node.
+// explainNoSelection explains why no entry of a profile selects a GPU of the node.
 func (b *requestBuilder) explainNoSelection(cfg MIGConfig) error {
 	wrong := &NoSelectedGPUError{Profile: b.profile}
 	by := map[string]bool{}
@@ -441,7 +438,7 @@ func (b *requestBuilder) explainNoSelection(cfg MIGConfig) error {
 	return wrong
 }
 
-// describeGPU writes the model of a GPU, and the properties that the given selectors compare. GPUs that are equal in these get one text.
+// describeGPU writes a GPU's model and the properties that the given selectors compare. GPUs that are equal in these get the same text.
 func describeGPU(g nvml.GPU, by map[string]bool) string {
 	if g.Lost {
 		return fmt.Sprintf("GPU %d (lost)", g.Index)

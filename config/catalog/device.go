@@ -16,8 +16,8 @@ var deviceForm = regexp.MustCompile(`^(?:([1-9])c\.)?([1-9])(g\.[1-9][0-9]{0,5}g
 
 var errNotDevice = errors.New(`is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`)
 
-// DeviceName brings the name of a MIG device to the form in which the hardware reports it: a compute instance that fills
-// its GPU instance is not mentioned. The error says what is wrong about a name that is none, to be read behind the name.
+// DeviceName returns the name of a MIG device as the hardware reports it: without a compute instance that fills its GPU instance. The error is a
+// predicate that follows a wrong name.
 func DeviceName(name string) (string, error) {
 	m := deviceForm.FindStringSubmatch(name)
 	if m == nil {

@@ -1,3 +1,3 @@
-// Package catalog has what the labels of a node can ask for: MIG configs by name, the administrator's and those that are generated for each
-// node, and profiles. It says what a node and NVIDIA's device plugin can do of that.
+// Package catalog has the configs that a node's labels can request: profiles, and MIG configs by name, both the administrator's and those generated
+// for each node. It checks what a node and NVIDIA's device plugin can do of them.
 package catalog

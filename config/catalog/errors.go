@@ -9,23 +9,23 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// UnknownConfigError means that no MIG config and no profile has the name that a label gives.
+// UnknownConfigError means that a label names an unknown MIG config or profile.
 type UnknownConfigError struct {
 	Name  string   // the label's value
-	Close []string // known names that are spelt like it, the nearest first
+	Close []string // known names spelt like it, the nearest first
 	Known []string // every name that the label may have, the administrator's own first
 
 	// Profile says that the label is LabelProfile, which may name profiles and MIG configs.
 	Profile bool
-	// Profiles are profiles whose names are spelt like it, the nearest first, if the label is LabelMIGConfig, which cannot name them.
+	// Profiles has the names of profiles spelt like it, the nearest first, if the label is LabelMIGConfig, which cannot name them.
 	Profiles []string
 }
 
-// maxNames bounds lists in a message: a condition's message is read in a terminal's width, and the mixed nodes with the
-// longest catalogs have about 30 configs.
+// maxNames bounds lists in a message: users read a condition's message in a terminal, and the longest catalogs, of mixed nodes, have about 30
+// configs.
 const maxNames = 12
 
-// Error names the closest names, and those that the label may have.
+// Error lists the closest names, and the names that the label may have.
 func (e *UnknownConfigError) Error() string {
 	var b strings.Builder
 	kind := "MIG config"
@@ -49,7 +49,7 @@ func (e *UnknownConfigError) Error() string {
 	return b.String()
 }
 
-// meant lists the closest names, each profile with the label that can name it.
+// meant lists the closest names, a profile together with its label.
 func (e *UnknownConfigError) meant() []string {
 	meant := slices.Clone(e.Close)
 	for _, p := range e.Profiles {
@@ -62,7 +62,7 @@ func (e *UnknownConfigError) meant() []string {
 	return meant
 }
 
-// joinFirst joins as many names as a message can hold.
+// joinFirst joins as many names as fit a message.
 func joinFirst(names []string, separator string) string {
 	first := slices.Clone(names[:min(len(names), maxNames)])
 	if more := len(names) - len(first); more > 0 {
@@ -74,14 +74,14 @@ func joinFirst(names []string, separator string) string {
 // Reason is ReasonUnknownConfig.
 func (*UnknownConfigError) Reason() config.Reason { return config.ReasonUnknownConfig }
 
-// NoCapableGPUError means that a config or profile asks for MIG, and that none of the GPUs it selects can do MIG.
+// NoCapableGPUError means that a config or profile requests MIG, and none of the GPUs it selects can do MIG.
 type NoCapableGPUError struct {
 	Config  string   // name of the MIG config
 	Profile string   // name of the profile, in place of Config
 	Models  []string // models of the GPUs that it selects, sorted; none if the node has no GPU
 }
 
-// Error names the models that are there instead.
+// Error names the models of these GPUs.
 func (e *NoCapableGPUError) Error() string {
 	subject, other := fmt.Sprintf("config %q", e.Config), "a config with mig-enabled false"
 	if e.Profile != "" {
@@ -97,7 +97,7 @@ func (e *NoCapableGPUError) Error() string {
 // Reason is ReasonNoCapableGPU.
 func (*NoCapableGPUError) Reason() config.Reason { return config.ReasonNoCapableGPU }
 
-// VirtualGPUError means that a config or profile wants vGPUs cut or uncut, which only their host can do.
+// VirtualGPUError means that a config or profile would cut or uncut vGPUs, which only their host can do.
 type VirtualGPUError struct {
 	Config  string   // name of the MIG config
 	Profile string   // name of the profile, in place of Config
@@ -117,7 +117,7 @@ func (e *VirtualGPUError) Error() string {
 // Reason is ReasonVirtualGPU.
 func (*VirtualGPUError) Reason() config.Reason { return config.ReasonVirtualGPU }
 
-// NoSelectedGPUError means that no entry of a profile selects a GPU of the node: the profile is for other nodes.
+// NoSelectedGPUError means that a profile selects no GPU of the node: it is for other nodes.
 type NoSelectedGPUError struct {
 	Profile   string   // its name
 	Selectors []string // the selectors of each entry, without repetitions: "pci 0000:17:00.0 and model NVIDIA A100*"
@@ -133,7 +133,7 @@ func (e *NoSelectedGPUError) Error() string {
 // Reason is ReasonNoCapableGPU.
 func (*NoSelectedGPUError) Reason() config.Reason { return config.ReasonNoCapableGPU }
 
-// ReasonOf is the reason that an error of the catalog carries.
+// ReasonOf returns the reason of an error of the catalog.
 func ReasonOf(err error) config.Reason {
 	var reasoned interface{ Reason() config.Reason }
 	if errors.As(err, &reasoned) {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// balancedCounts says how many instances of how many compute slices NVIDIA's generator puts on a GPU of so many slices.
+// balancedCounts has NVIDIA's balanced cut by a GPU's compute slices: how many instances of how many slices.
 var balancedCounts = map[int]map[int]int{
 	7: {1: 2, 2: 1, 3: 1},
 	4: {1: 2, 2: 1},
@@ -17,16 +17,15 @@ var balancedCounts = map[int]map[int]int{
 // GeneratedPrefix begins the name of each generated config: all-disabled, all-1g.10gb. A user's config may begin with it too.
 const GeneratedPrefix = "all-"
 
-// Generate makes the configs that NVIDIA's k8s-mig-manager makes for the node's GPUs, under its names: all-disabled, all-enabled,
-// all-balanced, and for each profile that any GPU offers one that fills GPUs with it. A "+" of a profile is "." in the name, since no
-// label can have a "+".
+// Generate makes the configs that NVIDIA's k8s-mig-manager makes for the node's GPUs, with its names: all-disabled, all-enabled, all-balanced, and
+// one for each profile of any GPU, which fills GPUs with it. A profile's "+" is "." in the name, since a label cannot have a "+".
 //
-// The rules are NVIDIA's too, except on nodes where some GPUs cannot do MIG. There, NVIDIA's rules ask for MIG on all
-// GPUs, and its own tool never finds them met; Generate asks for MIG on the capable ones, and for MIG off on the others.
+// The rules are NVIDIA's too, except on nodes where some GPUs cannot do MIG. There NVIDIA's rules request MIG on all GPUs, and its own tool never
+// finds them met. Generate requests MIG on the capable GPUs, and MIG off on the others.
 func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 	kinds, incapable := kindsOf(gpus)
 
-	// rules makes a config of the rules for capable GPUs. On a node with one kind of GPU they need no filter.
+	// rules makes a config of the rules for capable GPUs. On a node with one kind of GPU it drops their filters.
 	rules := func(capable ...MIGRule) MIGConfig {
 		if len(kinds)+len(incapable) <= 1 {
 			for i := range capable {
@@ -59,8 +58,8 @@ func Generate(gpus []nvml.GPU) map[string]MIGConfig {
 	return configs
 }
 
-// kindsOf lists the node's kinds of GPU by device filter: those that can do MIG with the profiles that every one of the
-// kind offers, as many as it holds, and, sorted, those that cannot.
+// kindsOf lists the node's kinds of GPU by device filter. Capable kinds have the profiles that each of their GPUs offers, as many as a GPU holds. The
+// kinds that cannot do MIG are sorted.
 func kindsOf(gpus []nvml.GPU) (capable map[string][]nvml.Profile, incapable []string) {
 	capable = map[string][]nvml.Profile{}
 	for _, g := range gpus {
@@ -129,9 +128,8 @@ func balancedRules(kinds map[string][]nvml.Profile) []MIGRule {
 	return rules
 }
 
-// balancedDevices is the balanced cut of a GPU with these profiles, nil if it has none. Profiles with attributes are not
-// considered; of those with the same number of compute slices, the one of which most fit is taken, which has the
-// least memory: 1g.10gb rather than 1g.20gb.
+// balancedDevices is the balanced cut of a GPU with these profiles, nil if it has none. It ignores profiles with attributes. Among profiles with the
+// same number of compute slices it takes the one that fits most often, and so has the least memory: 1g.10gb rather than 1g.20gb.
 func balancedDevices(profiles []nvml.Profile) map[string]int {
 	best := map[int]nvml.Profile{}
 	total := 0

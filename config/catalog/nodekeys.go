@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/check"
 )
 
-// maxNodeKeys bounds the labels, and the taints, of a profile: the host's record, the node and each write have those of two profiles, the
-// new one and the former.
+// maxNodeKeys bounds a profile's labels, and its taints: the host's record, the node and each write have them twice, for the new profile and the
+// former one.
 const maxNodeKeys = 100
 
 // boundKeys refuses more keys than that.
@@ -44,7 +44,7 @@ func readNodeLabels(c *check.Mistakes, raw json.RawMessage) map[string]string {
 type TaintFields struct {
 	Key   string            `json:"key" jsonschema:"required" form:"nodeKey"`
 	Value check.Raw[string] `json:"value" form:"labelValue"`
-	// NoExecute would delete pods whatever their disruption budgets say.
+	// NoExecute is refused: it deletes pods whatever their disruption budgets say.
 	Effect string `json:"effect" jsonschema:"required" form:"taintEffect"`
 }
 

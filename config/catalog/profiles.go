@@ -28,23 +28,23 @@ const (
 	ProfilesKind       = "Profiles"
 )
 
-// Profile is one named request of the file of profiles, checked as far as that can be done without a node.
-// It has at least one of MIG, Sharing, MIGStrategy, Labels and Taints.
+// Profile is one named request of the file of profiles, checked as far as possible without a node. It has at least one of MIG, Sharing, MIGStrategy,
+// Labels and Taints.
 type Profile struct {
 	Description string                 // for users; may be empty
-	MIG         MIGConfig              // no two rules may select the same GPU of a node; none leaves all as they are
-	Sharing     *Sharing               // nil leaves it as it is; one with SharingNone wants none
-	MIGStrategy config.MIGStrategy     // of the device plugin's config; if empty, with Sharing one that fits, without it the strategy stays
+	MIG         MIGConfig              // no two rules may select the same GPU of a node; none changes no GPU
+	Sharing     *Sharing               // nil changes nothing; SharingNone ends sharing
+	MIGStrategy config.MIGStrategy     // of the device plugin's config; if empty, one that fits Sharing, or without Sharing the present one
 	Labels      map[string]string      // of the node
 	Taints      []corev1.Taint         // of the node, none twice with the same effect; without NoExecute
 	Drain       *config.DrainOverrides // nil for the settings'
 	Windows     []window.Window        // when a change to this profile may begin; if empty, those of the node's pool
 }
 
-// ParseProfiles reads a file of profiles, by name. It refuses fields that do not exist.
+// ParseProfiles reads a file of profiles, by name. It refuses unknown fields.
 //
-// The error joins one *InvalidError for each value that is not allowed, in the order of names and entries. A file with a mistake gives no
-// profiles: with half a catalog a label would mean something else than the file's author reads there.
+// The error joins one *InvalidError for each value that is not allowed, in the order of names and entries. A file with a mistake has no profiles:
+// with half a catalog a label would not mean what the file's author reads there.
 func ParseProfiles(text []byte) (map[string]Profile, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -73,48 +73,48 @@ func ParseProfiles(text []byte) (map[string]Profile, error) {
 	return profiles, nil
 }
 
-// A file of profiles is read by these types, and its JSON schema is made of them. What stays raw is checked by the functions below, so that
-// they find the mistakes beside a value of the wrong form.
+// These types read a file of profiles, and its JSON schema is generated from them. The functions below check the raw fields, so that they find other
+// mistakes next to a value of the wrong form.
 
-// ProfilesFields are what nodes can be asked to be by the label gpuslice.io/profile.
+// ProfilesFields are the profiles that the label gpuslice.io/profile can request.
 type ProfilesFields struct {
 	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
 	Kind       string `json:"kind" jsonschema:"required,enum=Profiles"`
-	// By name, which must be a label's value.
+	// By name, which must be valid as a label's value.
 	Profiles check.Raw[map[string]ProfileFields] `json:"profiles"`
 }
 
-// ProfileFields is what the nodes of a pool shall be. It has at least one of mig, sharing, migStrategy, labels and taints.
+// ProfileFields configures the nodes of a pool. It has at least one of mig, sharing, migStrategy, labels and taints.
 type ProfileFields struct {
-	// For people.
+	// For users.
 	Description check.Raw[string] `json:"description"`
-	// How GPUs are cut. Those that no entry selects are left as they are.
+	// How GPUs are cut. A GPU that no entry selects stays unchanged.
 	MIG check.Raw[[]MIGEntryFields] `json:"mig" jsonschema:"minItems=1"`
-	// How GPUs and MIG devices are given to several pods at once. Without it, it is left as it is.
+	// How several pods share GPUs and MIG devices. Without it sharing stays unchanged.
 	Sharing check.Raw[SharingFields] `json:"sharing"`
-	// The device plugin's MIG strategy: as what MIG devices are offered. Without it what fits, where sharing is said.
+	// The device plugin's MIG strategy: the resources that it advertises MIG devices as. Without it one that fits, if sharing is set.
 	MIGStrategy config.MIGStrategy `json:"migStrategy" jsonschema:"enum=none,enum=single,enum=mixed"`
 	// Labels of the node, under keys of your own.
 	Labels check.Raw[map[string]string] `json:"labels" form:"nodeLabels"`
 	// Taints of the node, under keys of your own.
 	Taints check.Raw[[]TaintFields] `json:"taints" jsonschema:"maxItems=100,uniqueItems=true"`
-	// How pods are sent away, where it is otherwise than in the settings.
+	// How pods leave, where it differs from the settings.
 	Drain *config.DrainOverrides `json:"drain"`
-	// When a change to it may begin, in place of the windows of the node's pool.
+	// When a change to this profile may begin, in place of the windows of the node's pool.
 	Windows []maintenance.WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
 }
 
-// MIGEntryFields is how the GPUs that it selects are cut.
+// MIGEntryFields says how the GPUs that it selects are cut.
 type MIGEntryFields struct {
-	// Which GPUs it is about.
+	// The GPUs that it selects.
 	GPUs check.Raw[SelectorFields] `json:"gpus" jsonschema:"required"`
 	// MIG mode on.
 	Enabled string `json:"enabled" jsonschema:"required,enum=true,enum=false" form:"boolean"`
-	// How many MIG devices of each name, like 1g.10gb; {} for none.
+	// Number of MIG devices by name, like 1g.10gb; {} for none.
 	Instances check.Raw[map[string]int] `json:"instances" form:"instances"`
 }
 
-// SelectorFields selects GPUs: all, or those that match everything that is there.
+// SelectorFields selects GPUs: all, or those that match all its fields.
 type SelectorFields struct {
 	// Every GPU of the node. It stands alone.
 	All check.Scalar `json:"all" form:"onlyTrue"`
@@ -124,7 +124,7 @@ type SelectorFields struct {
 	PCI check.OneOrMore `json:"pci" form:"pci" alone:"an address" empty:"selects no GPU"`
 	// Positions in PCI order, from 0.
 	Index check.OneOrMore `json:"index" form:"position" alone:"a position" empty:"selects no GPU"`
-	// Models as nvidia-smi -L prints them, in which * stands for anything.
+	// Models as nvidia-smi -L prints them; * stands for anything.
 	Model check.OneOrMore `json:"model" form:"text" alone:"a model" empty:"selects no GPU"`
 	// PCI device ids, as mig-parted writes them: 0x233010DE, or 0x233010DE:0x16C110DE with those of the subsystem.
 	DeviceFilter check.OneOrMore `json:"deviceFilter" form:"deviceFilter" alone:"an id" empty:"selects no GPU"`
@@ -177,7 +177,7 @@ func readMIGRules(c *check.Mistakes, raw json.RawMessage) MIGConfig {
 	return rules
 }
 
-// refuseMIG refuses MIG beside MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
+// refuseMIG refuses MIG together with MPS: the device plugin shares no MIG device by MPS, and exits if it finds one.
 func refuseMIG(c *check.Mistakes, rules MIGConfig) {
 	for i, rule := range rules {
 		if rule.MIG {
@@ -188,7 +188,7 @@ func refuseMIG(c *check.Mistakes, rules MIGConfig) {
 	}
 }
 
-// refuseStrategy refuses a MIG strategy under which the device plugin would not offer what the entries cut on any node.
+// refuseStrategy refuses a MIG strategy if the device plugin under it would not advertise, on any node, the instances that the entries cut.
 func refuseStrategy(c *check.Mistakes, strategy config.MIGStrategy, rules MIGConfig, mps bool) {
 	const field = "migStrategy"
 	if strategy == config.MIGStrategyMixed && mps {
@@ -235,7 +235,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 
 const selectorForms = "write all: true, or at least one of uuid, pci, index, model and deviceFilter"
 
-// readGPUSelectors fills in what the rule selects GPUs by.
+// readGPUSelectors fills in the rule's selectors of GPUs.
 func readGPUSelectors(c *check.Mistakes, in SelectorFields, rule *MIGRule) {
 	rule.UUIDs = readEach(c, "gpus.uuid", in.UUID, gpuUUID)
 	rule.PCI = readEach(c, "gpus.pci", in.PCI, pciAddress)
@@ -255,7 +255,7 @@ func readGPUSelectors(c *check.Mistakes, in SelectorFields, rule *MIGRule) {
 	}
 }
 
-// readInstances checks counts by name of the MIG device. Two spellings of one device are added up.
+// readInstances checks counts by name of the MIG device. It adds up two spellings of one device.
 func readInstances(c *check.Mistakes, raw json.RawMessage) map[string]int {
 	var in map[string]check.Scalar
 	if !c.Read("instances", raw, &in) {
@@ -324,8 +324,8 @@ func gpuUUID(text string) (nvml.UUID, error) {
 	return nvml.UUID("GPU-" + id), nil
 }
 
-// pciAddress brings an address to the form of nvml.GPU, which is the kernel's: NVIDIA's tools write the domain in eight
-// digits, and users often leave it out.
+// pciAddress returns an address in the form of nvml.GPU, which is the kernel's. NVIDIA's tools write the domain in eight digits, and users often
+// leave it out.
 func pciAddress(text string) (string, error) {
 	m := pciForm.FindStringSubmatch(strings.ToLower(text))
 	if m == nil {
@@ -361,7 +361,7 @@ func deviceFilter(text string) (string, error) {
 	return f.String(), nil
 }
 
-// refuseNoLabelValue refuses a name that no node could ask for.
+// refuseNoLabelValue refuses a name that no node could request.
 func refuseNoLabelValue(c *check.Mistakes, field, name string) {
 	if read, ok := map[string]string{"true": "yes, on and true", "false": "no, off and false"}[name]; ok {
 		c.Refuse(field, name, "is how YAML reads "+read+": choose another name")

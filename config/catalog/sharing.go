@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// SharingStrategy says how several pods share one device, in the words of NVIDIA's GPU feature discovery.
+// SharingStrategy says how several pods share one device, in the terms of NVIDIA's GPU feature discovery.
 type SharingStrategy string
 
 // The strategies of the device plugin.
@@ -25,19 +25,19 @@ const (
 	SharingMPS         SharingStrategy = "mps"
 )
 
-// Sharing says how often NVIDIA's device plugin offers each device. If no resource is shared, the strategy is none, and nothing else is set.
+// Sharing says how often NVIDIA's device plugin advertises each device. If no resource is shared, the strategy is none, and nothing else is set.
 type Sharing struct {
 	Strategy SharingStrategy
-	// Replicas is how often the plugin offers each device of a resource, at least 2, by the resource's name: "nvidia.com/gpu",
-	// "nvidia.com/mig-1g.10gb". The plugin offers each device of any other resource once.
+	// Replicas is how often the plugin advertises each device of a resource, at least 2, by the resource's name: "nvidia.com/gpu",
+	// "nvidia.com/mig-1g.10gb". The plugin advertises each device of any other resource once.
 	Replicas map[string]int
-	// Rename is the plugin's renameByDefault: shared resources are offered as "nvidia.com/gpu.shared".
+	// Rename is the plugin's renameByDefault: it advertises shared resources as "nvidia.com/gpu.shared".
 	Rename bool
 	// FailMultiple is the plugin's failRequestsGreaterThanOne: a container may have one replica of a resource.
 	FailMultiple bool
 }
 
-// Offered gives the name under which the plugin offers a resource, and how often it offers each device.
+// Offered returns the plugin's name for a resource, and how often the plugin advertises each device.
 func (s Sharing) Offered(resource string) (name string, replicas int) {
 	replicas, shared := s.Replicas[resource]
 	switch {
@@ -50,7 +50,7 @@ func (s Sharing) Offered(resource string) (name string, replicas int) {
 	}
 }
 
-// Equal reports whether both offer the same in the same way.
+// Equal reports whether both share the same resources in the same way.
 func (s Sharing) Equal(t Sharing) bool {
 	return s.Strategy == t.Strategy && s.Rename == t.Rename && s.FailMultiple == t.FailMultiple && maps.Equal(s.Replicas, t.Replicas)
 }
@@ -68,21 +68,21 @@ type PluginConfig struct {
 // PluginFormat reads and writes the text of a config of NVIDIA's device plugin.
 type PluginFormat struct {
 	Parse func(text []byte) (PluginConfig, error)
-	// Render returns a config with this sharing and MIG strategy, and all else as in the base, which may be empty. An empty strategy leaves
-	// that as it is too.
+	// Render returns a config with this sharing and MIG strategy. Everything else is copied from base, which may be empty, and so is the strategy if
+	// it is empty.
 	Render func(base []byte, s Sharing, strategy config.MIGStrategy) ([]byte, error)
 }
 
-// maxReplicas is how many replicas of a resource kubelet can take from the plugin: the plugin sends it the ids of all of them in one message, of
-// which gRPC takes 4 MiB, and a replica takes up to 68 bytes.
+// maxReplicas is how many replicas of a resource kubelet can take from the plugin. The plugin sends all their ids in one message. gRPC's limit for it
+// is 4 MiB, and a replica takes up to 68 bytes.
 const (
 	maxReplicas = 60_000
 	tooManyIDs  = "kubelet takes the ids of all replicas of a resource in one message of 4 MiB, with room for 60000"
 )
 
-// ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one
-// *InvalidError for each value that is not allowed. The plugin itself ignores some of these: if it ignores all of them, see PassedOver, the
-// readSharing is that by which it runs.
+// ParseSharing checks the value of "sharing" in a config file of NVIDIA's device plugin, as JSON. The error joins one *InvalidError for each value
+// that is not allowed. The plugin itself ignores some of these mistakes. If it ignores all of them (see PassedOver), the plugin runs by the returned
+// sharing.
 func ParseSharing(text []byte) (Sharing, error) {
 	var c check.Mistakes
 	s := readSharing(&c, text, true)
@@ -93,8 +93,8 @@ func ParseSharing(text []byte) (Sharing, error) {
 	return s, err
 }
 
-// readProfileSharing checks the value of "sharing" in a profile: the plugin's format, but that it may be the word none, and that one replica
-// is allowed and means none.
+// readProfileSharing checks the value of "sharing" in a profile. It has the plugin's format, or is the word none. One replica is allowed, and means
+// none.
 func readProfileSharing(c *check.Mistakes, raw json.RawMessage) *Sharing {
 	const field = "sharing"
 	var in SharingFields
@@ -116,34 +116,34 @@ func readProfileSharing(c *check.Mistakes, raw json.RawMessage) *Sharing {
 
 // SharingFields is none, or one strategy of NVIDIA's device plugin.
 type SharingFields struct {
-	// GPUs or MIG devices are shared by turns. Their memory is not divided.
+	// Pods share GPUs or MIG devices by turns. Their memory is not divided.
 	TimeSlicing check.Raw[ReplicatedResourcesFields] `json:"timeSlicing"`
-	// GPUs are shared through NVIDIA's MPS control daemon. It shares no MIG devices.
+	// Pods share GPUs through NVIDIA's MPS control daemon. It shares no MIG devices.
 	MPS check.Raw[ReplicatedResourcesFields] `json:"mps"`
 }
 
-// ReplicatedResourcesFields are what a strategy shares, and how.
+// ReplicatedResourcesFields says what a strategy shares, and how.
 type ReplicatedResourcesFields struct {
-	// Shared resources are offered as NAME.shared.
+	// Shared resources are named NAME.shared.
 	RenameByDefault check.Raw[bool] `json:"renameByDefault"`
-	// A container may have one replica of a resource only. By MPS true unless it says otherwise, and before v0.20 of the plugin always.
+	// A container may have one replica of a resource only. With MPS the default is true, and before v0.20 of the plugin it is always true.
 	FailRequestsGreaterThanOne check.Raw[bool] `json:"failRequestsGreaterThanOne"`
-	// What is shared.
+	// The shared resources.
 	Resources check.Raw[[]ReplicatedResourceFields] `json:"resources" jsonschema:"required,minItems=1"`
 }
 
 // ReplicatedResourceFields is a resource that is shared.
 type ReplicatedResourceFields struct {
-	// Of the device plugin: nvidia.com/gpu, or nvidia.com/mig-1g.10gb and its like.
+	// A resource of the device plugin: nvidia.com/gpu, or one like nvidia.com/mig-1g.10gb.
 	Name check.Raw[string] `json:"name" jsonschema:"required" form:"resource"`
-	// How often each of its devices is offered. 1 is not shared.
+	// How often the plugin advertises each of its devices. 1 is not shared.
 	Replicas check.Raw[int] `json:"replicas" jsonschema:"required,minimum=1,maximum=60000"`
 
 	Rename  check.Raw[string] `json:"rename" ignored:"by the plugin"`
 	Devices check.Raw[string] `json:"devices" ignored:"by the plugin"`
 }
 
-// readSharing reads at most one strategy. ofPlugin says that it is the plugin's file, which must not have one replica.
+// readSharing reads at most one strategy. ofPlugin marks the plugin's file, which must not have one replica.
 func readSharing(c *check.Mistakes, raw json.RawMessage, ofPlugin bool) Sharing {
 	const field = "sharing"
 	none := Sharing{Strategy: SharingNone}
@@ -235,7 +235,7 @@ func readResourceName(c *check.Mistakes, field string, raw json.RawMessage) stri
 	return name
 }
 
-// refusePassedOver is like refuse, for what NVIDIA's device plugin passes over.
+// refusePassedOver is Refuse for a mistake that NVIDIA's device plugin ignores.
 func refusePassedOver(c *check.Mistakes, field, value, want string) {
 	c.Add(&check.InvalidError{Field: field, Value: strconv.Quote(value), Want: want, PassedOver: true})
 }
@@ -278,14 +278,14 @@ func readFlag(c *check.Mistakes, field string, raw json.RawMessage, otherwise bo
 // ignores others.
 const resourceDomain = "nvidia.com/"
 
-// maxResourceName is the plugin's own limit, which is that of the name of a label.
+// maxResourceName is the plugin's limit, the same as for a label's name.
 const maxResourceName = 63
 
-// migResource is the form of the plugin's name of a MIG device: its profile, with "." for "+". The plugin knows no compute instances.
+// migResource is the form of the plugin's name of a MIG device: its profile, with "." for "+". The plugin does not know compute instances.
 var migResource = regexp.MustCompile(`^[1-9]g\.[1-9][0-9]*gb(?:[.-][a-z](?:[a-z0-9.-]*[a-z0-9])?)?$`)
 
-// ResourceName gives the full name of a resource of the device plugin that a config names: it adds "nvidia.com/" if that is missing, as
-// the plugin does. The error is the predicate of a message that begins with the name.
+// ResourceName returns the full name of the device plugin's resource that a config names. It adds "nvidia.com/" if that is missing, as the plugin
+// does. The error is the predicate of a message that begins with the name.
 func ResourceName(written string) (string, error) {
 	name := written
 	if !strings.HasPrefix(name, resourceDomain) {

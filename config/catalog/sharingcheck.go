@@ -17,11 +17,10 @@ const (
 	maxMPSClientsOld = 16 // before compute capability 7.5
 )
 
-// CheckSharing checks whether NVIDIA's device plugin can share a node's resources so. The plugin itself exits on some mistakes, and
-// silently ignores the others. The error joins one *SharingError for each mistake, which names the GPU or the resource.
+// CheckSharing checks whether NVIDIA's device plugin can share a node's resources like this. The plugin itself exits on some mistakes, and silently
+// ignores the others. The error joins one *SharingError for each mistake, which names the GPU or the resource.
 //
-// The GPUs are as they will be once they have been cut, and offered are the names of the resources that the plugin makes of
-// them under the strategy, unshared.
+// The gpus have their geometry after the cut. offered names the unshared resources that the plugin makes of them under the strategy.
 func CheckSharing(gpus []nvml.GPU, strategy config.MIGStrategy, s Sharing, offered []string) error {
 	if s.Strategy == SharingNone || len(s.Replicas) == 0 {
 		return nil
@@ -84,7 +83,7 @@ func (c *sharingCheck) refuseForMPS() {
 	}
 }
 
-// refuseCutGPUsAsWhole refuses to share GPUs in MIG mode as whole ones: the plugin offers them, and no program runs on them.
+// refuseCutGPUsAsWhole refuses to share GPUs in MIG mode as whole ones: the plugin advertises them, and no program runs on them.
 func (c *sharingCheck) refuseCutGPUsAsWhole() {
 	if c.strategy != config.MIGStrategyNone || c.Replicas[nvml.ResourceGPU] == 0 {
 		return
@@ -126,7 +125,7 @@ func (c *sharingCheck) refuseTooManyReplicas() {
 	}
 }
 
-// devicesOf counts the devices of the GPU that the plugin offers by the name.
+// devicesOf counts the GPU's devices that the plugin advertises by the name.
 func devicesOf(g nvml.GPU, name string, strategy config.MIGStrategy) int {
 	if !g.Enabled || strategy == config.MIGStrategyNone {
 		if name == nvml.ResourceGPU {
@@ -145,7 +144,7 @@ func devicesOf(g nvml.GPU, name string, strategy config.MIGStrategy) int {
 	return n
 }
 
-// SharingError is one reason why the device plugin cannot share a node's resources so.
+// SharingError is one reason why the device plugin cannot share a node's resources as requested.
 type SharingError struct {
 	Subject string // the GPU, the resource, or MPS
 	Problem string // the predicate of the message, with a remedy

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// StrategyError says why the device plugin would not offer GPUs that are cut so, under its MIG strategy.
+// StrategyError says why the device plugin, under its MIG strategy, would not advertise GPUs in this geometry.
 type StrategyError struct {
 	Strategy config.MIGStrategy
 	Problem  string // the end of the message, with a remedy
@@ -23,9 +23,8 @@ func (e *StrategyError) Error() string {
 // Reason is ReasonWrongMIGStrategy.
 func (e *StrategyError) Reason() config.Reason { return config.ReasonWrongMIGStrategy }
 
-// CheckStrategy checks whether NVIDIA's device plugin offers GPUs that are cut so. Under the strategy none the plugin offers GPUs in MIG
-// mode as whole ones, on which no program runs; under the other two it exits on most cuts that they do not allow. The error is a
-// *StrategyError.
+// CheckStrategy checks whether NVIDIA's device plugin advertises GPUs in this geometry. Under the strategy none the plugin advertises GPUs in MIG
+// mode as whole ones, and no program runs on them. Under the other two it exits on most cuts that they do not allow. The error is a *StrategyError.
 func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g nvml.GPU) bool { return g.Lost })
 	cut := slices.IndexFunc(gpus, func(g nvml.GPU) bool { return g.Enabled })
@@ -52,8 +51,8 @@ func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	return nil
 }
 
-// FittingStrategy gives a MIG strategy under which the plugin offers GPUs that are cut so, shared by MPS or not: its present one, if that
-// fits. With MPS the only other one is none.
+// FittingStrategy returns a MIG strategy that fits GPUs in this geometry, shared by MPS or not: the present one if it fits. With MPS the only other
+// one is none.
 func FittingStrategy(gpus []nvml.GPU, has config.MIGStrategy, mps bool) config.MIGStrategy {
 	switch {
 	case CheckStrategy(gpus, has) == nil && !(mps && has == config.MIGStrategyMixed):
@@ -65,7 +64,7 @@ func FittingStrategy(gpus []nvml.GPU, has config.MIGStrategy, mps bool) config.M
 	}
 }
 
-// checkSingle refuses GPUs that are not all cut into instances of one profile.
+// checkSingle refuses GPUs unless all are cut into instances of one profile.
 func checkSingle(gpus []nvml.GPU, cut int, refuse func(string, ...any) error) error {
 	const remedy = ": cut all GPUs of the node into instances of one profile, or set the plugin's strategy to mixed"
 	profile := ""

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// maxSuggestions bounds how many names a message suggests: more than three are a list, not a suggestion.
+// maxSuggestions bounds the names that a message suggests: more than three are a list, not a suggestion.
 const maxSuggestions = 3
 
-// Closest lists the known names that are spelt like name, the nearest first. A third of the name may be wrong:
-// "all-1g.5gb", written for another model of GPU, is two edits away from "all-1g.10gb".
+// Closest lists the known names spelt like name, the nearest first. A third of the name may be wrong: "all-1g.5gb", written for another model of GPU,
+// is two edits away from "all-1g.10gb".
 func Closest(name string, known []string) []string {
 	// A label cannot hold "+", so names have "." for it; users type what they see in NVIDIA's tools.
 	name = strings.ToLower(strings.ReplaceAll(name, "+", "."))

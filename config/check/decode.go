@@ -14,25 +14,25 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// A field of a file says by its type and its tags what may be written, to the checks and to the JSON schema alike:
+// The type and the tags of a file's field say what users may write. The checks and the JSON schema use them:
 //
 //	json        its name
 //	jsonschema  of each value minimum, maximum and enum; of a list minItems; required
 //	within      the bounds of a duration: "1s,10m"
 //	form        what a text must be, by its name in forms
-//	ignored     that the device plugin passes over it, so that the schema and messages do not offer it
+//	ignored     the device plugin ignores it; the schema and messages do not suggest it
 //
 // and in messages
 //
 //	called      what a number is
 //	whose       the pods that a label selector is about
-//	missing     what is to be written where nothing is, which is refused
+//	missing     what to write, since an empty value is refused
 //	list        what a list must be
 //	empty       why a list must not be empty
-//	alone       that one value may stand for a list of it
+//	alone       one value may stand for a list of it
 //
-// A type of words has them by Values, and one that is read from a text has ReadText, whose error is the predicate of a message. A struct has
-// Check for what must hold between its fields.
+// A type of words lists them by Values. A type that is read from a text has ReadText; its error is the predicate of a message. A struct has Check for
+// what must hold between its fields.
 type (
 	words    interface{ Values() []string }
 	readable interface{ ReadText(text string) error }
@@ -44,22 +44,22 @@ type (
 // Mistakes collects the mistakes of a file.
 type Mistakes []error
 
-// Add adds what is wrong in another place.
+// Add adds a mistake in another place.
 func (c *Mistakes) Add(err error) { *c = AddMistake(*c, err) }
 
-// Refuse notes that the value of the field is wrong, and what is wanted.
+// Refuse notes that the field's value is wrong, and what to write.
 func (c *Mistakes) Refuse(field, value, want string) {
 	c.Add(&InvalidError{Field: field, Value: strconv.Quote(value), Want: want})
 }
 
-// RefuseEach notes each problem of the value of the field.
+// RefuseEach notes each problem of the field's value.
 func (c *Mistakes) RefuseEach(field, value string, problems []string) {
 	for _, p := range problems {
 		c.Refuse(field, value, p)
 	}
 }
 
-// Refused reports whether the value of a field is refused already.
+// Refused reports whether a field's value is refused already.
 func (c *Mistakes) Refused(field string) bool {
 	return slices.ContainsFunc(*c, func(err error) bool {
 		wrong, ok := errors.AsType[*InvalidError](err)
@@ -67,13 +67,13 @@ func (c *Mistakes) Refused(field string) bool {
 	})
 }
 
-// Written is a mapping as it is written.
+// Written is the mapping in the file.
 type Written map[string]json.RawMessage
 
 // Has reports whether a field has a value.
 func (w Written) Has(field string) bool { return !Absent(w[field]) }
 
-// Text is a value as it is written, without quotes.
+// Text is a value's text in the file, without quotes.
 func (w Written) Text(field string) string { return AsWritten(w[field]) }
 
 // Words lists words.
@@ -85,10 +85,10 @@ func Words[T ~string](all ...T) []string {
 	return out
 }
 
-// Scalar is one value as it is written: text without its quotes, anything else as JSON.
+// Scalar is one value of the file: text without its quotes, anything else as JSON.
 type Scalar string
 
-// UnmarshalJSON accepts every value: the checks refuse those that are not allowed. A field without a value is as if it were not there.
+// UnmarshalJSON accepts every value: the checks refuse those that are not allowed. A field without a value counts as missing.
 func (s *Scalar) UnmarshalJSON(raw []byte) error {
 	var text string
 	switch {
@@ -101,13 +101,13 @@ func (s *Scalar) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// OneOrMore is a list, or one value that stands for a list of it. It is nil if it is not there.
+// OneOrMore is a list, or one value that stands for a list of it. It is nil if the field is missing.
 type OneOrMore []Scalar
 
-// JSONSchemaAlias has the schema begin with a list; tags of the field say the rest.
+// JSONSchemaAlias is a list in the schema; tags of the field say the rest.
 func (OneOrMore) JSONSchemaAlias() any { return []string{} }
 
-// UnmarshalJSON accepts every value, as that of scalar does.
+// UnmarshalJSON accepts every value, like Scalar's.
 func (o *OneOrMore) UnmarshalJSON(raw []byte) error {
 	if Absent(raw) {
 		return nil
@@ -123,19 +123,19 @@ func (o *OneOrMore) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// Raw is a value as it is written, for checks that need more than a type and tags. T is its type in the JSON schema.
+// Raw is the raw value of the file, for checks that need more than a type and tags. T is its type in the JSON schema.
 type Raw[T any] struct{ json.RawMessage }
 
-// JSONSchemaAlias gives the schema that type.
+// JSONSchemaAlias is T in the schema.
 func (Raw[T]) JSONSchemaAlias() any {
 	var value T
 	return value
 }
 
-// Absent reports whether a field has no value, which is as if it were not there.
+// Absent reports whether a field has no value, and so counts as missing.
 func Absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// OrEmpty gives a mapping without fields for one without a value, so that the checks name the missing fields.
+// OrEmpty returns an empty mapping for a missing one, so that the checks name the missing fields.
 func OrEmpty(raw json.RawMessage) json.RawMessage {
 	if Absent(raw) {
 		return json.RawMessage("{}")
@@ -143,12 +143,12 @@ func OrEmpty(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// Empty reports whether a mapping or list has nothing in it.
+// Empty reports whether a mapping or list is empty.
 func Empty(raw json.RawMessage) bool {
 	return Absent(raw) || string(raw) == "{}" || string(raw) == "[]"
 }
 
-// AsWritten gives a value as it is written, without quotes.
+// AsWritten returns a value's text in the file, without quotes.
 func AsWritten(raw json.RawMessage) string {
 	var s Scalar
 	if len(raw) == 0 || s.UnmarshalJSON(raw) != nil {
@@ -157,8 +157,8 @@ func AsWritten(raw json.RawMessage) string {
 	return string(s)
 }
 
-// Read lays a mapping over a struct or map: a field that is not written, or has no value, leaves what is there. It refuses fields and values
-// that into does not take. It refuses a value that is no mapping, and is then false.
+// Read lays a mapping over a struct or map: a missing field, or one without a value, changes nothing. It refuses fields and values that into does not
+// take. It refuses a value that is no mapping, and returns false for it.
 func (c *Mistakes) Read(field string, raw json.RawMessage, into any) bool {
 	if Absent(raw) {
 		return true
@@ -170,7 +170,7 @@ func (c *Mistakes) Read(field string, raw json.RawMessage, into any) bool {
 	}
 	v := reflect.ValueOf(into).Elem()
 	if v.Kind() == reflect.Map {
-		return json.Unmarshal(raw, into) == nil // its values take any
+		return json.Unmarshal(raw, into) == nil // its values accept anything
 	}
 	fields := fieldsOf(v.Type())
 	c.refuseUnknown(field, in, fields)
@@ -208,7 +208,7 @@ func (c *Mistakes) refuseUnknown(field string, in Written, fields []reflect.Stru
 	}
 }
 
-// Within joins the place of a mapping and that of a field in it.
+// Within joins the place of a mapping and a field in it.
 func Within(outer, field string) string {
 	switch {
 	case field == "":
@@ -236,13 +236,13 @@ func (c *Mistakes) refuseForm(field string, raw json.RawMessage, want string) {
 	c.Add(&InvalidError{Field: field, Want: want + ", not " + form})
 }
 
-// field reads the value of one field. An empty text is as if it were not written, unless it would take the place of a default.
+// field reads the value of one field. An empty text counts as missing, unless it would replace a default.
 func (c *Mistakes) field(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
 	needed := tag.Get("missing") != "" || slices.Contains(strings.Split(tag.Get("jsonschema"), ","), "required")
 	switch {
 	case isRaw(v):
 		if len(raw) > 0 {
-			_ = json.Unmarshal(raw, v.Addr().Interface()) // it takes any
+			_ = json.Unmarshal(raw, v.Addr().Interface()) // it accepts anything
 		}
 	case Absent(raw) && !needed:
 	case isScalar(v):
@@ -259,7 +259,7 @@ func (c *Mistakes) field(at string, raw json.RawMessage, v reflect.Value, tag re
 	}
 }
 
-// isRaw reports whether a value is held as it is written, to be checked later.
+// isRaw reports whether a value is kept raw, to be checked later.
 func isRaw(v reflect.Value) bool {
 	switch v.Addr().Interface().(type) {
 	case *json.RawMessage, *Scalar, *OneOrMore, interface{ JSONSchemaAlias() any }:
@@ -277,7 +277,7 @@ func isScalar(v reflect.Value) bool {
 	return v.Kind() == reflect.String || v.CanInt()
 }
 
-// list reads a list in place of what is there, or one value that may stand for a list of it. It refuses a value that is there twice.
+// list replaces a list by the one in the file, or by one value that may stand for a list of it. It refuses a value that is there twice.
 func (c *Mistakes) list(at string, raw json.RawMessage, v reflect.Value, tag reflect.StructTag) {
 	v.SetZero()
 	var elements []json.RawMessage
@@ -314,7 +314,7 @@ func (c *Mistakes) list(at string, raw json.RawMessage, v reflect.Value, tag ref
 	}
 }
 
-// scalar reads one value. It is false, and leaves a zero, if it refuses the value.
+// scalar reads one value. If it refuses the value, it sets zero and returns false.
 func (c *Mistakes) scalar(at, text string, v reflect.Value, tag reflect.StructTag) bool {
 	if missing := tag.Get("missing"); missing != "" && text == "" {
 		c.Add(&InvalidError{Field: at, Want: missing})

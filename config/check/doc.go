@@ -1,3 +1,3 @@
-// Package check reads what people write into structs that say by types and tags what may be written. It collects the mistakes, each with its
-// place, its value and what is allowed, and knows no file of the agent's.
+// Package check reads users' files into structs. Their types and tags say what users may write. It collects the mistakes, each with its place, its
+// value and what is allowed, and knows none of the agent's files.
 package check

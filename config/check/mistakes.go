@@ -12,14 +12,14 @@ type InvalidError struct {
 	Config  string // name of the MIG config; empty outside of a catalog
 	Profile string // name of the profile, in place of Config
 	Rule    int    // number of the rule in the config, or of the entry in the profile, from 1; 0 for all of it
-	Field   string // as it is written in the file: "devices", "timeouts.drain"
-	Value   string // as it is written in the file; empty if there is none
+	Field   string // in the file's spelling: "devices", "timeouts.drain"
+	Value   string // in the file's spelling; empty if there is none
 	Want    string // the predicate of the message, which says what is allowed: "is not a GPU of this node: they are 0 to 7"
 
-	PassedOver bool // by NVIDIA's device plugin, which runs by the rest of its config
+	PassedOver bool // NVIDIA's device plugin ignores it, and runs by the rest of its config
 }
 
-// PassedOver reports whether NVIDIA's device plugin passes over all that an error of its config names: the plugin runs by what was read.
+// PassedOver reports whether NVIDIA's device plugin ignores all mistakes of its config that err joins. The plugin then runs by the rest.
 func PassedOver(err error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		all := several.Unwrap()
@@ -29,7 +29,7 @@ func PassedOver(err error) bool {
 	return ok && invalid.PassedOver
 }
 
-// maxMistakes bounds the mistakes that an error lists. A user who has mended a hundred checks the file again.
+// maxMistakes bounds the mistakes that an error lists. A user who has fixed a hundred checks the file again.
 const maxMistakes = 100
 
 // AddMistake adds a mistake of a file to those found so far. Beyond a hundred it only counts them, in the last error: "and 2900 more".

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
-// read sets a value to what a text says, and returns the predicates of messages if it may not be that.
+// read sets a value from a text. If the text is not allowed, it returns predicates of messages.
 func read(text string, v reflect.Value, tag reflect.StructTag) (problems []string) {
 	var err error
 	switch into := v.Addr().Interface().(type) {
@@ -67,10 +67,10 @@ func readString(text string, v reflect.Value, tag reflect.StructTag) (problems [
 	return nil
 }
 
-// Forms are what texts must be, by the names that the tag form gives them. A form that is not here is for the JSON schema alone.
+// Forms check texts, by the names in the tag form. A form that is missing here is for the JSON schema only.
 var Forms = map[string]func(string) (problems []string){"dnsLabel": validation.IsDNS1123Label}
 
-// keywords are the values that the tag jsonschema gives a keyword.
+// keywords lists the values of a keyword in the tag jsonschema.
 func keywords(tag reflect.StructTag, keyword string) (values []string) {
 	for k := range strings.SplitSeq(tag.Get("jsonschema"), ",") {
 		if value, ok := strings.CutPrefix(k, keyword+"="); ok {
@@ -80,7 +80,7 @@ func keywords(tag reflect.StructTag, keyword string) (values []string) {
 	return values
 }
 
-// Number reads a whole number within bounds. Called is what messages call it.
+// Number reads a whole number within bounds. called is its name in messages.
 func Number(text, called string, least, most int) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
@@ -101,7 +101,7 @@ func readDuration(text, within string) (time.Duration, error) {
 	return d, nil
 }
 
-// bounds reads a tag with the least and the most that a value may be.
+// bounds reads a tag with the least and the greatest allowed value.
 func bounds[T any](tag string, read func(string) (T, error)) (least, most T) {
 	from, to, _ := strings.Cut(tag, ",")
 	least, wrong := read(from)
@@ -112,7 +112,7 @@ func bounds[T any](tag string, read func(string) (T, error)) (least, most T) {
 	return least, most
 }
 
-// MaxCount is more tries, devices or positions than anyone has.
+// MaxCount is more tries, devices or positions than any node has.
 const MaxCount = 1000
 
 // WithoutZeroParts writes a duration as "10m", not "10m0s".
@@ -127,7 +127,7 @@ func WithoutZeroParts(d time.Duration) string {
 	return s
 }
 
-// readSelector reads a label selector that does not match everything: of the pods whose owner the tag names, or else of nodes.
+// readSelector reads a label selector that does not match everything. It is for the pods that the tag names, or else for nodes.
 func readSelector(text string, tag reflect.StructTag) (labels.Selector, error) {
 	selector, err := labels.Parse(text)
 	whose := tag.Get("whose")
@@ -197,8 +197,8 @@ func readZone(name string) (*time.Location, error) {
 	return zone, nil
 }
 
-// closestZones lists zones whose names are spelt like name: only the nearest, since names of one region are alike.
-// A city alone stands for the zone of its name; other names without a region, like PST, are like too many.
+// closestZones lists the zones spelt most like name: only the nearest, since names of one region are alike. A city alone stands for the zone of its
+// name; other names without a region, like PST, are like too many.
 func closestZones(name string) []string {
 	name = strings.ReplaceAll(name, " ", "_")
 	if strings.Contains(name, "/") {

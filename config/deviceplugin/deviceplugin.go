@@ -1,8 +1,8 @@
-// Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1, in which users say
-// how pods share GPUs. It is the only package that knows the format.
+// Package deviceplugin reads and writes the config files of NVIDIA's k8s-device-plugin, version v1. They say how pods share GPUs. It is the only
+// package that knows the format.
 //
-// It knows no hardware: the node may not have a resource that a file names correctly. Nor does it know the plugin's environment, which
-// decides if the file does not.
+// It does not know the hardware: the node may lack a resource that a file names correctly. Nor does it know the plugin's environment, which decides
+// if the file does not.
 package deviceplugin
 
 import (
@@ -25,13 +25,12 @@ const version = "v1"
 
 // Parse reads a config file of the device plugin. An empty one is legal, and shares nothing.
 //
-// It refuses files that the plugin refuses, since the plugin then exits and the node is without GPUs. It also refuses values
-// that the plugin silently ignores: fields that do not exist or are written in other cases, one strategy of two, devices and
-// names of one's own, a resource that is there twice. The rules are those of k8s-device-plugin v0.19.3, with the one field
-// that v0.20.0 adds.
+// It refuses files that the plugin refuses, since the plugin then exits and the node has no GPUs. It also refuses values that the plugin silently
+// ignores: unknown fields, fields in another case, one strategy of two, lists of devices, own names, duplicate resources. The rules are those of
+// k8s-device-plugin v0.19.3, with the one field that v0.20.0 adds.
 //
-// The error joins one *check.InvalidError for each mistake. If the plugin passes over all of them, see check.PassedOver, the config is that by
-// which it runs.
+// The error joins one *check.InvalidError for each mistake. If the plugin ignores all of them (see check.PassedOver), the plugin runs by the returned
+// config.
 func Parse(text []byte) (catalog.PluginConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -56,8 +55,8 @@ func Parse(text []byte) (catalog.PluginConfig, error) {
 	return read, wrong
 }
 
-// replicated is one strategy as a file has it. The plugin's own types would write an empty timeSlicing beside mps, and
-// in a file that shares nothing, and the plugin would refuse that (v0.19.3, v0.20.0).
+// replicated is one strategy of a file. The plugin's own types would write an empty timeSlicing next to mps, and in a file that shares nothing, and
+// the plugin would refuse that (v0.19.3, v0.20.0).
 type replicated struct {
 	RenameByDefault            bool     `json:"renameByDefault"`
 	FailRequestsGreaterThanOne bool     `json:"failRequestsGreaterThanOne"`
@@ -74,8 +73,8 @@ var strategies = map[catalog.SharingStrategy]string{
 	catalog.SharingMPS:         "mps",
 }
 
-// Render writes a config file with this sharing and MIG strategy; if strategy is empty, with that of base. It keeps all other fields of
-// base, which may be empty, also those that the agent does not know.
+// Render writes a config file with this sharing and MIG strategy; an empty strategy keeps base's. It copies all other fields of base, which may be
+// empty, including those that the agent does not know.
 func Render(base []byte, s catalog.Sharing, strategy config.MIGStrategy) ([]byte, error) {
 	doc := map[string]any{}
 	if err := document.Into(base, &doc); err != nil {
@@ -129,7 +128,7 @@ func setStrategy(doc map[string]any, strategy config.MIGStrategy) error {
 	return nil
 }
 
-// sharingOf gives the value of "sharing". It reads that back, so that Render writes nothing that the plugin would refuse.
+// sharingOf returns the value of "sharing". It reads the value back, so that Render writes nothing that the plugin would refuse.
 func sharingOf(s catalog.Sharing) (json.RawMessage, error) {
 	strategy := replicated{RenameByDefault: s.Rename, FailRequestsGreaterThanOne: s.FailMultiple}
 	for _, name := range s.Resources() {

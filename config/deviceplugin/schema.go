@@ -23,10 +23,10 @@ func (c *checks) refuse(field string, value json.RawMessage, want string) {
 	c.add(&check.InvalidError{Field: field, Value: string(value), Want: want})
 }
 
-// rule checks the value of one field. A field without a value is as if it were not there.
+// rule checks the value of one field. A field without a value counts as missing.
 type rule func(c *checks, field string, value json.RawMessage)
 
-// file checks a file except for its sharing: package config checks that, since profiles have it too.
+// file checks a file except for its sharing: package catalog checks that, since profiles have it too.
 func (c *checks) file(doc json.RawMessage) {
 	mapping(map[string]rule{
 		"version":   (*checks).version,
@@ -37,7 +37,7 @@ func (c *checks) file(doc json.RawMessage) {
 	})(c, "", doc)
 }
 
-// flags gives the checks of the file's fields for the plugin's command line.
+// flags has the checks of the file's fields for the plugin's command line.
 func flags() map[string]rule {
 	return map[string]rule{
 		"migStrategy": oneOf(string(config.MIGStrategyNone), string(config.MIGStrategySingle), string(config.MIGStrategyMixed)),
@@ -86,7 +86,7 @@ func mapping(fields map[string]rule) rule {
 			read, ok := fields[name]
 			switch {
 			case !ok:
-				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // which the plugin obeys
+				inOtherCase := slices.ContainsFunc(slices.Collect(maps.Keys(fields)), func(other string) bool { return strings.EqualFold(other, name) }) // the plugin obeys it
 				c.add(&check.InvalidError{Field: field + name, Want: "is unknown here: " + cmp.Or(place(name), "use "+known), PassedOver: !inOtherCase})
 			case string(written[name]) != "null":
 				read(c, field+name, written[name])
@@ -95,7 +95,7 @@ func mapping(fields map[string]rule) rule {
 	}
 }
 
-// place says where a field belongs that is at another place, as when the indentation is lost; empty for a field that no place has.
+// place says where a misplaced field belongs, for example after lost indentation; empty for an unknown field.
 func place(name string) string {
 	const strategies = "sharing.timeSlicing or sharing.mps"
 	below := map[string]string{
@@ -166,7 +166,7 @@ func (c *checks) channels(field string, value json.RawMessage) {
 	}
 }
 
-// resources refuses the field by which a user would rename the plugin's resources: the plugin ignores it.
+// resources refuses the field that would rename the plugin's resources: the plugin ignores it.
 func (c *checks) resources(field string, value json.RawMessage) {
 	c.add(&check.InvalidError{
 		Field: field, PassedOver: true,
@@ -174,7 +174,7 @@ func (c *checks) resources(field string, value json.RawMessage) {
 	})
 }
 
-// fieldsOf gives the fields of a mapping; nil if the value is no mapping.
+// fieldsOf returns the fields of a mapping; nil if the value is no mapping.
 func fieldsOf(value json.RawMessage) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(value, &fields) != nil {
@@ -183,7 +183,7 @@ func fieldsOf(value json.RawMessage) map[string]json.RawMessage {
 	return fields
 }
 
-// textOf gives the text of a value; empty if the value is no text.
+// textOf returns the text of a value; empty if the value is no text.
 func textOf(value json.RawMessage) string {
 	var s string
 	if json.Unmarshal(value, &s) != nil {

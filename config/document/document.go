@@ -1,7 +1,7 @@
-// Package document reads YAML of users and of other programs into JSON, and bounds the memory for that: a user who may edit a
-// ConfigMap must not be able to fill the memory of every agent that reads it.
+// Package document reads YAML of users and other programs into JSON, with bounded memory. A user who may edit a ConfigMap must not be able to fill
+// the memory of every agent.
 //
-// It decodes all YAML of the programs, and knows no format.
+// It decodes all YAML that the programs read, and knows no format.
 package document
 
 import (
@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// limits bound a text, with the copies that its aliases stand for.
+// limits bound a text, with its aliases expanded.
 type limits struct {
 	bytes int // of the text
 	json  int // bytes as JSON, in which a character may take six; an honest file takes little more than as YAML
@@ -26,28 +26,28 @@ type limits struct {
 var (
 	// The API server takes ConfigMaps of at most 1 MiB. A thousand MIG configs have half of these parts.
 	ofFile = limits{bytes: 1 << 20, json: 3 << 19, parts: 25_000}
-	// Manifests have files in them, whose lines count as parts, and users check several at once, on machines with more
-	// memory than an agent has.
+	// Manifests contain files, and each line of these counts as a part. Users check several manifests at once, on machines with more memory than an
+	// agent has.
 	ofManifest = limits{bytes: 4 << 20, json: 8 << 20, parts: 100_000}
 )
 
 var errAliasLoop = errors.New("an alias contains itself")
 
-// JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB, and one that would take
-// much more memory than its length: for its aliases, for more than 25,000 keys, values and entries, or for characters that are longer in
-// JSON. JSON finds that before it decodes the text.
+// JSON turns a file of YAML into JSON. A key that is there twice is an error. So is a text of more than 1 MiB. So is one that would take much more
+// memory than its length, by aliases, by more than 25,000 keys, values and entries, or by characters that are longer in JSON. JSON checks this before
+// it decodes the text.
 //
-// A number that 64 bits or JSON cannot have becomes text, so that messages can quote it as it is written.
+// A number that 64 bits or JSON cannot hold becomes text, so that messages can quote it exactly.
 //
-// A merge key, "<<", gives a mapping the fields of another, except for those that it has itself after the merge key. A merge key after a
-// key which both have is an error: NVIDIA's tools would take the other's value, and by the standard the mapping's own counts.
+// A merge key, "<<", adds the fields of another mapping, except for the mapping's own ones after the merge key. A merge key after a key that both
+// have is an error: NVIDIA's tools would take the other's value, and by the standard the mapping's own counts.
 func JSON(text []byte) ([]byte, error) {
 	root, err := ofFile.check(text)
 	if err != nil {
 		return nil, err
 	}
 	if root != nil && merges(root) {
-		// The strict decoder takes a key that overrides a merged one for a key that is there twice.
+		// The strict decoder mistakes a key that overrides a merged one for a duplicate.
 		if err := checkKeys(root); err != nil {
 			return nil, err
 		}
@@ -58,7 +58,7 @@ func JSON(text []byte) ([]byte, error) {
 	return doc, withoutPrefixes(err)
 }
 
-// Into decodes a file as JSON does, but of a key that is there twice it takes the last one.
+// Into decodes a file as JSON does, but takes the last of duplicate keys.
 func Into(text []byte, into any) error {
 	if _, err := ofFile.check(text); err != nil {
 		return err
@@ -74,7 +74,7 @@ func ManifestInto(text []byte, into any) error {
 	return withoutPrefixes(yaml.Unmarshal(quoteNumbers(text), into))
 }
 
-// ReadFile reads a file of at most the length that JSON takes; a longer one is an error.
+// ReadFile reads a file of at most JSON's length; a longer one is an error.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.Open(filepath.Clean(path))
 	if err != nil {
@@ -90,7 +90,7 @@ func ReadFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// check refuses a text that is not safe to decode. If the text may have aliases or merge keys, it gives its tree.
+// check refuses a text that is not safe to decode. If the text may have aliases or merge keys, it returns its tree.
 func (l limits) check(text []byte) (*node.Node, error) {
 	if err := l.checkLength(text); err != nil {
 		return nil, err
@@ -129,10 +129,10 @@ func (l limits) checkSize(s size) error {
 	return nil
 }
 
-// size is the size of a text or a part of it, with the copies that its aliases stand for.
+// size is the size of a text or a part of it, with its aliases expanded.
 type size struct{ parts, json int }
 
-// jsonLength estimates the length of a text as JSON: six bytes for each of three characters, and for the one that "\0" stands for.
+// jsonLength estimates the length of a text as JSON: six bytes for each of <, > and &, and for the character of "\0".
 func jsonLength[T string | []byte](text T) int {
 	n := len(text)
 	for i := range len(text) {
@@ -148,8 +148,8 @@ func jsonLength[T string | []byte](text T) int {
 	return n
 }
 
-// parts is an upper bound for the keys, values and entries of a text. Each begins after a character that parts it from the
-// one before; parts counts these characters also in scalars, where they part nothing.
+// parts is an upper bound for the keys, values and entries of a text. Each begins after a separator. parts counts separators also in scalars, where
+// they separate nothing.
 func parts(text []byte) int {
 	n := 1
 	for i, c := range text {
@@ -157,7 +157,7 @@ func parts(text []byte) int {
 		case ',', '[', '{', '\n', '?':
 			n++
 		case ':', '-':
-			// Inside of words, as 00000000:17:00.0, they part nothing. The last character of the text may.
+			// Inside of words, as in 00000000:17:00.0, they separate nothing. The last character of the text may.
 			if i+1 == len(text) || bytes.IndexByte([]byte(" \t\r\n,[]{}\"'"), text[i+1]) >= 0 {
 				n++
 			}
@@ -166,10 +166,10 @@ func parts(text []byte) int {
 	return n
 }
 
-// expansion adds up the size of a document. It visits each node once, however many aliases refer to it.
+// expansion adds up the size of a document. It visits each node once, whatever the number of its aliases.
 type expansion struct {
 	limits
-	of map[*node.Node]size // of the nodes with an anchor whose sum is complete
+	of map[*node.Node]size // of nodes with an anchor and a complete sum
 }
 
 func (x expansion) size(n *node.Node) (size, error) {

@@ -14,7 +14,7 @@ func merges(n *node.Node) bool {
 
 func isMerge(n *node.Node) bool { return n.Kind == node.ScalarNode && n.ShortTag() == "!!merge" }
 
-// checkKeys refuses keys that are there twice, and merge keys after keys that they would override.
+// checkKeys refuses duplicate keys, and merge keys after keys that they would override.
 func checkKeys(n *node.Node) error {
 	if n.Kind == node.MappingNode {
 		if err := checkMapping(n); err != nil {
@@ -51,8 +51,7 @@ func checkMapping(n *node.Node) error {
 	return nil
 }
 
-// keysOf adds the keys of a merged value: a mapping, an alias of one, or a list of these. The caller has checked that no alias is within
-// its own anchor.
+// keysOf adds the keys of a merged value: a mapping, an alias of one, or a list of these. The caller has checked that no alias contains itself.
 func keysOf(n *node.Node, keys []string) []string {
 	switch n.Kind {
 	case node.AliasNode:

@@ -10,10 +10,10 @@ import (
 // Place is a line and a column of a text, from 1. The zero value is no place.
 type Place struct{ Line, Column int }
 
-// Text is a document whose fields have places.
+// Text is a document with the places of its fields.
 type Text struct {
 	lines []string
-	root  *node.Node // nil where the text cannot be read
+	root  *node.Node // nil if the text cannot be read
 }
 
 // Read reads the places of a document. A document that cannot be read has none.
@@ -26,9 +26,8 @@ func Read(text []byte) *Text {
 	return t
 }
 
-// Locate finds the place of a field. Steps lead through mappings by key and through lists by position from 0; field goes on from there in
-// the form of messages, "timeouts.drain" or "rules[0].for". For a field that is missing it gives the place of the mapping or list that
-// would have it.
+// Locate finds the place of a field. Steps lead through mappings by key and through lists by position from 0. field continues from there in the form
+// of messages, "timeouts.drain" or "rules[0].for". For a missing field Locate returns the place of the mapping or list that would have it.
 func (t *Text) Locate(steps []string, field string) Place {
 	if t.root == nil {
 		return Place{}
@@ -52,13 +51,13 @@ func (t *Text) Locate(steps []string, field string) Place {
 	return at
 }
 
-// Value is what a key has, and the line of the key.
+// Value is a key's value, and the line of the key.
 type Value struct {
 	Text string // empty for one that is no scalar
 	Line int
 }
 
-// Values are those of a key at the top of the document, in their order. More than one are often documents that nothing parts.
+// Values lists the values of a key at the top of the document, in order. Several are often documents without a separator.
 func (t *Text) Values(key string) []Value {
 	var out []Value
 	if t.root == nil || t.root.Kind != node.MappingNode {
@@ -72,8 +71,8 @@ func (t *Text) Values(key string) []Value {
 	return out
 }
 
-// Block finds the place of a value that the document has line by line, after a "|": so many lines of the document come before it, and so
-// many spaces before each of its lines. For a value in another form ok is false.
+// Block finds the place of a value that the document has line by line, after a "|". It returns the number of lines before the value, and of spaces
+// before each of its lines. For a value in another form ok is false.
 func (t *Text) Block(steps ...string) (before, indent int, ok bool) {
 	n := t.root
 	for _, step := range steps {
@@ -103,7 +102,7 @@ func (t *Text) Block(steps ...string) (before, indent int, ok bool) {
 	return 0, 0, false
 }
 
-// enter goes one step along the path, and gives the rest of the path. A key may have dots itself, so the longest one counts.
+// enter goes one step along the path, and returns the rest of the path. A key may have dots itself, so the longest one counts.
 func enter(n *node.Node, path string) (next *node.Node, at Place, rest string) {
 	if n.Kind == node.AliasNode {
 		n = n.Alias

@@ -15,7 +15,7 @@ import (
 // maxLines bounds the mistakes of the decoder that an error lists.
 const maxLines = 100
 
-// withoutPrefixes gives an error of the decoders without their own names for their work, and bounds its lines.
+// withoutPrefixes strips the decoders' prefixes from an error, and bounds its lines.
 func withoutPrefixes(err error) error {
 	if err == nil {
 		return nil
@@ -34,15 +34,15 @@ func withoutPrefixes(err error) error {
 }
 
 var (
-	// suspects finds texts that may have a number which JSON cannot have.
+	// suspects finds texts that may have a number that JSON cannot hold.
 	suspects    = regexp.MustCompile(`[0-9_]{19}|\.(?i:inf|nan)`)
 	wholeNumber = regexp.MustCompile(`^[-+]?[0-9][0-9_]*$`)
-	// lineBreaks are those of the decoder that other programs do not count as line breaks.
+	// lineBreaks are line breaks for the decoder, but not for other programs.
 	lineBreaks = regexp.MustCompile("\r[^\n]|\u0085|\u2028|\u2029")
 )
 
-// quoteNumbers puts numbers in quotes that the decoder would round, as those beyond 64 bits, or that JSON cannot have. No field takes any
-// of them, and a message about one then quotes it as it is written.
+// quoteNumbers puts numbers in quotes that the decoder would round, such as those beyond 64 bits, or that JSON cannot hold. No field takes any of
+// them, and a message about one can then quote it exactly.
 func quoteNumbers(text []byte) []byte {
 	var root node.Node
 	if !suspects.Match(text) || lineBreaks.Match(text) || node.Unmarshal(text, &root) != nil {
@@ -72,7 +72,7 @@ func quoteNumbers(text []byte) []byte {
 	return out.Bytes()
 }
 
-// misreadNumbers adds the numbers below the node that JSON cannot have as they are written, in the order of the text.
+// misreadNumbers adds the numbers below the node that JSON cannot hold exactly, in the order of the text.
 func misreadNumbers(n *node.Node, found []*node.Node) []*node.Node {
 	const quoted = node.DoubleQuotedStyle | node.SingleQuotedStyle | node.LiteralStyle | node.FoldedStyle
 	if n.Kind == node.ScalarNode && n.Style&quoted == 0 && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float") && !sameInJSON(n.Value) {
@@ -84,7 +84,7 @@ func misreadNumbers(n *node.Node, found []*node.Node) []*node.Node {
 	return found
 }
 
-// sameInJSON reports whether the number is the same in JSON; other digits than those of a whole number do not count.
+// sameInJSON reports whether the number is the same in JSON. It compares whole numbers only.
 func sameInJSON(number string) bool {
 	if strings.Contains(strings.ToLower(number), ".inf") || strings.EqualFold(number, ".nan") {
 		return false

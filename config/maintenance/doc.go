@@ -1,2 +1,2 @@
-// Package maintenance has the maintenance file: when nodes may be disturbed, and how many of a pool at once.
+// Package maintenance has the maintenance file: when changes may disturb nodes, and how many of a pool at once.
 package maintenance

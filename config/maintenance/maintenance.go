@@ -29,51 +29,51 @@ const (
 
 // The defaults of a maintenance file.
 const (
-	// DefaultEstimate: a change that resets GPUs, waits for the device plugin and has pods to send away takes minutes.
+	// DefaultEstimate: a change that evicts pods, resets GPUs and waits for the device plugin takes minutes.
 	DefaultEstimate = 15 * time.Minute
 	// DefaultJitter spreads the requests of hundreds of nodes to the API server, and is a small part of a window of hours.
 	DefaultJitter = 5 * time.Minute
 	// DefaultPauseAfter: one node may be broken, and two by chance; if three in a row fail, the fault is in the change.
 	DefaultPauseAfter = 3
-	// DefaultMaxUnavailable is a percentage: a mistake in a change that is asked of all nodes at once takes at most so many of them away.
+	// DefaultMaxUnavailable is a percentage: a mistaken change, requested of all nodes at once, takes out at most so many of them.
 	DefaultMaxUnavailable = 10
 )
 
-// Without is what holds without a maintenance file.
+// Without applies if there is no maintenance file.
 func Without() Maintenance {
 	return Maintenance{Others: Pool{MaxUnavailable: &Limit{Percent: DefaultMaxUnavailable}}}
 }
 
 // Maintenance says when changes may begin, and on how many nodes at once.
 type Maintenance struct {
-	Others Pool   // for nodes that no pool selects; without a name and a selector. Its limit is one of the nodes that are asked for the same
+	Others Pool   // for nodes that no pool selects; without a name and a selector. Its limit counts the nodes of the same request
 	Pools  []Pool // a node is in the first one that selects it
 
-	// Asked returns the label of a node that counts, and what it asks for; nil if nothing is known of labels. Nodes of no pool that are asked for
-	// the same are one, where Others has a limit.
+	// Asked returns the label of a node that counts, and the name that it requests; nil if labels are unknown. If Others has a limit, nodes outside
+	// of pools with the same request form a pool.
 	Asked func(node *corev1.Node) (label, name string)
 }
 
-// Pool says it for certain nodes.
+// Pool is the maintenance of certain nodes.
 type Pool struct {
 	Name     string
 	Selector labels.Selector
 	Schedule window.Schedule
 	Estimate time.Duration // assumed length of a change on a node that has measured none yet
-	Jitter   time.Duration // each node begins at a moment of its own, at most this long after an opening
+	Jitter   time.Duration // each node has its own start, at most this long after an opening
 
 	MaxUnavailable *Limit // nil for no limit
-	ForEvictions   bool   // the limit is for changes alone for which pods have to leave
+	ForEvictions   bool   // the limit is only for changes that evict pods
 	PauseAfter     int    // failures in a row after which the pool begins no further change; 0 for never
 }
 
-// Limit is a number of nodes, or a percentage of those of the pool.
+// Limit is a number of nodes, or a percentage of the pool's nodes.
 type Limit struct {
 	Nodes   int
 	Percent int // in place of Nodes, from 1 to 100; 0 for Nodes
 }
 
-// Of is the limit of a pool with so many nodes. A percentage is rounded down, but allows one node.
+// Of returns the limit of a pool with so many nodes. A percentage is rounded down, but allows one node.
 func (l Limit) Of(nodes int) int {
 	if l.Percent == 0 {
 		return l.Nodes
@@ -81,7 +81,7 @@ func (l Limit) Of(nodes int) int {
 	return max(1, nodes*l.Percent/100)
 }
 
-// String returns the limit as the file has it.
+// String returns the limit for messages.
 func (l Limit) String() string {
 	switch {
 	case l.Percent > 0:
@@ -93,7 +93,7 @@ func (l Limit) String() string {
 	}
 }
 
-// For gives the pool of a node.
+// For returns the pool of a node.
 func (m Maintenance) For(node *corev1.Node) Pool {
 	for _, p := range m.Pools {
 		if p.Selector.Matches(labels.Set(node.Labels)) {
@@ -103,7 +103,7 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 	return m.alike(node)
 }
 
-// alike gives the pool of the nodes that are asked for the same as this one. Its name has a dot, which no written one has.
+// alike returns the pool of the nodes with the same request as this one. Its name has a dot, which no written name has.
 func (m Maintenance) alike(node *corev1.Node) Pool {
 	p := m.Others
 	if m.Asked == nil || p.MaxUnavailable == nil {
@@ -126,10 +126,10 @@ func (m Maintenance) alike(node *corev1.Node) Pool {
 	return p
 }
 
-// Parse reads a maintenance file. Fields that do not exist are refused.
+// Parse reads a maintenance file. It refuses unknown fields.
 //
-// The error joins one *InvalidError for each value that is not allowed. A file with a mistake gives no windows at all: without the mistaken
-// part the rest could allow changes at a time that its author forbids.
+// The error joins one *InvalidError for each value that is not allowed. A file with a mistake has no windows at all: without the mistaken part the
+// rest could allow changes at a time that its author forbids.
 func Parse(text []byte) (Maintenance, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -148,21 +148,21 @@ func Parse(text []byte) (Maintenance, error) {
 	return file.maintenance(), nil
 }
 
-// MaintenanceFields is when nodes may be disturbed, and how many of them at once.
+// MaintenanceFields says when changes may disturb nodes, and how many of them at once.
 type MaintenanceFields struct {
 	APIVersion string `json:"apiVersion" jsonschema:"required,enum=gpuslice.io/v1alpha1"`
 	Kind       string `json:"kind" jsonschema:"required,enum=Maintenance"`
-	// For nodes of no pool, and for pools without windows of their own. Without any it is always.
+	// For nodes outside of pools, and for pools without own windows. Without any, changes may begin at any time.
 	Windows []WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
-	// Nothing is begun in them. They count for all pools.
+	// No change begins in them. They count for all pools.
 	Freezes []FreezeFields `json:"freezes" list:"must be a list of freezes with \"from\" and \"to\""`
-	// How long a change takes on a node that knows of no earlier one.
+	// How long a change takes on a node that has made none yet.
 	Estimate time.Duration `json:"estimate" within:"1s,24h"`
-	// Nodes begin up to so long after an opening, each at a moment of its own.
+	// How long after an opening nodes begin at the latest, each at its own moment.
 	Jitter time.Duration `json:"jitter" within:"0s,24h"`
-	// How many of the nodes of no pool that are asked for the same may be away at once, by changes for which pods have to leave; 10% if left out.
+	// How many nodes outside of pools, with the same request, may be unavailable at once for changes that evict pods; 10% if left out.
 	MaxUnavailable *FieldLimit `json:"maxUnavailable" form:"limit"`
-	// The first whose selector fits a node counts.
+	// The first pool that selects a node counts.
 	Pools []PoolFields `json:"pools" list:"must be a list of pools with \"name\" and \"selector\""`
 }
 
@@ -190,27 +190,27 @@ func (m *MaintenanceFields) maintenance() Maintenance {
 	return out
 }
 
-// PoolFields is what holds for certain nodes.
+// PoolFields is the maintenance of certain nodes.
 type PoolFields struct {
 	// A part of the name of a Lease.
 	Name string `json:"name" jsonschema:"required" form:"dnsLabel" missing:"is missing: name the pool, like research"`
 	// A label selector of nodes.
 	Selector labels.Selector `json:"selector" jsonschema:"required" missing:"is missing or empty: write a label selector, like \"pool=research\", or \"nvidia.com/gpu.present\" for all nodes with GPUs"`
-	// How many of its nodes may be disturbed at once. Without it there is no limit.
+	// How many of its nodes may be unavailable at once. Without it there is no limit.
 	MaxUnavailable *FieldLimit `json:"maxUnavailable" form:"limit"`
-	// How many changes may fail in a row until the pool begins none any more; 0 for never.
+	// The pool pauses after so many failed changes in a row; 0 for never.
 	PauseAfter *int `json:"pauseAfter" called:"a number of failures, or 0 for never," within:"0,1000"`
-	// In place of those of all nodes.
+	// In place of the windows of all nodes.
 	Windows []WindowFields `json:"windows" jsonschema:"minItems=1" list:"must be a list of at least one window: leave it out where there is none, or write a freeze for never"`
-	// Beside those of all nodes.
+	// In addition to the freezes of all nodes.
 	Freezes []FreezeFields `json:"freezes" list:"must be a list of freezes with \"from\" and \"to\""`
-	// How long a change takes on a node that knows of no earlier one.
+	// How long a change takes on a node that has made none yet.
 	Estimate time.Duration `json:"estimate" within:"1s,24h"`
-	// Nodes begin up to so long after an opening, each at a moment of its own.
+	// How long after an opening nodes begin at the latest, each at its own moment.
 	Jitter *time.Duration `json:"jitter" within:"0s,24h"`
 }
 
-// pool gives a pool. A field that is not written is as in others.
+// pool returns the pool. A missing field has the value of others.
 func (p *PoolFields) pool(others Pool) Pool {
 	out := others
 	out.Name, out.Selector, out.PauseAfter, out.MaxUnavailable = p.Name, p.Selector, DefaultPauseAfter, nil
@@ -231,7 +231,7 @@ func (p *PoolFields) pool(others Pool) Pool {
 	return out
 }
 
-// FieldLimit is a limit as files have it: a number of nodes, a percentage, or none.
+// FieldLimit is a limit in a file: a number of nodes, a percentage, or none.
 type FieldLimit struct{ limit *Limit }
 
 // ReadText reads one.

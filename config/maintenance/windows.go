@@ -8,13 +8,13 @@ import (
 	"github.com/gpuslice/gpuslice/config/window"
 )
 
-// WindowFields is when nodes may be disturbed: every week, with days, or once.
+// WindowFields says when changes may disturb nodes: every week, with days, or once.
 type WindowFields struct{ window.Window }
 
-// Check checks what a window needs with days and without.
+// Check checks the fields that a window needs with days and without.
 func (w *WindowFields) Check(c *check.Mistakes, at string, in check.Written) {
 	if w.Zone == nil {
-		w.Zone = time.UTC // the agent's own would be another on each node
+		w.Zone = time.UTC // the agent's own would differ between nodes
 	}
 	refuseEndBeforeStart(c, at+".notAfter", in.Text("notAfter"), "notBefore", w.NotBefore, w.NotAfter)
 	if !in.Has("days") && (in.Text("notBefore") == "" || in.Text("notAfter") == "") {
@@ -30,7 +30,7 @@ func (w *WindowFields) Check(c *check.Mistakes, at string, in check.Written) {
 	}
 }
 
-// FreezeFields is a time in which nothing is open.
+// FreezeFields is a time when no window is open.
 type FreezeFields struct{ window.Freeze }
 
 // Check refuses a freeze that ends before it begins.

@@ -1,8 +1,8 @@
-// Package migparted reads and writes the file format of NVIDIA's mig-parted, version v1, in which users keep their MIG
-// configs. It is the only package that knows the format. NVIDIA's own package of the format needs cgo and NVML's bindings, which a
-// command for macOS and Windows cannot have, and names one mistake without its place: here it is the judge in the tests.
+// Package migparted reads and writes NVIDIA's mig-parted format, version v1, for users' MIG configs. It is the only package that knows the format.
+// NVIDIA's own package needs cgo and NVML's bindings, which a command for macOS and Windows cannot have, and it names one mistake without its place.
+// The tests compare with it.
 //
-// It knows no hardware: a profile that is well written may still be one that no GPU has.
+// It does not know the hardware: no GPU may have a correctly written profile.
 package migparted
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/document"
 )
 
-// version is the only one of the format that there is.
+// version is the format's only version.
 const version = "v1"
 
 // file is what Render writes.
@@ -32,11 +32,11 @@ type rule struct {
 	MIGDevices   map[string]int `json:"mig-devices"`
 }
 
-// Parse reads a file of MIG configs. It refuses files that mig-parted refuses, and values that mig-parted silently ignores: a
-// filter that can match nothing, a negative index, a name that no label can have, a field that is there twice.
+// Parse reads a file of MIG configs. It refuses files that mig-parted refuses. It also refuses values that mig-parted silently ignores: a filter that
+// can match nothing, a negative index, a name that no label can have, a field that is there twice.
 //
-// The error joins one *check.InvalidError for each mistake, in the order of names and rules. A file with a mistake gives
-// no configs: with half a catalog a label would mean something else than the file's author reads there.
+// The error joins one *check.InvalidError for each mistake, in the order of names and rules. A file with a mistake has no configs: with half a
+// catalog a label would not mean what the file's author reads there.
 func Parse(text []byte) (map[string]catalog.MIGConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
@@ -52,8 +52,8 @@ func Parse(text []byte) (map[string]catalog.MIGConfig, error) {
 	return configs, nil
 }
 
-// Render writes configs as a file that mig-parted reads, and that Parse reads back as the same configs. A rule that
-// selects GPUs in a way that the format does not know, by UUID, PCI address or model, is an error.
+// Render writes configs as a file that mig-parted reads, and that Parse reads back unchanged. A rule that selects GPUs by UUID, PCI address or model
+// is an error: the format cannot have it.
 func Render(configs map[string]catalog.MIGConfig) ([]byte, error) {
 	out := file{Version: version, Configs: map[string][]rule{}}
 	for name, rules := range configs {

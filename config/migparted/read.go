@@ -113,7 +113,7 @@ func readRule(raw json.RawMessage) (catalog.MIGRule, []*check.InvalidError) {
 	return rule, wrong
 }
 
-// readField reads the value of a field, and refuses one that is wrong whatever the other fields have.
+// readField reads the value of a field, and refuses one that is wrong regardless of other fields.
 func readField(rule *catalog.MIGRule, field string, raw json.RawMessage, refuse func(value, want string)) {
 	switch field {
 	case "device-filter":
@@ -174,7 +174,7 @@ func readPositions(raw json.RawMessage, refuse func(value, want string)) (all bo
 	return false, indices
 }
 
-// readDevices counts devices by the one form of their names; a file may spell one device in two ways.
+// readDevices counts devices by their normal names; a file may spell one device in two ways.
 func readDevices(raw json.RawMessage, refuse func(value, want string)) map[string]int {
 	var written map[string]json.RawMessage
 	if json.Unmarshal(raw, &written) != nil {
@@ -188,7 +188,7 @@ func readDevices(raw json.RawMessage, refuse func(value, want string)) map[strin
 		counted = counted || n != 0
 		if want != "" {
 			value := string(written[name])
-			if want == tooMany { // package document has made text of a number that is too large
+			if want == tooMany { // package document turns a number that is too large into text
 				value = unquoted(written[name])
 			}
 			bad(fmt.Sprintf("%q: %s", name, value), want)
@@ -228,7 +228,7 @@ func countOf(raw json.RawMessage) (n int, want string) {
 	return n, ""
 }
 
-// unquoted gives a value as the user wrote it, without the quotes of a text.
+// unquoted returns a value as the user wrote it, without a text's quotes.
 func unquoted(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) != nil || string(raw) == "null" {
@@ -237,7 +237,7 @@ func unquoted(raw json.RawMessage) string {
 	return text
 }
 
-// conflictOf finds fields of which each is allowed alone, and not beside the other; nil if there are none.
+// conflictOf finds fields that are each allowed alone, but not together; nil if there are none.
 func conflictOf(fields map[string]json.RawMessage) *check.InvalidError {
 	devices, given := fields["mig-devices"]
 	var counts map[string]json.RawMessage

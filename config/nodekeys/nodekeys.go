@@ -1,4 +1,4 @@
-// Package nodekeys has the labels and taints that the agent puts on its node for a profile, and distinguishes them from those of users and other
+// Package nodekeys has the labels and taints that the agent sets on its node for a profile, and distinguishes them from those of users and other
 // programs.
 package nodekeys
 
@@ -22,7 +22,7 @@ type Keys struct {
 	Taints []corev1.Taint    `json:"taints,omitempty"`
 }
 
-// And adds the others' keys that k does not have.
+// And adds those of the others' keys that k lacks.
 func (k Keys) And(others Keys) Keys {
 	out := Keys{Labels: maps.Clone(k.Labels), Taints: slices.Clone(k.Taints)}
 	for key, value := range others.Labels {
@@ -45,7 +45,7 @@ func taintAt(taints []corev1.Taint, t corev1.Taint) int {
 	return slices.IndexFunc(taints, func(u corev1.Taint) bool { return u.MatchTaint(&t) })
 }
 
-// Foreign names a label or taint that the profile sets, and that a user or another program has set to another value.
+// Foreign names a label or taint of the profile that a user or another program has set to another value.
 func Foreign(node *corev1.Node, ours, want Keys) string {
 	for _, key := range slices.Sorted(maps.Keys(want.Labels)) {
 		value, there := node.Labels[key]
@@ -62,8 +62,8 @@ func Foreign(node *corev1.Node, ours, want Keys) string {
 	return ""
 }
 
-// Settled returns the node's labels and taints with those of the profile, and the note of which of them the agent has set: a key that the node
-// had before with the profile's value is not among these, and stays when the profile goes.
+// Settled returns the node's labels and taints with those of the profile, and a note of the keys that the agent sets. A key that the node already had
+// with the profile's value is not in the note, and stays when the profile is removed.
 func Settled(node *corev1.Node, ours, want Keys) (labels map[string]*string, taints []corev1.Taint, note Keys) {
 	labels, note.Labels = settledLabels(node, ours, want)
 	taints, note.Taints = settledTaints(node, ours, want)
@@ -110,7 +110,7 @@ func settledTaints(node *corev1.Node, ours, want Keys) (taints, note []corev1.Ta
 	return taints, note
 }
 
-// Unpublished reports whether the profile's labels and taints are not yet on the node, or a former one's still are.
+// Unpublished reports whether the node still lacks the profile's labels and taints, or still has a former profile's.
 func Unpublished(node *corev1.Node, ours, want Keys) bool {
 	labels, taints, note := Settled(node, ours, want)
 	text, err := note.encode()
@@ -119,9 +119,9 @@ func Unpublished(node *corev1.Node, ours, want Keys) bool {
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
-// Patch returns the guarded update that writes the profile's labels and taints, and the keys that are the agent's then.
+// Patch returns the guarded update that writes the profile's labels and taints, and the agent's keys after it.
 func Patch(node *corev1.Node, ours, want Keys) (body []byte, note Keys, err error) {
-	if foreign := Foreign(node, ours, want); foreign != "" { // another program has set it since the agent has observed the node
+	if foreign := Foreign(node, ours, want); foreign != "" { // another program has set it since the agent observed the node
 		return nil, note, apierrors.NewConflict(corev1.Resource("nodes"), node.Name, errors.New(foreign))
 	}
 	labels, taints, note := Settled(node, ours, want)

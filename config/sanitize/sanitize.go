@@ -1,8 +1,8 @@
-// Package sanitize makes text of other programs and users fit to be shown in a terminal or a condition, and fit for the API server, which
-// refuses text that is not UTF-8 or too long.
+// Package sanitize makes text of other programs and users fit for a terminal, a condition, and the API server. The API server refuses text that is
+// too long or not UTF-8.
 //
-// Labels, annotations, files, names of processes and termination messages of containers can hold anything: sequences that clear a screen,
-// characters that turn the reading direction round, a line feed that forges a row, and megabytes of text.
+// Labels, annotations, files, process names and termination messages can hold anything: sequences that clear a screen, characters that reverse the
+// reading direction, line feeds that forge a row, megabytes of text.
 package sanitize
 
 import (
@@ -17,10 +17,10 @@ import (
 // Longest is how many characters a condition or an Event may have.
 const Longest = 1024
 
-// Text returns the text in one line. It writes unprintable characters as Go writes them in a string: \x1b, \n or \u202e.
+// Text returns the text in one line. It escapes unprintable characters as in a string of Go: \x1b, \n or \u202e.
 func Text(text string) string { return escaped(text, "") }
 
-// Lines is Text, but leaves line feeds and tabs, for texts that have several lines.
+// Lines is Text for several lines: it keeps line feeds and tabs.
 func Lines(text string) string { return escaped(text, "\n\t") }
 
 // Printable reports whether the character moves no cursor, does not change the reading direction, and has a width.
@@ -47,9 +47,9 @@ func escaped(text, legal string) string {
 	return b.String()
 }
 
-// Cut is Text with at most so many characters, the last of which is … where more were there.
+// Cut is Text with at most so many characters. If there are more, the last one is "…".
 func Cut(text string, most int) string {
-	// A character has four bytes at most: the text beyond that is never needed.
+	// A character has at most four bytes: the text beyond that is never needed.
 	head, more := text, len(text) > most*utf8.UTFMax
 	if more {
 		end := most * utf8.UTFMax
@@ -75,8 +75,8 @@ func first(text string, n int) string {
 	return text
 }
 
-// Message returns a text of any number of lines, as joined errors have, in one line of at most so many characters: the first
-// line, which is never left out, as many more as there is room for, and how many lines are not shown.
+// Message returns a text of several lines, such as joined errors, in one line of at most so many characters. It always shows the first line, then as
+// many as fit, and the number of lines not shown.
 func Message(text string, most int) string {
 	text = strings.TrimSpace(text)
 	lines := strings.Count(text, "\n") + 1
@@ -118,8 +118,8 @@ func Counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// JSON returns a text of JSON with unprintable characters escaped as JSON escapes them. Encoders escape only the control characters below
-// space, and leave others, and those that change the reading direction.
+// JSON returns a text of JSON with unprintable characters escaped. Encoders escape only control characters below space. They keep others, and
+// characters that change the reading direction.
 func JSON(text string) string {
 	fits := func(r rune) bool { return Printable(r) || r < ' ' } // a character below space is white space outside of strings: inside, the encoder has escaped it
 	if strings.IndexFunc(text, func(r rune) bool { return !fits(r) }) < 0 {

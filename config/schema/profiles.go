@@ -2,7 +2,7 @@ package schema
 
 import "github.com/invopop/jsonschema"
 
-// profileNames says what the name of a profile is.
+// profileNames adds the form of a profile's name.
 func profileNames(s *jsonschema.Schema) {
 	name := pattern(labelName)
 	name.Not = &jsonschema.Schema{Enum: []any{"true", "false"}} // how YAML reads yes, on, no and off
@@ -11,7 +11,7 @@ func profileNames(s *jsonschema.Schema) {
 	}
 }
 
-// profile says what is true of its fields together.
+// profile adds what must hold between its fields.
 func profile(s *jsonschema.Schema) {
 	s.AnyOf = append(anyOf("mig", "sharing", "migStrategy"),
 		properties("labels", &jsonschema.Schema{MinProperties: number(1)}), properties("taints", &jsonschema.Schema{MinItems: number(1)}))
@@ -27,13 +27,13 @@ func migEntry(s *jsonschema.Schema) {
 	s.Else = not(required("instances"))
 }
 
-// selector lets all stand alone only.
+// selector allows all only alone.
 func selector(s *jsonschema.Schema) {
 	s.MinProperties = number(1)
 	s.If, s.Then = required("all"), &jsonschema.Schema{MaxProperties: number(1)}
 }
 
-// sharing is the word none, or one strategy. MPS shares whole GPUs, and has so many clients.
+// sharing is the word none, or one strategy. MPS shares whole GPUs, and bounds its clients.
 func sharing(s *jsonschema.Schema) {
 	if mps, ok := s.Properties.Get("mps"); ok {
 		client := []*jsonschema.Schema{

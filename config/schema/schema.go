@@ -1,8 +1,8 @@
-// Package schema makes JSON schemas of the files that people write for the agent, settings, profiles and
-// maintenance, for editors and for checks before a file reaches a cluster.
+// Package schema makes JSON schemas of the agent's files, settings, profiles and maintenance, for editors and for checks before a file reaches a
+// cluster.
 //
-// A schema is less than the agent's own check, which alone knows what belongs together, and which kubectl gpuslice validate
-// does anywhere. It lets no file pass that has a field too many or a value of the wrong form.
+// A schema finds less than the agent's own check, which also knows which values fit together. kubectl gpuslice validate runs that check anywhere. A
+// schema refuses every unknown field and every value of the wrong form.
 package schema
 
 //go:generate go run ./cmd/schema .. ../../deploy/schema
@@ -30,11 +30,11 @@ const (
 	MaintenanceFile = "maintenance.schema.json"
 )
 
-// packagePath is the import path of this package, from which that of source is counted.
+// packagePath is the import path of this package. The path of source is relative to it.
 const packagePath = "github.com/gpuslice/gpuslice/config/schema"
 
-// Files are the schemas by the names of their files. What fields mean is taken from the comments of package config, whose source is in that
-// directory, and what they may be from the types and tags by which it reads them.
+// Files returns the schemas by the names of their files. Descriptions of fields are the comments of package config, with its source in that
+// directory. Their forms are its types and tags.
 func Files(source string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for name, format := range map[string]any{ProfilesFile: catalog.ProfilesFields{}, SettingsFile: config.SettingsFields{}, MaintenanceFile: maintenance.MaintenanceFields{}} {
@@ -54,7 +54,7 @@ func Files(source string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// nameOf is a type's name within its schema: Settings for SettingsFields.
+// nameOf is a type's name in its schema: Settings for SettingsFields.
 func nameOf(t reflect.Type) string {
 	if t == reflect.TypeFor[labels.Selector]() {
 		return "LabelSelector" // profiles have a Selector of GPUs
@@ -62,7 +62,7 @@ func nameOf(t reflect.Type) string {
 	return strings.TrimSuffix(t.Name(), "Fields")
 }
 
-// formOf is the form of a type that is read from one text; nil for any other.
+// formOf is the form of a type that is read from one text; nil for other types.
 func formOf(t reflect.Type) *jsonschema.Schema {
 	if words, ok := reflect.Zero(t).Interface().(interface{ Values() []string }); ok {
 		s := &jsonschema.Schema{Type: "string"}
@@ -89,8 +89,7 @@ func formOf(t reflect.Type) *jsonschema.Schema {
 	return nil
 }
 
-// refineAll adds to the definitions of a struct, and of those within it, what the tags of package config say of its fields. It drops those that
-// are done.
+// refineAll adds the tags of package config to the definitions of a struct and of the structs in it. It drops finished ones.
 func refineAll(definitions jsonschema.Definitions, t reflect.Type) {
 	if raw, ok := reflect.Zero(t).Interface().(interface{ JSONSchemaAlias() any }); ok {
 		t = reflect.TypeOf(raw.JSONSchemaAlias())
@@ -118,7 +117,7 @@ func refineAll(definitions jsonschema.Definitions, t reflect.Type) {
 	}
 }
 
-// refine adds what the tags of a field say.
+// refine adds the tags of a field.
 func refine(property *jsonschema.Schema, f reflect.StructField) {
 	value := property
 	if property.Items != nil {
@@ -151,7 +150,7 @@ func refine(property *jsonschema.Schema, f reflect.StructField) {
 	}
 }
 
-// forms are those of texts, by the tag form.
+// forms are the forms of texts, by the tag form.
 var forms = map[string]func() *jsonschema.Schema{
 	"dnsLabel":     dnsLabel,
 	"path":         func() *jsonschema.Schema { return pattern(`/.*[^/]`) },
@@ -190,20 +189,20 @@ func startupTaint() *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", AnyOf: []*jsonschema.Schema{nodeKey(), autoscalers, {Const: ""}}}
 }
 
-// relations are what must hold between the fields of a mapping.
+// relations hold between the fields of a mapping.
 var relations = map[string]func(s *jsonschema.Schema){
 	"Profiles": profileNames,
 	"Profile":  profile,
 	"MIGEntry": migEntry,
 	"Selector": selector,
 	"Sharing":  sharing,
-	// Start and duration go with days, and a window that is open once needs both bounds.
+	// Start and duration need days, and a window that is open once needs both bounds.
 	"Window": func(s *jsonschema.Schema) {
 		s.If = required("days")
 		s.Then = &jsonschema.Schema{Required: []string{"start", "duration"}}
 		s.Else = &jsonschema.Schema{Required: []string{"notBefore", "notAfter"}, Not: &jsonschema.Schema{AnyOf: anyOf("start", "duration")}}
 	},
-	// "for" goes with wait.
+	// "for" needs wait.
 	"DrainRule": func(s *jsonschema.Schema) {
 		s.AnyOf = anyOf("namespaces", "selector")
 		s.If = properties("action", &jsonschema.Schema{Const: "wait"})

@@ -56,7 +56,7 @@ func resource() *jsonschema.Schema {
 	return s
 }
 
-// deviceFilter is a PCI device id over a vendor id, and behind a colon those of the subsystem. Without quotes YAML reads one as a number.
+// deviceFilter is a PCI device id followed by a vendor id, and after a colon the subsystem's. Without quotes YAML reads one as a number.
 func deviceFilter() *jsonschema.Schema {
 	number := &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: "4294967295"}
 	return &jsonschema.Schema{AnyOf: []*jsonschema.Schema{pattern(`0[xX][0-9a-fA-F]{1,8}(:0[xX][0-9a-fA-F]{1,8})?`), number}}
@@ -72,7 +72,7 @@ func dnsLabel() *jsonschema.Schema {
 // properties is the schema of a mapping that has a field of that schema.
 func properties(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	s := required(field)
-	s.Type = "object" // what is no mapping has no wrong fields
+	s.Type = "object" // a value that is no mapping has no wrong fields
 	s.Properties = jsonschema.NewProperties()
 	s.Properties.Set(field, of)
 	return s

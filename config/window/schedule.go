@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// horizon bounds the search after the last date of the schedule. From there on weeks differ only by clock changes, which fall on other
-// dates each year: an opening that does not come in three years never does.
+// horizon bounds the search after the last date of the schedule. From there on weeks differ only by clock changes, which fall on other dates each
+// year: an opening that is not within three years never is.
 const horizon = 3 * 366 * day
 
 // tick is the resolution of time: the instant before an interval's start is a tick earlier.
@@ -18,7 +18,7 @@ func (s Schedule) Always() bool { return len(s.Windows) == 0 && len(s.Freezes) =
 // Contains reports whether the schedule is open at an instant.
 func (s Schedule) Contains(t time.Time) bool { return s.open(wall(t)) }
 
-// At gives the opening that contains an instant.
+// At returns the opening that contains an instant.
 func (s Schedule) At(t time.Time) (Opening, bool) {
 	t = wall(t)
 	if !s.open(t) {
@@ -34,7 +34,7 @@ func (s Schedule) At(t time.Time) (Opening, bool) {
 	return o, true
 }
 
-// Next gives the first opening that starts after an instant and is at least so long.
+// Next returns the first opening that starts after an instant and is at least so long.
 func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 	t = wall(t)
 	limit := s.lastDate(t).Add(horizon)
@@ -45,7 +45,7 @@ func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 		}
 		t = o.End
 		if end, ok := weeks.skippable(t); ok {
-			// Every further opening that ends within these weeks is as long as an earlier one of them. The one that goes on after them may be longer.
+			// Every further opening that ends within these weeks is as long as an earlier one. One that continues after them may be longer.
 			t = end.Add(-tick)
 			if o, ok := s.At(t); ok {
 				if o.Lasts(least) {
@@ -61,7 +61,7 @@ func (s Schedule) Next(t time.Time, least time.Duration) (Opening, bool) {
 	return Opening{}, false
 }
 
-// startingAfter gives the first opening that starts after an instant.
+// startingAfter returns the first opening that starts after an instant.
 func (s Schedule) startingAfter(t time.Time) (Opening, bool) {
 	start, ok := s.next(t)
 	if ok && !s.open(start) {
@@ -77,7 +77,7 @@ func (s Schedule) startingAfter(t time.Time) (Opening, bool) {
 	return o, true
 }
 
-// Prev gives the last opening that ended at or before an instant.
+// Prev returns the last opening that ended at or before an instant.
 func (s Schedule) Prev(t time.Time) (Opening, bool) {
 	t = wall(t)
 	if s.open(t) {
@@ -94,7 +94,7 @@ func (s Schedule) Prev(t time.Time) (Opening, bool) {
 	return s.At(end.Add(-tick))
 }
 
-// wall drops the reading of the monotonic clock that time.Now adds: windows follow the wall clock, also when an administrator sets it.
+// wall drops the monotonic clock reading that time.Now adds: windows follow the wall clock, also when an administrator sets it.
 func wall(t time.Time) time.Time { return t.Round(0).UTC() }
 
 func (s Schedule) open(t time.Time) bool {
@@ -116,7 +116,7 @@ func (s Schedule) freeze(t time.Time) (Freeze, bool) {
 	return s.Freezes[i], true
 }
 
-// zone gives the zone of the first window that contains an instant.
+// zone returns the zone of the first window that contains an instant.
 func (s Schedule) zone(t time.Time) *time.Location {
 	for _, w := range s.Windows {
 		if w.contains(t) {
@@ -126,7 +126,7 @@ func (s Schedule) zone(t time.Time) *time.Location {
 	return time.UTC
 }
 
-// next gives the first instant after t at which the schedule opens or closes.
+// next returns the first instant after t when the schedule opens or closes.
 func (s Schedule) next(t time.Time) (time.Time, bool) {
 	if s.open(t) {
 		end, ends := s.coveredUntil(t)
@@ -153,7 +153,7 @@ func (s Schedule) next(t time.Time) (time.Time, bool) {
 	}
 }
 
-// last gives the last instant at or before t at which the schedule opened or closed.
+// last returns the last instant at or before t when the schedule opened or closed.
 func (s Schedule) last(t time.Time) (time.Time, bool) {
 	if s.open(t) {
 		start, starts := s.coveredSince(t)
@@ -180,7 +180,7 @@ func (s Schedule) last(t time.Time) (time.Time, bool) {
 	}
 }
 
-// windowAfter gives the next opening of a window after an instant that no window contains.
+// windowAfter returns the next opening of a window after an instant outside of all windows.
 func (s Schedule) windowAfter(t time.Time) (first time.Time, found bool) {
 	for _, w := range s.Windows {
 		if i, ok := w.after(t); ok && (!found || i.start.Before(first)) {
@@ -190,7 +190,7 @@ func (s Schedule) windowAfter(t time.Time) (first time.Time, found bool) {
 	return first, found
 }
 
-// windowBefore gives the last closing of a window before an instant that no window contains.
+// windowBefore returns the last closing of a window before an instant outside of all windows.
 func (s Schedule) windowBefore(t time.Time) (last time.Time, found bool) {
 	for _, w := range s.Windows {
 		if i, ok := w.upTo(t); ok && (!found || i.end.After(last)) {
@@ -200,7 +200,7 @@ func (s Schedule) windowBefore(t time.Time) (last time.Time, found bool) {
 	return last, found
 }
 
-// coveredUntil gives the end of the time without a gap that t is in, of windows that overlap or touch.
+// coveredUntil returns the end of the windows around t that overlap or touch.
 func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
 	if len(s.Windows) == 0 {
 		return time.Time{}, false
@@ -234,7 +234,7 @@ func (s Schedule) coveredUntil(t time.Time) (end time.Time, ends bool) {
 	return time.Time{}, false
 }
 
-// coveredSince gives the start of the time without a gap that t is in, of windows that overlap or touch.
+// coveredSince returns the start of the windows around t that overlap or touch.
 func (s Schedule) coveredSince(t time.Time) (start time.Time, starts bool) {
 	if len(s.Windows) == 0 {
 		return time.Time{}, false

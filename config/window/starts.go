@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// interval is one time in which a window is open. A zero start or end means that it has none.
+// interval is one time when a window is open. A zero start or end means that it has none.
 type interval struct{ start, end time.Time }
 
 func (i interval) contains(t time.Time) bool {
@@ -24,7 +24,7 @@ func (w Window) contains(t time.Time) bool {
 	return ok && i.contains(t)
 }
 
-// upTo gives the last interval of the window that starts at or before t.
+// upTo returns the last interval of the window that starts at or before t.
 func (w Window) upTo(t time.Time) (interval, bool) {
 	bounds := w.bounds()
 	switch {
@@ -48,7 +48,7 @@ func (w Window) upTo(t time.Time) (interval, bool) {
 	return i, i.start.Before(i.end)
 }
 
-// after gives the first interval of the window that starts after t.
+// after returns the first interval of the window that starts after t.
 func (w Window) after(t time.Time) (interval, bool) {
 	bounds := w.bounds()
 	if t.Before(bounds.start) {
@@ -81,7 +81,7 @@ func (w Window) bounds() interval {
 	return b
 }
 
-// from gives the interval of a start, within the bounds.
+// from returns the interval of a start, within the bounds.
 func (w Window) from(start time.Time) interval {
 	i, bounds := interval{start: start, end: start.Add(w.Duration)}, w.bounds()
 	if i.start.Before(bounds.start) {
@@ -93,14 +93,14 @@ func (w Window) from(start time.Time) interval {
 	return i
 }
 
-// maxDays is how many days before and after an instant its neighbouring starts may be dated: a week, since a window opens weekly, and two
-// days more, since clocks may skip the time of a start, and after a time that they show twice may show an earlier date.
+// maxDays bounds the dates of the starts next to an instant: a week, since a window opens weekly, and two days more. Clocks may skip the time of a
+// start, and after a time that they show twice they may show an earlier date.
 const maxDays = 7 + 2
 
-// startUpTo gives the last start of a weekly window at or before t.
+// startUpTo returns the last start of a weekly window at or before t.
 func (w Window) startUpTo(t time.Time) (time.Time, bool) {
 	c, midnight := clock{zone: w.zone()}, midnight(t, w.zone())
-	c.load(midnight.Add(-maxDays*day - maxOffset)) // most often one offset serves for all dates
+	c.load(midnight.Add(-maxDays*day - maxOffset)) // usually one offset serves for all dates
 	for d := 2; d >= -maxDays; d-- {
 		date := midnight.Add(time.Duration(d) * day)
 		if !slices.Contains(w.Days, date.Weekday()) {
@@ -113,7 +113,7 @@ func (w Window) startUpTo(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// startAfter gives the first start of a weekly window after t.
+// startAfter returns the first start of a weekly window after t.
 func (w Window) startAfter(t time.Time) (time.Time, bool) {
 	c, midnight := clock{zone: w.zone()}, midnight(t, w.zone())
 	for d := -2; d <= maxDays; d++ {
@@ -128,14 +128,13 @@ func (w Window) startAfter(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// midnight gives the date that clocks in the zone show, with no time of day. Like all dates and times of day here it is in UTC, as if there
-// were no zones.
+// midnight returns the date that clocks in the zone show, at midnight. Like all dates and times of day here it is in UTC, as if there were no zones.
 func midnight(t time.Time, zone *time.Location) time.Time {
 	year, month, day := t.In(zone).Date()
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 }
 
-// clock finds the instants at which clocks in a zone show a date and time of day.
+// clock finds the instants when clocks in a zone show a date and time of day.
 type clock struct {
 	zone *time.Location
 
@@ -147,14 +146,14 @@ type clock struct {
 // maxOffset is more than clocks were ever ahead of UTC: 16 hours, before there were zones.
 const maxOffset = day
 
-// first gives the first instant at which clocks show a date and time of day, or a later one. time.Date does not: around a clock
-// change it uses the offset before or the one after, and not always the same.
+// first returns the first instant when clocks show a date and time of day, or a later one. time.Date does not. Around a clock change it uses the
+// offset before or after it, and not always the same.
 func (c *clock) first(shown time.Time) time.Time {
 	for t := shown.Add(-maxOffset); ; t = c.to {
 		c.load(t)
 		start := shown.Add(-c.offset)
 		if start.Before(t) {
-			start = t // clocks were put forward past it
+			start = t // clocks were set forward past it
 		}
 		if c.to.IsZero() || start.Before(c.to) {
 			return start
@@ -173,27 +172,26 @@ func (c *clock) load(t time.Time) {
 	c.to, _ = changeAfter(local)
 }
 
-// changeAfter gives the next instant at which the offset of the zone of t may change.
+// changeAfter returns the next instant when the offset of t's zone may change.
 func changeAfter(t time.Time) (time.Time, bool) {
 	_, end := t.ZoneBounds()
 	if end.IsZero() {
 		return time.Time{}, false
 	}
 	if !end.After(t) {
-		// After the last rule's last change, ZoneBounds gives the 365th day of the year, also in a year that has one more.
+		// After the last rule's last change ZoneBounds returns the 365th day of the year, also in a leap year.
 		end = time.Date(t.UTC().Year()+1, time.January, 1, 0, 0, 0, 0, time.UTC)
 	}
 	return end.UTC(), true
 }
 
-// changeUpTo gives the last instant at or before t at which the offset of its zone may have changed.
+// changeUpTo returns the last instant at or before t when the offset of its zone may have changed.
 func changeUpTo(t time.Time) (time.Time, bool) {
 	start, _ := t.ZoneBounds()
 	if start.IsZero() {
 		return time.Time{}, false
 	}
-	// If the rule for future years begins in the middle of a year, ZoneBounds gives the start of that year, and there may have been
-	// changes since.
+	// If the rule for future years begins in the middle of a year, ZoneBounds returns the start of that year, and the offset may have changed since.
 	for {
 		next, ok := changeAfter(start)
 		if !ok || next.After(t) {

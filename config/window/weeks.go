@@ -7,27 +7,26 @@ const (
 	week = 7 * day
 )
 
-// weeks is a time in which each week is like the one before: except at its start, no clock of a window's zone changes in it, and it has no
-// date of the schedule. A search that has seen one of its weeks may skip the rest.
+// weeks is a time when each week is like the one before. Except at its start, no clock of a window's zone changes in it, and it has no date of the
+// schedule. A search that has seen one of its weeks may skip the rest.
 type weeks struct {
 	start, end time.Time
 	overhang   time.Duration // how long after the start a clock change there still matters
 	from       time.Time     // start of the search
 }
 
-// skippable reports whether the search has seen a whole week on the way to t, so that it may go on at the end, which it gives.
+// skippable reports whether the search has seen a whole week on the way to t, and returns the end, where it may continue.
 func (w weeks) skippable(t time.Time) (time.Time, bool) {
 	return w.end, !t.Before(w.from.Add(w.overhang+week)) && t.Before(w.end)
 }
 
-// skippableBefore is skippable for a search into the past. It gives the first instant from which on each week is
-// like the next.
+// skippableBefore is skippable for a search into the past. It returns the first instant after which each week is like the next.
 func (w weeks) skippableBefore(t time.Time) (time.Time, bool) {
 	first := w.start.Add(w.overhang)
 	return first, !t.After(w.from.Add(-week)) && t.After(first)
 }
 
-// weeksAfter gives those from t on. They end at the limit at the latest.
+// weeksAfter returns the weeks from t on. They end at the limit at the latest.
 func (s Schedule) weeksAfter(t, limit time.Time) weeks {
 	end := limit
 	for _, date := range s.dates() {
@@ -46,7 +45,7 @@ func (s Schedule) weeksAfter(t, limit time.Time) weeks {
 	return weeks{start: t, end: end, overhang: s.overhang(), from: t}
 }
 
-// weeksBefore gives those up to t. They start at the limit at the earliest.
+// weeksBefore returns the weeks up to t. They start at the limit at the earliest.
 func (s Schedule) weeksBefore(t, limit time.Time) weeks {
 	start := limit
 	for _, date := range s.dates() {
@@ -65,7 +64,7 @@ func (s Schedule) weeksBefore(t, limit time.Time) weeks {
 	return weeks{start: start, end: t, overhang: s.overhang(), from: t}
 }
 
-// overhang is the length of the longest window, and twice the most that clocks were ever put back.
+// overhang is the length of the longest window, plus twice the most that clocks were ever set back.
 func (s Schedule) overhang() time.Duration {
 	longest := 2 * day
 	for _, w := range s.Windows {
@@ -90,7 +89,7 @@ func (s Schedule) dates() []time.Time {
 	return all
 }
 
-// lastDate gives t, or the last date of the schedule if that is later.
+// lastDate returns t, or the last date of the schedule if that is later.
 func (s Schedule) lastDate(t time.Time) time.Time {
 	for _, date := range s.dates() {
 		if date.After(t) {
@@ -100,7 +99,7 @@ func (s Schedule) lastDate(t time.Time) time.Time {
 	return t
 }
 
-// firstDate gives t, or the first date of the schedule if that is earlier.
+// firstDate returns t, or the first date of the schedule if that is earlier.
 func (s Schedule) firstDate(t time.Time) time.Time {
 	for _, date := range s.dates() {
 		if date.Before(t) {

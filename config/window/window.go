@@ -1,8 +1,7 @@
-// Package window says when a node may be disturbed: weekly windows in any time zone, one-off windows, and freezes.
+// Package window says when changes may disturb a node: weekly windows in any time zone, one-off windows, and freezes.
 //
-// It reads no clock: callers pass the time. Times of day are those that clocks in the zone show, so
-// that a window that opens at 22:00 does so in summer and in winter; lengths are elapsed time, so that one of six hours is
-// never five. Every interval contains its start and not its end.
+// It reads no clock: callers pass the time. Times of day are local: a window that opens at 22:00 does so in summer and in winter. Lengths are elapsed
+// time: six hours are never five. Every interval contains its start and not its end.
 package window
 
 import (
@@ -10,16 +9,15 @@ import (
 	_ "time/tzdata" // the image has no zones, and without them time.LoadLocation would refuse all but UTC
 )
 
-// Window is one entry of a schedule. It is open for Duration from each Start on Days, within
-// NotBefore and NotAfter where these are set. Without Days it is open from NotBefore to NotAfter, once.
+// Window is one entry of a schedule. It is open for Duration from each Start on Days, within NotBefore and NotAfter if these are set. Without Days it
+// is open once, from NotBefore to NotAfter.
 //
-// It opens at the first instant at which clocks in Zone show Start, or a later time, on a day of Days: where clocks are put
-// forward past Start, at the instant at which they are, even if they then show the next day; where they show Start twice,
-// at the first.
+// It opens at the first instant when clocks in Zone show Start, or a later time, on a day of Days. If clocks are set forward past Start, it opens at
+// that instant, even if they then show the next day. If they show Start twice, it opens at the first.
 //
 // The tags are those of package config, which reads windows from files.
 type Window struct {
-	// The days on which it opens.
+	// The days when it opens.
 	Days []time.Weekday `json:"days" alone:"a day" empty:"has no day, so that the window would never open: write at least one, like Fri"`
 	// When it opens, as clocks in the time zone show it. In quotes: some read 22:00 as a number.
 	Start time.Duration `json:"start" form:"timeOfDay"`
@@ -27,17 +25,17 @@ type Window struct {
 	Duration time.Duration `json:"duration" within:"1m,168h"` // elapsed time; a shorter one is most likely a slip, "30s" for "30m"; a longer one overlaps itself
 	// A name of the IANA time zone database, like Europe/Berlin. UTC if left out.
 	Zone *time.Location `json:"timeZone"` // nil for UTC
-	// Nothing is open before.
-	NotBefore time.Time `json:"notBefore"` // zero for no bound; an opening that is cut at it starts there
-	// Nothing is open from then on.
+	// It is not open before.
+	NotBefore time.Time `json:"notBefore"` // zero for no bound; an opening cut at it starts there
+	// It is not open from then on.
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// Freeze is a time in which nothing is open.
+// Freeze is a time when no window is open.
 type Freeze struct {
 	From time.Time `json:"from" jsonschema:"required" missing:"is missing: write a date with its time and zone, like \"2026-12-20T22:00:00Z\""`
 	To   time.Time `json:"to" jsonschema:"required" missing:"is missing: write a date with its time and zone, like \"2026-12-20T22:00:00Z\""`
-	// For people.
+	// For users.
 	Reason string `json:"reason"`
 }
 
@@ -47,10 +45,9 @@ type Schedule struct {
 	Freezes []Freeze
 }
 
-// Opening is a time in which a Schedule is open without a break: windows that overlap or touch are one, and freezes are cut
-// out of it.
+// Opening is a time when a Schedule is open without a break. Windows that overlap or touch are one, and freezes are cut out of it.
 type Opening struct {
-	Start, End time.Time      // in UTC; the zero time where it has no beginning, or no end
+	Start, End time.Time      // in UTC; the zero time for no beginning, or no end
 	Zone       *time.Location // of the window that it begins with
 }
 

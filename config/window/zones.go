@@ -8,6 +8,6 @@ import (
 //go:embed zones.txt
 var zones string
 
-// Zones are the names of the IANA time zone database, sorted. package time knows the zones by their names only, and does not
-// list them. There may be newer ones.
+// Zones lists the names of the IANA time zone database, sorted. Package time finds zones by their names, and does not list them. There may be newer
+// ones.
 func Zones() []string { return strings.Fields(zones) }
