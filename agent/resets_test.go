@@ -218,7 +218,7 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 		w.restart()
 		w.spend(2 * time.Hour)
 		c := w.unhealthy()
-		if w.resets() != 1 || c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, "does so no more") {
+		if w.resets() != 1 || c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, "does not try again") {
 			t.Errorf("%d resets, want 1; the node says %s: %s", w.resets(), c.Status, c.Message)
 		}
 		w.givenBack()
@@ -234,7 +234,7 @@ func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 		w.ail(0, 1)
 		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.hasJournal() })
 		w.spend(2 * time.Hour)
-		if w.resets() != 1 || w.reason() != config.ReasonConverged || !strings.Contains(w.unhealthy().Message, "does so no more") {
+		if w.resets() != 1 || w.reason() != config.ReasonConverged || !strings.Contains(w.unhealthy().Message, "does not try again") {
 			t.Errorf("%d attempts; the node says %s: %s, and %s", w.resets(), w.condition().Reason, w.condition().Message, w.unhealthy().Message)
 		}
 		w.givenBack()
@@ -323,7 +323,7 @@ func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
 		w.converge("all-3g.40gb")
 		w.ail(0, 1)
 		w.spend(time.Hour)
-		if said := w.unhealthy().Message; w.resets() != 0 || !strings.Contains(said, "NVSentinel minds this node") {
+		if said := w.unhealthy().Message; w.resets() != 0 || !strings.Contains(said, "NVSentinel manages this node") {
 			t.Errorf("%d resets; the node says %s", w.resets(), said)
 		}
 	})

@@ -1,5 +1,5 @@
-// Package monitor has the interfaces that the agent's loop calls its monitors by: what watches the node beside changes. OwnerFinder finds which pods have
-// what of the node's GPUs, and whose the processes on them are.
+// Package monitor has the interfaces of the agent's monitors, which watch the node next to the loop's changes. Device and OwnerFinder find
+// which pods have the node's GPUs, and which pods the processes on them belong to.
 package monitor
 
 import (
@@ -15,11 +15,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Monitor watches something of the node besides the change, and reports it by conditions of its own, in the status, by Events and by metrics.
+// Monitor watches one aspect of the node, whether or not a change is under way. It reports by its own conditions, in the status, by Events and
+// by metrics.
 type Monitor interface {
 	// Watch watches until ctx ends, for a monitor that observes by itself. It calls poke to wake the loop.
 	Watch(ctx context.Context, poke func())
-	// Observe takes what the pass has observed. The loop calls it in each pass that has observed all of the node.
+	// Observe records what the pass has observed. The loop calls it in each pass that has observed all of the node.
 	Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod)
 	// Poll observes between two passes, and reports whether there is something to report.
 	Poll(ctx context.Context) bool
@@ -55,15 +56,17 @@ func (all Monitors) Forget(now time.Time) {
 	}
 }
 
-// Health is the monitor of the GPUs' health, as far as the loop acts by it.
+// Health is the monitor of the GPUs' health, as far as the loop uses it.
 type Health interface {
 	// Recovered returns, for each GPU that is well, when it was last unhealthy; zero if it was not in this boot.
 	Recovered() map[nvml.UUID]time.Time
-	// Critical are the GPUs that cannot be used or trusted; the empty UUID stands for what has none. They are not known while the driver does not answer.
+	// Critical returns the GPUs that cannot be used or trusted; the empty UUID stands for GPUs without one. They are unknown while the driver
+	// does not answer.
 	Critical() (gpus map[nvml.UUID]bool, known bool)
-	// ToReset are the GPUs that the agent is to reset, since they are not well and the settings say so. It is not known before the driver has answered.
+	// ToReset returns the GPUs that the agent is to reset, since they are not well and the settings say so. They are unknown until the driver
+	// has answered.
 	ToReset() (gpus map[nvml.UUID]bool, known bool)
-	// NoteResetFailed notes that a GPU was to be reset, and that it was given up.
+	// NoteResetFailed notes that the agent has given up the reset of a GPU.
 	NoteResetFailed(gpu nvml.UUID)
 }
 

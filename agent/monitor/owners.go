@@ -14,25 +14,25 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// ownersTimeout bounds the search for the pods whose processes are on the GPUs.
+// ownersTimeout bounds the search for the pods with processes on the GPUs.
 const ownersTimeout = 5 * time.Second
 
-// Device is what pods may have: a GPU that is not cut, or one instance of one that is. Pods on the same one are not kept apart.
+// Device is a GPU that is not cut, or one instance of a GPU that is. Pods on the same device are not isolated from each other.
 type Device struct {
 	ID    string    // UUID of the GPU, or of the instance's first MIG device
-	GPU   nvml.UUID // that it is, or is a part of
+	GPU   nvml.UUID // that it is, or belongs to
 	Index int       // of the GPU
 	GI    int       // the driver's number of the instance, or nvml.WholeGPU
 
 	Placed    nvml.Placed // of the instance
 	TotalMiB  int
-	UsedMiB   int // memory in use, by whomever; -1 if the driver does not say
+	UsedMiB   int // memory in use by all processes; -1 if the driver does not say
 	Processes []nvml.Process
 
-	uuids []string // under which kubelet gives it to pods
+	uuids []string // by which kubelet allocates it
 }
 
-// Devices lists what pods may have, in the order of the GPUs. What is lost, or half made, is not in it.
+// Devices lists the devices that pods may have, in the order of the GPUs. It omits lost GPUs and half-made instances.
 func Devices(gpus []nvml.GPU) []Device {
 	var out []Device
 	for _, g := range gpus {
@@ -74,7 +74,7 @@ func (d Device) Instance() string {
 	return d.Placed.String()
 }
 
-// Name is the device as messages name it, with the UUID of the GPU.
+// Name returns the device's name in messages, with the UUID of the GPU.
 func (d Device) Name() string {
 	if d.IsWhole() {
 		return fmt.Sprintf("GPU %d (%s)", d.Index, d.GPU)
@@ -82,7 +82,7 @@ func (d Device) Name() string {
 	return fmt.Sprintf("%s of GPU %d (%s)", d.Placed, d.Index, d.GPU)
 }
 
-// Holders are those of the pods that kubelet has given the device, or any part of the instance.
+// Holders returns the pods that have the device, or any part of the instance, by kubelet's report.
 func (d Device) Holders(pods []holders.Pod) []holders.Pod {
 	var out []holders.Pod
 	for _, p := range pods {
@@ -93,7 +93,7 @@ func (d Device) Holders(pods []holders.Pod) []holders.Pod {
 	return out
 }
 
-// Processes are the host's.
+// Processes are the host's processes.
 type Processes interface {
 	// Holders finds the processes that have a device.
 	Holders(ctx context.Context, sought []holders.Sought) ([]holders.Client, error)
@@ -102,13 +102,13 @@ type Processes interface {
 // OwnerFinder finds the pods of processes.
 type OwnerFinder struct {
 	Processes Processes
-	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
+	// ComputesForOthers reports whether the pod's processes on a GPU belong to a server for other pods.
 	ComputesForOthers func(pod *corev1.Pod) bool
 	Log               *zap.Logger
 }
 
-// Owners are, by pid, the pods of the processes that the driver reports on each device. A process of a server of other pods, or of no pod,
-// is not among them; where the process table does not show it, none is.
+// Owners returns, by pid, the pods of the processes that the driver reports on each device. It omits processes of no pod, and of servers for
+// other pods. Without a process table that shows them it returns none.
 func (o OwnerFinder) Owners(ctx context.Context, reported map[string][]int, pods []corev1.Pod) map[int]*corev1.Pod {
 	var sought []holders.Sought
 	for _, device := range slices.Sorted(maps.Keys(reported)) {
@@ -118,7 +118,7 @@ func (o OwnerFinder) Owners(ctx context.Context, reported map[string][]int, pods
 	defer cancel()
 	clients, err := o.Processes.Holders(call, sought)
 	if err != nil {
-		o.Log.Debug("of which pods the processes on the GPUs are is not known", zap.Error(err))
+		o.Log.Debug("cannot map GPU processes to pods", zap.Error(err))
 	}
 	owners := holders.PodsOf(clients, pods)
 	maps.DeleteFunc(owners, func(_ int, pod *corev1.Pod) bool { return o.ComputesForOthers(pod) })

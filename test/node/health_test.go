@@ -287,7 +287,7 @@ func TestAProgramsErrorOnASharedGPUIsReportedOnItsPodAlone(t *testing.T) {
 			t.Fatal(written)
 		}
 	}
-	r.awaitEvent(namespace, "greedy", config.ReasonApplicationXid, "a program of this pod has made an error")
+	r.awaitEvent(namespace, "greedy", config.ReasonApplicationXid, "a program of this pod made an error")
 	r.awaitMetric(fmt.Sprintf("gpuslice_gpu_xid_events_total{class=%q,gpu=%q,xid=\"31\"} 1", "application", r.GPUs.UUIDs()[0]))
 	heard, err := r.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -536,7 +536,7 @@ func TestANodeWithoutDriverIsDistinguishedFromOneWithoutGPUs(t *testing.T) {
 		says   string
 	}{
 		{[]nvml.BusGPU{}, corev1.ConditionFalse, config.ReasonNoGPU, "neither"},
-		{[]nvml.BusGPU{{PCI: "0000:07:00.0"}, {PCI: "0000:15:00.0"}}, corev1.ConditionUnknown, config.ReasonDriverNotLoaded, "The PCI bus has 2 GPUs, and no driver"},
+		{[]nvml.BusGPU{{PCI: "0000:07:00.0"}, {PCI: "0000:15:00.0"}}, corev1.ConditionUnknown, config.ReasonDriverNotLoaded, "The PCI bus has 2 GPUs, but no driver"},
 	} {
 		t.Run(string(row.reason), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -606,7 +606,7 @@ func TestWhatComesAndGoesStaysForAWhile(t *testing.T) {
 			w.within(10*time.Second, corev1.ConditionFalse)
 		}
 		must(t, w.gpus.SetHealth(0, gpusim.Health{Lost: true}))
-		if c := w.within(5*time.Second, corev1.ConditionTrue); !strings.Contains(c.Message, "flapping") {
+		if c := w.within(5*time.Second, corev1.ConditionTrue); !strings.Contains(c.Message, "Flapping") {
 			t.Errorf("the message is %q, want that it flaps", c.Message)
 		}
 		must(t, w.gpus.SetHealth(0, gpusim.Health{}))
@@ -740,8 +740,8 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 
 // What the agent does beside reporting is said in the message, and that it resets nothing where NVSentinel minds the node.
 func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
-	const byTaint = "New pods stay away by the taint gpuslice.io/gpu-unhealthy."
-	const resetsNothing = " NVSentinel minds this node (condition GpuMemWatch): the agent resets nothing."
+	const byTaint = "Taint gpuslice.io/gpu-unhealthy keeps new pods away."
+	const resetsNothing = " The agent resets nothing: NVSentinel manages this node (condition GpuMemWatch)."
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
 			taint config.HealthTaint
@@ -803,7 +803,7 @@ func TestTheMessageSaysWhatToDoHoweverLongTheNamesAre(t *testing.T) {
 			w.passes(65 * time.Second)
 			w.pass(true)
 			c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonResetRequired)
-			for _, want := range []string{"Action: ResetGPU.", "And 7 more.", "New pods stay away by the taint"} {
+			for _, want := range []string{"Action: ResetGPU.", "And 7 more.", "keeps new pods away"} {
 				if !strings.Contains(c.Message, want) {
 					t.Errorf("the message is %q, want %q in it", c.Message, want)
 				}

@@ -14,33 +14,33 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// KernelLog is the log of the node's kernel, as far as it has Xids. *kernellog.Log is one.
+// KernelLog reads Xids from the log of the node's kernel. *kernellog.Log is one.
 type KernelLog interface {
-	// Xids hands out what the driver writes from now on, until ctx ends or the log cannot be read any more, then closes the channel.
+	// Xids sends each Xid that the driver writes from now on, until ctx ends or the log becomes unreadable, then closes the channel.
 	Xids(ctx context.Context) (<-chan kernellog.Xid, error)
 }
 
-// Processes are the host's.
+// Processes are the host's processes.
 type Processes interface {
-	// Holders finds the processes that have a device, and those that are said to have it.
+	// Holders finds the processes that have a device, and those that are reported to have it.
 	Holders(ctx context.Context, sought []holders.Sought) ([]holders.Client, error)
 }
 
 const (
 	// logLag is how long the Event of a program's error waits for the kernel's log to name the process. The driver writes the log first.
 	logLag = time.Second
-	// mostHeld Events wait; the others are sent without.
+	// mostHeld Events wait; the others are sent without the process.
 	mostHeld = 64
-	// pairWindow is how far apart the driver's event and the line of the log about one Xid may come.
+	// pairWindow is how far apart the driver's event and the line of the log about one Xid may arrive.
 	pairWindow = 10 * time.Second
-	// mostSightings bounds what waits for its other half.
+	// mostSightings bounds the Xids that wait for the other reporter.
 	mostSightings = 256
-	// lookupTime is what finding a process may take, and mostLookups how many are looked for within a second.
+	// lookupTime bounds the search for one process, and mostLookups the searches within a second.
 	lookupTime, mostLookups = time.Second, 50
 )
 
-// culprit is whose process has made an error.
-type culprit struct {
+// xidSource is the process that made an error, and its pod.
+type xidSource struct {
 	known  bool
 	ofPod  bool
 	pod    holder    // if ofPod
@@ -56,11 +56,11 @@ func (m *Monitor) readKernelLog(ctx context.Context) {
 		m.setReadsLog(err == nil)
 		if err == nil {
 			for x := range xids {
-				m.takeLogged(x, m.culprit(ctx, x.PID, &lookups))
+				m.takeLogged(x, m.xidSource(ctx, x.PID, &lookups))
 			}
 			m.setReadsLog(false)
 		} else if !known {
-			m.Log.Info("errors of GPUs are taken from the driver's library alone, without the processes whose they are", zap.Error(err))
+			m.Log.Info("reading GPU errors from the driver's library alone, without the processes that made them", zap.Error(err))
 			known = true
 		}
 		select {
@@ -90,10 +90,10 @@ func (l *lookupBudget) allows(now time.Time) bool {
 	return l.n <= mostLookups
 }
 
-// culprit finds whose process it is. One that has ended is not known any more.
-func (m *Monitor) culprit(ctx context.Context, pid int, budget *lookupBudget) culprit {
+// xidSource finds the pod of a process. A process that has ended is unknown.
+func (m *Monitor) xidSource(ctx context.Context, pid int, budget *lookupBudget) xidSource {
 	if pid == 0 || m.Processes == nil || !budget.allows(m.Clock.Now()) {
-		return culprit{}
+		return xidSource{}
 	}
 	m.mu.Lock()
 	pods := m.lastPass.pods
@@ -102,26 +102,26 @@ func (m *Monitor) culprit(ctx context.Context, pid int, budget *lookupBudget) cu
 	defer cancel()
 	clients, err := m.Processes.Holders(call, []holders.Sought{{Device: "a GPU", Reported: []int{pid}, Minor: holders.NoFiles}})
 	if err != nil || len(clients) != 1 || clients[0].Unlisted {
-		return culprit{}
+		return xidSource{}
 	}
 	c := clients[0]
 	switch pod := holders.PodsOf(clients, pods)[pid]; {
-	case pod != nil && m.ComputesForOthers != nil && m.ComputesForOthers(pod): // whose client it was is not known
-		return culprit{}
+	case pod != nil && m.ComputesForOthers != nil && m.ComputesForOthers(pod): // the server's client is unknown
+		return xidSource{}
 	case pod != nil:
-		return culprit{known: true, ofPod: true, pod: holderOf(pod), pid: pid}
-	case c.PodUID != "": // it is none of those that a pass has seen on the GPU
-		return culprit{known: true, unseen: c.PodUID, pid: pid}
-	default: // whose container it is is not known
-		return culprit{known: c.Container == "", pid: pid}
+		return xidSource{known: true, ofPod: true, pod: holderOf(pod), pid: pid}
+	case c.PodUID != "": // no pass has seen that pod on the GPU
+		return xidSource{known: true, unseen: c.PodUID, pid: pid}
+	default: // the pod of a container is unknown
+		return xidSource{known: c.Container == "", pid: pid}
 	}
 }
 
-// takeLogged takes over an Xid of the kernel's log.
+// takeLogged records an Xid of the kernel's log.
 //
-// The log is evidence: it says what has happened to a GPU that its state shows not to be well, and on which pod a program's error is to be
-// reported. It makes no GPU unhealthy: that takes the driver's library, by an event or by what it reads.
-func (m *Monitor) takeLogged(l kernellog.Xid, by culprit) {
+// The log is evidence only: it explains what happened to a GPU that is unhealthy by its state, and names the pod of a program's error. It
+// makes no GPU unhealthy: only the driver's library does, by an event or a reading.
+func (m *Monitor) takeLogged(l kernellog.Xid, by xidSource) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g := m.node.GPUAt(l.PCI)
@@ -140,46 +140,47 @@ func (m *Monitor) takeLogged(l kernellog.Xid, by culprit) {
 	m.follow(x)
 }
 
-// source is where an Xid was seen.
-type source int
+// reporter is who has reported an Xid: the driver's events, or the kernel's log.
+type reporter int
 
 const (
-	fromDriver source = iota
+	fromDriver reporter = iota
 	fromLog
 )
 
-// sighting is an Xid that one source has reported, and the other has not yet.
+// sighting is an Xid that one reporter has reported, and the other has not yet.
 type sighting struct {
-	source source
-	gpu    nvml.UUID
-	xid    uint64
-	gi, ci int
+	reporter reporter
+	gpu      nvml.UUID
+	xid      uint64
+	gi, ci   int
 }
 
 type seen struct {
 	times int
 	last  time.Time
-	by    culprit
+	by    xidSource
 }
 
 // match is the sighting that an Xid was paired with.
 type match struct {
 	gi, ci int
-	by     culprit
+	by     xidSource
 }
 
-// sightings are Xids that await the other source, so that each counts once. What one source leaves out counts by the other.
+// sightings are Xids that await the other reporter, so that each counts once. An Xid that only one reports counts, too.
 type sightings map[sighting]seen
 
-// pair finds the sighting of the same Xid by the other source, and takes it away. If there is none, and both sources are there, this one waits for the other.
-func (s sightings) pair(now time.Time, from source, e nvml.Event, by culprit, both bool) (match, bool) {
+// pair finds the other reporter's sighting of the same Xid, and removes it. If there is none, and both reporters are available, this sighting
+// waits for the other.
+func (s sightings) pair(now time.Time, from reporter, e nvml.Event, by xidSource, both bool) (match, bool) {
 	other := fromLog
 	if from == fromLog {
 		other = fromDriver
 	}
 	for k, was := range s {
 		sameInstance := k.gi == e.GI || k.gi == nvml.WholeGPU || e.GI == nvml.WholeGPU // the library may know of no instances
-		if k.source != other || k.gpu != e.GPU || k.xid != e.Xid || !sameInstance {
+		if k.reporter != other || k.gpu != e.GPU || k.xid != e.Xid || !sameInstance {
 			continue
 		}
 		if was.times--; was.times > 0 {
@@ -201,14 +202,14 @@ func (s sightings) pair(now time.Time, from source, e nvml.Event, by culprit, bo
 	return match{}, false
 }
 
-// heldXid is a program's error whose Event waits.
+// heldXid is a program's error with an Event that waits.
 type heldXid struct {
 	xidReport
 	until time.Time
 }
 
-// hold keeps back the Event of a program's error until the kernel's log may have named the process. It returns false if the log cannot. It holds also where
-// a pass has seen a single pod on the GPU: another may have begun since.
+// hold keeps back the Event of a program's error until the kernel's log may have named the process. It returns false if the log cannot. It
+// holds even if a pass has seen only one pod on the GPU: another may have started since.
 func (m *Monitor) hold(now time.Time, r xidReport) bool {
 	if !m.readsLog || !r.own() || r.o == nil || len(m.held) >= mostHeld {
 		return false
@@ -218,8 +219,8 @@ func (m *Monitor) hold(now time.Time, r xidReport) bool {
 	return true
 }
 
-// nameHeld reports what was held, now that the kernel's log has it, and notes whose error it was.
-func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by culprit) {
+// nameHeld reports the held error, now that the kernel's log has named its process, and notes its pod.
+func (m *Monitor) nameHeld(now time.Time, e nvml.Event, by xidSource) {
 	at := slices.IndexFunc(m.held, func(h heldXid) bool {
 		return h.e.GPU == e.GPU && h.e.Xid == e.Xid && (h.e.GI == e.GI || h.e.GI == nvml.WholeGPU || e.GI == nvml.WholeGPU)
 	})

@@ -165,7 +165,7 @@ func TestTheProcessSaysWhichPodsErrorItWas(t *testing.T) {
 		"each pod once":               {func(w *world) { w.logs(31, 100); w.logs(31, 200); w.logs(31, 200) }, []string{"ml/one Warning", "ml/other Warning"}},
 		"the log says nothing":        {func(w *world) { w.reports(31) }, []string{"ml/one Warning ApplicationXid: Xid 31 (", "ml/other Warning ApplicationXid: Xid 31 ("}},
 		"the process has ended":       {func(w *world) { w.logs(31, 400); w.reports(31) }, []string{"ml/one Warning", "ml/other Warning"}},
-		"no pod's process":            {func(w *world) { w.logs(31, 300); w.reports(31) }, []string{"node Warning XidError: Xid 31 (memory access that is not allowed (MMU fault)): process 300, which is of no pod"}},
+		"no pod's process":            {func(w *world) { w.logs(31, 300); w.reports(31) }, []string{"node Warning XidError: Xid 31 (memory access that is not allowed (MMU fault)): process 300, in no pod"}},
 		"what follows from it":        {func(w *world) { w.logs(31, 200); w.logs(45, 200); w.reports(31); w.reports(45) }, []string{"ml/other Warning"}},
 		"a GPU that no one knows":     {func(w *world) { w.log.lines <- kernellog.Xid{PCI: "0000:ff:00.0", Number: 31, PID: 100} }, nil},
 		"after one without a process": {func(w *world) { w.reports(31); w.passes(2 * time.Second); w.heard(""); w.reports(31); w.logs(31, 100) }, []string{"ml/one Warning"}},

@@ -20,11 +20,11 @@ const mostXidsNamed = 3
 
 // detail is how much a message says.
 type detail struct {
-	gpus, pods, others int // GPUs; of each, pods by name, and findings beside the worst
+	gpus, pods, others int // GPUs; for each, pods by name, and findings after the worst
 }
 
-// details are what is tried, the most first: a condition has 1,024 characters, of which four names of pods alone may take more. What to do, and how
-// many GPUs more there are, is never left out.
+// details are tried in this order: a condition has 1,024 characters, and the names of four pods alone may take more. Every message says what
+// to do, and how many more GPUs are unhealthy.
 var details = []detail{{2, 4, 16}, {2, 2, 2}, {1, 4, 16}, {1, 2, 2}, {1, 1, 2}, {1, 0, 0}}
 
 // message puts a verdict into words.
@@ -52,7 +52,7 @@ func (m *Monitor) reportVerdict(v verdict.Verdict, now time.Time, d detail) stri
 	}
 	switch {
 	case v.Hangs:
-		text = strings.TrimSpace(unknown + " Next: nothing brings it back by itself; reboot the node. Action: RebootNode. " + text)
+		text = strings.TrimSpace(unknown + " Next: reboot the node; it does not recover by itself. Action: RebootNode. " + text)
 	case unknown != "":
 		text = strings.TrimSpace(text + " " + unknown)
 	case v.NoGPU:
@@ -63,7 +63,7 @@ func (m *Monitor) reportVerdict(v verdict.Verdict, now time.Time, d detail) stri
 	return text + m.remedied(v)
 }
 
-// remedied says what the agent does about a verdict beside reporting it, or why it does not do what the settings ask for.
+// remedied says what the agent does about a verdict in addition to reporting it, or why it does not do what the settings request.
 func (m *Monitor) remedied(v verdict.Verdict) string {
 	taints := m.Settings.Taint == config.HealthTaintNoSchedule || m.Settings.Taint == config.HealthTaintPreferNoSchedule
 	critical, _ := v.Critical()
@@ -72,15 +72,15 @@ func (m *Monitor) remedied(v verdict.Verdict) string {
 	}
 	text := ""
 	if taints && critical {
-		text = " New pods stay away by the taint " + config.TaintGPUUnhealthy + "."
+		text = " Taint " + config.TaintGPUUnhealthy + " keeps new pods away."
 	}
 	if m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever && m.nvsentinel != "" {
-		text += fmt.Sprintf(" NVSentinel minds this node (%s): the agent resets nothing.", m.nvsentinel)
+		text += fmt.Sprintf(" The agent resets nothing: NVSentinel manages this node (%s).", m.nvsentinel)
 	}
 	return text
 }
 
-// healthy says of how many GPUs nothing is known that is wrong, and what of them cannot be known.
+// healthy says how many GPUs have no known problem, and which problems the agent cannot see.
 func (m *Monitor) healthy() string {
 	text := fmt.Sprintf("nothing is wrong with %s", sanitize.Counted(len(m.node.GPUs()), "GPU"))
 	noECC := 0
@@ -90,15 +90,15 @@ func (m *Monitor) healthy() string {
 		}
 	}
 	if noECC > 0 {
-		text += fmt.Sprintf("; with ECC off, %d of them cannot report errors of memory", noECC)
+		text += fmt.Sprintf("; with ECC off, %d of them cannot report memory errors", noECC)
 	}
 	if !m.node.HasEvents() {
-		text += "; errors that show in no state are not seen, since the driver does not hand out its events"
+		text += "; the driver sends no events: the agent misses errors that no GPU's state shows"
 	}
 	return text
 }
 
-// describe says what is wrong with a GPU, who has it, and what is to be done.
+// describe says what is wrong with a GPU, which pods have it, and what to do.
 func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 	f := g.Findings()[0]
 	var b strings.Builder
@@ -115,7 +115,7 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 		fmt.Fprintf(&b, " It has %s more.", sanitize.Counted(more, "problem"))
 	}
 	if until, flapping := g.FlappingUntil(now); flapping {
-		fmt.Fprintf(&b, " This comes and goes: flapping, so that it is reported until %s.", verdict.Moment(until))
+		fmt.Fprintf(&b, " Flapping; reported until %s.", verdict.Moment(until))
 	}
 	b.WriteString(m.affected(g, f, d.pods))
 	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)
@@ -128,12 +128,12 @@ func (m *Monitor) next(g *verdict.GPU, f verdict.Finding, now time.Time) string 
 		return f.Advice()
 	}
 	if at, inVain := g.ResetInVain(); inVain {
-		return fmt.Sprintf("the agent has reset it, or given that up, at %s, and does so no more: end its pods, then reboot the node, or have it looked at", verdict.Moment(at))
+		return fmt.Sprintf("end its pods, then reboot the node, or have it inspected; the agent reset it, or gave up, at %s, and does not try again", verdict.Moment(at))
 	}
 	if g.ResetTooOften(now) {
-		return "the agent has reset it as often as it does in a day: end its pods, then reboot the node, or have it looked at"
+		return "end its pods, then reboot the node, or have it inspected; the agent has reached its daily limit of resets"
 	}
-	return "the agent resets it when it may, as condition GPUPartitionReady says, and its pods have left"
+	return "the agent resets it as soon as it may and its pods have left; see condition GPUPartitionReady"
 }
 
 // afterXids names the last Xids of the GPU that matter.
@@ -167,7 +167,7 @@ func (m *Monitor) instanceName(g *verdict.GPU, gi int) string {
 	return fmt.Sprintf("GPU instance %d", gi)
 }
 
-// affected says which instances and pods have what is wrong, the first pods by name.
+// affected says which instances and pods the finding affects, the first pods by name.
 func (m *Monitor) affected(g *verdict.GPU, f verdict.Finding, named int) string {
 	var on []string
 	for _, gi := range f.Instances {
@@ -186,7 +186,7 @@ func (m *Monitor) affected(g *verdict.GPU, f verdict.Finding, named int) string 
 	case all > 0:
 		text = fmt.Sprintf(" All %s are affected", sanitize.Counted(all, "instance"))
 	case len(pods) > 0:
-		text = " It is held"
+		text = " Held by"
 	default:
 		return ""
 	}

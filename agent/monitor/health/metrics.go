@@ -14,14 +14,14 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// counts is what has happened since the process began.
+// counts are the counters since the process began.
 type counts struct {
 	xids   map[xidCount]float64
 	errors map[string]float64 // of readings, by code
 	took   time.Duration      // of the last reading
 	last   time.Time          // reading that succeeded
 
-	events []time.Time // that were sent lately
+	events []time.Time // of Events that were sent lately
 }
 
 type xidCount struct {
@@ -32,7 +32,7 @@ type xidCount struct {
 
 func newCounts() counts { return counts{xids: map[xidCount]float64{}, errors: map[string]float64{}} }
 
-// addXid counts one. Those that the table does not have are counted together, so that there are no more series than it has rows.
+// addXid counts an Xid. All Xids that the table lacks share one counter, so that there are no more series than rows.
 func (c *counts) addXid(g *verdict.GPU, x verdict.Xid) {
 	number := strconv.FormatUint(x.Number, 10)
 	if !verdict.InTable(x.Number) {
@@ -61,7 +61,7 @@ func (c *counts) addRead(now time.Time, took time.Duration, err error) {
 	c.errors[code]++
 }
 
-// addEvent counts an Event, unless there were too many lately; then it is not to be sent.
+// addEvent counts an Event, and reports whether to send it: not if there were too many lately.
 func (c *counts) addEvent(now time.Time) bool {
 	for len(c.events) > 0 && now.Sub(c.events[0]) >= eventPause {
 		c.events = c.events[1:]
@@ -145,7 +145,7 @@ func number(is bool) float64 {
 	return 0
 }
 
-// collect gives what the driver has last reported of one GPU, and nothing that it does not report.
+// collect sends what the driver last reported about one GPU, and omits what it does not report.
 func collect(g *verdict.GPU, id string, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	h, _ := g.Reading()
 	if h.Action.Known && h.UUID != "" {

@@ -1,9 +1,9 @@
 // Package health watches the health of the node's GPUs, and reports it by condition GPUUnhealthy, by Events, by metrics and in the status.
 //
-// A GPU's state decides; an error number of the driver, an Xid, is evidence. The monitor reports what it finds at once, and takes it back by itself. A
-// new process of the agent goes on from the record of the one before. The monitor calls the driver beside the agent's loop, in a lane of its own: if the
-// driver hangs, it reports that. Package verdict decides, and calls nothing: a new signal of the driver is a field of nvml.Health, a reason in
-// verdict.reasons, and the line of verdict's symptoms that finds it.
+// A GPU's state decides; an error number of the driver, an Xid, is evidence. The monitor reports findings at once, and withdraws them by
+// itself. A new process of the agent continues from its predecessor's record. The monitor calls the driver in its own lane, next to the
+// agent's loop: if the driver hangs, it reports that. Package verdict decides, and calls nothing: a new signal of the driver is a field of
+// nvml.Health, a reason in verdict.reasons, and the line of verdict's symptoms that finds it.
 package health
 
 import (
@@ -32,14 +32,14 @@ import (
 )
 
 const (
-	// deadline is what one observation may take. All that changes often is one call a GPU, of less than a millisecond.
+	// deadline bounds one observation. Reading what changes often takes one call per GPU, of less than a millisecond.
 	deadline = 3 * time.Second
-	// thoroughEvery and busEvery are how often what takes longer, or changes rarely, is read; unwellEvery is how often the former while a GPU is
-	// not well, so that what mends is seen to be well in seconds.
+	// thoroughEvery and busEvery are the intervals of slow readings, or of values that change rarely. unwellEvery replaces thoroughEvery while a
+	// GPU is not well, so that the monitor sees a recovery within seconds.
 	thoroughEvery, busEvery, unwellEvery = time.Minute, 10 * time.Second, 4 * time.Second
 	// writeAgain is the least time between two writes, of the node or of the record.
 	writeAgain = time.Second
-	// recordEvery is how often the record is written for numbers that have changed and nothing else.
+	// recordEvery is how often the record is written if only numbers have changed.
 	recordEvery = time.Minute
 	// skew is how far the clock of a person's machine may be ahead of this one's.
 	skew = time.Minute
@@ -47,7 +47,7 @@ const (
 	listenAgain = 10 * time.Second
 )
 
-// Sources are what a Monitor learns from, and where it remembers.
+// Sources are what a Monitor reads, and its Store.
 type Sources struct {
 	Driver    nvml.HealthReader
 	Bus       nvml.Bus  // may be nil
@@ -68,13 +68,13 @@ type Options struct {
 	// NodeEvent and PodEvent record Events.
 	NodeEvent func(kind string, reason config.Reason, format string, args ...any)
 	PodEvent  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
-	// ComputesForOthers reports whether the pod's processes on a GPU are those of a server, whose clients are other pods.
+	// ComputesForOthers reports whether the pod's processes on a GPU belong to a server for other pods.
 	ComputesForOthers func(pod *corev1.Pod) bool
 	Clock             clock.WithTicker
 	Log               *zap.Logger
 }
 
-// Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
+// Monitor watches the GPUs. Watch does the work; the agent's loop calls the other methods while Watch runs.
 type Monitor struct {
 	Options
 
@@ -86,18 +86,18 @@ type Monitor struct {
 
 	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
 	nodeSeen     bool                  // at least once
-	nvsentinel   string                // the sign by which NVSentinel minds the node; empty if it does not
+	nvsentinel   string                // the sign that NVSentinel manages the node; empty if it does not
 	reportedKey  string                // of the verdict that was last reported
-	acknowledged acknowledgement       // what a person has written to have looked at, as last seen
+	acknowledged acknowledgement       // until when a person has inspected the GPUs, by the annotation as last seen
 	followed     acknowledgement       // as last followed
-	resets       map[nvml.UUID]bool    // which the agent was to reset when it was last asked
+	resets       map[nvml.UUID]bool    // that the agent was to reset, by the last answer
 
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
 
 	readsLog     bool      // the kernel's log is read
 	twice        sightings // Xids that the driver's events and the kernel's log both may report
-	held         []heldXid // whose Events wait for the kernel's log to name the process
+	held         []heldXid // their Events wait for the kernel's log to name the process
 	reportedPods map[reportedXid]lastReport
 
 	blind bool // the last observation of the GPUs has failed
@@ -108,7 +108,7 @@ type Monitor struct {
 	holds   chan struct{} // there is something in held
 }
 
-// lastPass is what the agent's last pass has seen of the node's GPUs and their pods.
+// lastPass has the node's GPUs and their pods, as the agent's last pass saw them.
 type lastPass struct {
 	gpus    []nvml.GPU
 	holders []holders.Pod
@@ -137,11 +137,11 @@ func (m *Monitor) Watch(ctx context.Context, poke func()) {
 	all.Wait()
 }
 
-// recall goes on from what the process before has remembered.
+// recall loads the record of the previous process.
 func (m *Monitor) recall(ctx context.Context) {
 	boot, err := m.Boot(ctx)
 	if err != nil {
-		m.Log.Warn("which boot of the host this is is not known: what was remembered of the GPUs counts as of another one", zap.Error(err))
+		m.Log.Warn("cannot read the host's boot id: treating the record of the GPUs as one of another boot", zap.Error(err))
 	}
 	var r verdict.Record
 	if m.Store != nil {
@@ -150,7 +150,7 @@ func (m *Monitor) recall(ctx context.Context) {
 			r, err = verdict.ParseRecord(data)
 		}
 		if err != nil {
-			m.Log.Warn("what was remembered of the GPUs cannot be read, and is forgotten", zap.Error(err))
+			m.Log.Warn("cannot read the record of the GPUs: continuing without it", zap.Error(err))
 			r = verdict.Record{}
 		}
 	}
@@ -231,19 +231,19 @@ func (m *Monitor) readGPUs(ctx context.Context, thorough bool) bool {
 	return err == nil
 }
 
-// logRead logs the first of several readings that fail, and the first that succeeds again. The findings stand until then, with their reason, so that the
-// log alone has the moment.
+// logRead logs the first of several readings that fail, and the first that succeeds again. The findings and their reasons stay until then, so
+// only the log has the moment.
 func (m *Monitor) logRead(err error) {
 	switch {
 	case err != nil && !m.blind:
-		m.Log.Info("the GPUs cannot be observed: what was found of them stands until they can", zap.Error(err))
+		m.Log.Info("cannot observe the GPUs: findings stay until the driver answers", zap.Error(err))
 	case err == nil && m.blind:
-		m.Log.Info("the GPUs can be observed again")
+		m.Log.Info("observing the GPUs again")
 	}
 	m.blind = err != nil
 }
 
-// signal wakes who waits, or leaves a note that it should not wait.
+// signal wakes the receiver, or ends its next wait at once.
 func (m *Monitor) signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -265,7 +265,7 @@ func (m *Monitor) listen(ctx context.Context) {
 				m.takeEvent(e)
 			}
 		} else if answers && !failureReported {
-			m.NodeEvent(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "errors of GPUs are seen only as far as their state shows them: %v", err)
+			m.NodeEvent(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "the agent sees only errors that a GPU's state shows: %v", err)
 			failureReported = true
 		}
 		select {
@@ -275,7 +275,7 @@ func (m *Monitor) listen(ctx context.Context) {
 	}
 }
 
-// takeEvent takes over one event of the driver.
+// takeEvent records one event of the driver.
 func (m *Monitor) takeEvent(e nvml.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -289,10 +289,10 @@ func (m *Monitor) takeEvent(e nvml.Event) {
 	m.signal(m.readNow)
 }
 
-// takeXid takes over an Xid of the driver's events, which the kernel's log may have reported already.
+// takeXid records an Xid of the driver's events. The kernel's log may have reported it already.
 func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 	var x verdict.Xid
-	if first, known := m.twice.pair(now, fromDriver, e, culprit{}, m.readsLog); known {
+	if first, known := m.twice.pair(now, fromDriver, e, xidSource{}, m.readsLog); known {
 		var g *verdict.GPU
 		e.GI, e.CI = first.gi, first.ci
 		if g, x = m.node.ConfirmLogged(now, e); g != nil {
@@ -312,8 +312,8 @@ func (m *Monitor) takeXid(now time.Time, e nvml.Event) {
 	m.follow(x)
 }
 
-// follow has the GPUs read after an Xid: state decides, and is read at once, and again until the driver has had its time. Xids of
-// programs alone change no state.
+// follow has the GPUs read after an Xid, since their state decides: at once, and again until the driver has had its time. An Xid of a program
+// alone changes no state.
 func (m *Monitor) follow(x verdict.Xid) {
 	m.signal(m.changed)
 	if x.Critical || x.Class != verdict.ClassApplication && x.Class != verdict.ClassInfo {
@@ -350,7 +350,7 @@ func (m *Monitor) report(ctx context.Context, poke func()) {
 	}
 }
 
-// resetsChanged reports whether other GPUs are to be reset than before.
+// resetsChanged reports whether the GPUs to reset have changed.
 func (m *Monitor) resetsChanged() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -368,7 +368,8 @@ func (m *Monitor) pause(ctx context.Context) {
 	m.signal(m.changed)
 }
 
-// conditionToReport returns the condition to write, with the key of its verdict; differs says whether it differs from old, which the node has.
+// conditionToReport returns the condition to write, with the key of its verdict; differs says whether it differs from old, the node's
+// condition.
 func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeCondition, key string, differs bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -380,7 +381,7 @@ func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeC
 	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey
 }
 
-// condition is what is to be reported now, with the key of its verdict. It is false while too little is known.
+// condition returns the condition to report now, with the key of its verdict; false while too little is known.
 func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	now := m.Clock.Now()
 	v, known := m.node.Judge(now)
@@ -390,8 +391,8 @@ func (m *Monitor) condition() (corev1.NodeCondition, string, bool) {
 	return report.After(m.shown, config.ConditionGPUUnhealthy, v.Status, v.Reason, m.message(v, now), now), v.Key(), true
 }
 
-// noteWritten takes over that the node has the condition instead of old, and sends an Event if that is a change. A pass of the loop may have seen
-// the write before its answer came, so that m.shown need not be old any more.
+// noteWritten records that the node has the condition in place of old, and sends an Event if that is a change. A pass of the loop may have
+// seen the write before its answer arrived, so m.shown need not be old any more.
 func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition, key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -409,8 +410,8 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	m.shown, m.reportedKey = &c, key
 }
 
-// save writes the record if it has changed, and before the node, so that a process that is killed in between is followed by one that knows. The monitor
-// reports even if the disk refuses the record. It returns whether it has tried.
+// save writes the record if it has changed. It does so before the node is written, so that the next process knows the verdict even if this one
+// is killed in between. The monitor reports even if the disk refuses the record. save returns whether it has tried.
 func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	if m.Store == nil {
 		return false
@@ -426,13 +427,13 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	}
 	data, err := json.Marshal(r)
 	if err == nil {
-		_, err = verdict.ParseRecord(data) // what could not be read again is not written
+		_, err = verdict.ParseRecord(data) // write only what the next process can read
 	}
 	if err == nil {
 		err = m.Store.Write(ctx, data)
 	}
 	if err != nil {
-		m.Log.Debug("what is known of the GPUs cannot be remembered", zap.Error(err))
+		m.Log.Debug("cannot write the record of the GPUs", zap.Error(err))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -440,7 +441,7 @@ func (m *Monitor) save(ctx context.Context, verdictKey string) bool {
 	return true
 }
 
-// Observe takes over what a pass has seen.
+// Observe records what a pass has seen.
 func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -459,7 +460,7 @@ func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU,
 	m.readAcknowledgement()
 }
 
-// acknowledgement is what the annotation for it says.
+// acknowledgement is the annotation that a person has inspected the GPUs.
 type acknowledgement struct {
 	text string
 	by   string    // the managers that have written it, by managedFields; empty if that is not known
@@ -487,8 +488,8 @@ func (m *Monitor) readAcknowledgement() {
 	if err != nil || until.After(now.Add(skew)) {
 		return
 	}
-	// No person can have seen what happens after the annotation was written: not even what a clock that is ahead has put before it.
-	// Who may patch the node can take away when that was, and not when this agent first saw it.
+	// No person can have seen what happens after the annotation was written, even if a clock that is ahead dates it earlier. Whoever may patch
+	// the node can remove the time of the write, but not the time when this agent first saw it.
 	for _, latest := range []time.Time{now, a.at, a.seen} {
 		if !latest.IsZero() && until.After(latest) {
 			until = latest
@@ -496,22 +497,22 @@ func (m *Monitor) readAcknowledgement() {
 	}
 	m.followed = a
 	if dropped := m.node.Acknowledge(until); len(dropped) > 0 {
-		m.NodeEvent(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged, by annotation %s, what GPUs have reported until %s: %s",
-			cmp.Or(a.by, "a program that managedFields do not name"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
+		m.NodeEvent(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged by annotation %s what GPUs reported until %s: %s",
+			cmp.Or(a.by, "a program missing from managedFields"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
 	}
 	m.signal(m.readNow)
 }
 
-// Poll is for parts that nothing else wakes.
+// Poll is for monitors that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions takes over the condition that the node shows, and gives it again on beat, or if another program has changed it.
+// Conditions records the condition that the node shows, and returns it again on beat. If another program has changed it, report writes it.
 func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []corev1.NodeCondition {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	shown := report.Find(node, config.ConditionGPUUnhealthy)
 	if !m.nodeSeen || shown == nil || m.shown == nil || !shown.LastHeartbeatTime.Before(&m.shown.LastHeartbeatTime) {
-		m.shown = shown.DeepCopy() // and not an observation from before the last write
+		m.shown = shown.DeepCopy() // unless it was observed before the last write
 	}
 	m.nodeSeen, m.nvsentinel = true, fence.NVSentinel(node)
 	m.signal(m.changed)
@@ -526,7 +527,7 @@ func (m *Monitor) Conditions(node *corev1.Node, _ bool, _ string, beat bool) []c
 	return []corev1.NodeCondition{c}
 }
 
-// Forget is for what depends on the host's clock: nothing that is remembered here is worth losing for that, but nothing lies in the future.
+// Forget sets times that lie in the future of the host's clock to now. It drops nothing: no record is worth losing for that.
 func (m *Monitor) Forget(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// eventPause is how long after an Event the same is only counted.
+	// eventPause is how long after an Event the same Xid is only counted.
 	eventPause = 3 * time.Minute
-	// mostEvents within eventPause: what comes beyond is counted by the metrics.
+	// mostEvents are sent within eventPause; the metrics count the others.
 	mostEvents = 30
-	// mostPodsReported of one Xid get an Event.
+	// mostPodsReported is how many pods get an Event about one Xid.
 	mostPodsReported = 8
 )
 
@@ -35,7 +35,7 @@ func holderOf(pod *corev1.Pod) holder {
 	return holder{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}
 }
 
-// instances are those of the GPU, as last seen.
+// instances returns the GPU's instances, as last seen.
 func (m *Monitor) instances(gpu nvml.UUID) []nvml.Instance {
 	for _, g := range m.lastPass.gpus {
 		if g.UUID == gpu {
@@ -54,7 +54,7 @@ func (m *Monitor) instance(gpu nvml.UUID, gi int) (nvml.Instance, bool) {
 	return all[at], true
 }
 
-// podsOn are the pods that kubelet has given the GPU's instances, or, if none are named, any part of the GPU.
+// podsOn returns the pods that have the instances by kubelet's report, or, if none are named, any part of the GPU.
 func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 	devices := []string{string(gpu)}
 	for _, i := range m.instances(gpu) {
@@ -75,20 +75,20 @@ func (m *Monitor) podsOn(gpu nvml.UUID, instances []int) []holder {
 	return out
 }
 
-// xidReport is an Xid that is to be reported.
+// xidReport is an Xid to report.
 type xidReport struct {
 	g      *verdict.GPU
 	x      verdict.Xid
 	e      nvml.Event
-	o      *verdict.Occurrence // nil of one that follows from another, and of one too many
-	by     culprit
-	logged bool // by the kernel's log, and by no event of the driver yet
+	o      *verdict.Occurrence // nil if the Xid follows from another, or is one too many
+	by     xidSource
+	logged bool // the kernel's log has reported it, the driver's events have not yet
 }
 
-// own reports whether it is a program's own error.
+// own reports whether the Xid is a program's own error.
 func (r xidReport) own() bool { return r.x.Class == verdict.ClassApplication && !r.x.Critical }
 
-// on is the instance that it is about; none for the whole GPU.
+// on returns the instance that the Xid is about; none for the whole GPU.
 func (r xidReport) on() []int {
 	if r.e.GI == nvml.WholeGPU {
 		return nil
@@ -96,7 +96,7 @@ func (r xidReport) on() []int {
 	return []int{r.e.GI}
 }
 
-// podsOf are the pods that have the GPU or the instance, or, of a program's own error, the one whose program it is if that is known.
+// podsOf returns the pods that have the GPU or the instance. For a program's own error it returns only the program's pod, if that is known.
 func (m *Monitor) podsOf(r xidReport) []holder {
 	switch {
 	case !r.own() || !r.by.known:
@@ -115,7 +115,7 @@ func (m *Monitor) podsOf(r xidReport) []holder {
 	}
 }
 
-// noteProgramError notes whose program has made an error, where that is certain.
+// noteProgramError notes which pod's program made an error, where that is certain.
 func (m *Monitor) noteProgramError(now time.Time, r xidReport) {
 	if !r.own() || r.x.Number == containedError {
 		return
@@ -125,11 +125,11 @@ func (m *Monitor) noteProgramError(now time.Time, r xidReport) {
 	}
 }
 
-// reportXid reports an Xid by Events: a program's own on its pod alone, others on the node too. The same one again is counted first, and so
-// is what comes in a storm.
+// reportXid reports an Xid by Events: a program's own error on its pod alone, others on the node too. It only counts early repetitions, and
+// Xids beyond mostEvents.
 func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	if r.o == nil || (r.x.Class == verdict.ClassInfo || r.x.Class == verdict.ClassState) && !r.x.Critical {
-		return // a consequence, or a note, which the metrics count
+		return // the metrics count consequences and notes
 	}
 	again, due := m.eventDue(now, r)
 	if !due {
@@ -146,36 +146,36 @@ func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	pods := m.podsOf(r)
 	switch {
 	case r.own() && r.by.known && !r.by.ofPod:
-		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, which is of no pod, has made an error on %s, and was stopped%s",
+		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, in no pod, made an error on %s and was stopped%s",
 			r.x.Number, r.x.Meaning, r.by.pid, where, again)
 	case r.own():
-		did := "has made an error on"
+		did := "made an error on"
 		if r.x.Number == containedError {
 			did = "was hit by it on"
 		}
-		m.reportPods(pods, config.ReasonApplicationXid, func(whose string) string {
-			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s, and was stopped%s%s", r.x.Number, r.x.Meaning, whose, did, where, again, withheldBy(r.x))
+		m.reportPods(pods, config.ReasonApplicationXid, func(owner string) string {
+			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s and was stopped%s%s", r.x.Number, r.x.Meaning, owner, did, where, again, withheldBy(r.x))
 		})
 	default:
 		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		m.reportPods(pods, config.ReasonXidError, func(string) string {
-			return fmt.Sprintf("Xid %d (%s) on %s, which this pod has%s%s", r.x.Number, r.x.Meaning, where, source, again)
+			return fmt.Sprintf("Xid %d (%s) on %s, held by this pod%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		})
 	}
 }
 
-// ignoredByPlugin are the Xids that NVIDIA's device plugin takes for no fault of the GPU.
+// ignoredByPlugin are the Xids that NVIDIA's device plugin does not count as faults of the GPU.
 var ignoredByPlugin = []uint64{13, 31, 43, 45, 68, 109}
 
-// withheldBy says what NVIDIA's device plugin makes of a program's error, since other pods wait for the GPU then.
+// withheldBy says how NVIDIA's device plugin reacts to a program's error, since other pods then wait for the GPU.
 func withheldBy(x verdict.Xid) string {
 	if slices.Contains(ignoredByPlugin, x.Number) {
 		return ""
 	}
-	return "; NVIDIA's device plugin withholds the GPU from new pods then, until the agent restarts it: at once the first time, then after pauses of up to an hour"
+	return "; NVIDIA's device plugin withholds the GPU from new pods until the agent restarts the plugin: at once the first time, later after up to an hour"
 }
 
-// containedError is the Xid of an error of memory that has hit one program, which is not its own fault.
+// containedError is the Xid of a memory error that hits one program through no fault of its own.
 const containedError = 94
 
 // reportedXid is an Xid of a pod's own program, and lastReport when an Event last reported it.
@@ -191,7 +191,7 @@ type (
 	}
 )
 
-// eventDue reports whether an Xid is to be reported by Events now, and what is to be said of those that were not.
+// eventDue reports whether Events are to report an Xid now, and returns the text about those that they did not report.
 func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) {
 	if r.own() && r.by.ofPod {
 		return m.podEventDue(now, reportedXid{r.g.UUID(), r.x.Number, r.by.pod.uid})
@@ -203,7 +203,7 @@ func (m *Monitor) eventDue(now time.Time, r xidReport) (again string, due bool) 
 	return moreSince(r.o.NoteEvent(now)), true
 }
 
-// podEventDue is eventDue for a pod that is known: that another one on the same GPU was reported is no reason to leave it out.
+// podEventDue is eventDue for a known pod. An Event about another pod on the same GPU does not hold this one back.
 func (m *Monitor) podEventDue(now time.Time, of reportedXid) (again string, due bool) {
 	was := m.reportedPods[of]
 	if !was.at.IsZero() && now.Sub(was.at) < eventPause {
@@ -228,17 +228,17 @@ func moreSince(unreported int, since time.Time) string {
 	return fmt.Sprintf("; %d more since %s", unreported, verdict.Moment(since))
 }
 
-func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(whose string) string) {
-	whose := "this pod"
+func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(owner string) string) {
+	owner := "this pod"
 	if len(pods) > 1 {
-		whose = fmt.Sprintf("one of %d pods", len(pods))
+		owner = fmt.Sprintf("one of %d pods", len(pods))
 	}
 	for _, p := range pods[:min(len(pods), mostPodsReported)] {
-		m.PodEvent(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(whose))
+		m.PodEvent(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(owner))
 	}
 }
 
-// readings are what the driver has last reported of each GPU.
+// readings returns the driver's last report on each GPU.
 func (m *Monitor) readings() map[*verdict.GPU]nvml.Health {
 	out := map[*verdict.GPU]nvml.Health{}
 	for _, g := range m.node.GPUs() {
@@ -262,7 +262,7 @@ func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 			if is.Value == nvml.RecoverNothing {
 				kind = corev1.EventTypeNormal
 			}
-			m.NodeEvent(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d), and before: %v",
+			m.NodeEvent(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d); before: %v",
 				g.Name(), is.Value, int(is.Value), was.Value)
 		}
 		if is, was := now.Rows.Uncorrected, was.Rows.Uncorrected; is.Known && was.Known && is.Value > was.Value {

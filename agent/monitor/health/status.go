@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Recovered says, of each GPU that is well, when something was last wrong with it; zero if nothing was in this boot.
+// Recovered returns, for each GPU that is well, when it was last unhealthy; zero if it was not in this boot.
 func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -22,8 +22,8 @@ func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	return out
 }
 
-// Critical are the GPUs that cannot be used or trusted, by the verdict that the condition reports; the empty UUID stands for one whose UUID is not known,
-// and for a driver that hangs before it has shown any. They are not known while the driver does not answer.
+// Critical returns the GPUs that cannot be used or trusted, by the verdict that the condition reports. The empty UUID stands for a GPU without
+// a known UUID, and for a driver that hangs before it has listed any. They are unknown while the driver does not answer.
 func (m *Monitor) Critical() (gpus map[nvml.UUID]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -34,7 +34,7 @@ func (m *Monitor) Critical() (gpus map[nvml.UUID]bool, known bool) {
 	return v.CriticalGPUs(m.node.GPUs())
 }
 
-// ToReset are the GPUs that the agent is to reset. Where NVSentinel minds the node there are none. It is not known before the driver has answered.
+// ToReset returns the GPUs that the agent is to reset: none where NVSentinel manages the node. They are unknown until the driver has answered.
 func (m *Monitor) ToReset() (gpus map[nvml.UUID]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,7 +49,7 @@ func (m *Monitor) toReset() map[nvml.UUID]bool {
 	return m.node.ToReset(m.Clock.Now(), m.Settings.Reset)
 }
 
-// NoteResetFailed notes that the agent was to reset a GPU, and has given that up.
+// NoteResetFailed notes that the agent has given up the reset of a GPU.
 func (m *Monitor) NoteResetFailed(gpu nvml.UUID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,10 +59,10 @@ func (m *Monitor) NoteResetFailed(gpu nvml.UUID) {
 	}
 }
 
-// mostXidsInStatus bounds what the status has of one GPU.
+// mostXidsInStatus bounds the Xids of one GPU in the status.
 const mostXidsInStatus = 4
 
-// status is what tools find of the GPU; nil of one that is well.
+// status returns the GPU's health for tools; nil if there is nothing to report.
 func (m *Monitor) status(g *verdict.GPU) *api.GPUHealth {
 	findings, xids := g.Findings(), m.node.Xids(g)
 	if len(findings) == 0 && len(xids) == 0 {
@@ -80,7 +80,7 @@ func (m *Monitor) status(g *verdict.GPU) *api.GPUHealth {
 		}
 	}
 	for _, x := range xids[:min(len(xids), mostXidsInStatus)] {
-		// The last one is said by the minute, so that a node is not written for each; and never to be before the first.
+		// The last time is to the minute, so that the node is not written for each Xid, and never before the first.
 		last := x.Last.UTC().Truncate(recordEvery)
 		if last.Before(x.First) {
 			last = x.First.UTC()

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Through is the driver, by whose changes the Monitor knows what is the agent's own doing: while a GPU is cut or reset, and shortly after,
-// it may look lost or away.
+// Through wraps the driver, so that the Monitor knows the agent's own changes: while a GPU is cut or reset, and shortly after, it may look
+// lost or missing.
 func (m *Monitor) Through(d nvml.Driver) nvml.Driver { return driver{Driver: d, monitor: m} }
 
 type driver struct {
@@ -64,8 +64,8 @@ func (d driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, p
 	return d.during(gpu, func() error { return d.Driver.DestroyPart(ctx, gpu, p, part) })
 }
 
-// Reset implements nvml.Driver. What an Xid has left is gone with it. The record of a GPU that is not well says so before: an agent that dies of resets
-// is followed by one that counts them.
+// Reset implements nvml.Driver. A reset clears what Xids have left. For a GPU that is not well, the record has the reset before it begins: if
+// resets kill the agent, the next one counts them.
 func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 	m := d.monitor
 	if m.beginReset(gpu) {
@@ -88,7 +88,7 @@ func (d driver) Reset(ctx context.Context, gpu nvml.UUID) error {
 	return err
 }
 
-// beginReset notes that the agent resets a GPU because it is not well, and reports whether that is so.
+// beginReset notes that the agent resets a GPU because it is not well. It returns false for any other reset.
 func (m *Monitor) beginReset(gpu nvml.UUID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

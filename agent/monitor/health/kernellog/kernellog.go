@@ -1,8 +1,8 @@
-// Package kernellog reads NVIDIA's error numbers, Xids, from the log of the node's kernel, /dev/kmsg. The driver writes there all that it
-// reports, also what its events leave out, and which process's error it is. What an Xid means, and whether it counts, is not its subject.
+// Package kernellog reads NVIDIA's error numbers, Xids, from the log of the node's kernel, /dev/kmsg. The driver writes all its reports there,
+// including errors that its events leave out, and the process that made each. Package verdict decides whether an Xid counts.
 //
-// Others write there, too: any program of root, and programs choose the names by which drivers speak of them. A record counts only if the
-// kernel says that it is its own, and its text is read no further than to the program's name.
+// Other programs write to the log, too: root's programs directly, and any program by its name, which drivers print. A record counts only if
+// the kernel marks it as its own, and its text is read only up to the program's name.
 package kernellog
 
 import (
@@ -36,21 +36,21 @@ type Log struct {
 	last    uint64 // sequence number of the last record that was read
 }
 
-// source is an open log, which gives one record with each Read.
+// source is an open log. Each Read returns one record.
 type source interface {
 	io.ReadSeekCloser
 }
 
-// New is the log at a path, /dev/kmsg. Nothing is opened before Xids.
+// New returns the log at a path, /dev/kmsg. It opens nothing before Xids.
 func New(path string, c clock.Clock, log *zap.Logger) *Log {
 	return &Log{path: path, clock: c, log: log, open: openLog}
 }
 
-// openLog opens it so that a read that waits ends when the file is closed, and takes no thread until then.
+// openLog opens the log so that closing it ends a waiting read, and a waiting read takes no thread.
 func openLog(path string) (source, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) }
 
-// Xids hands out each Xid that the driver writes from now on, until ctx ends or the log cannot be read any more; then it closes the
-// channel. The next call goes on after the last record that was read. The error says why the log cannot be opened.
+// Xids sends each Xid that the driver writes from now on, until ctx ends or the log becomes unreadable; then it closes the channel. The next
+// call continues after the last record that was read. The error says why the log cannot be opened.
 func (l *Log) Xids(ctx context.Context) (<-chan Xid, error) {
 	from, err := l.open(l.path)
 	if err != nil {
@@ -72,7 +72,7 @@ func (l *Log) Xids(ctx context.Context) (<-chan Xid, error) {
 			_ = from.Close() // it was only read, so the error loses nothing
 		}
 		if ctx.Err() == nil {
-			l.log.Debug("the kernel's log cannot be read any more", zap.Error(err))
+			l.log.Debug("cannot read the kernel's log any more", zap.Error(err))
 		}
 	}()
 	return out, nil
@@ -111,7 +111,7 @@ func (l *Log) follow(ctx context.Context, from source, out chan<- Xid) error {
 	}
 }
 
-// take takes over a record, and gives the Xid in it.
+// take notes the number of a record, and returns the Xid in it.
 func (l *Log) take(record string) (Xid, bool) {
 	priority, sequence, text, ok := parseRecord(record)
 	if !ok || sequence <= l.last && l.last > 0 {

@@ -12,25 +12,25 @@ type Xid struct {
 	PCI    string // bus address of the GPU, "0000:17:00.0"
 	GI, CI int    // numbers of the GPU instance and the compute instance, or nvml.WholeGPU
 	Number uint64
-	// PID is the process whose error it is, in the host's PID namespace; 0 where the driver does not say. The process may have ended.
+	// PID is the process that made the error, in the host's PID namespace; 0 if the driver does not say. The process may have ended.
 	PID int
 }
 
 const (
-	maxPID      = 1<<23 - 1 // the kernel gives out none above 1<<22
+	maxPID      = 1<<23 - 1 // the kernel assigns none above 1<<22
 	maxNumber   = 1 << 16   // NVIDIA's numbers have three digits
 	maxInstance = 1 << 10   // a GPU has fewer than 32
 )
 
-// facilityOfKernel is that of the kernel's own records. What a program writes to /dev/kmsg never has it: the kernel gives it another.
+// facilityOfKernel marks the kernel's own records. The kernel gives another facility to everything that programs write to /dev/kmsg.
 const facilityOfKernel = 0
 
-// parseRecord takes a record of /dev/kmsg apart:
+// parseRecord parses a record of /dev/kmsg:
 //
 //	<priority>,<sequence number>,<microseconds>,<flags>[,…];<text>
 //	 <key>=<value> of a device, on lines of their own
 //
-// It is false for what is no record. The kernel escapes line feeds in a text, so that it is one line.
+// It returns false for anything else. The kernel escapes line feeds in a text, so that it is one line.
 func parseRecord(record string) (priority, sequence uint64, text string, ok bool) {
 	head, text, ok := strings.Cut(record, ";")
 	if !ok {
@@ -54,8 +54,8 @@ func ofKernel(priority uint64) bool { return priority>>3 == facilityOfKernel }
 //
 //	NVRM: Xid (PCI:0000:17:00 GPU-I:05 GPU-CI:00): 31, pid=481, name=python3, …
 //
-// All that is taken stands before the name: the process has given itself the name, and what follows it is not read. The text begins with
-// the words: other drivers write a program's name first, as when it has crashed, and it could be one that looks like them.
+// It reads nothing from the name on: a process chooses its own name. The text has to begin with the words "NVRM: Xid": other drivers begin
+// with a program's name, as when it has crashed, and such a name could imitate them.
 func parseXid(text string) (Xid, bool) {
 	rest, ok := strings.CutPrefix(text, "NVRM: Xid (PCI:")
 	if !ok {
@@ -77,7 +77,7 @@ func parseXid(text string) (Xid, bool) {
 	x.Number = uint64(n) //nolint:gosec // decimal gives none below 0
 	if process, names := strings.CutPrefix(rest, "pid="); names {
 		pid, _, _ := strings.Cut(process, ",")
-		x.PID, _ = decimal(pid, maxPID) // the driver writes '<unknown>' of a process that it does not know
+		x.PID, _ = decimal(pid, maxPID) // the driver writes '<unknown>' for a process that it does not know
 	}
 	return x, true
 }
@@ -116,7 +116,7 @@ func isAddress(text string) bool {
 	return strings.Trim(strings.Join(parts, ""), "0123456789abcdef") == ""
 }
 
-// decimal reads digits alone; a number of at most most.
+// decimal reads a number of at most most, of digits alone.
 func decimal(text string, most int) (int, bool) {
 	if len(text) == 0 || len(text) > 7 || strings.Trim(text, "0123456789") != "" {
 		return 0, false

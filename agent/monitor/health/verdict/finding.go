@@ -16,11 +16,11 @@ type Severity string
 
 // The severities.
 const (
-	Critical Severity = "critical" // it cannot be used, or not be trusted
+	Critical Severity = "critical" // it cannot be used or trusted
 	Degraded Severity = "degraded" // it works, and something is due
 )
 
-// Action is what is to be done, in one word that tools can go by.
+// Action is what to do, in one word for tools.
 type Action string
 
 // The actions.
@@ -38,7 +38,7 @@ const (
 	ActionRunDiagnostics   Action = "RunDiagnostics"
 )
 
-// reasons are what may be wrong with a GPU, the worst first.
+// reasons has everything that may be wrong with a GPU, the worst first.
 var reasons = []struct {
 	reason   config.Reason
 	severity Severity
@@ -47,38 +47,38 @@ var reasons = []struct {
 	advice   string // for people: who does what
 }{
 	{
-		config.ReasonGPULost, Critical, ActionRebootNode, "has fallen off the bus: it answers nothing",
-		"the agent does not bring it back; end its pods, then reboot the node, and have the machine looked at if it happens again",
+		config.ReasonGPULost, Critical, ActionRebootNode, "has fallen off the bus: it does not answer",
+		"end its pods, then reboot the node; have the machine inspected if it happens again; the agent does not recover it",
 	},
 	{
 		config.ReasonGPUMissing, Critical, ActionRebootNode, "is missing: the driver does not report it",
-		"reboot the node; a GPU that stays away has to be looked at in the machine",
+		"reboot the node; have the machine inspected if the GPU stays missing",
 	},
 	{
-		config.ReasonRebootRequired, Critical, ActionRebootNode, "needs a reboot", "the agent does not reboot the node for it; drain the node and reboot it",
+		config.ReasonRebootRequired, Critical, ActionRebootNode, "needs a reboot", "drain the node and reboot it; the agent does not reboot it for this",
 	},
 	{
 		config.ReasonResetRequired, Critical, ActionResetGPU, "needs a reset",
-		"the agent does not reset it; end its pods, then reset it, or reboot the node",
+		"end its pods, then reset it, or reboot the node; the agent does not reset it",
 	},
 	{
 		config.ReasonDrainRequired, Critical, ActionDrainAndReset, "has to be drained",
-		"let its pods end, start none on it, then reset it, or reboot the node",
+		"let its pods end, start no others on it, then reset it, or reboot the node",
 	},
 	{
-		config.ReasonXidCritical, Critical, ActionResetGPU, "has reported an error that its driver does not say is over",
-		"end its pods, then reset it, or reboot the node; or set annotation " + config.AnnotationHealthAck + " of the node to the time until which you have looked",
+		config.ReasonXidCritical, Critical, ActionResetGPU, "has reported an error that is not known to be over",
+		"end its pods, then reset it, or reboot the node; or inspect it and set annotation " + config.AnnotationHealthAck + " of the node to the time of that",
 	},
 	{
 		config.ReasonRowRemapFailed, Critical, ActionContactSupport, "has a row of memory that cannot be replaced",
 		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
 	},
 	{
-		config.ReasonSRAMThresholdExceeded, Critical, ActionContactSupport, "has had more errors of SRAM than NVIDIA lets pass",
+		config.ReasonSRAMThresholdExceeded, Critical, ActionContactSupport, "has had more SRAM errors than NVIDIA tolerates",
 		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
 	},
 	{
-		config.ReasonMemoryUnrepairable, Critical, ActionContactSupport, "has memory that cannot be repaired any more",
+		config.ReasonMemoryUnrepairable, Critical, ActionContactSupport, "has memory that can no longer be repaired",
 		"no reset helps; run NVIDIA's field diagnostics and have the GPU replaced",
 	},
 	{
@@ -95,18 +95,18 @@ var reasons = []struct {
 	},
 	{
 		config.ReasonUncorrectableECC, Degraded, ActionResetGPU, "has had an uncorrectable memory error",
-		"what ran on it then may have computed nonsense; reset it when its pods have ended, unless the driver says that nothing is left of it",
+		"programs that ran on it may have wrong results; reset it when its pods have ended, unless the driver reports that the error is over",
 	},
 	{
 		config.ReasonModePending, Degraded, ActionResetGPU, "has a mode that changes at its next reset", "reset it when its pods have ended",
 	},
 	{
 		config.ReasonFabricUnhealthy, Degraded, ActionCheckFabric, "is not well connected to its NVSwitch fabric",
-		"look at nvidia-fabricmanager, on this node or the fabric's",
+		"check nvidia-fabricmanager on this node or the fabric's",
 	},
 	{
 		config.ReasonRepeatedXid, Degraded, ActionRunDiagnostics, "has had errors of several pods within an hour",
-		"they may be the programs' own; if they are not related, run NVIDIA's diagnostics on the GPU",
+		"the programs may be at fault; if they are unrelated, run NVIDIA's diagnostics on the GPU",
 	},
 }
 
@@ -125,11 +125,11 @@ type Finding struct {
 	Reason config.Reason
 	Action Action
 	Detail string // after the phrase of the reason, as ": recovery action 1 (GPU reset)"
-	// Instances are the numbers of the GPU instances that it is about; none for the whole GPU.
+	// Instances are the numbers of the GPU instances that the finding is about; none for the whole GPU.
 	Instances []int
 	Since     time.Time
 
-	settles         bool      // it is over by itself: the driver recommends an action within settleTime, or nothing is left of it
+	settles         bool      // it ends by itself: within settleTime the driver recommends an action, or the error is over
 	readingsWithout int       // readings in a row that did not show it any more
 	lastWithout     time.Time // the last of these
 }
@@ -137,7 +137,7 @@ type Finding struct {
 // Severity says how much its GPU can still be used.
 func (f Finding) Severity() Severity { return reasons[rank(f.Reason)].severity }
 
-// Phrase is what follows the GPU's name: "has fallen off the bus: it answers nothing".
+// Phrase is what follows the GPU's name: "has fallen off the bus: it does not answer".
 func (f Finding) Phrase() string { return reasons[rank(f.Reason)].phrase + f.Detail }
 
 // Advice says who does what about it.
@@ -156,7 +156,7 @@ func sortFindings(all []Finding) {
 	slices.SortFunc(all, func(a, b Finding) int { return cmp.Compare(rank(a.Reason), rank(b.Reason)) })
 }
 
-// recoveries are what follows from the recovery action that a driver recommends.
+// recoveries maps the recovery action that a driver recommends to a reason and an action.
 var recoveries = map[nvml.RecoveryAction]struct {
 	reason config.Reason
 	action Action

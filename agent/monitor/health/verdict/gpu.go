@@ -14,34 +14,34 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Interval is the time between two readings of the driver that whoever watches the GPUs takes.
+// Interval is the time between two readings of the driver.
 const Interval = 2 * time.Second
 
-// How long things hold.
+// Times and counts of findings.
 const (
 	// settleTime is how long after an Xid, or an error of memory, the driver may take to recommend an action for it.
 	settleTime = 30 * time.Second
-	// goodReadings are those in a row that must not show something any more until it is over: one may fall between two changes of the driver.
+	// goodReadings in a row without its symptom end a finding: a single one may fall between two changes of the driver.
 	goodReadings = 2
-	// afterChange is how long after a change by the agent what follows from it is no finding.
+	// afterChange is how long the consequences of a change by the agent are no findings.
 	afterChange = 30 * time.Second
-	// flapWindow, flapRises and flapHold: what is found for the third time in an hour stays for ten minutes after it was last seen.
+	// flapWindow, flapRises and flapHold: findings of a GPU that becomes unhealthy for the third time in an hour stay for ten minutes after their last sign.
 	flapWindow, flapRises, flapHold = time.Hour, 3, 10 * time.Minute
-	// repeatedPods pods with Xids of their own on one GPU within repeatedWindow are more than their own mistakes.
+	// repeatedPods pods with Xids of their own on one GPU within repeatedWindow make the GPU suspect.
 	repeatedPods, repeatedWindow = 3, time.Hour
-	// consequence is how long after another Xid of the GPU a 45 follows from that.
+	// consequence is how long after another Xid of the GPU a 45 counts as its consequence.
 	consequence = 10 * time.Second
-	// mostXids bounds what is remembered of one GPU.
+	// mostXids bounds the Xids that are remembered for one GPU.
 	mostXids = 32
 )
 
 // GPU is what is known of one GPU.
 type GPU struct {
-	uuid  nvml.UUID // empty of one that has never answered
+	uuid  nvml.UUID // empty if it has never answered
 	pci   string
 	index int
 
-	reading       nvml.Health // the last; what only a thorough reading has is from the last thorough one
+	reading       nvml.Health // the last; fields that only a thorough reading has are from the last thorough one
 	hasReading    bool        // since the process began
 	lost          bool
 	missing       bool
@@ -52,7 +52,7 @@ type GPU struct {
 	findings []Finding // the worst first
 	xids     map[xidKey]*Occurrence
 
-	// What the driver may not report while there are instances.
+	// Values that the driver may not report while there are instances.
 
 	rowPending, rowFailed bool
 	lastRows              *Rows
@@ -65,10 +65,10 @@ type GPU struct {
 	rises          []time.Time // when it became unhealthy, the last flapRises
 	flappingUntil  time.Time
 	lastXidAt      time.Time // other than 45
-	lastTroubleAt  time.Time // of a finding, an Xid or an error of memory, for whoever takes the GPU for unhealthy since then
+	lastTroubleAt  time.Time // of a finding, an Xid or an error of memory, for programs that consider the GPU unhealthy since then
 	resets         []reset   // by the agent, the last mostResets
-	agentsChanges  int       // calls of the agent that change the GPU and have not come back
-	agentChangedAt time.Time // when the last of them came back
+	agentsChanges  int       // calls of the agent that change the GPU and have not returned
+	agentChangedAt time.Time // when the last of them returned
 }
 
 // xidKey distinguishes Xids.
@@ -77,11 +77,11 @@ type xidKey struct {
 	gi, ci int
 }
 
-// Occurrence is what is remembered of an Xid on a GPU or an instance of it.
+// Occurrence is what is remembered of an Xid on a GPU or on one of its instances.
 type Occurrence struct {
 	count       int
 	first, last time.Time
-	unsettled   bool // nothing has shown yet that nothing is left of it
+	unsettled   bool // nothing has shown yet that it is over
 
 	eventAt    time.Time // of the last Event about it
 	unreported int       // times since that Event
@@ -97,7 +97,7 @@ func newGPU(uuid nvml.UUID, pci string, index int) *GPU {
 	return &GPU{uuid: uuid, pci: pci, index: index, xids: map[xidKey]*Occurrence{}, podErrors: map[types.UID]time.Time{}}
 }
 
-// addXid notes an Xid, and gives what is remembered of it. It is nil for what follows from another one, and for one too many.
+// addXid notes an Xid, and returns its Occurrence; nil if the Xid follows from another, or is one too many.
 func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
 	if x.Number == channelsRemoved && !g.lastXidAt.IsZero() && now.Sub(g.lastXidAt) < consequence {
 		return nil
@@ -123,7 +123,7 @@ func (g *GPU) addXid(now time.Time, x Xid, gi, ci int) *Occurrence {
 	return o
 }
 
-// confirmXid takes over that the driver itself reports an Xid: it counts until state shows that it is over. O is what is remembered of it, or nil.
+// confirmXid records that the driver itself reports an Xid. A critical one counts until the state shows that it is over.
 func (g *GPU) confirmXid(x Xid, o *Occurrence) {
 	if o == nil {
 		return
@@ -132,7 +132,7 @@ func (g *GPU) confirmXid(x Xid, o *Occurrence) {
 	g.noteRowXid(x.Number)
 }
 
-// noteRowXid notes what an Xid says of rows of memory whose state cannot be read.
+// noteRowXid notes what an Xid says about rows of memory, if their state cannot be read.
 func (g *GPU) noteRowXid(xid uint64) {
 	switch xid {
 	case 63:
@@ -168,10 +168,10 @@ func (g *GPU) addEvent(now time.Time, kind nvml.EventKind) {
 	}
 }
 
-// addReading takes over a reading. Reloaded says that the driver was not loaded for some time since the last one.
+// addReading records a reading. Reloaded says that the driver was unloaded at some time since the last one.
 func (g *GPU) addReading(now time.Time, h nvml.Health, thorough, reloaded bool) {
 	before, had := g.reading, g.hasReading
-	reloaded = reloaded || g.lost || g.missing // nothing but a reset, a reboot or a reload brings one back
+	reloaded = reloaded || g.lost || g.missing // only a reset, a reboot or a reload brings one back
 	g.lost, g.missing, g.index = h.Lost, false, h.Index
 	if h.PCI != "" {
 		g.pci = h.PCI
@@ -231,7 +231,7 @@ func (g *GPU) NoteReset() {
 	}
 }
 
-// settleECCError finds out whether something is left of an uncorrectable memory error.
+// settleECCError notes an uncorrectable memory error, and drops one that is over.
 func (g *GPU) settleECCError(now time.Time, before nvml.Health, had bool) {
 	errors, action := g.reading.ECC.UncorrectedVolatile, g.reading.Action
 	grown := had && fell(errors, before.ECC.UncorrectedVolatile)
@@ -240,7 +240,7 @@ func (g *GPU) settleECCError(now time.Time, before nvml.Health, had bool) {
 		g.eccErrorAt = now
 	}
 	over := !action.Known && errors.Known && errors.Value == 0
-	if action.Known { // it answers, or there is none
+	if action.Known { // the recommended action replaces the finding, or none is due
 		over = action.Value != nvml.RecoverNothing || now.Sub(g.eccErrorAt) >= settleTime
 	}
 	if over {
@@ -248,7 +248,7 @@ func (g *GPU) settleECCError(now time.Time, before nvml.Health, had bool) {
 	}
 }
 
-// settleXids finds out whether something is left of the Xids.
+// settleXids settles the Xids that are over.
 func (g *GPU) settleXids(now time.Time) {
 	action := g.reading.Action
 	for key, o := range g.xids {
@@ -256,7 +256,7 @@ func (g *GPU) settleXids(now time.Time) {
 		case key.xid == 64 && g.rowFailed: // the state says so, and does not heal
 			o.unsettled = false
 		case !action.Known: // only a reset, a reboot or a person ends it
-		case action.Value != nvml.RecoverNothing: // the action has taken over, and ends when it is done
+		case action.Value != nvml.RecoverNothing: // the recommended action replaces it, and ends when it is done
 			o.unsettled = false
 		case table[key.xid].Settled && now.Sub(o.last) >= settleTime:
 			o.unsettled = false
@@ -284,23 +284,23 @@ func (g *GPU) changedByAgent(now time.Time) bool {
 // BeginChange notes that the agent calls into the driver to change the GPU, until EndChange.
 func (g *GPU) BeginChange() { g.agentsChanges++ }
 
-// EndChange notes that this call has come back.
+// EndChange notes that this call has returned.
 func (g *GPU) EndChange(now time.Time) {
 	g.agentsChanges--
 	g.agentChangedAt = now
 }
 
-// AwaitMIGMode notes that the agent asks for another MIG mode: that it is pending is then no finding.
+// AwaitMIGMode notes that the agent sets another MIG mode: a pending mode is then no finding.
 func (g *GPU) AwaitMIGMode() { g.awaitsMIGMode = true }
 
-// NoteArchitecture takes over the GPU's architecture, which decides between NVIDIA's two catalogs of Xids.
+// NoteArchitecture records the GPU's architecture, which decides between NVIDIA's two catalogs of Xids.
 func (g *GPU) NoteArchitecture(c nvml.ComputeCapability) {
 	if c.Major > 0 {
 		g.beforeAmpere = !c.AtLeast(8, 0)
 	}
 }
 
-// symptoms are what is wrong with the GPU by all that is known. A new signal of the driver is a line here and a reason in reasons.
+// symptoms returns everything that is known to be wrong with the GPU. A new signal of the driver is a line here and a reason in reasons.
 func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	var out []Finding
 	add := func(is bool, f Finding) {
@@ -328,7 +328,7 @@ func (g *GPU) symptoms(now time.Time, t xids) []Finding {
 	add(nvml.IsSet(h.RepairPending), Finding{Reason: config.ReasonRepairPending})
 	add(nvml.IsSet(h.Pages.Pending), Finding{Reason: config.ReasonPageRetirementPending})
 	add(!g.eccErrorAt.IsZero(), Finding{Reason: config.ReasonUncorrectableECC, settles: h.Action.Known})
-	var modes []string // in one finding: a reason is there once
+	var modes []string // in one finding: each reason occurs once
 	if modePending(h.ECCMode) {
 		modes = append(modes, "ECC")
 	}
@@ -349,7 +349,7 @@ func modePending(m nvml.Reading[nvml.Mode]) bool {
 	return m.Known && m.Value.Current != m.Value.Pending
 }
 
-// recommended is what follows from the action that the driver recommends, or, with drivers that recommend none, from their flags.
+// recommended returns the finding for the action that the driver recommends, or for the flags of a driver that recommends none.
 func (g *GPU) recommended() (Finding, bool) {
 	h := g.reading
 	switch {
@@ -370,7 +370,7 @@ func (g *GPU) recommended() (Finding, bool) {
 	}
 }
 
-// unsettledXids is the finding of the Xids that nothing has shown to be over.
+// unsettledXids returns the finding of the unsettled Xids.
 func (g *GPU) unsettledXids(t xids) (Finding, bool) {
 	f := Finding{Reason: config.ReasonXidCritical, settles: true}
 	whole, order := false, []Action{ActionResetGPU, ActionRunDiagnostics, ActionCheckMechanicals, ActionRebootNode, ActionContactSupport}
@@ -400,21 +400,22 @@ func (g *GPU) unsettledXids(t xids) (Finding, bool) {
 	return f, f.Action != ""
 }
 
-// repeatedPodErrors is that programs of several pods have had errors.
+// repeatedPodErrors returns the finding that programs of several pods have had errors.
 func (g *GPU) repeatedPodErrors(now time.Time) (Finding, bool) {
 	maps.DeleteFunc(g.podErrors, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= repeatedWindow })
 	return Finding{Reason: config.ReasonRepeatedXid, Detail: fmt.Sprintf(": %d pods", len(g.podErrors))}, len(g.podErrors) >= repeatedPods
 }
 
-// NoteProgramError notes that a pod's program has had an Xid of its own. Pods come and go: no more are remembered than make a finding, and some.
+// NoteProgramError notes that a pod's program has had an Xid of its own. It remembers few more pods than make a finding, since pods come and
+// go.
 func (g *GPU) NoteProgramError(now time.Time, pod types.UID) {
 	if _, known := g.podErrors[pod]; known || len(g.podErrors) < 4*repeatedPods {
 		g.podErrors[pod] = now
 	}
 }
 
-// updateFindings has the findings follow the symptoms: a new one at once, and one that is over after goodReadings. byReading says that a
-// reading is what they follow.
+// updateFindings updates the findings by the symptoms: it adds a new one at once, and drops one after goodReadings without its symptom. The
+// caller sets byReading after a reading.
 func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	found := g.symptoms(now, t)
 	was := len(g.findings)
@@ -444,7 +445,7 @@ func (g *GPU) updateFindings(now time.Time, t xids, byReading bool) {
 	g.noteRise(now, was == 0 && len(next) > 0, len(found) > 0)
 }
 
-// noteRise notes when something was wrong with the GPU, and whether it comes and goes too often.
+// noteRise notes when something was wrong with the GPU, and whether the GPU flaps.
 func (g *GPU) noteRise(now time.Time, began, found bool) {
 	if len(g.findings) > 0 {
 		g.lastTroubleAt = now
@@ -458,29 +459,29 @@ func (g *GPU) noteRise(now time.Time, began, found bool) {
 	}
 }
 
-// replaced reports whether something as bad is found instead: a GPU that has fallen off the bus, and that the driver does not find again, is missing,
-// and not lost any more, however often it has come and gone.
+// replaced reports whether an equally bad or a critical finding has replaced f. A GPU that has fallen off the bus, and that the driver does
+// not find again, is missing and no longer lost, however often it has flapped.
 func replaced(f Finding, found []Finding) bool {
 	return slices.ContainsFunc(found, func(now Finding) bool { return now.Severity() == f.Severity() || now.Severity() == Critical })
 }
 
-// calmTime is how long nothing has to be wrong with a GPU until it has recovered: a driver may report several errors one after the other.
+// calmTime is how long a GPU has to be well before it counts as recovered: a driver may report several errors one after the other.
 const calmTime = 5 * time.Second
 
-// RecoveredFrom is when something was last wrong with a GPU that is well, zero if nothing was in this boot; false if it is not well.
+// RecoveredFrom returns when a GPU that is well last had a problem, zero if it had none in this boot; false if it is not well.
 func (g *GPU) RecoveredFrom(now time.Time) (time.Time, bool) {
 	return g.lastTroubleAt, g.hasReading && !g.lost && !g.missing && len(g.findings) == 0 && now.Sub(g.lastTroubleAt) >= calmTime
 }
 
-// FlappingUntil is until when findings stay because they have come and gone too often; false if they do not.
+// FlappingUntil returns until when findings stay because the GPU flaps; false if it does not.
 func (g *GPU) FlappingUntil(now time.Time) (time.Time, bool) {
 	return g.flappingUntil, now.Before(g.flappingUntil) && len(g.rises) >= flapRises
 }
 
-// UUID is empty of a GPU that has never answered.
+// UUID returns the GPU's UUID; empty if it has never answered.
 func (g *GPU) UUID() nvml.UUID { return g.uuid }
 
-// Missing reports whether the driver does not list the GPU, and gives the index that it last had; -1 if it had none.
+// Missing reports whether the driver does not list the GPU, and returns its last index; -1 if it had none.
 func (g *GPU) Missing() (index int, is bool) { return g.index, g.missing }
 
 // PCI is the GPU's address on the PCI bus; empty if it is not known.
@@ -498,10 +499,10 @@ func (g *GPU) RowPending() bool { return g.rowPending }
 // RowFailed reports whether a bad row of memory could not be replaced.
 func (g *GPU) RowFailed() bool { return g.rowFailed }
 
-// Rows are those that were replaced by the driver's last reading; nil if none had them.
+// Rows returns how many rows were replaced, by the last reading that had them; nil if none had.
 func (g *GPU) Rows() *Rows { return g.lastRows }
 
-// Name is how people find the GPU.
+// Name returns the GPU's name in messages.
 func (g *GPU) Name() string {
 	var known []string
 	for _, text := range []string{string(g.uuid), g.pci} {
@@ -521,14 +522,14 @@ func (g *GPU) Name() string {
 // Reported is an Xid that a GPU has reported, once or more often.
 type Reported struct {
 	Xid         Xid
-	GI, CI      int // nvml.WholeGPU of one that is not an instance's
+	GI, CI      int // nvml.WholeGPU if it is not an instance's
 	Count       int
 	First, Last time.Time
 
 	unsettled bool
 }
 
-// reported are all Xids of the GPU that are remembered, in no order.
+// reported returns all remembered Xids of the GPU, in no order.
 func (g *GPU) reported(t xids) []Reported {
 	out := make([]Reported, 0, len(g.xids))
 	for key, o := range g.xids {
@@ -537,7 +538,7 @@ func (g *GPU) reported(t xids) []Reported {
 	return out
 }
 
-// Xids are those of the GPU that are remembered: the unsettled ones first, then the newest.
+// Xids returns the remembered Xids of the GPU: the unsettled ones first, then the newest.
 func (n *Node) Xids(g *GPU) []Reported {
 	out := g.reported(n.xids)
 	slices.SortFunc(out, func(a, b Reported) int {
@@ -549,7 +550,8 @@ func (n *Node) Xids(g *GPU) []Reported {
 	return out
 }
 
-// RelevantXids are those that matter for what is wrong with the GPU now, the newest last: critical ones, or else those with which it began.
+// RelevantXids returns the Xids that explain the GPU's findings, the newest last: the critical ones, or else those from when the findings
+// began.
 func (n *Node) RelevantXids(g *GPU) []Reported {
 	var critical, began []Reported
 	for _, r := range g.reported(n.xids) {
@@ -570,15 +572,15 @@ func (n *Node) RelevantXids(g *GPU) []Reported {
 	return critical
 }
 
-// EventDue reports whether an Event may report the Xid again, since the last one is so long ago.
+// EventDue reports whether the last Event about the Xid is at least pause ago.
 func (o *Occurrence) EventDue(now time.Time, pause time.Duration) bool {
 	return o.eventAt.IsZero() || now.Sub(o.eventAt) >= pause
 }
 
-// CountUnreported counts one that no Event reports.
+// CountUnreported counts an Xid that no Event reports.
 func (o *Occurrence) CountUnreported() { o.unreported++ }
 
-// NoteEvent notes that an Event reports the Xid, and returns how many no Event has reported, and since when.
+// NoteEvent notes that an Event reports the Xid, and returns how many times no Event has reported it, and since when.
 func (o *Occurrence) NoteEvent(now time.Time) (unreported int, since time.Time) {
 	unreported, since = o.unreported, o.eventAt
 	if since.IsZero() {

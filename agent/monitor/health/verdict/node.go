@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// patience is how long the driver may be silent until that is reported. A read takes milliseconds.
+	// patience is how long the driver may be silent before that is reported. A read takes milliseconds.
 	patience = 4 * time.Second
-	// silentTooLong is how long it may be until that is a fault.
+	// silentTooLong is how long it may be silent before that is a fault.
 	silentTooLong = time.Minute
 	// hangTime is how long a silence of the driver counts as the consequence of an Xid that makes drivers hang.
 	hangTime = 10 * time.Minute
@@ -42,26 +42,26 @@ type Node struct {
 	noEvents bool
 }
 
-// New returns a node whose GPUs have not been read yet.
+// New returns a node without a reading of its GPUs.
 func New(s config.Health) *Node { return &Node{xids: xids{s}, noEvents: true} }
 
 // GPUs are all that are known, by index.
 func (n *Node) GPUs() []*GPU { return n.gpus }
 
-// DriverAnswers reports whether the driver has answered when it was last asked.
+// DriverAnswers reports whether the driver answered the last reading.
 func (n *Node) DriverAnswers() bool { return n.answered && n.silentSince.IsZero() }
 
 // Observed reports whether the driver has answered at least once since the process began.
 func (n *Node) Observed() bool { return n.answered }
 
-// HasEvents reports whether the driver hands out its events.
+// HasEvents reports whether the driver sends its events.
 func (n *Node) HasEvents() bool { return !n.noEvents }
 
-// SetEvents says whether it does.
-func (n *Node) SetEvents(handedOut bool) { n.noEvents = !handedOut }
+// SetEvents records whether it does.
+func (n *Node) SetEvents(sent bool) { n.noEvents = !sent }
 
-// ObserveEvent takes over what the driver has reported. It returns the GPU that it is about, or nil, and of an Xid what is known; the
-// Occurrence is nil of one that follows from another, and of one too many.
+// ObserveEvent records one driver event. It returns the event's GPU, or nil, and for an Xid what is known about it; the Occurrence is nil if
+// the Xid follows from another, or is one too many.
 func (n *Node) ObserveEvent(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence) {
 	n.noEvents = e.Kind == nvml.EventSilence || n.noEvents && e.Kind != nvml.EventWatching
 	g := n.GPU(e.GPU)
@@ -87,21 +87,21 @@ func (n *Node) ObserveEvent(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence
 	return g, x, o
 }
 
-// ObserveLogged takes over an Xid that the kernel's log has and the driver's events do not, or not yet. It is remembered, explains what the
-// GPU's state shows, and makes no finding of its own. It returns what ObserveEvent does.
+// ObserveLogged records an Xid that the kernel's log has and the driver's events lack so far. The Xid is remembered, explains the GPU's state,
+// and makes no finding. ObserveLogged returns what ObserveEvent does.
 func (n *Node) ObserveLogged(now time.Time, e nvml.Event) (*GPU, Xid, *Occurrence) {
 	g := n.GPU(e.GPU)
 	if g == nil {
 		return nil, Xid{}, nil
 	}
 	if slices.Contains(hangs, e.Xid) {
-		n.hangXidAt = now // that the driver does not answer is its state
+		n.hangXidAt = now // a silent driver is the state that it explains
 	}
 	x := n.xids.of(e.Xid, g.beforeAmpere)
 	return g, x, g.addXid(now, x, e.GI, e.CI)
 }
 
-// ConfirmLogged takes over that the driver's events bring, too, what ObserveLogged has taken over and counted.
+// ConfirmLogged records that the driver's events report an Xid, too, that ObserveLogged has recorded and counted.
 func (n *Node) ConfirmLogged(now time.Time, e nvml.Event) (*GPU, Xid) {
 	n.noEvents = false
 	g := n.GPU(e.GPU)
@@ -118,7 +118,7 @@ func (n *Node) ConfirmLogged(now time.Time, e nvml.Event) (*GPU, Xid) {
 	return g, x
 }
 
-// GPU is the one of that UUID; nil if there is none.
+// GPU returns the GPU with that UUID; nil if there is none.
 func (n *Node) GPU(uuid nvml.UUID) *GPU {
 	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.uuid == uuid && uuid != "" })
 	if at < 0 {
@@ -127,7 +127,7 @@ func (n *Node) GPU(uuid nvml.UUID) *GPU {
 	return n.gpus[at]
 }
 
-// GPUAt is the one at an address of the PCI bus; nil if there is none.
+// GPUAt returns the GPU at an address of the PCI bus; nil if there is none.
 func (n *Node) GPUAt(pci string) *GPU {
 	at := slices.IndexFunc(n.gpus, func(g *GPU) bool { return g.pci == pci && pci != "" })
 	if at < 0 {
@@ -136,10 +136,10 @@ func (n *Node) GPUAt(pci string) *GPU {
 	return n.gpus[at]
 }
 
-// ObserveBus takes over what is on the PCI bus.
+// ObserveBus records the GPUs on the PCI bus.
 func (n *Node) ObserveBus(onBus []nvml.BusGPU, known bool) { n.onBus, n.busKnown = onBus, known }
 
-// ObserveGPUs takes over what the driver reports of all GPUs. A reading that is not thorough lacks what takes the driver long to read.
+// ObserveGPUs records the driver's report on all GPUs. A reading that is not thorough lacks the values that take the driver long.
 func (n *Node) ObserveGPUs(now time.Time, all []nvml.Health, thorough bool) {
 	reloaded := n.driverUnloaded
 	n.answered, n.silentSince, n.silenceErr, n.driverUnloaded = true, time.Time{}, nil, false
@@ -156,7 +156,7 @@ func (n *Node) ObserveGPUs(now time.Time, all []nvml.Health, thorough bool) {
 	}
 }
 
-// gpuOf finds the GPU that a reading is about, or makes it. One that is lost may have no UUID.
+// gpuOf finds the GPU that a reading is about, or adds it. One that is lost may have no UUID.
 func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
 	if g := n.GPU(h.UUID); g != nil {
 		return g
@@ -177,11 +177,11 @@ func (n *Node) gpuOf(h nvml.Health, all []nvml.Health) *GPU {
 	return g
 }
 
-// markMissing finds the GPUs that the driver does not report: those that it once has reported, and those that the bus has. One whose place
-// another has taken, or that is lent to a virtual machine, is gone for good.
+// markMissing marks the GPUs that the driver does not report: those that it has reported before, and those on the bus. It drops a GPU if
+// another has taken its place, or a virtual machine has it.
 func (n *Node) markMissing(reported map[*GPU]bool) {
 	taken := map[string]bool{}
-	nameless := false // one that is reported has no place that is known: it may be any of the bus
+	nameless := false // a reported GPU has no known address: it may be any of those on the bus
 	for g := range reported {
 		taken[g.pci] = g.pci != ""
 		nameless = nameless || g.pci == ""
@@ -203,7 +203,7 @@ func (n *Node) markMissing(reported map[*GPU]bool) {
 	slices.SortStableFunc(n.gpus, func(a, b *GPU) int { return cmp.Compare(a.listPosition(), b.listPosition()) })
 }
 
-// missingDetail says of a missing GPU how many there are, and how many answer.
+// missingDetail says for a missing GPU how many there are, and how many answer.
 func (n *Node) missingDetail(g *GPU, answer int) string {
 	switch {
 	case !n.busKnown:
@@ -233,7 +233,7 @@ func (n *Node) addFromBus() {
 	}
 }
 
-// busGPU is what the bus has at an address; nil for nothing.
+// busGPU returns the bus's GPU at an address; nil if there is none.
 func (n *Node) busGPU(pci string) *nvml.BusGPU {
 	at := slices.IndexFunc(n.onBus, func(b nvml.BusGPU) bool { return b.PCI == pci })
 	if at < 0 {
@@ -242,7 +242,7 @@ func (n *Node) busGPU(pci string) *nvml.BusGPU {
 	return &n.onBus[at]
 }
 
-// lentToVM reports whether a GPU is in the hands of another driver than NVIDIA's, as one that a virtual machine has.
+// lentToVM reports whether another driver than NVIDIA's has the GPU, as for a virtual machine.
 func lentToVM(b nvml.BusGPU) bool { return b.Driver != "" && b.Driver != "nvidia" }
 
 // ObserveError notes that the driver has not answered.
@@ -254,7 +254,7 @@ func (n *Node) ObserveError(now time.Time, err error) {
 	}
 }
 
-// Acknowledge drops missing GPUs and unsettled Xids, as far as a person has acknowledged them: up to that time. It returns what that was, for people.
+// Acknowledge drops the missing GPUs and unsettled Xids that a person has acknowledged, those up to that time. It names them for a message.
 func (n *Node) Acknowledge(until time.Time) (dropped []string) {
 	n.gpus = slices.DeleteFunc(n.gpus, func(g *GPU) bool {
 		since := time.Time{}
@@ -263,7 +263,7 @@ func (n *Node) Acknowledge(until time.Time) (dropped []string) {
 		}
 		gone := g.missing && !g.onBus && !since.IsZero() && !since.After(until)
 		if gone {
-			dropped = append(dropped, g.Name()+", which is not there")
+			dropped = append(dropped, "missing "+g.Name())
 		}
 		return gone
 	})
@@ -281,10 +281,10 @@ type Verdict struct {
 	Reason    config.Reason
 	Action    Action
 	Unhealthy []*GPU // the worst first
-	// Unknown is why nothing is known now, besides what was found before; empty if all is known.
+	// Unknown says why the GPUs cannot be read now, so that only earlier findings are known; empty if they can.
 	Unknown string
 	NoGPU   bool // neither the driver nor the bus has one
-	Hangs   bool // the driver does not answer, and nothing brings it back but a reboot
+	Hangs   bool // the driver does not answer, and only a reboot brings it back
 }
 
 // changedByAgent reports whether a change by the agent explains a silence.
@@ -292,7 +292,7 @@ func (n *Node) changedByAgent(now time.Time) bool {
 	return slices.ContainsFunc(n.gpus, func(g *GPU) bool { return g.changedByAgent(now) })
 }
 
-// Judge decides. It is false as long as too little is known to say anything.
+// Judge returns the verdict; false while too little is known for one.
 func (n *Node) Judge(now time.Time) (Verdict, bool) {
 	v := Verdict{Status: corev1.ConditionFalse, Reason: config.ReasonGPUsHealthy, Action: ActionNone}
 	for _, g := range n.gpus {
@@ -327,19 +327,19 @@ func (n *Node) judgeSilence(now time.Time, v Verdict) (Verdict, bool) {
 		}
 		why := fmt.Sprintf("NVIDIA's driver is not loaded: %v", n.silenceErr)
 		if len(n.onBus) > 0 {
-			why = fmt.Sprintf("the PCI bus has %s, and no driver that answers for them: %v", sanitize.Counted(len(n.onBus), "GPU"), n.silenceErr)
+			why = fmt.Sprintf("the PCI bus has %s, but no driver answers for them: %v", sanitize.Counted(len(n.onBus), "GPU"), n.silenceErr)
 		}
 		return v.orUnknown(config.ReasonDriverNotLoaded, why), lasted >= patience
 	case errors.Is(n.silenceErr, nvml.ErrUnresponsive):
 		return n.judgeHang(now, lasted, v)
 	default:
-		return v.orUnknown(config.ReasonHealthUnknown, fmt.Sprintf("the GPUs cannot be observed: %v", n.silenceErr)), lasted >= patience
+		return v.orUnknown(config.ReasonHealthUnknown, fmt.Sprintf("cannot observe the GPUs: %v", n.silenceErr)), lasted >= patience
 	}
 }
 
 // judgeHang decides what can be said while the driver does not answer.
 func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdict, bool) {
-	why := fmt.Sprintf("the driver does not answer since %s: %v", Moment(n.silentSince), n.silenceErr)
+	why := fmt.Sprintf("the driver has not answered since %s: %v", Moment(n.silentSince), n.silenceErr)
 	expected := !n.hangXidAt.IsZero() && now.Sub(n.hangXidAt) < hangTime
 	switch {
 	case n.changedByAgent(now) && lasted < silentTooLong: // a change by the agent takes the driver's locks
@@ -355,7 +355,7 @@ func (n *Node) judgeHang(now time.Time, lasted time.Duration, v Verdict) (Verdic
 	return v, lasted >= patience/2
 }
 
-// orUnknown is the verdict where nothing is known now: Unknown, unless something was found before.
+// orUnknown returns the verdict while nothing can be read: Unknown, unless something was found before.
 func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 	v.Unknown = why
 	if len(v.Unhealthy) == 0 {
@@ -364,14 +364,15 @@ func (v Verdict) orUnknown(reason config.Reason, why string) Verdict {
 	return v
 }
 
-// Critical reports whether a GPU cannot be used or trusted. While the driver does not answer, that is known only by what was found before, and if the
-// driver hangs for good.
+// Critical reports whether a GPU cannot be used or trusted. While the driver does not answer, that is known only from an earlier finding, or
+// if the driver hangs for good.
 func (v Verdict) Critical() (critical, known bool) {
 	gpus, known := v.CriticalGPUs(nil)
 	return len(gpus) > 0, known
 }
 
-// CriticalGPUs are the GPUs that cannot be used or trusted: all of the node's if the driver hangs. The empty UUID stands for what has none.
+// CriticalGPUs returns the GPUs that cannot be used or trusted: all of the node's if the driver hangs. The empty UUID stands for GPUs without
+// one.
 func (v Verdict) CriticalGPUs(all []*GPU) (gpus map[nvml.UUID]bool, known bool) {
 	gpus = map[nvml.UUID]bool{}
 	if v.Hangs {
@@ -388,7 +389,7 @@ func (v Verdict) CriticalGPUs(all []*GPU) (gpus map[nvml.UUID]bool, known bool) 
 	return gpus, len(gpus) > 0 || v.Unknown == ""
 }
 
-// Key is what a verdict says, without what changes by itself: a verdict with another key is worth a write.
+// Key is the content of a verdict without values that change by themselves. A verdict with another key has to be written.
 func (v Verdict) Key() string {
 	var parts []string
 	for _, g := range v.Unhealthy {
@@ -401,5 +402,5 @@ func (v Verdict) Key() string {
 	return fmt.Sprintf("%s %s %s %t", v.Status, v.Reason, strings.Join(parts, " "), v.Unknown != "")
 }
 
-// Moment is a time as messages give it.
+// Moment formats a time for messages.
 func Moment(t time.Time) string { return t.UTC().Format("15:04:05Z") }

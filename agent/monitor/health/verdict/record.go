@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// LongestRecord is more than all GPUs with all that is remembered of them take.
+	// LongestRecord is more than the record of the most GPUs takes.
 	LongestRecord = 512 << 10 // bytes
 	recordVersion = 1
 )
 
-// Record is what a next process of the agent goes on from.
+// Record is what the next process of the agent continues from.
 type Record struct {
 	Version  int         `json:"version"`
 	Boot     string      `json:"boot"`
 	Reported string      `json:"reported,omitempty"` // key of the verdict that was last reported
 	Hung     time.Time   `json:"hung,omitzero"`
-	Away     bool        `json:"away,omitempty"` // no driver was loaded: the next time it is, it was loaded again
+	Away     bool        `json:"away,omitempty"` // no driver was loaded: the next one is newly loaded
 	GPUs     []gpuRecord `json:"gpus,omitempty"`
 }
 
@@ -41,7 +41,7 @@ type gpuRecord struct {
 	Failed       bool            `json:"failed,omitempty"`
 	SRAM         bool            `json:"sram,omitempty"`
 	Unrepairable bool            `json:"unrepairable,omitempty"`
-	Errors       uint64          `json:"errors,omitempty"` // volatile ones, by which a reset shows
+	Errors       uint64          `json:"errors,omitempty"` // volatile ones: a reset lowers their number
 	Action       int             `json:"action,omitempty"`
 	Erred        time.Time       `json:"erred,omitzero"`
 	Asked        bool            `json:"asked,omitempty"`
@@ -82,7 +82,7 @@ type rowsRecord struct {
 	Read        time.Time `json:"read"`
 }
 
-// Record is what is known now, with the id of the host's boot and the key of the verdict that was last reported.
+// Record returns what is known now, with the id of the host's boot and the key of the verdict that was last reported.
 func (n *Node) Record(boot, reported string) Record {
 	r := Record{Version: recordVersion, Boot: boot, Reported: reported, Hung: n.hangXidAt, Away: n.driverUnloaded}
 	for _, g := range n.gpus {
@@ -110,7 +110,7 @@ func (n *Node) Record(boot, reported string) Record {
 	return r
 }
 
-// Key is the record without what changes by itself: a record with another key is worth a write.
+// Key is the record without values that change by themselves. A record with another key has to be written.
 func (r Record) Key() string {
 	r.Hung, r.GPUs = time.Time{}, slices.Clone(r.GPUs)
 	for i := range r.GPUs {
@@ -132,9 +132,9 @@ func (r Record) Key() string {
 	return string(text)
 }
 
-var errRecord = errors.New("it is no record of GPUs' health that this agent can read")
+var errRecord = errors.New("not a record of GPU health that this agent can read")
 
-// ParseRecord reads a record strictly, and holds it to its bounds.
+// ParseRecord reads a record strictly, and checks its bounds.
 func ParseRecord(data []byte) (Record, error) {
 	var r Record
 	if len(data) > LongestRecord {
@@ -159,20 +159,20 @@ func legal(text string, longest int) bool { return len(text) <= longest && sanit
 
 func (g gpuRecord) check() error {
 	if !legal(g.UUID, 80) || !legal(g.PCI, 32) || g.Index < -1 || g.Index > 1<<10 {
-		return fmt.Errorf("a GPU is not one: index %d", g.Index)
+		return fmt.Errorf("invalid GPU: index %d", g.Index)
 	}
 	if len(g.Findings) > len(reasons) || len(g.Xids) > 2*mostXids || len(g.Rises) > flapRises || len(g.Resets) > mostResets {
 		return fmt.Errorf("GPU %d has %d findings, %d Xids and %d times", g.Index, len(g.Findings), len(g.Xids), len(g.Rises))
 	}
 	for _, f := range g.Findings {
 		if rank(config.Reason(f.Reason)) == len(reasons) || !legal(f.Action, 32) || !legal(f.Detail, 256) || len(f.Instances) > 16 {
-			return fmt.Errorf("GPU %d has a finding %q", g.Index, sanitize.Cut(f.Reason, 64))
+			return fmt.Errorf("GPU %d has an invalid finding %q", g.Index, sanitize.Cut(f.Reason, 64))
 		}
 	}
 	return nil
 }
 
-// Recall goes on from a record. What only a boot keeps is not taken over from another one: memory that is used up stays so.
+// Recall continues from a record. From a record of another boot it takes only what outlasts a reboot: memory that is used up stays so.
 func (n *Node) Recall(r Record, boot string) {
 	same := boot != "" && r.Boot == boot
 	for _, was := range r.GPUs {
@@ -197,7 +197,7 @@ func (n *Node) Recall(r Record, boot string) {
 func (g *GPU) recall(was gpuRecord) {
 	g.rowPending, g.eccErrorAt, g.awaitsMIGMode, g.rises, g.flappingUntil = was.Pending, was.Erred, was.Asked, was.Rises, was.FlapUntil
 	g.lastTroubleAt = was.Trouble
-	g.hasReading = true // with what shows a reset
+	g.hasReading = true // with the values that show a reset
 	g.reading.ECC.UncorrectedVolatile = nvml.Answered(was.Errors)
 	g.reading.Action = nvml.Answered(nvml.RecoveryAction(was.Action))
 	for _, f := range was.Findings {
@@ -212,8 +212,8 @@ func (g *GPU) recall(was gpuRecord) {
 	}
 }
 
-// LimitTimes takes what was noted after now, by a clock that was ahead then, for something of now. It would hold until that time comes otherwise:
-// a person could not acknowledge it, and it would never settle.
+// LimitTimes sets times that lie after now, from a clock that was ahead, to now. Otherwise their findings would hold until that time: a person
+// could not acknowledge them, and they would never settle.
 func (n *Node) LimitTimes(now time.Time) {
 	limit := func(times ...*time.Time) {
 		for _, t := range times {

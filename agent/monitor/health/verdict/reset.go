@@ -8,19 +8,19 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// mostResets within resetsWithin is how often the agent resets a GPU at most: a person has to see to one that falls ill again and again.
+// mostResets within resetsWithin bounds how often the agent resets a GPU: a person has to deal with one that fails again and again.
 const (
 	mostResets   = 3
 	resetsWithin = 24 * time.Hour
 )
 
-// reset is one by the agent, or one that it has given up.
+// reset is a reset by the agent, or one that it has given up.
 type reset struct {
 	at   time.Time
 	over bool // otherwise the agent may have been killed before
 }
 
-// ToReset are the GPUs that the agent is to reset, by the settings.
+// ToReset returns the GPUs that the agent is to reset, by the settings.
 func (n *Node) ToReset(now time.Time, when config.HealthReset) map[nvml.UUID]bool {
 	if !n.DriverAnswers() {
 		return nil
@@ -38,13 +38,13 @@ func (n *Node) ToReset(now time.Time, when config.HealthReset) map[nvml.UUID]boo
 	return out
 }
 
-// toReset reports whether a reset is what the GPU needs, it has had its time to need none, and no reset was in vain.
+// toReset reports whether the GPU still needs a reset after settleTime, no reset was in vain, and the limit is not reached.
 func (g *GPU) toReset(now time.Time, when config.HealthReset) bool {
 	return g.ResetHelps(when) && g.findings[0].readingsWithout == 0 && now.Sub(g.findings[0].Since) >= settleTime && !g.resetInVain() &&
 		g.resetsWithin(now) < mostResets
 }
 
-// ResetHelps reports whether a reset is what the GPU needs, and the settings let the agent do it.
+// ResetHelps reports whether the GPU needs a reset and the settings allow the agent to do it.
 func (g *GPU) ResetHelps(when config.HealthReset) bool {
 	if len(g.findings) == 0 || g.lost || g.missing || when != config.HealthResetCritical && when != config.HealthResetDegraded {
 		return false
@@ -53,17 +53,17 @@ func (g *GPU) ResetHelps(when config.HealthReset) bool {
 	if f.settles || f.Severity() != Critical && when != config.HealthResetDegraded {
 		return false
 	}
-	drained := g.reading.Action.Known && g.reading.Action.Value == nvml.RecoverByDrainingP2P // to be let alone until the driver says more
+	drained := g.reading.Action.Known && g.reading.Action.Value == nvml.RecoverByDrainingP2P // not to be reset until the driver says more
 	return f.Action == ActionResetGPU || f.Action == ActionDrainAndReset && !drained
 }
 
-// resetInVain reports whether the agent has reset the GPU, or has given that up, since it is ill in the way that it is.
+// resetInVain reports whether the agent has reset the GPU, or given that up, since its worst finding began.
 func (g *GPU) resetInVain() bool {
 	at, has := g.LastReset()
 	return has && len(g.findings) > 0 && !at.Before(g.findings[0].Since)
 }
 
-// LastReset is when the agent last reset the GPU or gave that up; false if it has not.
+// LastReset returns when the agent last reset the GPU or gave that up; false if it has not.
 func (g *GPU) LastReset() (time.Time, bool) {
 	for _, r := range slices.Backward(g.resets) {
 		if r.over {
@@ -106,11 +106,11 @@ func (g *GPU) EndReset(now time.Time) {
 	g.resets[len(g.resets)-1] = reset{at: now, over: true}
 }
 
-// ResetInVain is when the agent has reset the GPU, or given that up, without that it is well; false if it has not.
+// ResetInVain returns when the agent last reset the GPU or gave that up, while the GPU is still not well; false if it has not.
 func (g *GPU) ResetInVain() (time.Time, bool) {
 	at, _ := g.LastReset()
 	return at, g.resetInVain()
 }
 
-// ResetTooOften reports whether the agent has reset the GPU so often in the last day that it does so no more.
+// ResetTooOften reports whether the agent has reached the limit of resets of the GPU within a day.
 func (g *GPU) ResetTooOften(now time.Time) bool { return g.resetsWithin(now) >= mostResets }

@@ -7,24 +7,24 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Class says whose an Xid is, and what becomes of the GPU by it.
+// Class says who caused an Xid, and what it means for the GPU.
 type Class string
 
 // The classes.
 const (
-	// ClassApplication is a program's own mistake. It takes no GPU away.
+	// ClassApplication is a program's own mistake. It makes no GPU unusable.
 	ClassApplication Class = "application"
-	// ClassReset is one after which the GPU needs a reset.
+	// ClassReset is an error that only a reset of the GPU clears.
 	ClassReset Class = "reset"
-	// ClassReboot is one after which the machine needs a reboot.
+	// ClassReboot is an error that only a reboot of the machine clears.
 	ClassReboot Class = "reboot"
-	// ClassHardware is one of mechanics, or for NVIDIA's support.
+	// ClassHardware is an error of the hardware: check the mechanics, or ask NVIDIA's support.
 	ClassHardware Class = "hardware"
-	// ClassState is one after which the GPU's own state is to be read.
+	// ClassState is a change of the GPU's state, to be read from the GPU.
 	ClassState Class = "state"
 	// ClassInfo is a note.
 	ClassInfo Class = "info"
-	// ClassUnknown is one that NVIDIA has not put into a bucket, or that is newer than this table.
+	// ClassUnknown is an error without a bucket in NVIDIA's catalog, or newer than this table.
 	ClassUnknown Class = "unknown"
 )
 
@@ -33,18 +33,18 @@ type Xid struct {
 	Number  uint64
 	Meaning string
 	Class   Class
-	// Critical ones are reported by the condition on sight: state has to show that nothing is left of them.
+	// Critical means that the condition reports the Xid on sight, until the state shows that it is over.
 	Critical bool
-	// Settled ones are those after which a driver that recommends an action has set it: if it recommends none, and all else reads well
-	// for half a minute, nothing is left of them.
+	// Settled means that a driver with recovery actions recommends one soon after the Xid. If it recommends none, and all else reads well
+	// for half a minute, the Xid is over.
 	Settled bool
-	Action  Action // what NVIDIA's catalog says is to be done at once
+	Action  Action // the immediate action by NVIDIA's catalog
 }
 
 // channelsRemoved is the Xid that follows from others: the channels of a program that was stopped are removed.
 const channelsRemoved = 45
 
-// table is NVIDIA's catalog for GPUs from Ampere on, as far as it is distinguished here. docs.nvidia.com/deploy/xid-errors.
+// table is the part of NVIDIA's catalog for GPUs from Ampere on that is used here. docs.nvidia.com/deploy/xid-errors.
 var table = catalog()
 
 func catalog() map[uint64]Xid {
@@ -106,10 +106,10 @@ func catalog() map[uint64]Xid {
 	return out
 }
 
-// criticalBeforeAmpere are the critical Xids of GPUs before Ampere, for which NVIDIA has another catalog: only those that both catalogs call critical.
+// criticalBeforeAmpere are the critical Xids of GPUs before Ampere, which have another catalog: only those that both catalogs call critical.
 var criticalBeforeAmpere = []uint64{48, 62, 64, 79}
 
-// hangs are the Xids after which a driver that does not answer will not answer soon.
+// hangs are the Xids that make a driver silent for long.
 var hangs = []uint64{79, 119, 120}
 
 // InTable reports whether the table has the number.
@@ -118,7 +118,7 @@ func InTable(number uint64) bool {
 	return has
 }
 
-// Xids are all that the table has, in order of number.
+// Xids returns the table, in order of number.
 func Xids() []Xid {
 	return slices.SortedFunc(maps.Values(table), func(a, b Xid) int { return int(a.Number) - int(b.Number) }) //nolint:gosec // three digits
 }
@@ -126,7 +126,7 @@ func Xids() []Xid {
 // xids is the table as the settings have it.
 type xids struct{ settings config.Health }
 
-// of gives what is known of the number; old is a GPU from before Ampere.
+// of returns what is known about the number; old means a GPU from before Ampere.
 func (x xids) of(n uint64, old bool) Xid {
 	xid, known := table[n]
 	if !known {
