@@ -48,7 +48,7 @@ type xidSource struct {
 	pid    int
 }
 
-// readKernelLog takes the Xids of the kernel's log until ctx ends.
+// readKernelLog records the Xids of the kernel's log until ctx ends.
 func (m *Monitor) readKernelLog(ctx context.Context) {
 	lookups := lookupBudget{}
 	for known := false; ctx.Err() == nil; {

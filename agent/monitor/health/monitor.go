@@ -251,7 +251,7 @@ func (m *Monitor) signal(c chan struct{}) {
 	}
 }
 
-// listen takes the driver's events until ctx ends.
+// listen records the driver's events until ctx ends.
 func (m *Monitor) listen(ctx context.Context) {
 	for failureReported := false; ctx.Err() == nil; {
 		events, err := m.Driver.Events(ctx)

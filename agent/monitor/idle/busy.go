@@ -14,35 +14,35 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// busyness is how busy something is in percent, or why that is not known.
+// busyness is how busy something is in percent, or why that is unknown.
 type busyness struct {
 	percent float64
 	unknown string // empty if it is known
 }
 
-// Why it is not known how busy a pod is. Each is one text, whichever pod it is about, so that it is reported once.
+// Reasons why a pod's load is unknown. Each text is the same for all pods, so that it is reported once.
 const (
 	unknownYet     = "the agent has just begun to observe"
 	unknownLost    = "the GPU has fallen off the bus"
 	unknownCutting = "the GPU is being cut"
 	unknownShared  = "several pods share an instance, and the driver does not distinguish their processes"
-	unknownOwner   = "a process that is busy is of none of the pods that have the GPU, or computes for others as MPS's server does"
-	unknownSkipped = "NVML does not report how busy a process on an instance is, and idle.instances of the settings is " + string(config.IdleInstancesSkip)
+	unknownOwner   = "a busy process belongs to no pod that has the GPU, or computes for others as MPS's server does"
+	unknownSkipped = "NVML does not report how busy processes on instances are, and setting idle.instances is " + string(config.IdleInstancesSkip)
 )
 
-// unknownCode is why a value is not known that the driver was asked for.
+// unknownCode says why the driver's value is unknown.
 func unknownCode[T any](of string, r nvml.Reading[T]) string {
 	switch r.Code {
 	case "":
-		return of + " was not asked for"
+		return "the agent did not ask " + of
 	case "ERROR_NOT_SUPPORTED", "ERROR_FUNCTION_NOT_FOUND":
-		return fmt.Sprintf("the driver does not report %s of this kind of GPU, or is too old (%s)", of, r.Code)
+		return fmt.Sprintf("the driver does not report %s on this kind of GPU, or is too old (%s)", of, r.Code)
 	default:
 		return fmt.Sprintf("the driver does not report %s: %s", of, sanitize.Cut(r.Code, 64))
 	}
 }
 
-// busyOn says how busy a device is, and how busy each of the pods keeps it that have it. Owners are pods by pid.
+// busyOn returns how busy a device is, and how busy each of its pods keeps it. Owners are pods by pid.
 func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*corev1.Pod, sampled bool) (all busyness, each map[types.UID]busyness) {
 	same := func(b busyness) (busyness, map[types.UID]busyness) {
 		each := map[types.UID]busyness{}
@@ -69,13 +69,13 @@ func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*
 	return same(all)
 }
 
-// busyOnGPU adds up processes of a GPU, as the driver reports how busy each is.
+// busyOnGPU adds up the load of a GPU's processes, as the driver reports it.
 func busyOnGPU(processes []nvml.ProcessUsage, pods []holders.Pod, owners map[int]*corev1.Pod) (all busyness, each map[types.UID]busyness) {
 	each = map[types.UID]busyness{}
 	for _, p := range pods {
 		each[p.UID] = busyness{}
 	}
-	strange := ""
+	unassigned := ""
 	for _, p := range processes {
 		b := busyness{percent: p.Busy.Value}
 		if !p.Busy.Known {
@@ -89,16 +89,16 @@ func busyOnGPU(processes []nvml.ProcessUsage, pods []holders.Pod, owners map[int
 			continue
 		}
 		if b.unknown != "" || b.percent > 0 {
-			strange = b.unknown
-			if strange == "" {
-				strange = unknownOwner
+			unassigned = b.unknown
+			if unassigned == "" {
+				unassigned = unknownOwner
 			}
 		}
 	}
 	for uid, b := range each {
-		// Whose work that is may be this pod's, unless there is enough of its own.
-		if strange != "" && b.percent == 0 {
-			each[uid] = busyness{unknown: strange}
+		// The unassigned load may be this pod's, unless the pod's own processes are busy.
+		if unassigned != "" && b.percent == 0 {
+			each[uid] = busyness{unknown: unassigned}
 		}
 	}
 	return all, each
@@ -115,7 +115,7 @@ func (b busyness) plus(other busyness) busyness {
 	}
 }
 
-// busyOfInstance is 0 of one without a process, on any kind of GPU.
+// busyOfInstance returns 0 for an instance without a process, on any kind of GPU.
 func busyOfInstance(d monitor.Device, u nvml.Usage, sampled bool) busyness {
 	if !slices.ContainsFunc(u.Processes.Value, func(p nvml.ProcessUsage) bool { return p.GI == d.GI }) {
 		return busyness{}
@@ -133,7 +133,7 @@ func busyOfInstance(d monitor.Device, u nvml.Usage, sampled bool) busyness {
 	}
 }
 
-// memoryOn is what the processes on the device hold of its memory, in MiB.
+// memoryOn returns how much of the device's memory its processes hold, in MiB, and how many they are.
 func memoryOn(d monitor.Device, u nvml.Usage) (mib, processes int) {
 	for _, p := range u.Processes.Value {
 		if p.GI == d.GI {

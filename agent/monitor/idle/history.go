@@ -8,16 +8,17 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// slots is how many parts a window of time has. So much of it is forgotten at once when time goes on.
+// slots is how many parts a window of time has. The window forgets one part at a time.
 const slots = 24
 
-// window remembers how busy something was over a time that goes on, to a slot more. It takes as much memory however long that is.
+// window remembers how busy something was over the last stretch of time, and up to a slot more. Its size does not depend on the length of
+// that.
 type window struct {
 	width time.Duration // of a slot
 	slots [slots + 1]slot
 }
 
-// slot is a part of that time.
+// slot is one part of a window.
 type slot struct {
 	number      int64   // since the beginning; 0 for one without a value
 	known, busy float32 // seconds
@@ -36,7 +37,7 @@ func (w *window) add(at, d time.Duration, percent float64) {
 	s.busy += float32(d.Seconds() * percent / 100)
 }
 
-// sum is for how long it is known how busy something was, of the time before at, and for how much of that it was.
+// sum returns for how long before at the load is known, and for how much of that time something was busy.
 func (w *window) sum(at time.Duration) (known, busy time.Duration) {
 	now := int64(at/w.width) + 1
 	var k, b float64
@@ -54,7 +55,7 @@ type key struct {
 	pod    types.UID
 }
 
-// history is what a pod has made of a device.
+// history is a pod's use of a device.
 type history struct {
 	pod      types.NamespacedName
 	gpu      nvml.UUID
@@ -62,16 +63,16 @@ type history struct {
 	name     string // of the device, as the Event has it: "GPU 3 1g.10gb"
 
 	since    time.Time // it was first seen to have it
-	exactly  bool      // it had not before: the observation before did not see it
+	exactly  bool      // the observation before did not see the pod on it
 	seen     time.Time // the last observation that saw it
-	reported time.Time // the last Event, unless it was busy since
+	reported time.Time // the last Event; zero if it was busy since
 
 	long, recent window
-	unknown      string // why it is not known of the last observation how busy it was; empty if it is
+	unknown      string // why the load of the last observation is unknown; empty if it is known
 	idle         verdict
 }
 
-// verdict is whether a pod uses what it has.
+// verdict says whether a pod uses its device.
 type verdict int
 
 const (
@@ -80,7 +81,7 @@ const (
 	inUse
 )
 
-// enoughKnown is how much of a time the agent must know a pod's load for, in percent: the driver may have been silent for a while.
+// enoughKnown is for how many percent of a time the agent must know a pod's load: the driver may have been silent for a while.
 const enoughKnown = 90
 
 // judge says whether the pod has had the device for so long, and used it for less than below percent of that time.
@@ -96,7 +97,7 @@ func (h *history) judge(now time.Time, at, after time.Duration, below int) (v ve
 	return inUse, percent
 }
 
-// lately is the part of the last minutes for which something was busy, from 0 to 1. It is not known if for more than half of them nothing is.
+// lately returns how much of the last minutes something was busy, from 0 to 1. It is unknown if more than half of them are.
 func lately(w *window, at time.Duration, over time.Duration) (ratio float64, known bool) {
 	counted, busy := w.sum(at)
 	if counted <= 0 || counted < over/2 {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// nameOf is the device as the Event has it.
+// nameOf returns the device's name in Events.
 func nameOf(d monitor.Device) string {
 	if d.IsWhole() {
 		return fmt.Sprintf("GPU %d", d.Index)
@@ -18,7 +18,7 @@ func nameOf(d monitor.Device) string {
 	return fmt.Sprintf("GPU %d %s", d.Index, d.Placed.Profile)
 }
 
-// message says for how long the pod has had the device, and what it made of it.
+// message says for how long the pod has had the device, and how much it used it.
 func (m *Monitor) message(now time.Time, k key, h *history, percent float64, seen *pass, usages []nvml.Usage) string {
 	had, least, of := now.Sub(h.since), "", ""
 	if !h.exactly {
@@ -41,9 +41,9 @@ func (m *Monitor) message(now time.Time, k key, h *history, percent float64, see
 	case processes == 0:
 		text += "; no process is on it"
 	case len(d.Holders(seen.holders)) > 1:
-		text += fmt.Sprintf("; %d of %d MiB are held there by %s of all the pods that share it", mib, d.TotalMiB, counted(processes))
+		text += fmt.Sprintf("; %d of %d MiB in use by %s of all the pods that share it", mib, d.TotalMiB, counted(processes))
 	default:
-		text += fmt.Sprintf("; %d of %d MiB are held there by %s", mib, d.TotalMiB, counted(processes))
+		text += fmt.Sprintf("; %d of %d MiB in use by %s", mib, d.TotalMiB, counted(processes))
 	}
 	return text + " (" + k.device + ")"
 }
@@ -55,7 +55,7 @@ func counted(processes int) string {
 	return fmt.Sprintf("%d processes", processes)
 }
 
-// rounded writes a percentage so that 0 % is none at all.
+// rounded formats a percentage so that 0 % means none at all.
 func rounded(percent float64) string {
 	switch {
 	case percent == 0:
@@ -67,7 +67,7 @@ func rounded(percent float64) string {
 	}
 }
 
-// span writes a time by its largest unit of which there are two or more, without the rest: "6 h", "90 min".
+// span formats a time in its largest unit with a count of two or more, without the rest: "6 h", "90 min".
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
 	for _, unit := range []struct {

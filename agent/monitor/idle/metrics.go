@@ -39,7 +39,7 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 			gauge(descGPU, ratio, string(d.gpu), id)
 		}
 	}
-	written := map[[2]string]bool{} // a pod that was made again under its name has the series of the new one
+	written := map[[2]string]bool{} // of several pods with one name, the newest has the series
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int { return m.histories[b].since.Compare(m.histories[a].since) }) {
 		h := m.histories[k]
 		if written[[2]string{k.device, h.pod.String()}] {

@@ -1,9 +1,9 @@
-// Package idle watches how busy pods keep the GPUs and instances that they have, and reports it by metrics, to who asks, and by an Event on
-// a pod that has one for long and does not use it.
+// Package idle watches how busy pods keep their GPUs and instances. It reports that by metrics, in answers to users, and by an Event on a pod
+// that has had one for long without using it.
 //
-// The driver is asked beside the agent's loop, in a lane of its own, and never while the loop finds it silent: it may be about to be
-// replaced. All that is remembered may be lost at any moment: a new process counts again, and says of what it finds that it is so "for at
-// least" as long as it has observed.
+// It asks the driver in its own lane, next to the agent's loop, and never while the loop finds the driver silent: it may be about to be
+// replaced. Everything that it remembers may be lost at any moment: a new process counts again, and reports times as "at least" as long as it
+// has observed.
 package idle
 
 import (
@@ -28,15 +28,15 @@ import (
 )
 
 const (
-	// deadline is what one observation may take: the samples of all instances of a large node take half a second.
+	// deadline bounds one observation: sampling all instances of a large node takes half a second.
 	deadline = 5 * time.Second
-	// recently is the time that metrics and answers are about.
+	// recently is the time that metrics and answers cover.
 	recently = 5 * time.Minute
-	// mostHistories bounds what is remembered: 16 GPUs of 7 instances, or 8 GPUs that a hundred pods share. A history takes a kilobyte.
+	// mostHistories bounds the histories: 16 GPUs of 7 instances, or 8 GPUs that a hundred pods share. A history takes a kilobyte.
 	mostHistories = 1024
 	// mostEvents bounds the Events of one observation; the others are reported after the next.
 	mostEvents = 16
-	// forgetAfter is how long a pod may be missing from a device until it has it no more: kubelet may not say for a while who has what.
+	// forgetAfter is how long a pod may be missing from a device before the monitor forgets it: kubelet may not report allocations for a while.
 	forgetAfter = 10 * time.Minute
 )
 
@@ -50,7 +50,7 @@ type Options struct {
 	Log      *zap.Logger
 }
 
-// Monitor watches the GPUs. Watch does the work; the other methods are for the agent's loop, beside it.
+// Monitor watches the GPUs. Watch does the work; the agent's loop calls the other methods while Watch runs.
 type Monitor struct {
 	Options
 	began time.Time // all times are compared by what has elapsed, so that a step of the host's clock changes nothing
@@ -58,21 +58,21 @@ type Monitor struct {
 	mu        sync.Mutex
 	pass      *pass     // nil while the loop has seen none, or the driver is silent
 	last      time.Time // the last observation
-	complete  bool      // kubelet had reported then which pod has what
+	complete  bool      // kubelet had reported its allocations by then
 	histories map[key]*history
 	devices   map[string]*deviceHistory // by Device.ID
 }
 
-// pass is what the last pass of the loop has seen.
+// pass is what the last pass of the loop has observed.
 type pass struct {
 	devices  []monitor.Device
 	pods     []corev1.Pod
 	holders  []holders.Pod
 	changing bool // a change of the GPUs is under way
-	complete bool // kubelet has reported which pod has what
+	complete bool // kubelet has reported its allocations
 }
 
-// deviceHistory is how busy a device was, by whomever.
+// deviceHistory is how busy all processes kept a device.
 type deviceHistory struct {
 	gpu    nvml.UUID
 	recent window
@@ -112,7 +112,7 @@ func (m *Monitor) read(ctx context.Context) {
 	defer cancel()
 	usages, err := m.Reader.Usage(call, m.sampled(seen))
 	if err != nil {
-		m.Log.Debug("how busy the GPUs are is not known", zap.Error(err))
+		m.Log.Debug("cannot read how busy the GPUs are", zap.Error(err))
 		return
 	}
 	owners := m.owners(ctx, seen, usages)
@@ -123,7 +123,7 @@ func (m *Monitor) read(ctx context.Context) {
 	m.report(now, seen, usages)
 }
 
-// sampled are the instances that are to be sampled. While a change is under way there are none: one of them may be about to be destroyed.
+// sampled returns the instances to sample: none while a change is under way, since it may be about to destroy one.
 func (m *Monitor) sampled(seen *pass) map[nvml.UUID][]int {
 	if seen.changing || m.Settings.Instances != config.IdleInstancesSample {
 		return nil
@@ -137,7 +137,8 @@ func (m *Monitor) sampled(seen *pass) map[nvml.UUID][]int {
 	return out
 }
 
-// owners are the pods of the processes that may be busy, by pid. Those of instances make no difference: what is known is of the instance.
+// owners returns, by pid, the pods of the processes that may be busy. It leaves out processes on instances: for these only the load of the
+// instance is known.
 func (m *Monitor) owners(ctx context.Context, seen *pass, usages []nvml.Usage) map[int]*corev1.Pod {
 	reported := map[string][]int{}
 	for _, u := range usages {
@@ -153,12 +154,12 @@ func (m *Monitor) owners(ctx context.Context, seen *pass, usages []nvml.Usage) m
 	return m.Owners.Owners(ctx, reported, seen.pods)
 }
 
-// take takes over what an observation has found.
+// take records an observation.
 func (m *Monitor) take(now time.Time, seen *pass, usages []nvml.Usage, owners map[int]*corev1.Pod) {
 	gap := now.Sub(m.last)
 	follows := !m.last.IsZero() && gap <= 3*m.Settings.Every+deadline
 	if !follows {
-		gap = m.Settings.Every // of what was before nothing is known
+		gap = m.Settings.Every // nothing is known about the time before
 	}
 	at := now.Sub(m.began)
 	devices := map[string]*deviceHistory{}
@@ -184,7 +185,7 @@ func (m *Monitor) take(now time.Time, seen *pass, usages []nvml.Usage, owners ma
 	m.forget(now, seen)
 }
 
-// takePod takes over how busy a pod has kept a device for the time of the gap. Exactly means that a pod which is new was not there before.
+// takePod records how busy a pod has kept a device during the gap. Exactly means that a new pod did not have it before.
 func (m *Monitor) takePod(now time.Time, gap time.Duration, exactly bool, d monitor.Device, p holders.Pod, b busyness) {
 	k := key{device: d.ID, pod: p.UID}
 	h := m.histories[k]
@@ -206,7 +207,7 @@ func (m *Monitor) takePod(now time.Time, gap time.Duration, exactly bool, d moni
 	}
 }
 
-// forget drops what is of pods that are gone, or have the device no more.
+// forget drops the histories of pods that are gone, or no longer have the device.
 func (m *Monitor) forget(now time.Time, seen *pass) {
 	here := map[types.UID]bool{}
 	for i := range seen.pods {
@@ -215,7 +216,7 @@ func (m *Monitor) forget(now time.Time, seen *pass) {
 	maps.DeleteFunc(m.histories, func(k key, h *history) bool { return !here[k.pod] || now.Sub(h.seen) > forgetAfter })
 }
 
-// report judges each pod, and sends an Event to those that do not use what they have.
+// report judges each pod, and sends an Event to those that do not use their device.
 func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	at, events := now.Sub(m.began), 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {
@@ -236,22 +237,22 @@ func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 	}
 }
 
-// Observe takes over what a pass has seen.
+// Observe records what a pass has observed.
 func (m *Monitor) Observe(_ context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	_, changing := node.Annotations[config.AnnotationJournal]
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pass = &pass{
 		devices: monitor.Devices(gpus), pods: pods, holders: with, changing: changing,
-		// Of a pod that does not run yet kubelet need not have decided what it gets.
+		// Kubelet need not have allocated devices to a pod that does not run yet.
 		complete: !slices.ContainsFunc(with, func(p holders.Pod) bool { return !p.DevicesKnown && len(p.Running) > 0 }),
 	}
 }
 
-// Poll is for parts that nothing else wakes.
+// Poll is for monitors that nothing else wakes.
 func (m *Monitor) Poll(context.Context) bool { return false }
 
-// Conditions has none. It takes over whether the driver is silent.
+// Conditions returns none. While the driver is silent it drops the last pass.
 func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []corev1.NodeCondition {
 	if silent != "" {
 		m.mu.Lock()
@@ -264,10 +265,10 @@ func (m *Monitor) Conditions(_ *corev1.Node, _ bool, silent string, _ bool) []co
 // Forget is for what depends on the time of day: nothing here does.
 func (m *Monitor) Forget(time.Time) {}
 
-// Report implements monitor.Monitor. The status has nothing of how busy pods are: kubectl gpuslice top asks for it.
+// Report implements monitor.Monitor. The status does not say how busy pods are: kubectl gpuslice top asks for it.
 func (m *Monitor) Report(*api.Status) {}
 
-// AddBusy adds to the uses of pods how busy they are, and since when they have what they have.
+// AddBusy adds to the uses of pods how busy they are, and since when they have their device.
 func (m *Monitor) AddBusy(uses []api.Use) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -284,7 +285,7 @@ func (m *Monitor) AddBusy(uses []api.Use) {
 	for i := range uses {
 		u := &uses[i]
 		if m.Settings.Every == 0 {
-			u.Unknown = "idle.every of the settings is 0"
+			u.Unknown = "setting idle.every is 0"
 			continue
 		}
 		h := byUse[had{types.NamespacedName{Namespace: u.Namespace, Name: u.Pod}, u.UUID, u.Instance}]

@@ -279,7 +279,7 @@ func TestAPodThatWorksIsReportedWhenItHasNotForSoLong(t *testing.T) {
 			t.Errorf("of a pod that has worked 5 h ago: %q", events)
 		}
 		events := w.after(2 * time.Hour)
-		const words = "team-a/train has had GPU 0 for 25 h and used it for less than 1 % of the last 6 h; 512 of 15360 MiB are held there by a process"
+		const words = "team-a/train has had GPU 0 for 25 h and used it for less than 1 % of the last 6 h; 512 of 15360 MiB in use by a process"
 		if len(events) != 1 || !strings.Contains(events[0], words) {
 			t.Errorf("of a pod that has worked more than 6 h ago: %q", events)
 		}
@@ -342,8 +342,8 @@ func TestWhatIsNotKnownIsNoIdleness(t *testing.T) {
 			t.Errorf("Events: %q", events)
 		}
 		want := map[string]string{
-			"on-ampere":  "the driver does not report how busy an instance is of this kind of GPU, or is too old (ERROR_NOT_SUPPORTED)",
-			"mps-client": "a process that is busy is of none of the pods that have the GPU, or computes for others as MPS's server does",
+			"on-ampere":  "the driver does not report how busy an instance is on this kind of GPU, or is too old (ERROR_NOT_SUPPORTED)",
+			"mps-client": "a busy process belongs to no pod that has the GPU, or computes for others as MPS's server does",
 		}
 		if diff := cmp.Diff(want, w.uses()); diff != "" {
 			t.Errorf("uses (-want +got):\n%s", diff)
@@ -443,7 +443,7 @@ func TestAMonitorThatIsSwitchedOffPollsNothing(t *testing.T) {
 		before := w.gpus.Faults()[gpusim.GetCount][0].After
 		w.monitor.Observe(t.Context(), &w.node, nil, nil, nil)
 		<-time.After(time.Hour)
-		if got := w.uses()["notebook"]; got != "idle.every of the settings is 0" || w.gpus.Faults()[gpusim.GetCount][0].After != before-1 {
+		if got := w.uses()["notebook"]; got != "setting idle.every is 0" || w.gpus.Faults()[gpusim.GetCount][0].After != before-1 {
 			t.Errorf("uses: %s", got)
 		}
 	})

@@ -64,8 +64,8 @@ func (u usage) String() string {
 	return fmt.Sprintf("%s has %d of %d MiB in use (%d%%), shared by %s", u.name, u.usedMiB, u.totalMiB, u.percent(), strings.Join(pods, ", "))
 }
 
-// usages lists the devices that pods may share, in the order of the GPUs. A pod has a device if kubelet has given it, or if a process of the
-// pod is on it: owners are the pods by pid.
+// usages lists the devices that pods may share, in the order of the GPUs. A pod has a device if kubelet has allocated it to the pod, or if a
+// process of the pod is on it: owners are the pods by pid.
 func usages(devices []monitor.Device, holders []holders.Pod, owners map[int]*corev1.Pod) []usage {
 	var out []usage
 	for _, d := range devices {
@@ -126,7 +126,7 @@ type Monitor struct {
 	nearlyFull     map[string]bool              // by device
 	since          map[string]time.Time         // since when a device has been over the threshold, or, if nearly full, below the lower limit
 	baseline       map[string]map[types.UID]int // MiB that each pod had when the device was last below both limits, by device
-	seeded         bool                         // what a former process had written is taken over
+	seeded         bool                         // the report of a former process is loaded
 	written        string                       // the subject of the condition that this process wrote last
 	writtenAt      time.Time                    // its heartbeat
 	podsOfLastPass podsOnNode
@@ -153,8 +153,8 @@ func (m *Monitor) Forget(time.Time) {
 // isDisabled reports whether the settings turn the monitor off.
 func (m *Monitor) isDisabled() bool { return m.Limits.Threshold == 0 }
 
-// adoptFormer takes over what a former process has reported: the devices that were nearly full count as that, if pods share them and they are not
-// below the lower limit.
+// adoptFormer loads what a former process has reported: the devices that were nearly full still count as such, if pods share them and they are
+// not below the lower limit.
 func (m *Monitor) adoptFormer(all []usage) {
 	if m.seeded {
 		return
@@ -225,7 +225,7 @@ func (u usage) byPod() map[types.UID]int {
 	return out
 }
 
-// mostGrownPod returns the pod whose memory has grown most since the device was last below both limits, and by how many MiB.
+// mostGrownPod returns the pod with the most growth of memory since the device was last below both limits, and the growth in MiB.
 func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 	by = -1
 	for _, p := range u.pods {
@@ -239,7 +239,7 @@ func (m *Monitor) mostGrownPod(u usage) (pod podUsage, by int) {
 // watched reports whether pods share any device. If not, polls between two passes are not needed.
 func (m *Monitor) watched() bool { return !m.isDisabled() && slices.ContainsFunc(m.last, usage.shared) }
 
-// verdict returns the condition. Its message has no numbers as long as no device is full.
+// verdict returns the condition. Its message has numbers only while a device is full.
 func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason, message string) {
 	var full []string
 	for _, u := range m.last {
@@ -249,17 +249,17 @@ func (m *Monitor) verdict() (status corev1.ConditionStatus, reason config.Reason
 	}
 	switch {
 	case m.isDisabled():
-		return corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched, since memoryPressure.threshold of the settings is 0"
+		return corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "not watched: setting memoryPressure.threshold is 0"
 	case len(full) == 0:
 		return corev1.ConditionFalse, config.ReasonGPUMemorySufficient, "no GPU that pods share is nearly full"
 	default:
 		return corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, strings.Join(full, "; ") +
-			"; sharing keeps no pod's memory apart: the next allocation of any of them may fail. Share it by fewer, limit their memory, or use MIG"
+			"; sharing isolates no pod's memory: the next allocation of any of them may fail. Share it among fewer, limit their memory, or use MIG"
 	}
 }
 
 // condition returns the condition to write, or false if the node shows it already. If only the numbers change, the agent writes them with the
-// heartbeat, so that it does not write the node for every MiB; if the pods on a full GPU change, at most once in newsInterval.
+// heartbeat, so that it does not write the node for every MiB. If the pods on a full GPU change, it writes at most once in newsInterval.
 func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.Time, beat bool) (corev1.ConditionStatus, config.Reason, string, bool) {
 	status, reason, message := m.verdict()
 	if unknown != "" && !m.isDisabled() {
@@ -277,7 +277,7 @@ func (m *Monitor) condition(old *corev1.NodeCondition, unknown string, now time.
 	}
 }
 
-// subject is which devices are full and which pods have them, in the order of the names.
+// subject names the full devices and the pods that have them, sorted.
 func (m *Monitor) subject() string {
 	var out []string
 	for _, u := range m.last {
@@ -295,13 +295,13 @@ func (m *Monitor) subject() string {
 	return strings.Join(out, "\n")
 }
 
-// shows reports whether the condition on the node is the one that this process wrote last, about the same devices and pods. Its message does
-// not say: it is cut where many devices are full.
+// shows reports whether the condition on the node is the one that this process wrote last, about the same devices and pods. The message does
+// not show that: it is cut if many devices are full.
 func (m *Monitor) shows(old *corev1.NodeCondition) bool {
 	return old.LastHeartbeatTime.Unix() == m.writtenAt.Unix() && m.written == m.subject()
 }
 
-// Observe takes over the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
+// Observe records the GPUs that the pass has observed, and writes an Event on the pod that has filled one.
 func (m *Monitor) Observe(ctx context.Context, node *corev1.Node, gpus []nvml.GPU, pods []corev1.Pod, with []holders.Pod) {
 	m.podsOfLastPass = podsOnNode{pods: pods, holders: with}
 	all := m.usages(ctx, gpus)
@@ -324,7 +324,7 @@ func (m *Monitor) Poll(ctx context.Context) bool {
 	return after != before
 }
 
-// usages finds the pods that the processes on the GPUs belong to. If the process table cannot be read, it goes by kubelet alone.
+// usages finds the pods that the processes on the GPUs belong to. If the process table cannot be read, it uses kubelet's report alone.
 func (m *Monitor) usages(ctx context.Context, gpus []nvml.GPU) []usage {
 	devices, reported := monitor.Devices(gpus), map[string][]int{}
 	for _, d := range devices {

@@ -17,18 +17,18 @@ import (
 // patience is how long a change that is under way waits for the driver's reading of the health of its GPUs; a read takes milliseconds.
 const patience = time.Minute
 
-// Resets says which GPUs are reset because they are not well, and notes which are not after all.
+// Resets says which GPUs to reset because they are not well, and notes the resets that were given up.
 type Resets struct {
 	Health monitor.Health
 	Clock  *monotonic.Clock
 	Began  time.Time // when this process began
 }
 
-// Forget takes the process for one that begins now.
+// Forget treats the process as one that begins now.
 func (r *Resets) Forget(now time.Time) { r.Began = now }
 
-// Sick are the GPUs that are to be reset since they are not well. In the middle of a change a new process waits until that is known: a GPU whose
-// pods have left for its reset is not given back without.
+// Sick returns the GPUs to reset because they are not well. In the middle of a change a new process waits until they are known: it does not
+// restore a GPU without the reset that pods have left for.
 func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	if fence.NVSentinel(node) != "" {
 		return nil, nil
@@ -37,14 +37,14 @@ func (r *Resets) Sick(node *corev1.Node, underway bool) (plan.Sick, error) {
 	if !known && underway && r.Clock.Since(r.Began) < patience {
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonRepartitioning, For: outcome.ForStep, After: outcome.ConflictRetry,
-			Message: "the change goes on when the driver has reported how the GPUs are",
+			Message: "the change continues when the driver reports the GPUs' health",
 		}
 	}
 	return sick, nil
 }
 
-// NoteFailed notes which GPUs are not reset because the change is given up, so that pods do not have to leave for them again and again. What a label asks for
-// has not failed by that.
+// NoteFailed notes the GPUs that are not reset because the agent has given up the change, so that pods do not have to leave for them again and
+// again. The label's request does not count as failed.
 func (r *Resets) NoteFailed(steps []plan.Step, failure *api.Failure) {
 	if failure.Later {
 		return

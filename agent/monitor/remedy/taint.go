@@ -1,5 +1,5 @@
-// Package remedy does something about a GPU that is not well, beside reporting it: what the settings ask for, which by default is nothing. Where
-// NVSentinel minds the health of the node's GPUs, resets are left to that. The taint is not: whoever may patch the node can set NVSentinel's labels.
+// Package remedy acts on a GPU that is not well, as the settings request; by default it does nothing. Where NVSentinel manages the health of
+// the node's GPUs, it resets none. It writes the taint anyway: whoever may patch the node can set NVSentinel's labels.
 package remedy
 
 import (
@@ -16,11 +16,11 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Retry is the time after which a taint is tried again that could not be written.
+// Retry is the pause before the agent tries again to write a taint.
 const Retry = 30 * time.Second
 
-// Taint keeps new pods from the node while one of its GPUs cannot be used or trusted. It remembers nothing of what stands there: the taint is on the
-// node, and so is whose it is, by its value.
+// Taint keeps new pods from the node while one of its GPUs cannot be used or trusted. It keeps no state: the taint is on the node, and its
+// value names the owner.
 type Taint struct {
 	Nodes  nodewrite.Writer
 	Effect config.HealthTaint
@@ -29,7 +29,7 @@ type Taint struct {
 	Clock     *monotonic.Clock
 	Log       *zap.Logger
 
-	next    time.Time // it is not tried before
+	next    time.Time // the agent does not try before
 	refused bool      // an Event has said that the agent may not
 }
 
@@ -39,7 +39,7 @@ func (t *Taint) Forget(time.Time) { t.next = time.Time{} }
 // Pending reports whether the taint could not be written, and is to be tried again after Retry.
 func (t *Taint) Pending() bool { return !t.next.IsZero() }
 
-// Follow has the node tainted while a GPU is critical. While that is not known the taint stays as it is, unless the settings ask for none.
+// Follow taints the node while a GPU is critical. While that is unknown the taint does not change, unless the settings request none.
 func (t *Taint) Follow(ctx context.Context, node *corev1.Node, critical, known bool) {
 	if t.Clock.Now().Before(t.next) {
 		return
@@ -64,19 +64,19 @@ func (t *Taint) Follow(ctx context.Context, node *corev1.Node, critical, known b
 	case apierrors.IsForbidden(err) && !t.refused:
 		t.refused = true
 		t.NodeEvent(corev1.EventTypeWarning, config.ReasonMissingRight,
-			"taint %s cannot be written: %v; install the admission policies of this version: kubectl apply -k deploy/policies", config.TaintGPUUnhealthy, err)
+			"cannot write taint %s: %v; install this version's admission policies: kubectl apply -k deploy/policies", config.TaintGPUUnhealthy, err)
 	}
 	t.next = t.Clock.Now().Add(Retry)
 	t.Log.Warn("writing taint "+config.TaintGPUUnhealthy, zap.Error(err))
 }
 
-// Clear takes the taint away whatever the GPUs are like, for a node that no agent minds any more.
+// Clear removes the taint whatever the state of the GPUs, for a node that no agent manages any more.
 func (t *Taint) Clear(ctx context.Context, node *corev1.Node) error {
 	return t.Nodes.Taints(ctx, node, Without)
 }
 
-// with gives the node's taints with ours. One of ours with another effect, as of former settings, goes. A taint of another user or program with the same key
-// and effect stays, and does what ours would: the API allows one of them.
+// with returns the node's taints with ours. It drops ours with another effect, as from former settings. A foreign taint with the same key and
+// effect stays, and does what ours would: the API allows only one of them.
 func (t *Taint) with(node *corev1.Node) []corev1.Taint {
 	ours := corev1.Taint{Key: config.TaintGPUUnhealthy, Value: config.ValueGPUUnhealthy, Effect: corev1.TaintEffect(t.Effect)}
 	out := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(s corev1.Taint) bool { return IsOurs(s) && s.Effect != ours.Effect })
@@ -86,7 +86,7 @@ func (t *Taint) with(node *corev1.Node) []corev1.Taint {
 	return out
 }
 
-// Without gives the node's taints without ours.
+// Without returns the node's taints without ours.
 func Without(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), IsOurs)
 }

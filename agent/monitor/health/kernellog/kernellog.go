@@ -85,7 +85,7 @@ func (l *Log) follow(ctx context.Context, from source, out chan<- Xid) error {
 	for {
 		n, err := from.Read(buffer)
 		switch {
-		case errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINVAL): // overwritten, or longer than any: the next read gives the next one
+		case errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINVAL): // overwritten, or longer than any: the next read returns the next one
 		case err != nil:
 			return err
 		case n == 0:

@@ -19,7 +19,7 @@ const Interval = 2 * time.Second
 
 // Times and counts of findings.
 const (
-	// settleTime is how long after an Xid, or an error of memory, the driver may take to recommend an action for it.
+	// settleTime is how long after an Xid, or a memory error, the driver may take to recommend an action for it.
 	settleTime = 30 * time.Second
 	// goodReadings in a row without its symptom end a finding: a single one may fall between two changes of the driver.
 	goodReadings = 2
@@ -65,7 +65,7 @@ type GPU struct {
 	rises          []time.Time // when it became unhealthy, the last flapRises
 	flappingUntil  time.Time
 	lastXidAt      time.Time // other than 45
-	lastTroubleAt  time.Time // of a finding, an Xid or an error of memory, for programs that consider the GPU unhealthy since then
+	lastTroubleAt  time.Time // of a finding, an Xid or a memory error, for programs that consider the GPU unhealthy since then
 	resets         []reset   // by the agent, the last mostResets
 	agentsChanges  int       // calls of the agent that change the GPU and have not returned
 	agentChangedAt time.Time // when the last of them returned

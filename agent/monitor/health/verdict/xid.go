@@ -14,9 +14,9 @@ type Class string
 const (
 	// ClassApplication is a program's own mistake. It makes no GPU unusable.
 	ClassApplication Class = "application"
-	// ClassReset is an error that only a reset of the GPU clears.
+	// ClassReset is an error that requires a reset of the GPU.
 	ClassReset Class = "reset"
-	// ClassReboot is an error that only a reboot of the machine clears.
+	// ClassReboot is an error that requires a reboot of the machine.
 	ClassReboot Class = "reboot"
 	// ClassHardware is an error of the hardware: check the mechanics, or ask NVIDIA's support.
 	ClassHardware Class = "hardware"
