@@ -7,23 +7,24 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Answer is the value of config.AnnotationPlan: what a label would do, or how the node is, as the user has asked by config.AnnotationPreview.
+// Answer is the value of config.AnnotationPlan: the effect of a label, or the node's state, as the user has requested by
+// config.AnnotationPreview.
 type Answer struct {
 	For      string    `json:"for"` // the request
-	At       time.Time `json:"at"`  // when the agent first said this: it makes a plan again as long as the request stands
+	At       time.Time `json:"at"`  // when the agent first said this: it updates the plan as long as the request stands
 	Steps    []string  `json:"steps,omitempty"`
 	More     int       `json:"more,omitempty"` // steps beyond those that are listed
 	Pods     []string  `json:"pods,omitempty"` // pods that have to leave, each by namespace and name
 	MorePods int       `json:"morePods,omitempty"`
-	Reboot   bool      `json:"reboot,omitempty"` // the change needs a reboot of the node, or goes on after one
+	Reboot   bool      `json:"reboot,omitempty"` // the change needs a reboot of the node, or continues after one
 	Runs     string    `json:"runs,omitempty"`   // when the change would begin
 	// HeldUp is why the agent would not begin the change now, by the gates that it asks before it begins one.
 	HeldUp   string        `json:"heldUp,omitempty"`
-	Reason   config.Reason `json:"reason,omitempty"`   // of HeldUp or Refused, as the node's condition would have it
-	Lost     []string      `json:"lost,omitempty"`     // what is lost for good with the pods that leave: "pod team/a, which no controller makes again"
+	Reason   config.Reason `json:"reason,omitempty"`   // of HeldUp or Refused, as in the node's condition
+	Lost     []string      `json:"lost,omitempty"`     // what is lost for good with the pods that leave: "pod team/a, which no controller recreates"
 	MoreLost int           `json:"moreLost,omitempty"` // how many losses there are beyond those that are listed
-	Notes    []string      `json:"notes,omitempty"`    // what else comes of the change: pods that find no device after it
-	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods, until it gives the change up; 0 if it does not
+	Notes    []string      `json:"notes,omitempty"`    // other consequences of the change: pods that find no device after it
+	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods before it gives the change up; 0 if it does not
 	Refused  string        `json:"refused,omitempty"`  // why the change is impossible, or the agent cannot plan it; the rest but Reason is empty then
 	// Diagnosis is the answer to config.RequestDiagnosis.
 	Diagnosis *Diagnosis `json:"diagnosis,omitempty"`
@@ -43,7 +44,7 @@ type Use struct {
 	MemoryMiB int       `json:"memoryMiB"`          // memory of this pod's processes there
 	UsedMiB   int       `json:"usedMiB"`            // memory of all processes there
 	TotalMiB  int       `json:"totalMiB"`
-	// Busy is the percentage of the last minutes in which the pod's processes computed there; nil if the agent cannot measure it, for which
+	// Busy is how much of the last minutes the pod's processes computed there, in percent; nil if the agent cannot measure it, and
 	// Unknown says why. That is not 0: such a pod may be as busy as any.
 	Busy    *float64 `json:"busy,omitempty"`
 	Unknown string   `json:"unknown,omitempty"`

@@ -1,6 +1,6 @@
 package api
 
-// Cause is why a node takes no pods, or does not have the config that its labels ask for.
+// Cause is why a node takes no pods, or does not have the config that its labels request.
 type Cause string
 
 // Causes of a node with a journal.
@@ -15,7 +15,7 @@ const (
 	CauseRebootInTheMiddle Cause = "RebootInTheMiddle"
 	// CauseRebootAwaited: a MIG mode is pending, and only a reboot makes it current.
 	CauseRebootAwaited Cause = "RebootAwaited"
-	// CauseRequestGone: no label asks any more for the config of the change, or that config is impossible.
+	// CauseRequestGone: no label requests the config of the change any more, or that config is impossible.
 	CauseRequestGone Cause = "RequestGone"
 	// CauseChangeFailed: the agent has given up the change.
 	CauseChangeFailed Cause = "ChangeFailed"
@@ -23,7 +23,7 @@ const (
 	CauseJournalUnreadable Cause = "JournalUnreadable"
 )
 
-// Causes for which a change does not begin, or not come to its end.
+// Causes that keep a change from beginning, or from ending.
 const (
 	// CauseNotAllowedYet: a change waits for its window, for a slot of its pool, or for users who keep the node from changes.
 	CauseNotAllowedYet Cause = "NotAllowedYet"
@@ -37,15 +37,15 @@ const (
 	CausePolicyRefuses Cause = "PolicyRefuses"
 	// CausePodKeepsTerminating: a pod is past its grace period and does not go.
 	CausePodKeepsTerminating Cause = "PodKeepsTerminating"
-	// CauseClaimDriverGone: such a pod has resource claims, and the driver that has to unprepare them is not there.
+	// CauseClaimDriverGone: such a pod has resource claims, and the driver that has to unprepare them is not running.
 	CauseClaimDriverGone Cause = "ClaimDriverGone"
-	// CauseNodeNotReady: kubelet is away, so that pods do not go and the agent cannot verify the capacity.
+	// CauseNodeNotReady: kubelet is not running, so that pods do not end and the agent cannot verify the capacity.
 	CauseNodeNotReady Cause = "NodeNotReady"
 	// CauseProcessHoldsGPU: a process that belongs to no leaving pod holds what the plan changes.
 	CauseProcessHoldsGPU Cause = "ProcessHoldsGPU"
 	// CauseDriverAway: NVIDIA's driver is not loaded, does not answer, or is being upgraded.
 	CauseDriverAway Cause = "DriverAway"
-	// CauseCapacityMissing: kubelet does not offer what the GPUs have.
+	// CauseCapacityMissing: kubelet does not advertise everything that the GPUs have.
 	CauseCapacityMissing Cause = "CapacityMissing"
 )
 
@@ -61,7 +61,7 @@ const (
 	CauseCordonedByTool Cause = "CordonedByTool"
 	// CauseUnschedulableTaintLeft: the node is not cordoned, and still has the taint of a cordon.
 	CauseUnschedulableTaintLeft Cause = "UnschedulableTaintLeft"
-	// CauseOperandsPaused: the labels of operands are paused and no tool seems to be at work, so that no plugin offers GPUs on a
+	// CauseOperandsPaused: the labels of operands are paused and no tool seems to be at work, so that no plugin advertises GPUs on a
 	// node that takes pods.
 	CauseOperandsPaused Cause = "OperandsPaused"
 )

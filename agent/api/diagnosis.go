@@ -9,9 +9,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Diagnosis is what the agent can say of a node that takes no pods, or may not: the facts in the order in which a user
-// would check them, what follows from them, and whether a user has to act. It is plain data. Unseen lists what the agent could not
-// see: it concludes nothing from the absence of that.
+// Diagnosis explains a node that takes no pods, or may not. It has the facts in the order of a user's checks, the conclusions, and whether a
+// user has to act. It is plain data. Unseen lists what the agent could not see: it concludes nothing from the absence of that.
 type Diagnosis struct {
 	Node           string          `json:"node"`
 	At             time.Time       `json:"at"`
@@ -26,7 +25,7 @@ type Diagnosis struct {
 	Processes      []ProcessSeen   `json:"processes,omitempty"` // processes that hold what the plan changes
 	Operands       []OperandSeen   `json:"operands,omitempty"`  // operands that are paused
 	GPUs           GPUsSeen        `json:"gpus"`
-	Owner          Owner           `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
+	Owner          Owner           `json:"owner,omitempty"`    // who advertises the GPUs; empty if a device plugin does, or nothing
 	Capacity       []string        `json:"capacity,omitempty"` // how hardware, kubelet and node disagree
 	Failed         *Failure        `json:"failed,omitempty"`   // a request that the agent does not try again
 	Unseen         []string        `json:"unseen,omitempty"`   // what the agent could not see, and why
@@ -59,7 +58,7 @@ type CordonSeen struct {
 	Since time.Time `json:"since,omitzero"`
 }
 
-// PendingRestore is the journal, for users: what the agent must restore.
+// PendingRestore is the journal for users: everything that the agent must restore.
 type PendingRestore struct {
 	Unreadable  string            `json:"unreadable,omitempty"` // why there is nothing else
 	Operation   string            `json:"operation,omitempty"`
@@ -91,7 +90,7 @@ type TaintSeen struct {
 	Effect corev1.TaintEffect `json:"effect"`
 	Since  time.Time          `json:"since,omitzero"`
 	Means  string             `json:"means"`
-	// Startup: the node was registered with it, and the agent takes it away when the capacity is verified.
+	// Startup: the node was registered with it, and the agent removes it when the capacity is verified.
 	Startup bool `json:"startup,omitempty"`
 }
 
@@ -102,7 +101,7 @@ type PodSeen struct {
 	Devices   []string  `json:"devices,omitempty"` // "GPU 0" or "GPU 0 1g.10gb@3"; "unknown"
 	FoundBy   []string  `json:"foundBy,omitempty"`
 	Leaves    bool      `json:"leaves"`          // the plan needs it to leave
-	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo; Withdrawn if it holds what kubelet gives out to others, and no plan makes it leave
+	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo; Withdrawn if it holds devices that kubelet allocates to others, and no plan makes it leave
 	Budget    string    `json:"budget,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
@@ -111,7 +110,7 @@ type PodSeen struct {
 // ProcessSeen is a process that holds a GPU that the plan changes, outside of the pods that leave.
 type ProcessSeen struct {
 	PID     int      `json:"pid"`
-	Name    string   `json:"name"` // with the pod, unit or container that it is of
+	Name    string   `json:"name"` // with its pod, unit or container
 	Holds   []string `json:"holds"`
 	FoundBy []string `json:"foundBy"`
 	Unit    string   `json:"unit,omitempty"`
@@ -123,12 +122,12 @@ type OperandSeen struct {
 	Label          string `json:"label"`
 	Value          string `json:"value"`
 	By             string `json:"by"`
-	PendingRestore bool   `json:"pendingRestore"` // the journal holds what it was before
+	PendingRestore bool   `json:"pendingRestore"` // the journal holds the former value
 }
 
-// GPUsSeen is what the labels ask for, and what is left to do.
+// GPUsSeen is the request of the labels, and the steps that are left.
 type GPUsSeen struct {
-	Unasked string      `json:"unasked,omitempty"` // configs of the device plugin that exist, and that no label or setting names
+	Unasked string      `json:"unasked,omitempty"` // existing configs of the device plugin that no label or setting names
 	Asked   string      `json:"asked,omitempty"`
 	Label   string      `json:"label,omitempty"`
 	Refused string      `json:"refused,omitempty"` // why it is impossible
@@ -143,7 +142,7 @@ type Finding struct {
 	Agent    string `json:"agent"`             // what the agent does by itself
 	You      string `json:"you,omitempty"`     // what a user can do
 	Command  string `json:"command,omitempty"` // for the user to paste
-	Waits    bool   `json:"waits"`             // the agent cannot give the node back before a user has done it
+	Waits    bool   `json:"waits"`             // the agent cannot restore the node before a user has done it
 }
 
 // Verdict is whether the agent or a user has to act.
@@ -153,9 +152,9 @@ type Verdict string
 const (
 	// VerdictFree: the node takes pods, and no mark of the agent is on it.
 	VerdictFree Verdict = "Free"
-	// VerdictGivesBack: the agent gives the node back by itself.
+	// VerdictGivesBack: the agent restores the node by itself.
 	VerdictGivesBack Verdict = "GivesBack"
-	// VerdictWaitsForYou: the agent cannot give the node back before a user has done something.
+	// VerdictWaitsForYou: the agent cannot restore the node before a user has done something.
 	VerdictWaitsForYou Verdict = "WaitsForYou"
 	// VerdictNotOurs: another tool or a user keeps pods away, not the agent.
 	VerdictNotOurs Verdict = "NotOurs"

@@ -1,3 +1,3 @@
 // Package api is what other programs read of an agent: the status annotation, the answer to what a label would do, and
-// the diagnosis. It is data in JSON and no more, so that kubectl-gpuslice links nothing of the daemon.
+// the diagnosis. It is JSON data only, so that kubectl-gpuslice links nothing of the daemon.
 package api

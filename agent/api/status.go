@@ -22,55 +22,55 @@ const (
 	PhaseStalled     Phase = "Stalled"
 )
 
-// Owner is who gives out the GPUs of a node.
+// Owner is who advertises the GPUs of a node.
 type Owner string
 
 // The owners.
 const (
-	OwnerNone        Owner = ""             // nothing does, as far as the agent sees
+	OwnerNone        Owner = ""             // no one, as far as the agent sees
 	OwnerPlugin      Owner = "plugin"       // a device plugin
-	OwnerDRAStatic   Owner = "DRA static"   // NVIDIA's DRA driver, as they are cut when it starts
+	OwnerDRAStatic   Owner = "DRA static"   // NVIDIA's DRA driver, with the layout of when it starts
 	OwnerDRADynamic  Owner = "DRA dynamic"  // NVIDIA's DRA driver, which cuts them itself (DynamicMIG)
-	OwnerDRAStarting Owner = "DRA starting" // NVIDIA's DRA driver is on the node and offers nothing yet, or no more
+	OwnerDRAStarting Owner = "DRA starting" // NVIDIA's DRA driver is on the node and advertises nothing yet, or no longer does
 	OwnerBoth        Owner = "both"         // a device plugin and NVIDIA's DRA driver
 )
 
-// Status is the annotation in which tools find what the condition says to users. Other programs can write it too, so the agent writes it, and
-// reads nothing of it: what it has learnt in earlier changes is in the host's record.
+// Status is the annotation that has the condition in a form for tools. Other programs can write it too, so the agent writes it, and never
+// reads it: what it has learnt in earlier changes is in the host's record.
 type Status struct {
 	Desired  string        `json:"desired,omitempty"` // name of the desired config
-	Label    string        `json:"label,omitempty"`   // the label that asks for it
+	Label    string        `json:"label,omitempty"`   // the label that requests it
 	Phase    Phase         `json:"phase"`
 	Reason   config.Reason `json:"reason"`
 	GPUs     []StatusGPU   `json:"gpus,omitempty"`
-	Capacity string        `json:"capacity,omitempty"` // what kubelet gives out: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
-	Owner    Owner         `json:"owner,omitempty"`    // who gives out the GPUs; empty if a device plugin does, or nothing
+	Capacity string        `json:"capacity,omitempty"` // what kubelet advertises: "nvidia.com/gpu 24 = 8 x 3 time-slicing"
+	Owner    Owner         `json:"owner,omitempty"`    // who advertises the GPUs; empty if a device plugin does, or nothing
 	Left     int           `json:"left,omitempty"`     // steps that are left to the desired config
 	Since    time.Time     `json:"since,omitzero"`     // when Reason began, for the desired config
 	Blockers []string      `json:"blockers,omitempty"` // what is in the way, one by one
-	// ByDefault: no label asks for the config of the device plugin in Desired, but the settings do.
+	// ByDefault: no label requests the config of the device plugin in Desired, but the settings do.
 	ByDefault bool `json:"byDefault,omitempty"`
-	// Heartbeat is the longest time between two writes of an agent that has nothing new to say, where the settings have another than
+	// Heartbeat is the longest time between two writes of an agent that has nothing new to report, if it is not
 	// config.DefaultNodeHeartbeat.
 	Heartbeat Duration  `json:"heartbeat,omitempty"`
 	Failed    *Failure  `json:"failed,omitempty"` // a change that the agent does not try again until a user has withdrawn it
-	Asked     *AskedFor `json:"asked,omitempty"`  // since when a label asks for the desired config
+	Asked     *AskedFor `json:"asked,omitempty"`  // since when a label requests the desired config
 	Next      time.Time `json:"next,omitzero"`    // when the change begins that waits for its window
 
 	// From the watch of the GPUs' health.
 
 	Boot    string `json:"boot,omitempty"`    // of the host
 	Watched bool   `json:"watched,omitempty"` // the agent gets the driver's events
-	// From the question what the agent's account may do.
+	// From the check of the rights of the agent's account.
 
 	PodAccess config.PodAccess `json:"podAccess,omitempty"` // what confines the agent to the pods of its node; empty if not known
 
-	// FullMemory are the UUIDs of the GPUs, or of the first MIG devices of instances, that pods share and whose memory is nearly full.
+	// FullMemory are the UUIDs of shared GPUs, or of the first MIG devices of shared instances, with nearly full memory.
 	FullMemory []string `json:"fullMemory,omitempty"`
 }
 
-// PhaseBeside returns the phase of a node whose condition has the reason. A pass that cannot see all of the node writes the condition alone: the phase of
-// the status is that of an earlier pass then, and the agent waits until it can see the node, or stalls over what it cannot read.
+// PhaseBeside returns the phase of a node for the reason in its condition. A pass that cannot see all of the node writes the condition alone,
+// so the status keeps the phase of an earlier pass. The agent then waits until it can see the node, or stalls over something unreadable.
 func (s Status) PhaseBeside(reason config.Reason) Phase {
 	switch {
 	case s.Phase == "" || s.Reason == reason:
@@ -86,9 +86,9 @@ func (s Status) PhaseBeside(reason config.Reason) Phase {
 	}
 }
 
-// AskedFor is since when a label asks for a config. In a pool, the node that was asked first goes first.
+// AskedFor says since when a label requests a config. In a pool, the node with the oldest request goes first.
 type AskedFor struct {
-	Fingerprint string    `json:"fingerprint"` // the config's fingerprint, by which the annotation gpuslice.io/force may name the change
+	Fingerprint string    `json:"fingerprint"` // the config's fingerprint; the annotation gpuslice.io/force may name the change by it
 	Since       time.Time `json:"since"`
 }
 
@@ -160,6 +160,6 @@ type Failure struct {
 // Error is the message.
 func (f *Failure) Error() string { return f.Message }
 
-// DesiredSeparator stands in Status.Desired between the name of a MIG config and that of a config of the device plugin, if the node
-// asks for both: "all-1g.10gb + slices". No value of a label can contain it.
+// DesiredSeparator separates, in Status.Desired, the names of a MIG config and of a config of the device plugin, if the node requests both:
+// "all-1g.10gb + slices". No value of a label can contain it.
 const DesiredSeparator = " + "

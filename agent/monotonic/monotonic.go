@@ -10,9 +10,8 @@ import (
 // StepNoticed is how far the host's clock may run apart from elapsed time before that counts as a step of it.
 const StepNoticed = 2 * time.Second
 
-// Clock is the clock for waits and deadlines. Its time is the time of day at which it was set, and what has elapsed since:
-// a step of the host's clock in the middle of a change lets no deadline pass, and delays none. Only windows go by the time of
-// day itself.
+// Clock is the clock for waits and deadlines. Its time is the time of day at which it was set, plus the elapsed time since. So a step of the
+// host's clock in the middle of a change lets no deadline pass, and delays none. Only windows follow the time of day itself.
 type Clock struct {
 	clock.WithTicker // the host's
 	set              time.Time

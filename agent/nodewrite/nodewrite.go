@@ -1,6 +1,6 @@
-// Package nodewrite writes the agent's node. It writes metadata and spec by patches that name the version of the node that they were made for,
-// and repeats them if another program has written something in between that does not matter here. It writes each condition by itself, whatever
-// other programs write.
+// Package nodewrite writes the agent's node. It writes metadata and spec by patches that name the version of the node that they were made for.
+// It repeats them if another program has in between written something irrelevant here. It writes each condition by itself, whatever other
+// programs write.
 package nodewrite
 
 import (
@@ -27,7 +27,7 @@ import (
 // longestOthers bounds what a message quotes of managedFields, in characters.
 const longestOthers = 100
 
-// Others names the programs among the managers of a field, for a message; empty if there are none but the agent.
+// Others names the managers of a field other than the agent, for a message; empty if there are none.
 func Others(managers []string) string {
 	others := slices.DeleteFunc(slices.Clone(managers), func(m string) bool { return m == config.FieldManager })
 	return sanitize.Message(strings.Join(others, ", "), longestOthers)
@@ -47,8 +47,8 @@ func (w Writer) Patch(ctx context.Context, node *corev1.Node, write func(*corev1
 	return err
 }
 
-// Patched is Patch, and returns the node as it is then. Other programs write to the node, some many times in a second: if nothing has changed
-// that the agent decides by, it repeats the write for the new version of the node.
+// Patched is Patch, and returns the resulting node. Other programs write to the node, some many times in a second: if nothing has changed that
+// the agent decides by, it repeats the write for the new version of the node.
 func (w Writer) Patched(ctx context.Context, node *corev1.Node, write func(*corev1.Node) ([]byte, error)) (*corev1.Node, error) {
 	return w.patchedWhile(ctx, node, w.alike, write)
 }
@@ -70,8 +70,8 @@ func (w Writer) LabelsWhile(ctx context.Context, node *corev1.Node, same func(a,
 	return err
 }
 
-// Taints gives the node the taints that of makes of those that it has, whatever else has been written there since the observation. Where of leaves them as
-// they are, nothing is written.
+// Taints replaces the node's taints by the result of the function of, whatever else has been written there since the observation. If of
+// changes nothing, nothing is written.
 func (w Writer) Taints(ctx context.Context, node *corev1.Node, of func(*corev1.Node) []corev1.Taint) error {
 	if equality.Semantic.DeepEqual(of(node), node.Spec.Taints) {
 		return nil
@@ -126,7 +126,7 @@ func (w Writer) ourTaints(node *corev1.Node) []corev1.Taint {
 	})
 }
 
-// ours returns the annotations of the agent's domain, but for a question of a user and its answer, which decide nothing.
+// ours returns the annotations of the agent's domain, except a user's question and its answer: these decide nothing.
 func ours(annotations map[string]string) map[string]string {
 	out := maps.Clone(annotations)
 	maps.DeleteFunc(out, func(key, _ string) bool {
@@ -135,7 +135,7 @@ func ours(annotations map[string]string) map[string]string {
 	return out
 }
 
-// nvidia returns the labels of NVIDIA's programs by which the agent decides.
+// nvidia returns the labels of NVIDIA's programs that the agent decides by.
 func nvidia(labels map[string]string) map[string]string {
 	out := maps.Clone(labels)
 	maps.DeleteFunc(out, func(key, _ string) bool {
@@ -167,7 +167,7 @@ func (w Writer) saw(node *corev1.Node) {
 	}
 }
 
-// Conditions writes conditions of the node that has the name. A strategic merge patch leaves all others alone.
+// Conditions writes conditions of the node that has the name. A strategic merge patch leaves all others unchanged.
 func (w Writer) Conditions(ctx context.Context, name string, conditions []corev1.NodeCondition) error {
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
 	if err != nil {
@@ -213,7 +213,7 @@ func (w Writer) status(ctx context.Context, name string, kind types.PatchType, b
 	return err
 }
 
-// Annotations returns a merge patch that sets annotations, removes those that are nil, and leaves all others alone.
+// Annotations returns a merge patch that sets annotations, removes those that are nil, and leaves all others unchanged.
 func Annotations(annotations map[string]*string) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 }
