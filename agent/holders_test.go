@@ -229,7 +229,7 @@ func TestAUnitThatIsStartedAndFailsIsReported(t *testing.T) {
 				w.spend(30 * time.Second)
 				w.units.states[unit] = row.later
 				w.spend(10 * time.Minute)
-				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, unit+" of this host was stopped for a change and does not run since") {
+				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, unit+" of this host was stopped for a change and has not run since") {
 					t.Errorf("the node says %s: %s", c.Status, c.Message)
 				}
 				starts, reported := 0, heard(events, string(config.ReasonUnitFailed), unit)

@@ -98,7 +98,7 @@ func TestMessagesOfANode(t *testing.T) {
 			}
 			w.budgeted("llama", "llama", 3, 3, 3)
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
-			`since 2000-01-01 00:00:00Z; at 2000-01-01 01:00:00Z the change is given up and undone; deleting the pods goes on at once; ` +
+			`since 2000-01-01 00:00:00Z; at 2000-01-01 01:00:00Z the change is given up and undone; to continue at once, delete the pods; ` +
 			`to cancel, remove the label nvidia.com/mig.config`},
 		{"two budgets, five pods, a successor Pending", fiveH100, func(w *world) {
 			w.turn()

@@ -286,7 +286,7 @@ func saysHowToGoOn(t *testing.T, why string) {
 	w.label("all-1g.10gb")
 	c := w.says(config.ReasonPoolPaused)
 	for _, want := range []string{
-		`pool research begins nothing: its Lease says "` + why + `"; since `,
+		`pool research begins no change: its Lease says "` + why + `"; since `,
 		": to go on: kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-",
 	} {
 		if !strings.Contains(c.Message, want) {

@@ -1,5 +1,5 @@
-// Package evict evicts pods from the node: it asks first whether they may be evicted, evicts them by the rules of the settings and of the
-// profile, and reports which are still there and why.
+// Package evict evicts pods from the node. It asks first whether they may be evicted, follows the rules of the settings and of the profile,
+// and reports which pods are still there and why.
 package evict
 
 import (
@@ -36,8 +36,8 @@ type Evictions struct {
 	Metrics *metrics.Metrics
 }
 
-// Evictable asks the API server in a dry run, for each pod that the steps make leave by an eviction, whether it may be evicted now. It asks for operands,
-// which come back by themselves, only if all others may go, and returns those of them that would stay.
+// Evictable asks the API server in a dry run, for each pod that the steps evict, whether it may be evicted now. It asks for operands, which
+// return by themselves, only if all others may go, and returns those of them that would stay.
 func (e *Evictions) Evictable(ctx context.Context, in act.Input) []drain.Verdict {
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
@@ -75,8 +75,8 @@ func (e *Evictions) Drainable(ctx context.Context, in act.Input) error {
 	return wait
 }
 
-// Patience is how long the agent would wait for the pods that have to leave for the steps, until it gives the change up; 0 if none has to
-// leave, or those that are left are deleted then.
+// Patience is how long the agent would wait for pods to leave before it gives the change up. It is 0 if no pod has to leave, or the agent then
+// deletes the rest.
 func (e *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duration {
 	policy := decide.From(e.Settings.With(want.Drain))
 	if policy.Delete || !plan.Has(steps, plan.Evict) {
@@ -118,7 +118,7 @@ func (e *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod
 
 // request evicts the pods of a step. It returns the verdicts on them, and the policy that these follow.
 func (e *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) ([]drain.Verdict, drain.Policy) {
-	// Each request has a deadline of its own; this one keeps a slow API server from holding up the loop for all pods.
+	// Each request has its own deadline; this one keeps a slow API server from holding up the loop for all pods.
 	all, cancel := context.WithTimeout(ctx, evictionsTimeout)
 	defer cancel()
 	var fenced time.Time
@@ -159,7 +159,7 @@ func (e *Evictions) await(seen *state.Observed, want state.Desired, policy drain
 		wait.Reason, wait.For = config.ReasonEvictionBlocked, outcome.ForRoom
 		e.allow(wait, want, verdicts)
 		wait.Message = sanitize.Listed(drain.Summary(blocked, wait.Until))
-		wait.Else = "deleting the pods goes on at once; " + cancelAdvice(want)
+		wait.Else = "to continue at once, delete the pods; " + cancelAdvice(want)
 		if awaitsRoom(blocked) {
 			wait.Else = cancelAdvice(want) + ", and there is room here again"
 		}
@@ -185,8 +185,8 @@ func cancelAdvice(want state.Desired) string {
 	return "to cancel, remove the label " + want.Label
 }
 
-// policy returns the rules that the agent evicts the pods of a step by. The rules do not hold for operands, which come back by themselves, nor for
-// an undo, which has to take everything away.
+// policy returns the rules for evicting the pods of a step. No rule holds for operands, which return by themselves, or for an undo, which has
+// to remove everything.
 func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
 	if step.Kind == plan.Evict && !want.Undo {
 		p = decide.From(e.Settings.With(want.Drain))
@@ -211,8 +211,9 @@ func (e *Evictions) report(seen *state.Observed, want state.Desired, v drain.Ver
 	}
 }
 
-// RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs: it evicts no pod and touches no GPU
-// then. An undo waits only for a silent kubelet, and for slices of NVIDIA's DRA driver, without which every pod counts as a holder.
+// RequireHoldersKnown waits, up to the deadline for pods, while the agent cannot find the holders of GPUs. Until it can, it neither evicts
+// pods nor touches GPUs. An undo waits only for a silent kubelet, and for slices of NVIDIA's DRA driver: without slices every pod counts as a
+// holder.
 func (e *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired, step plan.Step) error {
 	reason, busy := offer.HoldersUnknown(seen)
 	if busy == nil || seen.Journal == nil || want.Undo && seen.Kubelet.Err == nil && offer.ClaimsUnknown(seen) == nil {
@@ -257,7 +258,7 @@ func (e *Evictions) PauseOperand(ctx context.Context, in act.Input) error {
 	return wait
 }
 
-// ResumeOperand gives the label of an operand its former value again.
+// ResumeOperand restores the former value of an operand's label.
 func (e *Evictions) ResumeOperand(ctx context.Context, in act.Input) error {
 	return e.Nodes.Patch(ctx, in.Seen.Node, func(node *corev1.Node) ([]byte, error) {
 		return fence.SetLabels(node, map[string]string{in.Step().Label: in.Seen.Journal.Paused[in.Step().Label]})
@@ -271,8 +272,8 @@ func stuck(verdicts []drain.Verdict) []drain.Verdict {
 	})
 }
 
-// allow adds to the wait the command that lets this change evict pods although data would be lost with them, if the settings refuse any for that and a
-// user has asked for the change.
+// allow adds to the wait a command for the user who has requested the change. It lets the change evict pods that the settings refuse because
+// their data would be lost.
 func (e *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
 	if command := want.ApplyCommand(e.Node, drain.Flags(verdicts)...); command != "" {
 		wait.Advice, wait.Named = "to let this change evict what would be lost: "+command, true

@@ -14,34 +14,34 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
-// Restart evicts the pod of a device plugin that does not offer the GPUs as they are; its DaemonSet replaces the pod. The agent has nothing to
-// restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns nil: only
-// the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node out for a bad GPU
-// restarts the plugin itself, or does not want it restarted.
+// Restart evicts the pod of a device plugin that does not advertise the current GPUs; its DaemonSet replaces the pod. The agent has nothing to
+// restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
+// nil: only the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node
+// out for a bad GPU restarts the plugin itself, or does not want it restarted.
 func (e *Evictions) Restart(ctx context.Context, in act.Input) error {
 	if others := in.Seen.ToolsAtWork(); len(others) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, e.Clock.Stamp()),
-			Message: offer.Of(in.Seen).Name() + " does not offer the GPUs as they are, and is to be restarted after the work of " + sanitize.Listed(others),
+			Message: offer.Of(in.Seen).Name() + " does not advertise the current GPUs; its restart waits for " + sanitize.Listed(others),
 		}
 	}
 	verdicts, _ := e.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
 			e.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
-				"restarting %s, pod %s: it does not offer the GPUs as they are", offer.Of(in.Seen).Name(), v.Pod)
+				"restarting %s, pod %s: it does not advertise the current GPUs", offer.Of(in.Seen).Name(), v.Pod)
 		}
 	}
 	if blocked := stuck(verdicts); len(blocked) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonEvictionBlocked, For: outcome.ForRoom, After: outcome.EvictionRetry, Blockers: describe(blocked),
 			Since:   in.Seen.Since(config.ReasonEvictionBlocked, e.Clock.Stamp()),
-			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + offer.Of(in.Seen).Name() + " does not offer the GPUs as they are, and is to be restarted",
-			Else:    "deleting the pod goes on at once: its DaemonSet makes another",
+			Message: sanitize.Listed(drain.Summary(blocked, time.Time{})) + "; " + offer.Of(in.Seen).Name() + " does not advertise the current GPUs and needs a restart",
+			Else:    "to continue at once, delete the pod: its DaemonSet creates another",
 		}
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: outcome.EvictionRetry, Blockers: describe(verdicts),
-		Message: "restarting " + offer.Of(in.Seen).Name() + ", which does not offer the GPUs as they are: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
+		Message: "restarting " + offer.Of(in.Seen).Name() + ", which does not advertise the current GPUs: " + sanitize.Listed(drain.Summary(verdicts, time.Time{})),
 	}
 }

@@ -1,19 +1,18 @@
 // Package fleet lets the nodes of a pool agree, without a controller, how many of them are unavailable at once.
 //
-// A pool has one Lease. An agent that takes or returns a slot replaces it by its resourceVersion: of two agents that decide at the
-// same time, one has to read it again. A slot is about concurrency alone. It does not say who owns a cordon, and an agent that loses
-// its slot goes on with a change that has begun.
+// A pool has one Lease. An agent that takes or returns a slot replaces it by its resourceVersion: of two agents that decide at the same time,
+// one has to read it again. A slot is about concurrency alone. It does not say who owns a cordon, and an agent that loses its slot continues a
+// change that has begun.
 //
-// Nodes that have a slot count against the limit, and so do nodes that are unavailable for any other reason, so that no change adds
-// to an outage. An agent reads the nodes after the Lease, and before it writes the Lease. An agent holds its slot from before it
-// fences its node until after it has removed the fence. So no agent has fenced a node without a slot in the Lease that is replaced
-// since the nodes were read.
+// Nodes that have a slot count against the limit, and so do nodes that are unavailable for any other reason, so that no change adds to an
+// outage. An agent reads the nodes after the Lease, and before it writes the Lease. An agent holds its slot from before it fences its node
+// until after it has removed the fence. So no agent has fenced a node without a slot in the Lease that is replaced since the nodes were read.
 //
-// A node that wants a slot joins the queue first, which is ordered by the time since when it wants one. Only agents at the front
-// read the nodes: of 400 that wait, few do, and in a large pool the one that has read them gives the next in the queue their slots, too. Agents of
-// all nodes can write the Lease, so a slot that another agent has given to this node is a hint: this agent first checks that the pool is not paused, and
-// reads the nodes itself, once. Times that other nodes have written decide nothing but the order of the queue. An agent takes another one for dead by its
-// own clock, if it has not seen that one's renewals change for Duration.
+// A node that wants a slot joins the queue first. The queue is ordered by the time since when each node wants one. Only agents at the front
+// read the nodes: of 400 that wait, few do. In a large pool the agent that has read them also gives the next nodes in the queue their slots.
+// Agents of all nodes can write the Lease, so a slot from another agent is a hint. This node's agent first checks that the pool is not paused,
+// and reads the nodes itself, once. Times from other nodes decide the order of the queue, and nothing else. An agent considers another one
+// dead by its own clock, if it has not seen that one's renewals change for Duration.
 package fleet
 
 import (
@@ -52,16 +51,16 @@ const (
 	maxStateBytes = 232 << 10
 )
 
-// A write that conflicts with those of other nodes' agents is repeated. Each that gets through costs all others that are under way
-// another try, so with a fixed pause the conflicts grow with the square of the agents that write at once, and the more so the slower the API
-// server is: conflicts would slow it down further. The pause is random, and at most as long as all nodes that have a slot, or for a node that has to wait
-// for one all that the Lease names, need one after the other, by the time that the request has taken. As a new Lease names none yet, it grows
-// with each conflict, too.
+// A write that conflicts with those of other nodes' agents is repeated. Each write that succeeds costs all others under way another try. With
+// a fixed pause the conflicts would grow with the square of the agents that write at once, and more so on a slow API server, which they would
+// slow down further. So the pause is random. It is at most the time that the competing nodes need one after the other, at the present time per
+// request. These are all nodes that have a slot, or, for a node that has to wait for one, all that the Lease names. As a new Lease names none
+// yet, the pause grows with each conflict, too.
 const (
 	// tries is how often an agent sends the write at most. At an API server that answers at once, the pauses add up to some four seconds.
 	tries = 12
-	// triesToJoin is the same for a node that only joins the queue, since it has no room now. There may be any number of those, of which the
-	// Lease names none yet. It joins when it asks again: it has to ask anyway, and its place is that of its age.
+	// triesToJoin is the same for a node that only joins the queue, since the pool has no room now. There may be any number of these nodes that
+	// the Lease does not name yet. Such a node joins when it asks again: it has to ask anyway, and its age decides its place.
 	triesToJoin  = 2
 	firstPause   = 80 * time.Millisecond
 	grownPause   = time.Second // to which conflicts alone let it grow, by four times each
@@ -71,14 +70,14 @@ const (
 )
 
 // ErrContended means that agents of other nodes have written the Lease each time. Nothing is wrong: the caller tries again soon.
-var ErrContended = errors.New("agents of other nodes write it all the time; this one tries again")
+var ErrContended = errors.New("other nodes' agents keep writing it; this one tries again")
 
 // Pool is what the nodes of a pool agree on.
 type Pool struct {
 	Name       string                  // the Lease is config.LeasePrefix and this; never empty
 	Selector   labels.Selector         // narrows down which nodes are read; nil for all
 	Selects    func(*corev1.Node) bool // whether a node that fits the selector is of this pool; nil if all are
-	Limit      *maintenance.Limit      // nil for no limit; agents take slots all the same, and heed the pause
+	Limit      *maintenance.Limit      // nil for no limit; agents still take slots, and heed the pause
 	PauseAfter int                     // failures in a row after which the pool is paused; 0 for never
 }
 
@@ -103,10 +102,10 @@ type Change struct {
 type Leases struct {
 	Client    kube.Interface
 	Namespace string             // of the Leases
-	Clock     clock.PassiveClock // measures how long other nodes have not renewed; also gives the times that users read
+	Clock     clock.PassiveClock // measures how long other nodes have not renewed; also for the times that users read
 	Timeout   time.Duration      // of each request; 0 for that of the context alone
 	Log       *zap.Logger
-	Startup   config.StartupTaints // by which a node is not yet available
+	Startup   config.StartupTaints // that make a node not yet available
 
 	views map[string]*view // of the pools, by name
 }
@@ -132,12 +131,11 @@ func (s *Leases) Read(ctx context.Context, pool Pool, c Change) (state.Slot, err
 }
 
 // Take asks for a slot. It returns nil if the node has one. A node that has taken one for this change keeps it, even if the pool is paused or
-// full. Any other that the Lease has for the node counts for nothing: agents of all nodes write the Lease. *Full and *Paused say why the node has no
-// slot, and when to ask again.
+// full. Any other slot that the Lease has for the node counts for nothing: agents of all nodes write the Lease. *Full and *Paused say why the
+// node has no slot, and when to ask again.
 //
-// Call Take once more right before the fence: a node that was away for long may have lost its slot. The context should end well before
-// Duration has passed, and cover the fence too, so that an agent that was stopped in between does not fence with a slot that it has
-// lost by then.
+// Call Take once more right before the fence: the node may have lost its slot if its agent was stopped for long. The context should cover the
+// fence too, and end well before Duration has passed. Then an agent that was stopped in between does not fence with a slot that it has lost.
 func (s *Leases) Take(ctx context.Context, pool Pool, c Change) error {
 	t := acquisition{slots: s, pool: pool, change: c, view: s.view(pool)}
 	t.view.returned = false
@@ -205,8 +203,8 @@ func (s *Leases) Release(ctx context.Context, pool Pool, c Change) error {
 	return s.leave(ctx, pool, c, true)
 }
 
-// Leave takes the node out of the queue, and returns the slot of a change that was postponed or cancelled: that is neither a failure
-// nor a success. A node that has to wait for something else leaves, so that other nodes need not wait for Patience to pass.
+// Leave removes the node from the queue, and returns the slot of a change that was postponed or cancelled: that is neither a failure nor a
+// success. A node that has to wait for something else leaves, so that other nodes need not wait for Patience to pass.
 func (s *Leases) Leave(ctx context.Context, pool Pool, c Change) error {
 	return s.leave(ctx, pool, c, false)
 }

@@ -19,7 +19,7 @@ const (
 	timely   = 8 * time.Second
 	quickest = 5 * time.Second
 	longest  = 30 * time.Second
-	// crowded is the shortest pause of a node for which the queue has no room.
+	// crowded is the shortest pause of a node that finds no room in the queue.
 	crowded = 2 * time.Minute
 	// distant is the longest pause of any node: nodes ahead of it may all withdraw, and then it is the next.
 	distant = 10 * time.Minute
@@ -53,8 +53,8 @@ type Full struct {
 	Retry       time.Duration // when to ask again
 }
 
-// aheadCounted bounds a message. The agent writes it into the condition of its node; the message of a node far behind would change with each
-// node that comes or goes.
+// aheadCounted bounds a message. The agent writes it into the condition of its node, and for a node far behind it would change with each node
+// that joins or leaves.
 const aheadCounted = 10
 
 // Error names the nodes that are in the way. The message of a node far behind names none, so that it does not change.
@@ -96,8 +96,8 @@ type Unreadable struct {
 
 // Error says how a user mends the annotation.
 func (u *Unreadable) Error() string {
-	return fmt.Sprintf("reading who has a slot of pool %s, from annotation %s of Lease %s/%s: %v; no node begins a change until it is "+
-		"mended, or taken away: kubectl -n %s annotate lease %s %s- (nodes that are at a change note themselves again)",
+	return fmt.Sprintf("cannot read the slots of pool %s from annotation %s of Lease %s/%s: %v; no node begins a change until you "+
+		"repair or remove it: kubectl -n %s annotate lease %s %s- (nodes in the middle of a change note themselves again)",
 		u.Pool, config.AnnotationSlots, u.Namespace, u.Lease, u.Err, u.Namespace, u.Lease, config.AnnotationSlots)
 }
 

@@ -34,9 +34,9 @@ type census struct {
 }
 
 type member struct {
-	name string
-	uid  types.UID
-	away string // why the node is unavailable, or ""
+	name   string
+	uid    types.UID
+	reason string // why the node is unavailable, or ""
 }
 
 // census reads the nodes from the API server, not from a cache.
@@ -59,7 +59,7 @@ func (s *Leases) census(ctx context.Context, pool Pool) (*census, error) {
 		}
 		c.all[node.Name] = node.UID
 		if pool.Selects == nil || pool.Selects(node) {
-			c.members = append(c.members, member{name: node.Name, uid: node.UID, away: Unavailable(node, s.Startup)})
+			c.members = append(c.members, member{name: node.Name, uid: node.UID, reason: Unavailable(node, s.Startup)})
 		}
 		return nil
 	})
@@ -72,9 +72,10 @@ func (s *Leases) census(ctx context.Context, pool Pool) (*census, error) {
 // reviewed is how many nodes review reads at most, one by one: about as many requests as a census of a large pool has.
 const reviewed = 20
 
-// review reads the nodes again that had a slot and have none by the Lease that was read now: in a large pool nodes leave all the time, and a census
-// takes so long that after each of them it would begin again, for ever. It leaves the census as old as it is if more nodes have left than it can
-// know of: a node that got a slot and returned it since the last observation is not seen among the holders, but counted by the Lease.
+// review updates the census: it reads the nodes again that had a slot and have none by the Lease that was read now. In a large pool nodes
+// leave all the time, and a census takes so long that it would begin again after each of them, for ever. If more nodes have left than the
+// census can know of, review changes nothing. A node that got a slot and returned it since the last observation is not among the holders, but
+// the Lease counts it.
 func (s *Leases) review(ctx context.Context, pool Pool, c *census, r *record) error {
 	var left []holder
 	for _, h := range c.holders {
@@ -106,7 +107,7 @@ func (c *census) replace(name string, node *corev1.Node, pool Pool, startup conf
 	c.all[name] = node.UID
 	if pool.Selects == nil || pool.Selects(node) {
 		i, _ := slices.BinarySearchFunc(c.members, name, func(m member, name string) int { return strings.Compare(m.name, name) })
-		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, away: Unavailable(node, startup)})
+		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, reason: Unavailable(node, startup)})
 	}
 }
 
@@ -125,25 +126,24 @@ func (c *census) mustHave(change Change, pool Pool) error {
 
 // unavailableNodes returns, with the reason, the nodes that are unavailable or have a slot, without the one that asks.
 func (c *census) unavailableNodes(holders []holder, but Change) []string {
-	away := []string{}
+	unavailable := []string{}
 	holds := map[types.UID]bool{but.UID: true}
 	for _, h := range holders {
 		if h.UID != but.UID {
-			away = append(away, h.Node+": "+changing)
+			unavailable = append(unavailable, h.Node+": "+changing)
 		}
 		holds[h.UID] = true
 	}
 	for _, m := range c.members {
-		if m.away != "" && !holds[m.uid] {
-			away = append(away, m.name+": "+m.away)
+		if m.reason != "" && !holds[m.uid] {
+			unavailable = append(unavailable, m.name+": "+m.reason)
 		}
 	}
-	return away
+	return unavailable
 }
 
-// deletedNodes returns the holders of slots whose node was deleted, or was created again by the same name. It asks the API server only for
-// nodes that are not among the known ones: a node that does not match the pool's selector any more may still be in the middle of its
-// change.
+// deletedNodes returns the holders of slots with a node that was deleted, or created again under the same name. It asks the API server only
+// for nodes that are not among the known ones. A node that no longer matches the pool's selector may still be in the middle of its change.
 func (s *Leases) deletedNodes(ctx context.Context, pool Pool, known map[string]types.UID, holders []holder) ([]types.UID, error) {
 	var gone []types.UID
 	for _, h := range holders {

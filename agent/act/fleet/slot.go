@@ -21,17 +21,17 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Slot takes, renews and returns the node's slot in its pool, by which maxUnavailable is kept. Leases has the protocol between the nodes.
+// Slot takes, renews and returns the node's slot in its pool: slots enforce maxUnavailable. Leases has the protocol between the nodes.
 type Slot struct {
 	Slots     *Leases
 	Namespace string // of the pools' Leases
 	Clock     *monotonic.Clock
 	Log       *zap.Logger
 
-	claim     string    // operation for which this process has taken a slot
+	claim     string    // operation that this process has taken a slot for
 	full      *Full     // the last reported reason why the node waits for a slot
 	fullAt    time.Time // when the agent has reported it
-	notQueued notQueued // the pool has nothing of this node, as this process has seen it last; zero if that is not known
+	notQueued notQueued // last read: this node neither holds a slot nor waits; zero if that is not known
 }
 
 // notQueued is a node in a pool that neither has a slot nor waits for one.
@@ -40,13 +40,13 @@ type notQueued struct {
 	node types.UID
 }
 
-// slots are for whatever may change what the pool has of this node.
+// slots returns the Leases for a call that may change whether this node holds a slot or waits.
 func (s *Slot) slots() *Leases {
 	s.notQueued = notQueued{}
 	return s.Slots
 }
 
-// Claim returns the operation for which this process has taken a slot; empty if it has taken none.
+// Claim returns the operation that this process has taken a slot for; empty if it has taken none.
 func (s *Slot) Claim() string { return s.claim }
 
 // Forget drops what was computed from earlier times of the clock.
@@ -70,9 +70,9 @@ func poolOf(s *state.Observed) Pool { return PoolOf(s.Pool.File, s.Pool.Pool) }
 // Observe reads whether the node has a slot of its pool. If it cannot, it returns no error: a change needs a slot to begin, and Take will
 // return the error.
 //
-// Only the node's own agent gives it a place in the queue, and other agents give slots to nodes in the queue alone. So where it has had neither, the
-// Lease is read again only for an observation that is to be fresh: a large pool at rest would cost the API server a request for whatever happens on any
-// of its nodes. Nor does a change that has begun to take something away without a slot ask for one later.
+// Only the node's own agent adds it to the queue, and other agents give slots only to nodes in the queue. So if the node neither held a slot
+// nor waited, only a fresh observation reads the Lease again. Otherwise each event on any node of a large pool at rest would cost the API
+// server a request. Nor does a change that has begun without a slot to remove something request one later.
 func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	seen.Pool.Claim = s.claim
 	if !seen.Pool.HasLimit() {
@@ -87,7 +87,7 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 		s.Log.Warn("observing the slots of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 		return
 	}
-	if !seen.DisruptionStarted() && !seen.HoldsSlot() { // who has lost a slot asks for another: one that comes back may be anybody's word
+	if !seen.DisruptionStarted() && !seen.HoldsSlot() { // a node that has lost its slot asks for another: any agent may have written one that reappears
 		s.claim, seen.Pool.Claim = "", ""
 	}
 	if seen.Pool.Slot == (state.Slot{}) && s.claim == "" {
@@ -96,7 +96,7 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 }
 
 // Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
-// not every change has a fence by which other nodes' agents know of it.
+// not every change has a fence that shows it to other nodes' agents.
 func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
 	lost := seen.Pool.HasLimit() && seen.DisruptionStarted() && s.claim != "" && s.claim == seen.Operation()
 	if !lost && !seen.HoldsSlot() {
@@ -153,7 +153,7 @@ func (s *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 	case apierrors.IsForbidden(err):
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: slotNews, Since: seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp()),
-			Message: fmt.Sprintf("the agent may not use the Lease by which the nodes of pool %s share its slots: %v", seen.Pool.Name, err),
+			Message: fmt.Sprintf("the agent may not use the Lease with the slots of pool %s: %v", seen.Pool.Name, err),
 			Advice: fmt.Sprintf("let the agent get, create and update leases in namespace %s, as deploy/base does, or write maxUnavailable: none into the maintenance file",
 				s.Namespace),
 		}
@@ -166,7 +166,7 @@ func (s *Slot) explain(seen *state.Observed, err error, await func(*Slot, *state
 func (s *Slot) Paused(seen *state.Observed, why string) *outcome.Waiting {
 	said := fmt.Sprintf("its Lease says %q", why) // agents of all nodes write it: what it advises is not this agent's advice
 	return &outcome.Waiting{
-		Reason: config.ReasonPoolPaused, For: outcome.ForSlot, Message: fmt.Sprintf("pool %s begins nothing: %s", seen.Pool.Name, said),
+		Reason: config.ReasonPoolPaused, For: outcome.ForSlot, Message: fmt.Sprintf("pool %s begins no change: %s", seen.Pool.Name, said),
 		Blockers: []string{"pool " + seen.Pool.Name + " is paused: " + said},
 		Advice:   fmt.Sprintf("to go on: kubectl -n %s annotate lease %s%s %s-", s.Namespace, config.LeasePrefix, seen.Pool.Name, config.AnnotationPaused),
 	}
@@ -175,7 +175,7 @@ func (s *Slot) Paused(seen *state.Observed, why string) *outcome.Waiting {
 // await returns which nodes are in the way. These change often, so the agent reports them again only now and then.
 func (s *Slot) await(seen *state.Observed, full *Full) error {
 	now, since := s.Clock.Now(), seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp())
-	if s.full == nil || now.Sub(s.fullAt) >= slotNews || s.fullAt.Before(since) { // of this wait, and not of one before
+	if s.full == nil || now.Sub(s.fullAt) >= slotNews || s.fullAt.Before(since) { // of this wait, not of an earlier one
 		s.full, s.fullAt = full, now
 	}
 	said := *s.full
@@ -209,7 +209,7 @@ func (s *Slot) Yield(ctx context.Context, seen *state.Observed, step plan.Step, 
 // Leave returns the slot, or the place in the queue. If that fails, the next plan does it.
 func (s *Slot) Leave(ctx context.Context, seen *state.Observed) {
 	if err := s.Return(ctx, act.Input{Seen: seen}); err != nil {
-		s.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		s.Log.Warn("returning the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 
@@ -226,7 +226,7 @@ func (s *Slot) Return(ctx context.Context, in act.Input) error {
 	return nil
 }
 
-// End returns the slot when the node is given back. If that fails, the next plan does it.
+// End returns the slot when the node is restored. If that fails, the next plan does it.
 func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired) {
 	s.CountFailure(ctx, seen, seen.Journal.Undo)
 	s.claim = ""
@@ -235,7 +235,7 @@ func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired
 		return
 	}
 	if err := s.slots().Release(ctx, poolOf(seen), s.change(seen)); err != nil {
-		s.Log.Warn("giving the slot of the pool back", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		s.Log.Warn("returning the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
 	}
 }
 

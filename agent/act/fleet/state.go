@@ -92,7 +92,7 @@ func (l *leaseState) hold(c Change, now time.Time) {
 	l.trimQueue()
 }
 
-// trimQueue drops the nodes at the queue's end for which there is no room.
+// trimQueue drops the nodes at the queue's end that find no room.
 func (l *leaseState) trimQueue() {
 	room := maxStateBytes
 	for _, h := range l.Holders {
@@ -210,7 +210,7 @@ func parse(text string) (leaseState, error) {
 	return st, nil
 }
 
-// record is the Lease of a pool as it was read, and its new state.
+// record is the Lease of a pool as last read, and its new state.
 type record struct {
 	lease  *coordinationv1.Lease
 	absent bool
@@ -234,7 +234,7 @@ func (r *record) pause(why string) {
 }
 
 // slotsMoved returns which nodes have lost or returned their slot, and which have got one.
-func (r *record) slotsMoved() (left, come []string) {
+func (r *record) slotsMoved() (left, acquired []string) {
 	without := func(all, others []holder) (names []string) {
 		for _, h := range all {
 			if !slices.ContainsFunc(others, func(o holder) bool { return o.UID == h.UID }) {
@@ -246,7 +246,7 @@ func (r *record) slotsMoved() (left, come []string) {
 	return without(r.before, r.state.Holders), without(r.state.Holders, r.before)
 }
 
-// read gets the Lease from the API server, not from a cache. It is no error if there is no Lease yet.
+// read gets the Lease from the API server, not from a cache. A missing Lease is not an error.
 func (s *Leases) read(ctx context.Context, pool Pool) (*record, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -288,7 +288,7 @@ func (s *Leases) read(ctx context.Context, pool Pool) (*record, error) {
 func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	left, come := r.slotsMoved()
+	left, acquired := r.slotsMoved()
 	r.state.Turn++
 	r.state.Left += int64(len(left))
 	text, err := json.Marshal(r.state)
@@ -296,7 +296,7 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 		return false, fmt.Errorf("encoding the state of pool %s: %w", pool.Name, err)
 	}
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
-	s.fillSpec(r, len(left)+len(come) > 0)
+	s.fillSpec(r, len(left)+len(acquired) > 0)
 	leases := s.Client.Leases(s.Namespace)
 	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease again, and finds the write.
 	err = kube.Retry(ctx, func() (err error) {
@@ -313,8 +313,8 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 	case err != nil:
 		return false, fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, r.lease.Name, pool.Name, err)
 	}
-	if len(left)+len(come) > 0 {
-		s.Log.Info("slots of the pool changed hands", zap.String("pool", pool.Name), zap.Strings("left", left), zap.Strings("come", come))
+	if len(left)+len(acquired) > 0 {
+		s.Log.Info("slots of the pool changed hands", zap.String("pool", pool.Name), zap.Strings("left", left), zap.Strings("acquired", acquired))
 	}
 	if r.pauses {
 		s.Log.Warn("pausing the pool", zap.String("pool", pool.Name), zap.String("why", r.paused()))

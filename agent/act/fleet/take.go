@@ -12,7 +12,7 @@ import (
 // errQueued means that the node has joined the queue at its front, and may now count the nodes.
 var errQueued = errors.New("the node is in line")
 
-// errCounted means that the node has counted a large pool. That takes so long that the Lease which it has read before is an old one.
+// errCounted means that the node has counted a large pool. That takes so long that the Lease which it read before is old.
 var errCounted = errors.New("the nodes are counted")
 
 // view is what this node has seen of a pool, by its own clock.
@@ -108,7 +108,7 @@ type acquisition struct {
 	view   *view
 
 	nodes   *census // read for an earlier decision of this call, or nil
-	given   bool    // the Lease has a slot of the node that the node has not taken for this change
+	given   bool    // the Lease has a slot for the node that it has not taken for this change
 	queued  bool    // this call has put the node into the queue
 	counted bool    // it has counted a large pool
 	renews  bool    // the decision renews the node's slot
@@ -155,15 +155,15 @@ func (a *acquisition) decide(ctx context.Context, r *record) (bool, error) {
 	return a.count(ctx, r, changed || enters)
 }
 
-// Agents at the front of a queue without room ask whether some nodes that have a slot still exist, so that they need not wait for
-// Duration until a deleted node loses its slot. One request for each of those is less than reading all nodes.
+// Agents at the front of a queue without room ask whether some nodes that have a slot still exist. Otherwise they would wait for Duration
+// until a deleted node loses its slot. One request for each of those is less than reading all nodes.
 const (
 	probers = 3 // nodes at the front of the queue that ask; the first may itself be gone
 	probed  = 4 // holders that each of them asks for at a time
 )
 
-// probe drops holders whose node was deleted, if this node is one of the probers. It asks for those that have not renewed for the
-// longest. It reports whether it has dropped any.
+// probe drops holders with a deleted node, if this node is one of the probers. It asks for those that have not renewed for the longest. It
+// reports whether it has dropped any.
 func (a *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
 	if _, room := a.expected(st); room > 0 || len(st.ahead(a.change)) >= probers {
 		return false, nil
@@ -179,8 +179,8 @@ func (a *acquisition) probe(ctx context.Context, st *leaseState) (bool, error) {
 	return st.dropHolders(func(h holder) bool { return slices.Contains(gone, h.UID) }), nil
 }
 
-// hold gives the node its slot, and takes the nodes out of the queue that it has passed over. If their agents live, they join the queue
-// again, with the time that they had.
+// hold gives the node its slot, and removes from the queue the nodes that it has passed over. If their agents live, they join the queue again,
+// with the time that they had.
 func (a *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
 	st.dropWaiters(func(w waiter) bool { return a.view.goesFirst(w, now) })
 	st.hold(a.change, now)
@@ -188,9 +188,9 @@ func (a *acquisition) hold(st *leaseState, now time.Time) (bool, error) {
 	return true, nil
 }
 
-// expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are
-// unavailable without a slot. A percentage is one of the nodes that an agent counted last; the first in the queue counts them again: always in
-// a small pool, and now and then in a large one.
+// expected returns the limit, and how many more nodes may have a slot by the Lease alone, which does not show the nodes that are unavailable
+// without a slot. A percentage refers to the nodes that an agent counted last. The first node in the queue counts them again: always in a
+// small pool, and now and then in a large one.
 func (a *acquisition) expected(st *leaseState) (limit, room int) {
 	switch l := a.pool.Limit; {
 	case l == nil:
@@ -208,9 +208,9 @@ func (a *acquisition) expected(st *leaseState) (limit, room int) {
 	}
 }
 
-// takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. After another agent's write, a census from before
-// it is, once the nodes that have lost or returned their slots are read again: each other node that an agent can have made unavailable since the
-// census is among the holders.
+// takeCensus reads the nodes of the pool, unless those of an earlier decision are still good. A census from before another agent's write is
+// good once the nodes that have lost or returned their slots are read again. Each other node that an agent can have made unavailable since
+// then is among the holders.
 func (a *acquisition) takeCensus(ctx context.Context, r *record) error {
 	if a.nodes != nil {
 		if err := a.slots.review(ctx, a.pool, a.nodes, r); err != nil {
@@ -254,15 +254,15 @@ func (a *acquisition) count(ctx context.Context, r *record, changed bool) (bool,
 		st.Nodes, changed = len(a.nodes.members), true
 	}
 	limit := min(a.pool.Limit.Of(len(a.nodes.members)), MaxNodes)
-	away := a.nodes.unavailableNodes(st.Holders, a.change)
-	room := limit - len(away)
+	unavailable := a.nodes.unavailableNodes(st.Holders, a.change)
+	room := limit - len(unavailable)
 	rank := a.view.rank(st.ahead(a.change), room, now)
 	if rank < room {
 		took, err := a.hold(st, now)
 		a.grant(st, room-1)
 		return took, err
 	}
-	return changed, a.full(limit, rank, st, away)
+	return changed, a.full(limit, rank, st, unavailable)
 }
 
 // grant gives the slots that are free by this count to the next nodes in the queue, so that no others take them first. Such a node finds its slot at its
@@ -277,17 +277,17 @@ func (a *acquisition) grant(st *leaseState, room int) {
 	}
 }
 
-// full returns what is in the way. Away is nil if the agent has not counted the nodes.
-func (a *acquisition) full(limit, rank int, st *leaseState, away []string) *Full {
-	if away == nil {
+// full returns what is in the way. Unavailable is nil if the agent has not counted the nodes.
+func (a *acquisition) full(limit, rank int, st *leaseState, unavailable []string) *Full {
+	if unavailable == nil {
 		for _, h := range st.Holders {
-			away = append(away, h.Node+": "+changing)
+			unavailable = append(unavailable, h.Node+": "+changing)
 		}
 	}
 	now := a.slots.Clock.Now()
 	for _, w := range st.ahead(a.change) {
 		if _, may := a.view.passed[w.UID]; may && !a.view.goesFirst(w, now) {
-			away = append(away, w.Node+": waits longer")
+			unavailable = append(unavailable, w.Node+": waits longer")
 		}
 	}
 	after := retryAfter(rank, limit)
@@ -297,5 +297,5 @@ func (a *acquisition) full(limit, rank int, st *leaseState, away []string) *Full
 	case a.pool.Limit != nil && a.pool.Limit.Percent > 0 && st.Nodes == 0: // no agent has counted them yet: there may be room for many
 		after = timely
 	}
-	return &Full{Pool: a.pool.Name, Limit: limit, Unavailable: away, Ahead: rank, Retry: pause(after)}
+	return &Full{Pool: a.pool.Name, Limit: limit, Unavailable: unavailable, Ahead: rank, Retry: pause(after)}
 }

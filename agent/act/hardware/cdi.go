@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 )
 
-// ObserveSpecs looks for CDI specs that describe other instances than the present ones. If it cannot read one, or could not write
-// them, the agent reports that once, leaves them alone, and does not keep the node for them.
+// ObserveSpecs looks for CDI specs that describe other instances than the present ones. If it cannot read one, or could not write them, the
+// agent reports that once, leaves them unchanged, and restores the node without them.
 func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, g.Settings.Timeouts.DriverCall)
 	defer cancel()
@@ -26,7 +26,7 @@ func (g *GPUs) ObserveSpecs(ctx context.Context, seen *state.Observed) {
 		text = err.Error()
 	}
 	if text != "" && text != g.trouble {
-		g.Log.Warn("CDI specs are left alone", zap.Error(err))
+		g.Log.Warn("leaving CDI specs unchanged", zap.Error(err))
 	}
 	seen.Specs, g.trouble = stale, text
 }

@@ -50,7 +50,7 @@ type GPUs struct {
 // SpecsAbandoned reports whether writing the specs has failed so often that the agent does not keep the node for them.
 func (g *GPUs) SpecsAbandoned() bool { return g.failures >= g.Settings.Retry.Failures }
 
-// Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that left the plan as it was.
+// Change performs a step on a GPU. It fails with StepHadNoEffect after retry.noEffect successes that did not change the plan.
 func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 	if failure := g.Retries.InVain(in.Want, in.Step()); failure != nil {
 		if in.Step().Kind == plan.RestorePersistence { // the agent neither undoes a finished change nor keeps the node for that
@@ -59,9 +59,13 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 		return failure
 	}
 	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() { // it was the agent's when the change began
+		who := owner.Driver
+		if owner.Kind == api.OwnerBoth {
+			who += ", next to a device plugin,"
+		}
 		return &api.Failure{
 			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonForeignOwner, Later: true,
-			Message: fmt.Sprintf("the GPUs are %s by now (%s), so that they are not touched", owner.Kind, owner.Driver),
+			Message: fmt.Sprintf("not touching the GPUs: %s manages them now", who),
 		}
 	}
 	if !in.Want.Undo && in.Step().Traits().HoldersKnown {
@@ -140,9 +144,9 @@ func (g *GPUs) persistenceRefused(ctx context.Context, in act.Input, err error) 
 	}
 }
 
-// abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without.
+// abandonPersistence removes the GPU's persistence mode from the journal, since the agent cannot restore it. The GPU works as well without it.
 func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, why error) error {
-	g.Log.Warn("persistence mode cannot be turned on again", zap.Int("gpu", in.Step().Index), zap.Error(why))
+	g.Log.Warn("cannot turn persistence mode on again", zap.Int("gpu", in.Step().Index), zap.Error(why))
 	j := *in.Seen.Journal
 	j.Previous = nil
 	for _, c := range in.Seen.Journal.Previous {

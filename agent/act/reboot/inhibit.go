@@ -33,11 +33,11 @@ func (r *Rebooter) Inhibit(ctx context.Context, step plan.Step) (release func(),
 	case errors.Is(err, host.ErrShuttingDown):
 		return nil, &outcome.Waiting{
 			Reason: config.ReasonShuttingDown, After: retry,
-			Message: "the node is shutting down: no further change to a GPU is begun",
+			Message: "the node is shutting down: the agent changes no more GPUs",
 		}
 	case call.Err() != nil:
 		r.next = r.Clock.Now().Add(logindRetry)
-		r.Log.Warn("logind does not answer: steps are not kept from a shutdown", zap.Duration("again", logindRetry), zap.Error(err))
+		r.Log.Warn("logind does not answer: a shutdown may interrupt steps", zap.Duration("again", logindRetry), zap.Error(err))
 		return noRelease, nil
 	default:
 		r.Log.Debug("no shutdown inhibitor", zap.Error(err))

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// ObserveBoot reads the host's boot id. If that fails, the last one still holds, since a reboot would have ended this process.
-// If the agent has never read it, it takes nothing for a reboot.
+// ObserveBoot reads the host's boot id. If that fails, the last one still holds, since a reboot would have ended this process. If the agent
+// has never read it, it never assumes a reboot.
 func (r *Rebooter) ObserveBoot(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -25,7 +25,7 @@ func (r *Rebooter) ObserveBoot(ctx context.Context, seen *state.Observed) {
 		text = err.Error()
 	}
 	if text != "" && text != r.trouble {
-		r.Log.Warn("whether the host is rebooted is not known", zap.Error(err))
+		r.Log.Warn("cannot read the host's boot id", zap.Error(err))
 	}
 	r.id, r.trouble = cmp.Or(boot, r.id), text
 	if seen.Boot.ID = r.id; seen.Boot.ID == "" {
@@ -52,7 +52,7 @@ func (r *Rebooter) Observe(ctx context.Context, seen *state.Observed, pods []cor
 	j := seen.Journal
 	seen.Reboots.InVain = j != nil && j.NoReset != nil && boot != "" && j.NoReset.Boot != boot
 	for _, p := range pods {
-		// Pods that came behind the fence tolerate everything, and would come back as often as the agent evicts them.
+		// Pods that started behind the fence tolerate everything, and would come back as often as the agent evicts them.
 		if j != nil && j.Cordoned && p.CreationTimestamp.After(j.Started) {
 			continue
 		}

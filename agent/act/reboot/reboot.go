@@ -44,7 +44,7 @@ type Rebooter struct {
 	next      time.Time // when the agent may ask a logind again that has not answered
 	rebooting bool      // this process has asked logind for a reboot
 	id        string    // the boot id, as last read
-	trouble   string    // why the agent could not read it, the last time
+	trouble   string    // why the agent could not read it last time
 }
 
 // Forget drops what depends on times that the clock gave.
@@ -54,7 +54,7 @@ const (
 	// retry is the pause between two observations whether the node has been rebooted: each reboot starts the agent again.
 	retry = 30 * time.Second
 	// maxReboots and maxRebootsUndo bound the reboots of one change. A mode that is still pending after one reboot
-	// would be so after the next; an undo may need one of its own.
+	// would be so after the next; an undo may need its own.
 	maxReboots     = 1
 	maxRebootsUndo = 2
 )
@@ -79,19 +79,19 @@ func (r *Rebooter) Ask(ctx context.Context, in act.Input) error {
 	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, in.Want.Name)); err != nil {
 		return err
 	}
-	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "asked for a reboot by %s", r.Sentinel.Path)
+	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "requested a reboot by %s", r.Sentinel.Path)
 	return nil
 }
 
-// Withdraw removes the agent's sentinel file as soon as no mode is pending, whatever the labels ask for by then: a needless
-// reboot would take the instances of all GPUs away.
+// Withdraw removes the agent's sentinel file as soon as no mode is pending, whatever the labels then request: a needless reboot would destroy
+// the instances of all GPUs.
 func (r *Rebooter) Withdraw(ctx context.Context, seen *state.Observed) {
 	pending := slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return !gpu.Lost && gpu.Pending != gpu.Enabled })
 	if seen.Reboots.Asked != plan.AskedByUs || pending && r.Settings.Reboot.Policy == config.RebootDelegate {
 		return
 	}
 	if err := r.Sentinel.Withdraw(ctx); err != nil {
-		r.Log.Warn("a reboot is still asked for, and not needed", zap.Error(err))
+		r.Log.Warn("cannot withdraw the request for a reboot that is not needed", zap.Error(err))
 	}
 }
 
@@ -104,7 +104,7 @@ func (r *Rebooter) Allowed(ctx context.Context, in act.Input) error {
 	var err error
 	switch {
 	case in.Seen.Boot.Err != nil:
-		err = fmt.Errorf("the host is not rebooted for it: %w", in.Seen.Boot.Err)
+		err = fmt.Errorf("not rebooting the host: %w", in.Seen.Boot.Err)
 	case r.Settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
 	case !slices.Contains(in.Seen.Journal.Reboots, in.Seen.Boot.ID) && len(in.Seen.Journal.Reboots) >= limit:
@@ -129,7 +129,7 @@ func (r *Rebooter) Reboot(ctx context.Context, in act.Input) error {
 		if r.Clock.Since(j.RebootAsked) > r.Settings.Timeouts.Reboot {
 			return &api.Failure{
 				Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot,
-				Message: fmt.Sprintf("the node has not been rebooted in the %s since that was asked for", r.Settings.Timeouts.Reboot),
+				Message: fmt.Sprintf("the node was not rebooted within %s of the request", r.Settings.Timeouts.Reboot),
 			}
 		}
 		if r.rebooting || bootUnknown || r.Settings.Reboot.Policy != config.RebootSelf {
@@ -155,11 +155,11 @@ func (r *Rebooter) Reboot(ctx context.Context, in act.Input) error {
 	if errors.Is(err, host.ErrNoLogind) || errors.Is(err, host.ErrLogindRefuses) || errors.Is(err, host.ErrRebootInhibited) {
 		return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}
 	}
-	return r.await(j) // after any other error the host may go down all the same
+	return r.await(j) // after any other error the host may still go down
 }
 
-// note writes into the journal that the agent asks for a reboot in this boot, and the layout of the GPUs that the label does not
-// name, which the reboot takes.
+// note writes into the journal that the agent requests a reboot in this boot. It adds the layout of the GPUs that the label does not name,
+// since the reboot destroys it.
 func (r *Rebooter) note(ctx context.Context, in act.Input, j *journal.Journal) error {
 	j.Reboots = append(slices.Clone(j.Reboots), in.Seen.Boot.ID)
 	j.RebootAsked = r.Clock.Now().UTC().Truncate(time.Second)
@@ -173,7 +173,7 @@ func (r *Rebooter) note(ctx context.Context, in act.Input, j *journal.Journal) e
 	if err := r.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.Reboot), *j); err != nil {
 		return err
 	}
-	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node is to be rebooted for %s: MIG mode is pending", in.Want.Name)
+	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node needs a reboot for %s: MIG mode is pending", in.Want.Name)
 	return nil
 }
 
@@ -185,7 +185,7 @@ func (r *Rebooter) await(j journal.Journal) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonNeedsReboot, For: outcome.ForReboot, After: retry,
-		Message: fmt.Sprintf("waiting for %s to reboot the node, asked for at %s, given up at %s",
+		Message: fmt.Sprintf("waiting for %s to reboot the node, requested at %s, given up at %s",
 			who, j.RebootAsked.Format(time.RFC3339), until.Format(time.RFC3339)),
 	}
 }

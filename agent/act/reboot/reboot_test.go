@@ -128,7 +128,7 @@ func TestWhichRebootsAreAllowed(t *testing.T) {
 		"after one that has not helped":   {config.RebootSelf, []string{"former"}, false, nil, nil, plan.ErrStillPending.Error()},
 		"the first of an undo":            {config.RebootSelf, []string{"former"}, true, nil, nil, ""},
 		"after one of the undo":           {config.RebootSelf, []string{"former", "later"}, true, nil, nil, plan.ErrStillPending.Error()},
-		"a reboot that would not be seen": {config.RebootSelf, nil, false, nil, errors.New("no boot id"), "the host is not rebooted for it: no boot id"},
+		"a reboot that would not be seen": {config.RebootSelf, nil, false, nil, errors.New("no boot id"), "not rebooting the host: no boot id"},
 	} {
 		m := newMachine(t, row.policy)
 		m.seen.Journal.Reboots, m.refuses = row.reboots, row.refuses

@@ -76,7 +76,7 @@ func (s *Sentinel) write(ctx context.Context, why string) (err error) {
 	if err := rewrite(whole, fmt.Sprintf("%s: %s\n", config.FieldManager, why)); err != nil {
 		return fmt.Errorf("asking for a reboot: %w; mount the folder into the agent's container, or set reboot.sentinel", err)
 	}
-	if ctx.Err() != nil { // the caller does not wait any more, and may not need the reboot by now
+	if ctx.Err() != nil { // the caller has stopped waiting, and may no longer need the reboot
 		return ctx.Err()
 	}
 	err = os.Link(whole, s.Path) // unlike a rename, a link does not replace a file that is there

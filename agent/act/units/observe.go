@@ -44,7 +44,7 @@ func (u *Units) Observe(ctx context.Context, seen *state.Observed, taken []plan.
 	}
 }
 
-// computes reports whether a process of the unit computes on a device that goes.
+// computes reports whether a process of the unit computes on a device that the change takes.
 func computes(seen *state.Observed, unit string) bool {
 	return slices.ContainsFunc(seen.Holders.Processes, func(c holders.Client) bool {
 		return c.Unit == unit && slices.Contains(c.Sources, holders.SourceNVML)
@@ -64,7 +64,7 @@ func (u *Units) states(ctx context.Context, stopped []string) (map[string]string
 	case err == nil, errors.Is(err, host.ErrNoSystemd):
 	default:
 		u.next = u.Clock.Now().Add(systemdRetry)
-		u.Log.Warn("systemd does not answer: the host's units are left alone", zap.Duration("again", systemdRetry), zap.Error(err))
+		u.Log.Warn("systemd does not answer: leaving the host's units unchanged", zap.Duration("again", systemdRetry), zap.Error(err))
 	}
 	return states, err
 }
@@ -101,14 +101,14 @@ func (u *Units) ObserveToRestore(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// named returns the units that are in the settings. It notes the others, which the agent reports and leaves alone.
+// named returns the units that are in the settings. It notes the others: the agent reports them, and does not start them.
 func (u *Units) named(seen *state.Observed, stopped []string) []string {
 	var out []string
 	for _, unit := range stopped {
 		if slices.Contains(u.Settings.Units, unit) {
 			out = append(out, unit)
 		} else {
-			noteDropped(seen, unit, "units of the settings does not name it any more")
+			noteDropped(seen, unit, "setting units no longer names it")
 		}
 	}
 	return out
@@ -164,7 +164,7 @@ func (u *Units) ObserveStarted(ctx context.Context, seen *state.Observed) state.
 	return state.Started{Asked: true, States: states, Err: err}
 }
 
-// ReportNotRunning reports units that do not run since the agent has started them again, and forgets those that do.
+// ReportNotRunning reports units that have not run since the agent started them again, and forgets those that do.
 func (u *Units) ReportNotRunning(seen *state.Observed) {
 	if !seen.Started.Asked {
 		return
@@ -177,9 +177,9 @@ func (u *Units) ReportNotRunning(seen *state.Observed) {
 		case s.failed && state != "active":
 		case state == "failed" || state == "activating" && over:
 			u.note(name, start{at: s.at, failed: true})
-			u.Log.Warn("a unit of the host does not run since it was started again", zap.String("unit", name), zap.String("state", state))
+			u.Log.Warn("a unit of the host has not run since it was started again", zap.String("unit", name), zap.String("state", state))
 			u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
-				"%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", name, state, name)
+				"%s of this host was stopped for a change, was started again, and has been %s since; see systemctl status %s", name, state, name)
 		case s.failed || over:
 			delete(u.started, name)
 		}
@@ -200,12 +200,12 @@ func (u *Units) Awaits() bool {
 	return false
 }
 
-// Down names, for the end of a message, the units that the agent has stopped for a change and that do not run since.
+// Down names, for the end of a message, the units that the agent has stopped for a change and that have not run since.
 func (u *Units) Down() string {
 	text := ""
 	for _, name := range slices.Sorted(maps.Keys(u.started)) {
 		if u.started[name].failed {
-			text += fmt.Sprintf("; %s of this host was stopped for a change and does not run since: see systemctl status %s", name, name)
+			text += fmt.Sprintf("; %s of this host was stopped for a change and has not run since: see systemctl status %s", name, name)
 		}
 	}
 	return text

@@ -22,9 +22,9 @@ import (
 
 // Systemd is the host's systemd. On a host without it, each method returns host.ErrNoSystemd.
 type Systemd interface {
-	// States gives the active state of each unit that the host has.
+	// States returns the active state of each unit that the host has.
 	States(ctx context.Context, names []string) (map[string]string, error)
-	// Stop and Start wait for the unit's job as long as ctx lasts; host.ErrJobRunning if it goes on after that.
+	// Stop and Start wait for the unit's job as long as ctx lasts; host.ErrJobRunning if it continues after that.
 	Stop(ctx context.Context, name string) error
 	Start(ctx context.Context, name string) error
 }
@@ -40,7 +40,7 @@ type Units struct {
 	next            time.Time         // when the agent may ask a systemd again that has not answered
 	started         map[string]start  // units that the agent has started again
 	startedNext     time.Time         // when it may ask for their states again
-	reportedDropped map[string]string // units that it does not start, as it has reported
+	reportedDropped map[string]string // reported units that it does not start
 }
 
 // Forget drops what was computed from earlier times of the clock.
@@ -61,7 +61,7 @@ func (u *Units) note(unit string, s start) {
 const systemdRetry = 5 * time.Minute
 
 // notStartable is why the agent does not start a unit that it has stopped: systemd does not list it as one that can start.
-const notStartable = "the host has no such unit that it may start: it is masked or was removed"
+const notStartable = "it is masked on the host, or was removed"
 
 // Retry is the pause between two observations of a unit that stops or starts.
 const Retry = outcome.HostTimeout
@@ -84,7 +84,7 @@ func (u *Units) Stop(ctx context.Context, in act.Input) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonStoppingUnits, For: outcome.ForStep, After: Retry,
-		Message: fmt.Sprintf("waiting for %s of this host to stop, which keeps GPUs open", in.Step().Unit),
+		Message: fmt.Sprintf("waiting for %s of this host to stop: it keeps GPUs open", in.Step().Unit),
 		Since:   in.Seen.Journal.Started, Until: until, Then: in.Seen.DeadlineText(in.Want),
 	}
 }
@@ -96,8 +96,8 @@ type start struct {
 	failed bool      // it does not run, and the agent has reported that
 }
 
-// Start starts a unit that the change has stopped. If the unit does not start, or ends each time, the agent gives the node back all the same:
-// the GPUs work without it.
+// Start starts a unit that the change has stopped. If the unit does not start, or ends each time, the agent restores the node anyway: the GPUs
+// work without it.
 func (u *Units) Start(ctx context.Context, in act.Input) error {
 	before := u.started[in.Step().Unit]
 	if before.times >= u.Settings.Retry.NoEffect {
@@ -114,7 +114,7 @@ func (u *Units) Start(ctx context.Context, in act.Input) error {
 	case errors.Is(err, host.ErrJobRunning) && u.Clock.Now().Before(until):
 		return &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, After: Retry,
-			Message: fmt.Sprintf("waiting for %s of this host to start", in.Step().Unit), Until: until, Then: "the node is given back without it",
+			Message: fmt.Sprintf("waiting for %s of this host to start", in.Step().Unit), Until: until, Then: "the agent restores the node without it",
 		}
 	case errors.Is(err, host.ErrJobRunning), u.Retries.OneMoreIsTooMany(in.Step()):
 		return u.abandon(ctx, in, err)

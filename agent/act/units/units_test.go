@@ -293,11 +293,11 @@ func TestWhichUnitsOfTheHostAreObserved(t *testing.T) {
 		}
 		for _, unit := range row.dropped {
 			if m.seen.Record.Dropped[unit] == "" {
-				t.Errorf("%s: %s is not said to be left alone", name, unit)
+				t.Errorf("%s: %s is not reported as dropped", name, unit)
 			}
 		}
 		if len(m.seen.Record.Dropped) != len(row.dropped) || len(m.asked) > 0 && !cmp.Equal(m.asked, []string{dcgm, other}) {
-			t.Errorf("%s: %v are left alone; systemd was asked for %v", name, m.seen.Record.Dropped, m.asked)
+			t.Errorf("%s: %v are dropped; systemd was asked for %v", name, m.seen.Record.Dropped, m.asked)
 		}
 	}
 	m := newMachine(t)
