@@ -803,7 +803,7 @@ func TestTheMessageSaysWhatToDoHoweverLongTheNamesAre(t *testing.T) {
 			w.passes(65 * time.Second)
 			w.pass(true)
 			c := w.within(5*time.Second, corev1.ConditionTrue, config.ReasonResetRequired)
-			for _, want := range []string{"Action: ResetGPU.", "And 7 more.", "keeps new pods away"} {
+			for _, want := range []string{"Action: ResetGPU.", "And 7 more.", "Taint gpuslice.io/gpu-unhealthy keeps new pods away."} {
 				if !strings.Contains(c.Message, want) {
 					t.Errorf("the message is %q, want %q in it", c.Message, want)
 				}

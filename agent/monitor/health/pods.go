@@ -172,7 +172,7 @@ func withheldBy(x verdict.Xid) string {
 	if slices.Contains(ignoredByPlugin, x.Number) {
 		return ""
 	}
-	return "; NVIDIA's device plugin withholds the GPU from new pods until the agent restarts the plugin: at once the first time, later after up to an hour"
+	return "; NVIDIA's device plugin withholds the GPU from new pods until the agent restarts the plugin: at once the first time, then after up to an hour"
 }
 
 // containedError is the Xid of a memory error that hits one program through no fault of its own.

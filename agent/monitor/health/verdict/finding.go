@@ -67,7 +67,7 @@ var reasons = []struct {
 	},
 	{
 		config.ReasonXidCritical, Critical, ActionResetGPU, "has reported an error that is not known to be over",
-		"end its pods, then reset it, or reboot the node; or inspect it and set annotation " + config.AnnotationHealthAck + " of the node to the time of that",
+		"end its pods, then reset it, or reboot the node; or inspect it and set annotation " + config.AnnotationHealthAck + " of the node to that time",
 	},
 	{
 		config.ReasonRowRemapFailed, Critical, ActionContactSupport, "has a row of memory that cannot be replaced",
@@ -95,7 +95,7 @@ var reasons = []struct {
 	},
 	{
 		config.ReasonUncorrectableECC, Degraded, ActionResetGPU, "has had an uncorrectable memory error",
-		"programs that ran on it may have wrong results; reset it when its pods have ended, unless the driver reports that the error is over",
+		"programs that ran on it then may have wrong results; reset it when its pods have ended, unless the driver reports that the error is over",
 	},
 	{
 		config.ReasonModePending, Degraded, ActionResetGPU, "has a mode that changes at its next reset", "reset it when its pods have ended",
