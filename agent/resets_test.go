@@ -312,7 +312,7 @@ func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
 	}
 }
 
-// NVSentinel minds the node: the agent leaves it its GPUs.
+// NVSentinel manages the node: the agent leaves the GPUs to it.
 func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

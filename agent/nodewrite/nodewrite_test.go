@@ -45,7 +45,7 @@ func TestResourcesAreRemovedByAWriteThatIsRepeated(t *testing.T) {
 			t.Fatal(err)
 		}
 		if seen == nil {
-			t.Fatal("the node as it is then was not handed on")
+			t.Fatal("the resulting node was not handed on")
 		}
 		for _, list := range []corev1.ResourceList{seen.Status.Capacity, seen.Status.Allocatable} {
 			if _, there := list["nvidia.com/gpu.shared"]; there || len(list) != 1 {

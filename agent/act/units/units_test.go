@@ -212,7 +212,7 @@ func (m *machine) startedBefore(starts, failures int) act.Input {
 	return step
 }
 
-// journal returns the text of the journal that the node has by now; empty if none was written.
+// journal returns the text of the journal on the node; empty if none was written.
 func (m *machine) journal() string {
 	m.t.Helper()
 	node, err := m.client.CoreV1().Nodes().Get(m.t.Context(), "gpu-1", metav1.GetOptions{})

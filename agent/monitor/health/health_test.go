@@ -738,7 +738,7 @@ func TestARecordThatIsNoneIsForgotten(t *testing.T) {
 	}
 }
 
-// What the agent does beside reporting is said in the message, and that it resets nothing where NVSentinel minds the node.
+// The message says what the agent does in addition to reporting, and that it resets nothing where NVSentinel manages the node.
 func TestTheMessageSaysWhatIsDoneBesides(t *testing.T) {
 	const byTaint = "Taint gpuslice.io/gpu-unhealthy keeps new pods away."
 	const resetsNothing = " The agent resets nothing: NVSentinel manages this node (condition GpuMemWatch)."

@@ -335,7 +335,7 @@ func TestWhetherTheDriverHandsOutItsEvents(t *testing.T) {
 	}
 	n.ConfirmLogged(began, xid(0, 62, 1))
 	if !n.HasEvents() || n.Observed() || n.DriverAnswers() {
-		t.Error("an event is no proof of events, or one of an answer")
+		t.Error("an event does not show that events are sent, or it shows an answer")
 	}
 	n.ObserveGPUs(began, nil, true)
 	if !n.Observed() || !n.DriverAnswers() {

@@ -26,7 +26,7 @@ type Record struct {
 	Boot     string      `json:"boot"`
 	Reported string      `json:"reported,omitempty"` // key of the verdict that was last reported
 	Hung     time.Time   `json:"hung,omitzero"`
-	Away     bool        `json:"away,omitempty"` // no driver was loaded: the next one is newly loaded
+	Unloaded bool        `json:"away,omitempty"` // no driver was loaded: the next one is newly loaded
 	GPUs     []gpuRecord `json:"gpus,omitempty"`
 }
 
@@ -84,7 +84,7 @@ type rowsRecord struct {
 
 // Record returns what is known now, with the id of the host's boot and the key of the verdict that was last reported.
 func (n *Node) Record(boot, reported string) Record {
-	r := Record{Version: recordVersion, Boot: boot, Reported: reported, Hung: n.hangXidAt, Away: n.driverUnloaded}
+	r := Record{Version: recordVersion, Boot: boot, Reported: reported, Hung: n.hangXidAt, Unloaded: n.driverUnloaded}
 	for _, g := range n.gpus {
 		out := gpuRecord{
 			UUID: string(g.uuid), PCI: g.pci, Index: g.index, Old: g.beforeAmpere, Pending: g.rowPending, Failed: g.rowFailed,
@@ -190,7 +190,7 @@ func (n *Node) Recall(r Record, boot string) {
 		n.gpus = append(n.gpus, g)
 	}
 	if same {
-		n.hangXidAt, n.driverUnloaded = r.Hung, r.Away
+		n.hangXidAt, n.driverUnloaded = r.Hung, r.Unloaded
 	}
 }
 
