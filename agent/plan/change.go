@@ -15,7 +15,7 @@ type change struct {
 	later       []Step // steps after the reboot, if the change waits for one
 	changesMode bool
 	waits       bool     // the mode becomes current at a reboot only
-	takesAway   bool     // it destroys an instance or changes the mode, so that a device goes that kubelet may give to a pod
+	takesAway   bool     // it destroys an instance or changes the mode, so a device goes that kubelet may allocate to a pod
 	taken       []string // UUIDs, as kubelet knows them, of the devices that go
 }
 
@@ -80,7 +80,7 @@ func (seen Observed) refusal(gpu nvml.GPU, target Target) error {
 	}
 }
 
-// endsPersistence reports whether the GPU is taken out of persistence mode.
+// endsPersistence reports whether the change turns persistence mode off.
 func (c change) endsPersistence() bool {
 	return Has(c.steps, DropPersistence)
 }
@@ -116,13 +116,13 @@ func parts(gpu nvml.GPU, kind Kind, solution nvml.Solution) []Step {
 	return out
 }
 
-// takesAway reports whether a device goes that kubelet may give to a pod.
+// takesAway reports whether a device goes that kubelet may allocate to a pod.
 func takesAway(solution nvml.Solution) bool {
 	return len(solution.Destroy) > 0 || slices.ContainsFunc(solution.Change, func(c nvml.Change) bool { return len(c.Destroy) > 0 })
 }
 
-// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU for it: if no process holds the
-// GPU, the driver may reset it at once after all.
+// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU anyway: if no process holds it, the driver may
+// reset it at once after all.
 func turnOnAtReboot(gpu nvml.GPU) change {
 	if gpu.Pending {
 		return change{}
@@ -142,7 +142,7 @@ func reset(gpu nvml.GPU) []Step {
 	return append(steps, Step{Kind: Reset, GPU: gpu.UUID, Index: gpu.Index})
 }
 
-// healed resets a GPU that is not well, and brings it to its target from what the reset leaves. All of it goes, and so does each pod that has any of it.
+// healed resets a GPU that is not well, and then brings it to its target. The whole GPU goes, and with it each pod that has a part of it.
 func (seen Observed) healed(gpu nvml.GPU, target Target) (change, error) {
 	after := withPending(Step{}, gpu)
 	after.Persistent = false
@@ -157,9 +157,9 @@ func (seen Observed) healed(gpu nvml.GPU, target Target) (change, error) {
 	return rest, nil
 }
 
-// asItIs has a GPU of which nothing is asked keep its mode and cut, as the journal records them: a mode that is pending does not count, and is taken
-// back after the reset that makes it current.
-func asItIs(gpu nvml.GPU) Target {
+// currentTarget keeps the present mode and geometry of a GPU without a request, as the journal records them. It ignores a pending mode: after the
+// reset that makes this mode current, the plan changes it back.
+func currentTarget(gpu nvml.GPU) Target {
 	target := Target{Request: nvml.Request{MIG: gpu.Enabled}, Undo: true}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
@@ -169,8 +169,8 @@ func asItIs(gpu nvml.GPU) Target {
 	return target
 }
 
-// held returns the GPU with the instances marked that kubelet has given to pods: such a pod may have no process just now, and would have to
-// leave all the same. It ignores pods whose devices are not known, since they would have to leave whatever goes.
+// held marks the instances that kubelet has allocated to pods. Such a pod may have no process just now, but would have to leave. Pods with unknown
+// devices do not count: they have to leave whatever goes.
 func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
 	holds := map[string]bool{}
 	for _, p := range seen.Pods {
@@ -203,8 +203,8 @@ func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
 	return nvml.Solve(gpu, target.Devices)
 }
 
-// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts. The GPU itself
-// goes with any of them: a device plugin with a wrong MIG strategy offers it as a whole while it has instances.
+// taken lists the devices that go: all of the GPU's when its mode changes, else those of the destroyed instances and parts. The GPU itself goes with
+// any of them: a device plugin with a wrong MIG strategy advertises it as a whole while it has instances.
 func taken(gpu nvml.GPU, solution nvml.Solution, changesMode bool) []string {
 	parts := map[nvml.Placed][]nvml.Part{}
 	for _, c := range solution.Change {

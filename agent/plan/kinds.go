@@ -11,24 +11,24 @@ import (
 // Kind names what a step does.
 type Kind string
 
-// The kinds of steps, about in the order of a change; the order of a plan is that of Make. Within the change of one GPU, instances are destroyed
-// before MIG mode is turned off and created after it is turned on.
+// The kinds of steps, about in the order of a change; Make has the order of a plan. Within the change of one GPU, instances are destroyed before MIG
+// mode is turned off and created after it is turned on.
 const (
-	// Record writes the journal without a fence: for a change that disrupts no pod, or what a fenced change has to restore besides, before it takes that.
+	// Record writes the journal without a fence: for a change that disrupts no pod, or before a fenced change takes something more that it has to
+	// restore.
 	Record Kind = "Record"
 	// Adopt writes a journal for what an agent has left on the node without one, so that the agent restores it like any change.
 	Adopt Kind = "Adopt"
 	// AcquireSlot waits until the node's pool gives it a slot.
 	AcquireSlot Kind = "AcquireSlot"
-	// Close writes the journal, and keeps claims from the devices that go and from no others, while the pods leave that hold them. Fence follows, before
-	// a GPU is touched.
+	// Close writes the journal, and closes to claims only the devices that go, while their holders leave. Fence follows before a GPU is touched.
 	Close Kind = "Close"
 	// Fence writes the journal, the cordon and the taint in one guarded update.
 	Fence Kind = "Fence"
-	// Evict evicts the pods that hold what the plan takes away, and is over when they are gone.
+	// Evict evicts the pods that hold a device which the plan removes, and is over when they are gone.
 	Evict Kind = "Evict"
-	// PauseOperands changes the label that deploys operands, so that these end, and is over when they are gone. Without
-	// a label it evicts the device plugin and other clients of the library, which the taint of the fence keeps away.
+	// PauseOperands changes the label that deploys operands, so that these end, and is over when they are gone. Without a label it evicts the device
+	// plugin and other clients of the library; the fence's taint then keeps them away.
 	PauseOperands Kind = "PauseOperands"
 	// StopUnits stops one systemd unit of the host that keeps GPUs open.
 	StopUnits Kind = "StopUnits"
@@ -44,9 +44,9 @@ const (
 	Heal Kind = "Heal"
 	// Destroy removes one instance, or one compute instance of an instance that stays.
 	Destroy Kind = "Destroy"
-	// Create makes one instance at its place, or one compute instance in an instance that stands.
+	// Create creates one instance at its place, or one compute instance in an existing instance.
 	Create Kind = "Create"
-	// Park uncordons the node and leaves the journal: the change goes on after the next reboot.
+	// Park uncordons the node and leaves the journal: the change continues after the next reboot.
 	Park Kind = "Park"
 	// AskReboot asks for a reboot by the sentinel file.
 	AskReboot Kind = "AskReboot"
@@ -54,28 +54,28 @@ const (
 	Reboot Kind = "Reboot"
 	// WriteSharing gives the device plugin another config, and is over when its readers can see it.
 	WriteSharing Kind = "WriteSharing"
-	// RegenerateCDI writes the CDI specs again that describe the GPUs as they were before the change.
+	// RegenerateCDI rewrites the CDI specs that describe the GPUs before the change.
 	RegenerateCDI Kind = "RegenerateCDI"
 	// StartUnits starts one unit again.
 	StartUnits Kind = "StartUnits"
-	// ResumeOperands gives a label its former value again. Without a label it removes the taint and leaves the cordon: pods
-	// of DaemonSets come back, others do not.
+	// ResumeOperands restores a label's former value. Without a label it removes the taint and leaves the cordon: pods of DaemonSets come back,
+	// others do not.
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
-	// RestartPlugin evicts a device plugin that does not offer the GPUs as they are: until it starts again, it takes a GPU for unhealthy that has
-	// recovered, and offers the layout of the GPUs that it has read.
+	// RestartPlugin evicts a device plugin that advertises an old state of the GPUs. Until it restarts, it takes a recovered GPU for unhealthy, and
+	// advertises the layout that it once read.
 	RestartPlugin Kind = "RestartPlugin"
-	// RestartLatePlugin evicts a device plugin whose devices kubelet has lacked for half of the time that verification may take: one has been seen to
-	// register and to be forgotten by kubelet.
+	// RestartLatePlugin evicts a device plugin if kubelet still lacks its devices after half of the time that verification may take: kubelet was once
+	// seen to forget a registered plugin.
 	RestartLatePlugin Kind = "RestartLatePlugin"
-	// ReloadPlugin makes the pods of the device plugin that run by a former config read the present one.
+	// ReloadPlugin makes the device plugin's pods read the present config, if they run by a former one.
 	ReloadPlugin Kind = "ReloadPlugin"
-	// SetComputeMode sets the default compute mode on a GPU whose MPS daemon has ended and left it in exclusive-process mode.
+	// SetComputeMode sets the default compute mode on a GPU that an ended MPS daemon has left in exclusive-process mode.
 	SetComputeMode Kind = "SetComputeMode"
 	// VerifyCapacity is over when NVML, kubelet and the node's allocatable agree, twice in a row.
 	VerifyCapacity Kind = "VerifyCapacity"
-	// PublishNodeKeys sets the labels and taints of the profile, and removes those of the former profile.
+	// PublishNodeKeys sets the profile's labels and taints, and removes those of the former profile.
 	PublishNodeKeys Kind = "PublishNodeKeys"
 	// Release removes the journal, the taint and the agent's cordon in one guarded update.
 	Release Kind = "Release"
@@ -86,8 +86,8 @@ const (
 // Kinds returns all kinds of steps, sorted by their names.
 func Kinds() []Kind { return slices.Sorted(maps.Keys(kinds)) }
 
-// Traits are what is true of every step of a kind. Code that treats several kinds otherwise than others asks for a trait, so that a new kind is a row
-// here, a case of the planner, and who performs it.
+// Traits are what is true of every step of a kind. Code that treats several kinds differently asks for a trait: a new kind then needs a row here, a
+// case in the planner, and an executor.
 type Traits struct {
 	// Text writes the step as plans, logs and goldens show it.
 	Text func(s Step) string
@@ -96,44 +96,44 @@ type Traits struct {
 
 	// Stage is the part of a change that it belongs to.
 	Stage Stage
-	// Disrupts: it takes something away, from pods or from the host.
+	// Disrupts: it takes something from pods or from the host.
 	Disrupts bool
 	// Begins: it begins a change, which a hold on the node forbids.
 	Begins bool
-	// BeforePodsLeft: while it is the next step, pods that hold what goes may still be there.
+	// BeforePodsLeft: while it is the next step, holders of devices that go may still be there.
 	BeforePodsLeft bool
 	// AsksBudgets: it asks whether pods may be evicted, so the agent watches their disruption budgets while it waits.
 	AsksBudgets bool
-	// DryRun: before the change disturbs anything, the agent asks whether the pods that the step evicts may go.
+	// DryRun: before the change disturbs anything, the agent checks by a dry run whether the step's pods may be evicted.
 	DryRun bool
-	// ComesBack: its pods come back by themselves, so the agent asks for them only if all others may go.
+	// ComesBack: its pods come back by themselves, so the agent checks them only if all others may go.
 	ComesBack bool
 	// ShapesPlugin: it changes what the device plugin reads when it starts, and never again.
 	ShapesPlugin bool
-	// StartsPlugin: the device plugin may start by it, and reads its config then.
+	// StartsPlugin: the device plugin may start after it, and then reads its config.
 	StartsPlugin bool
-	// ReachesTarget: it does a part of what the label asks for, so a change beyond it is as short to finish as to undo.
+	// ReachesTarget: it carries out a part of the request, so a change beyond it is as short to finish as to undo.
 	ReachesTarget bool
-	// HoldersKnown: it ends processes on the GPU, so the agent must know the holders before.
+	// HoldersKnown: it ends processes on the GPU, so the agent must know the holders first.
 	HoldersKnown bool
-	// TakesFromHost: if the agent is killed, only the host's record says what it has taken from the host.
+	// TakesFromHost: if the agent is killed, only the host's record says what the step took from the host.
 	TakesFromHost bool
-	// OnlyObserves: it changes nothing, so it may rest on what the watches have shown.
+	// OnlyObserves: it changes nothing, so it may rest on the watches.
 	OnlyObserves bool
-	// Restores: it takes nothing away, and names the version of what it changes, so it may rest on what the watches have shown.
+	// Restores: it removes nothing, and names the version of what it changes, so it may rest on the watches.
 	Restores bool
-	// OnlyAdds: it takes no device from a pod, so in the middle of a change it may rest on what the watches have shown: at worst it adds what the label
-	// asked for a moment before.
+	// OnlyAdds: it takes no device from a pod, so in the middle of a change it may rest on the watches. At worst it adds what the label requested a
+	// moment ago.
 	OnlyAdds bool
-	// Bounded: the agent gives up a change in which this step goes on failing.
+	// Bounded: the agent gives up a change if this step keeps failing.
 	Bounded bool
-	// Repeatable: it succeeds at once, and a user or another tool may undo it at once. The agent gives up a change that repeats it in vain.
+	// Repeatable: it succeeds at once, and a user or another tool may undo it right away. The agent gives up a change that repeats it in vain.
 	Repeatable bool
-	// PartOfVerify: the wait for capacity goes on while it is the next step.
+	// PartOfVerify: the wait for capacity continues while it is the next step.
 	PartOfVerify bool
 	// WaitsAsOne: all steps of the kind share one wait and one deadline.
 	WaitsAsOne bool
-	// Wait is what it waits for, beside pods.
+	// Wait is what it waits for besides pods.
 	Wait Wait
 }
 
@@ -143,7 +143,7 @@ func (t Traits) TouchesGPU() bool { return t.Stage == StageHardware }
 // Stage is a part of a change.
 type Stage int
 
-// The stages of a change, in their order, but that SetComputeMode, which changes a GPU, comes after what restores.
+// The stages of a change, in their order. One exception: SetComputeMode changes a GPU after the restoring steps.
 const (
 	// StageOpen comes before anything is disturbed, so the agent checks in it whether the change can come to its end.
 	StageOpen Stage = iota + 1
@@ -155,9 +155,9 @@ const (
 	StageReboot
 	// StageConfigure gives the device plugin its config.
 	StageConfigure
-	// StageRestore restores what the change has taken away.
+	// StageRestore restores what the change has removed.
 	StageRestore
-	// StageVerify verifies the capacity, gives the node its labels and taints, and gives it back.
+	// StageVerify verifies the capacity, publishes the node's labels and taints, and releases the node.
 	StageVerify
 )
 
@@ -256,7 +256,7 @@ var kinds = map[Kind]Traits{
 	RestartPlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
-			return "restart " + plugins(s.Pods) + ", which does not offer the GPUs as they are"
+			return "restart " + plugins(s.Pods) + ", which advertises an old state of the GPUs"
 		},
 		Begins: true, StartsPlugin: true, AsksBudgets: true,
 	},
@@ -264,9 +264,9 @@ var kinds = map[Kind]Traits{
 		Stage: StageRestore,
 		Text: func(s Step) string {
 			if byDriver(s.Pods) {
-				return "restart " + plugins(s.Pods) + ", whose ResourceSlices have not been those of the GPUs for long"
+				return "restart " + plugins(s.Pods) + ": its ResourceSlices still do not match the GPUs"
 			}
-			return "restart " + plugins(s.Pods) + ", whose devices kubelet has lacked for long"
+			return "restart " + plugins(s.Pods) + ": kubelet still lacks its devices"
 		},
 		StartsPlugin: true, AsksBudgets: true, PartOfVerify: true,
 	},

@@ -143,11 +143,11 @@ func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
 		"evict team/a (claim team/a-gpu, team/b), team/c": {Kind: plan.Evict, Pods: []plan.Pod{
 			{Namespace: "team", Name: "a", Claims: []string{"a-gpu", "b"}}, {Namespace: "team", Name: "c"},
 		}},
-		"restart NVIDIA's DRA driver dra/driver":                                                                {Kind: plan.RestartOperands, Pods: driver},
-		"restart NVIDIA's DRA driver dra/driver, which does not offer the GPUs as they are":                     {Kind: plan.RestartPlugin, Pods: driver},
-		"restart NVIDIA's DRA driver dra/driver, whose ResourceSlices have not been those of the GPUs for long": {Kind: plan.RestartLatePlugin, Pods: driver},
-		"remove the taint, so that NVIDIA's DRA driver can start":                                               {Kind: plan.ResumeOperands, ByClaims: true},
-		"pause NVIDIA's DRA driver dra/driver":                                                                  {Kind: plan.PauseOperands, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver":                                                 {Kind: plan.RestartOperands, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, which advertises an old state of the GPUs":      {Kind: plan.RestartPlugin, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver: its ResourceSlices still do not match the GPUs": {Kind: plan.RestartLatePlugin, Pods: driver},
+		"remove the taint, so that NVIDIA's DRA driver can start":                                {Kind: plan.ResumeOperands, ByClaims: true},
+		"pause NVIDIA's DRA driver dra/driver":                                                   {Kind: plan.PauseOperands, Pods: driver},
 	} {
 		if got := step.String(); got != want {
 			t.Errorf("%q, want %q", got, want)

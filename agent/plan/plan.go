@@ -1,8 +1,7 @@
 // Package plan decides: it compares what was observed with what is desired and lists the steps between them.
 //
-// It is pure. It knows no Kubernetes client, no NVIDIA library, no clock and no file: its arguments hold everything that it
-// decides by. The agent performs the first step of a plan, observes afresh, and plans again, so a plan must be the same
-// whether this process has done the steps before it, or one that was killed.
+// It is pure: it decides by its arguments alone, without a Kubernetes client, NVIDIA's library, a clock or files. The agent performs the first step
+// of a plan, observes afresh, and plans again. So a plan must be the same whether this process has done the earlier steps or a killed one has.
 package plan
 
 import (
@@ -26,16 +25,16 @@ type Observed struct {
 	Plugin   Plugin  // the device plugin's config
 	Journal  Journal
 	Orphaned bool // a change has left something on the node, and there is no journal
-	// Closable are the devices of each GPU from which claims can be kept, by the names that NVIDIA's DRA driver gives them. There are none where the agent
-	// fences nodes alone.
+	// Closable has the devices of each GPU that the agent can close to claims, as NVIDIA's DRA driver names them. It is empty where the agent only
+	// fences nodes.
 	Closable map[nvml.UUID][]string
-	Closed   []string // devices from which claims are kept for the change
+	Closed   []string // devices that are closed to claims for the change
 	Fenced   bool     // the agent's taint keeps new pods away
-	Breached bool     // another user or tool has lifted the agent's cordon, and by the settings the agent puts it back
+	Breached bool     // another user or tool has lifted the agent's cordon, and the settings have the agent put it back
 	Startup  bool     // the taint of a node that has just been registered keeps pods away until the capacity is verified
-	Returned bool     // something has put that taint back, so that the agent leaves it for some time
-	Undo     bool     // the plan is the way back
-	ByClaims bool     // NVIDIA's DRA driver gives out the GPUs, to operands too
+	Returned bool     // something has put that taint back, so the agent leaves it for some time
+	Undo     bool     // the plan is an undo
+	ByClaims bool     // NVIDIA's DRA driver advertises the GPUs, to operands too
 	Reboots  Reboots
 	CDI      []string // CDI specs that describe other GPU instances than there are
 	Keys     bool     // labels or taints of the node differ from those of the profile
@@ -44,12 +43,12 @@ type Observed struct {
 	Capacity Capacity
 }
 
-// Sick are the GPUs that are to be reset because they are not well, whatever is asked for.
+// Sick are the GPUs that need a reset because they are not well, whatever the request.
 type Sick map[nvml.UUID]bool
 
-// Slot is the node's permission to be unavailable, of which its pool gives out only so many at once.
+// Slot is the node's permission to be unavailable. Its pool has a limited number of slots.
 type Slot struct {
-	Needed bool // a step that takes something away needs a slot
+	Needed bool // a step that removes something needs a slot
 	Spared bool // but only if pods have to leave: the change restores what the node had before and has lost
 	Drains bool // but only if pods have to leave: the pool's limit is for those changes alone
 	Has    bool // the node has a slot
@@ -58,13 +57,13 @@ type Slot struct {
 // Journal is what the planner needs to know of the node's journal.
 type Journal struct {
 	Pending    bool               // there is a journal
-	Cordoned   bool               // the change has fenced the node, and not given it back
-	Closes     bool               // the change keeps claims from devices, before it fences the node
-	Other      bool               // it is about another target than the one that is planned, or about that one before a user has edited it
-	Cuts       map[nvml.UUID]bool // GPUs of which it holds the former layout
+	Cordoned   bool               // the change has fenced the node, and not released it
+	Closes     bool               // the change closes devices to claims before it fences the node
+	Other      bool               // it is for another target than the planned one, or for that one before a user edited it
+	Cuts       map[nvml.UUID]bool // GPUs with their former layout in the journal
 	Persistent map[nvml.UUID]bool // GPUs among them that were in persistence mode
 	Verified   bool               // the capacity agreed with the hardware when the change began, and must do so again
-	Paused     map[string]bool    // labels of operands of which it holds the former value
+	Paused     map[string]bool    // labels of operands with their former value in the journal
 	Stopped    map[string]bool    // units that ran before the change
 	MPS        bool               // the plugin's config shared GPUs by MPS before the change
 }
@@ -72,14 +71,14 @@ type Journal struct {
 // Pod is a pod that may have to leave.
 type Pod struct {
 	Namespace, Name, UID string
-	Devices              []string  // UUIDs of the GPUs and MIG devices that kubelet has given it
+	Devices              []string  // UUIDs of the GPUs and MIG devices that kubelet has allocated to it
 	Replicas             []Replica // the same devices, as kubelet names them
 	Known                bool      // both are certain; otherwise the pod counts as holding every device
-	Withdrawn            bool      // kubelet gives out to others, by another id, what the pod has
+	Withdrawn            bool      // kubelet allocates the pod's devices to others, by another id
 	Ending               bool      // its containers are being stopped
 	Claims               []string  // its resource claims of GPUs
 	Driver               bool      // it is NVIDIA's DRA driver
-	Replaced             bool      // a pod in its place would need claims of its own, and get none of its devices while claims are kept from them
+	Replaced             bool      // a pod in its place would need claims of its own, which get none of its devices while these are closed
 }
 
 // Operand is a device plugin pod of the node.
@@ -89,7 +88,7 @@ type Operand struct {
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 	Stays   bool // it does not keep the library open, so that the driver resets GPUs while it runs
 	ByLabel bool // it is one of Pauses
-	// Outdated: it does not offer the GPUs as they are. It has run since before a GPU recovered, or has offered for long what is gone.
+	// Outdated: it advertises an old state of the GPUs. It has run since before a GPU recovered, or has long advertised devices that are gone.
 	Outdated bool
 	// Late: it has run for half of the wait for capacity, and kubelet does not have its devices.
 	Late bool
@@ -110,7 +109,7 @@ type Unit struct {
 	Active   bool
 	Ending   bool // it is active and about to stop
 	Starting bool // it is about to be active, or systemd restarts it again and again
-	Holds    bool // one of its processes computes on what the plan takes away
+	Holds    bool // one of its processes computes on a device that the plan removes
 }
 
 // Capacity is how far the node's capacity agrees with the hardware.
@@ -118,8 +117,8 @@ type Capacity struct {
 	Agreed int // observations in a row in which hardware, kubelet and node agreed
 }
 
-// VerifiedAfter is the number of observations in a row in which everything must agree before a change counts as done: devices may
-// vanish again right after a plugin's first registration.
+// VerifiedAfter is how many observations in a row must agree before a change counts as done: devices may vanish again right after a plugin's first
+// registration.
 const VerifiedAfter = 2
 
 // Target is what one GPU shall become.
@@ -133,12 +132,12 @@ type Target struct {
 // Desired is what a node shall become.
 type Desired struct {
 	GPUs    Targets
-	Sharing *Sharing // nil leaves the device plugin's config alone
+	Sharing *Sharing // nil leaves the device plugin's config unchanged
 	Config  string   // name of the plugin's config, for users to read
 	Later   bool     // the agent can ask the device plugin for a config only once that is there
 }
 
-// Targets are what the named GPUs shall become. The plan leaves GPUs alone that are not named.
+// Targets are what the named GPUs shall become. The plan does not change other GPUs.
 type Targets map[nvml.UUID]Target
 
 // Refused says that a GPU cannot become what is desired. The plan has disturbed nothing.
@@ -159,15 +158,14 @@ func (r *Refused) Error() string {
 // Unwrap gives the reason, usually an *nvml.Impossible.
 func (r *Refused) Unwrap() error { return r.Err }
 
-// Refuse returns why there is no plan: a *Refused if a GPU cannot become what is desired. It decides by three parts of Observed: GPUs, Sick and
-// Reboots.
+// Refuse returns why there is no plan: a *Refused if a GPU cannot become what is desired. It reads three parts of Observed: GPUs, Sick and Reboots.
 func Refuse(seen Observed, want Desired) error {
 	_, err := seen.changes(want)
 	return err
 }
 
-// Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that
-// this is verified, and that the agent has nothing to restore. The error is that of Refuse.
+// Make lists the steps from what was observed to what is desired. No steps means that the node is as desired, that this is verified, and that the
+// agent has nothing to restore. It returns the same error as Refuse.
 func Make(seen Observed, want Desired) ([]Step, error) {
 	changes, err := seen.changes(want)
 	if err != nil {
@@ -194,8 +192,8 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	}
 }
 
-// open lists the steps that remove the startup taint from a node whose GPUs and config are as desired already. If kubelet has the capacity behind that
-// taint, the node needs no fence in the taint's place.
+// open lists the steps that remove the startup taint when the GPUs and the config are as desired already. If kubelet has the capacity behind that
+// taint, no fence has to replace the taint.
 func open(seen Observed, want Desired, parks bool) []Step {
 	if steps := openUnfenced(seen, want, parks); steps != nil {
 		return steps
@@ -227,11 +225,10 @@ func openUnfenced(seen Observed, want Desired, parks bool) []Step {
 	return append(before, after...)
 }
 
-// NeedFresh reports whether the first of the steps may not rest on what the watches have shown, which may be out of date. Where no step is left, the
-// observation says that the change is done: it has to read the API server, whose answer to the last write may have been wrong. Forward says that the
-// change has touched a GPU or the device plugin's config, and is not an undo. Before that its window may close, and a watch that is behind may itself be
-// the cause of an undo: both need a fresh observation. So does the last step on a GPU: no later observation of the change notes in the journal which
-// device plugin has started since.
+// NeedFresh reports whether the first of the steps needs an observation that reads the API server: the watches may be out of date. So does an empty
+// plan: it ends the change, and the answer to the last write may have been wrong. Forward says that the change has touched a GPU or the device
+// plugin's config, and is not an undo. Before that its window may close, and a watch that is behind may itself be the cause of an undo: both need a
+// fresh observation. So does the last step on a GPU: no later observation of the change notes in the journal which device plugin has started since.
 func NeedFresh(steps []Step, forward bool) bool {
 	if len(steps) == 0 {
 		return true
@@ -243,8 +240,8 @@ func NeedFresh(steps []Step, forward bool) bool {
 	return !has.OnlyObserves && !has.Restores
 }
 
-// restartOutdated lists the restart of device plugins that do not offer the GPUs as they are. In the middle of a change the agent restarts each plugin
-// anyway, by the journal.
+// restartOutdated lists the restart of device plugins that advertise an old state of the GPUs. In the middle of a change the agent restarts each
+// plugin anyway, by the journal.
 func restartOutdated(seen *Observed) []Step {
 	var pods []Pod
 	for _, o := range seen.Operands {
@@ -273,23 +270,23 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 	return append(steps, giveBack(foreseen(seen, changes, d), want, parks)...)
 }
 
-// parked reports whether the agent has given the node back until its reboot. A change without a fence has no cordon either; until it is parked, its
+// parked reports whether the agent has released the node until its reboot. A change without a fence has no cordon either; until it is parked, its
 // journal holds the operands and units that it has paused and stopped.
 func (seen Observed) parked() bool {
 	j := seen.Journal
 	return j.Pending && !j.Cordoned && !j.Closes && len(j.Paused) == 0 && len(j.Stopped) == 0
 }
 
-// Taken is what a change takes away from one GPU.
+// Taken is what a change removes from one GPU.
 type Taken struct {
 	GPU     nvml.UUID
 	Devices []string // UUIDs as kubelet knows them
-	Whole   bool     // the GPU's mode changes, so that all of it goes
+	Whole   bool     // the GPU's mode changes, so all of it goes
 	Compute bool     // no device goes, but processes that compute on the GPU cannot stay
 }
 
-// Takes lists what the plan takes away, GPU by GPU; nothing if the desired state is impossible. The caller has to observe the holders of
-// all that before the plan counts.
+// Takes lists what the plan removes, GPU by GPU; nothing if the desired state is impossible. The caller has to observe the holders of these devices
+// before the plan counts.
 func Takes(seen Observed, want Desired) []Taken {
 	changes, err := seen.changes(want)
 	if err != nil {
@@ -311,7 +308,7 @@ func Takes(seen Observed, want Desired) []Taken {
 	return out
 }
 
-// changes compares the GPUs that are named with their targets.
+// changes compares the named GPUs with their targets.
 func (seen Observed) changes(want Desired) ([]change, error) {
 	var out []change
 	for _, gpu := range seen.GPUs {
@@ -321,7 +318,7 @@ func (seen Observed) changes(want Desired) ([]change, error) {
 			continue
 		}
 		if !named {
-			target = asItIs(gpu)
+			target = currentTarget(gpu)
 		}
 		compare := seen.changeOf
 		if sick {
@@ -369,8 +366,8 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 	return steps
 }
 
-// closeFirst lists the steps by which pods leave before the node is fenced, while claims are kept from what goes. It takes these pods from those that have
-// to leave behind the fence: pods of which it is not known what they hold, as they may be on the GPUs that stay open.
+// closeFirst lists the steps that close the devices that go and evict their known holders, before the node is fenced. Behind the fence only pods with
+// unknown devices then have to leave: they may be on the GPUs that stay open.
 func closeFirst(seen Observed, changes []change, d *disruption) []Step {
 	var steps []Step
 	switch {
@@ -397,7 +394,7 @@ type disruption struct {
 	sharing                       sharingChange
 	holders                       []Pod    // pods that have to leave
 	stops                         []string // units that have to stop
-	closes                        []string // devices from which claims are kept while the pods leave, before the node is fenced; none if it is fenced first
+	closes                        []string // devices that are closed to claims while the pods leave, before the node is fenced; none if it is fenced first
 }
 
 func disruptionOf(seen Observed, want Desired, changes []change, sharing sharingChange) disruption {
@@ -424,9 +421,9 @@ func disruptionOf(seen Observed, want Desired, changes []change, sharing sharing
 	return d
 }
 
-// closable returns the devices of the GPUs that lose something, if that is enough to keep pods from them while others leave: the node's other GPUs are
-// given to claims until then. It is not where all GPUs lose something, nor for a pod whose successor would have what it has. While no pod has to
-// leave, there is nothing to wait for, and so no GPU that stays open for it.
+// closable returns the devices of the GPUs that lose something, if closing these is enough while their pods leave: claims still get the node's other
+// GPUs. It is not enough where all GPUs lose something, nor for a pod with a successor that would get the same devices. While no pod has to leave,
+// there is nothing to wait for, and so no GPU that stays open for it.
 func (d disruption) closable(seen Observed, changes []change) []string {
 	if !d.fences(seen) || seen.Fenced || seen.Journal.Cordoned || seen.Startup || seen.Undo || d.sharing.is {
 		return nil
@@ -454,7 +451,7 @@ func (d disruption) closable(seen Observed, changes []change) []string {
 	return out
 }
 
-// unitsInTheWay are the running units that have to stop: the driver resets a GPU only if no process has it open, and destroys an instance only if
+// unitsInTheWay returns the running units that have to stop: the driver resets a GPU only if no process has it open, and destroys an instance only if
 // no process computes on it.
 func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
 	var out []string
@@ -466,10 +463,10 @@ func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
 	return out
 }
 
-// fences reports whether the change needs the fence. Kubelet may give an idle device to a pod at any moment, so the change needs the fence
-// whatever it takes away, held or not. It needs the fence even if a label sends the device plugin away: once the plugin is back, kubelet
-// gives out what the plugin offers, before the agent has verified that. On a node that has just been registered every change needs the fence:
-// it replaces the startup taint, which keeps away the device plugin by which the agent has to verify the capacity.
+// fences reports whether the change needs the fence. Kubelet may allocate an idle device to a pod at any moment, so a change that removes any device
+// needs the fence, held or not. It needs the fence even if a label stops the device plugin: once the plugin is back, kubelet allocates what the
+// plugin advertises, before the agent has verified that. On a node that has just been registered every change needs the fence. The startup taint
+// keeps the device plugin away, the agent needs the plugin to verify the capacity, and the fence replaces that taint.
 func (d disruption) fences(seen Observed) bool {
 	if seen.Journal.Pending && seen.Fenced && !seen.Breached {
 		return false
@@ -497,9 +494,8 @@ func pause(seen Observed) []Step {
 	return steps
 }
 
-// incomplete reports whether the journal lacks something that the agent will have to restore. Before it touches the hardware, the
-// journal must hold each GPU that it will change, each plugin that has seen the hardware as it was, each label that it will
-// change, and each unit that it will stop.
+// incomplete reports whether the journal lacks something that the agent will have to restore. Before the agent touches the hardware, the journal must
+// hold each GPU and label that will change, each plugin that has seen the former hardware, and each unit that will stop.
 func incomplete(seen Observed, changes []change, d disruption) bool {
 	if !seen.Journal.Pending || seen.Journal.Other || d.sharing.writes && !seen.Plugin.Journaled {
 		return true
@@ -561,7 +557,7 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 	return seen
 }
 
-// giveBack lists the steps that are left once the hardware is as desired, or as near to it as it comes before a reboot.
+// giveBack lists the steps that are left once the hardware is as desired, or as near to that as it gets before a reboot.
 func giveBack(seen Observed, want Desired, parks bool) []Step {
 	steps := append(persist(seen), write(&seen, want)...)
 	if len(seen.CDI) > 0 {
@@ -582,7 +578,7 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 		}
 		steps = append(steps, Step{Kind: VerifyCapacity})
 	}
-	if seen.ByClaims { // before, the scheduler would give their claims devices that are gone
+	if seen.ByClaims { // before, the scheduler would allocate devices to their claims that are gone
 		steps = append(steps, resumeByLabel(seen)...)
 	}
 	if seen.Keys {
@@ -597,7 +593,7 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	return append(steps, seen.Slot.release()...)
 }
 
-// toRestart returns the operands that have read the GPUs before the change, and those whose devices are late.
+// toRestart returns the operands that read the GPUs before the change, and those with late devices.
 func toRestart(operands []Operand) (stale, late []Pod) {
 	for _, o := range operands {
 		if o.Stale {
@@ -625,7 +621,7 @@ func resume(seen Observed) []Step {
 			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
 		}
 	}
-	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there by now.
+	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there already.
 	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Pending) {
 		steps = append(steps, Step{Kind: ResumeOperands, ByClaims: seen.ByClaims})
 	}
@@ -654,7 +650,7 @@ func persist(seen Observed) []Step {
 	return steps
 }
 
-// needed returns how many agreeing observations verify the capacity. Without a journal, the agent has verified the node before, and one observation
+// needed returns how many agreeing observations verify the capacity. Without a journal, the agent has verified the node earlier, and one observation
 // shows whether that still holds.
 func needed(seen Observed) int {
 	switch {

@@ -6,15 +6,14 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Reboots is what the agent knows of reboots: which mode changes need one here, and whether the agent may do it.
+// Reboots says which mode changes need a reboot here, and who may reboot the node.
 type Reboots struct {
-	// NoReset are the GPUs that the driver has refused to reset since the node's boot. Their pending mode becomes current at
-	// a reboot and not before.
+	// NoReset are the GPUs that the driver has refused to reset since the node's boot. Their pending mode becomes current only at a reboot.
 	NoReset map[nvml.UUID]bool
-	// Suspected are the GPUs that the driver has refused to reset in any earlier boot: a machine that refuses it once mostly does so always.
+	// Suspected are the GPUs that the driver has refused to reset in any earlier boot: a machine that refuses once mostly always does.
 	Suspected map[nvml.UUID]bool
-	// InVain says that the node was rebooted since the driver has refused the reset in this change. A mode that is still pending then
-	// would be so after any further reboot.
+	// InVain says that the node was rebooted after the driver refused the reset in this change. A mode that is still pending then would stay pending
+	// after any further reboot.
 	InVain bool
 	Policy RebootPolicy
 	Asked  Asked // the state of the sentinel file
@@ -44,15 +43,15 @@ const (
 // Errors of a change of MIG mode on a GPU that the driver refuses to reset.
 var (
 	// ErrNeedsReboot: the change needs a reboot, and the settings allow none.
-	ErrNeedsReboot = errors.New("MIG mode changes at a reboot of the node only, since this machine does not let the driver reset the GPU," +
-		" as in many virtual machines; set reboot.policy in the settings to delegate or self")
+	ErrNeedsReboot = errors.New("set reboot.policy in the settings to delegate or self: this machine does not let the driver reset the GPU, as many virtual machines do not," +
+		" so MIG mode changes only at a reboot")
 	// ErrStillPending: the mode is still pending after the reboot.
 	ErrStillPending = errors.New("MIG mode is still pending after a reboot of the node; see the kernel's log for messages of NVRM")
 )
 
-// OnAtReboot lists the GPUs that turn MIG mode on at the next reboot by a user or another tool: the agent leaves their mode pending, and
-// gives the node back until then, as a GPU with a pending mode works as before. It cannot do that when MIG mode is to be turned off: the
-// GPU must lose its instances before, and then no pod can use it. If the agent reboots the node itself, the list is empty.
+// OnAtReboot lists the GPUs that turn MIG mode on at the next reboot by a user or another tool. The agent leaves their mode pending and releases the
+// node until then: a GPU with a pending mode works as before. Turning MIG mode off cannot wait like that: the GPU has to lose its instances first,
+// and then no pod can use it. If the agent reboots the node itself, the list is empty.
 func OnAtReboot(seen Observed, want Desired) []nvml.GPU {
 	var out []nvml.GPU
 	for _, gpu := range seen.GPUs {

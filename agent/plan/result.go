@@ -6,9 +6,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Result returns the GPUs as the steps leave them, if each does what it says. The planner goes on by it, and it is for
-// drawing and for checking a plan.
-// Instances that a step creates have no devices in it, since only the driver gives devices their names.
+// Result returns the GPUs as the steps leave them, if each succeeds. The planner continues from it, and others draw and check plans by it. Instances
+// that a step creates have no devices in it, since only the driver names devices.
 func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
@@ -29,7 +28,7 @@ func Result(gpus []nvml.GPU, steps []Step) []nvml.GPU {
 }
 
 func (s Step) withMode(gpu nvml.GPU) nvml.GPU {
-	if gpu.Enabled != s.On { // else a mode that is pending is taken back, and nothing goes
+	if gpu.Enabled != s.On { // else the step changes a pending mode back, and nothing goes
 		gpu.Instances = nil
 	}
 	gpu.Enabled, gpu.Pending = s.On, s.On

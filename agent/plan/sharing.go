@@ -8,11 +8,11 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Sharing is how the device plugin multiplies what it offers. Its zero value shares nothing.
+// Sharing is how the device plugin multiplies what it advertises. Its zero value shares nothing.
 type Sharing struct {
 	MPS      bool           // processes share a GPU by the daemon of MPS; otherwise by time-slicing
-	Replicas map[string]int // how often the plugin offers each device of a resource, at least 2
-	Rename   bool           // the plugin offers shared resources under a name of their own
+	Replicas map[string]int // how often the plugin advertises each device of a resource, at least 2
+	Rename   bool           // the plugin advertises shared resources under their own name
 	MIG      string         // the plugin's MIG strategy: none, single, mixed; empty if that is not known
 }
 
@@ -20,16 +20,16 @@ type Sharing struct {
 type Plugin struct {
 	Now         *Sharing // the sharing in its config; nil if that cannot be known
 	Set         bool     // its config is the desired one, to the letter
-	Reloaded    bool     // every pod that reads the config has read it as it is now
-	NeedsReload bool     // pods read another config only after a signal of the agent
+	Reloaded    bool     // every pod that reads the config has read the present one
+	NeedsReload bool     // pods read a new config only after the agent signals them
 	Journaled   bool     // the journal holds the former config
-	// Early: it has read of MPS before MPS's control daemon was ready, and offers nothing until it reads its config again.
+	// Early: it read of MPS before MPS's control daemon was ready, and advertises nothing until it reads its config again.
 	Early bool
-	// Foretold: the plan is about a config that another program gives it as soon as that is asked for.
+	// Foretold: the plan is for a config that another program gives the plugin as soon as a label requests it.
 	Foretold bool
 }
 
-// Replica is one device as kubelet has given it to a pod.
+// Replica is one device as kubelet has allocated it to a pod.
 type Replica struct {
 	Resource string // "nvidia.com/gpu", "nvidia.com/mig-1g.10gb.shared"
 	ID       string // "GPU-…", "MIG-…::2"
@@ -38,14 +38,14 @@ type Replica struct {
 // MIGDeviceID is the prefix of the ids of MIG devices.
 const MIGDeviceID = "MIG-"
 
-// MIG strategies by which the device plugin offers MIG devices: as if they were GPUs, or by their profiles.
+// MIG strategies of the device plugin: it advertises MIG devices as GPUs (single), or by their profiles (mixed).
 const (
 	migSingle = "single"
 	migMixed  = "mixed"
 )
 
-// offers reports whether kubelet would still give out the replica. Kubelet compares names: a device id that the plugin offers no more, or
-// under another resource, stays with its pod, but kubelet counts it neither as given out nor as present when it restarts.
+// offers reports whether kubelet would still allocate the replica. Kubelet compares names. A pod keeps a device id that the plugin no longer
+// advertises, or advertises under another resource. When kubelet restarts, it counts such an id neither as allocated nor as present.
 func (s Sharing) offers(r Replica) bool {
 	resource := strings.TrimSuffix(r.Resource, nvml.SharedSuffix)
 	name, n := s.offered(resource)
@@ -57,7 +57,7 @@ func (s Sharing) offers(r Replica) bool {
 	return (!shared || err == nil && i < n) && s.presents(resource, r.ID)
 }
 
-// presents reports whether the plugin offers the device by this resource name under the MIG strategy.
+// presents reports whether the plugin advertises the device under this resource name, by the MIG strategy.
 func (s Sharing) presents(resource, id string) bool {
 	switch {
 	case s.MIG == "" || !strings.HasPrefix(id, MIGDeviceID):
@@ -69,7 +69,7 @@ func (s Sharing) presents(resource, id string) bool {
 	}
 }
 
-// offered returns the name under which the plugin offers a resource, and how often it offers each of its devices.
+// offered returns the plugin's name of a resource, and how often the plugin advertises each of its devices.
 func (s Sharing) offered(resource string) (name string, replicas int) {
 	n := max(s.Replicas[resource], 1)
 	if n > 1 && s.Rename {
@@ -78,8 +78,8 @@ func (s Sharing) offered(resource string) (name string, replicas int) {
 	return resource, n
 }
 
-// shrinks reports whether the plugin offers anything now that it does not offer after the change, held or not. If the present config is
-// not known, it may.
+// shrinks reports whether the plugin advertises anything now that it does not advertise after the change, held or not; if the present config is
+// unknown, it may.
 func shrinks(now *Sharing, then Sharing) bool {
 	if now == nil {
 		return true
@@ -102,17 +102,17 @@ func shrinks(now *Sharing, then Sharing) bool {
 	return false
 }
 
-// renamesMIG reports whether the plugin will offer present MIG devices by other names.
+// renamesMIG reports whether the plugin will advertise present MIG devices by other names.
 func (seen Observed) renamesMIG(now *Sharing, then Sharing) bool {
 	return now != nil && now.MIG != "" && then.MIG != "" && now.MIG != then.MIG &&
 		slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// sharingChange is what has to be done for another config of the device plugin, and what that takes away.
+// sharingChange is what a new config of the device plugin needs, and what it removes.
 type sharingChange struct {
 	is        bool
 	writes    bool // the agent has to write the config
-	shrinks   bool // something goes that the plugin offers now
+	shrinks   bool // something goes that the plugin advertises now
 	exclusive bool // MPS begins, ends or changes: processes that compute on a GPU cannot stay
 	modes     []nvml.GPU
 }
@@ -149,7 +149,7 @@ func (seen Observed) leftExclusive(want Desired) []nvml.GPU {
 
 func usesMPS(s *Sharing) bool { return s != nil && s.MPS }
 
-// displaced returns the pods that have a device which the plugin will offer no more, or which it offers no more already.
+// displaced returns the pods with a device that the plugin no longer advertises, or will not advertise after the change.
 func (seen Observed) displaced(want Desired, c sharingChange) []Pod {
 	if !c.writes {
 		return seen.withdrawn(want)
@@ -157,27 +157,27 @@ func (seen Observed) displaced(want Desired, c sharingChange) []Pod {
 	return slices.DeleteFunc(slices.Clone(seen.Pods), func(p Pod) bool { return !c.exclusive && p.Known && !seen.loses(p, *want.Sharing) })
 }
 
-// takes reports whether there is something to do for the sharing: for the plugin's config, or since pods have what it does not offer.
+// takes reports whether the sharing needs a change: of the plugin's config, or since pods have devices that the plugin does not advertise.
 func (seen Observed) takes(want Desired, c sharingChange) bool {
 	return c.is || len(seen.displaced(want, c)) > 0
 }
 
-// loses reports whether the pod has a device that the plugin does not offer by the sharing.
+// loses reports whether the pod has a device that the plugin does not advertise by the sharing.
 func (seen Observed) loses(p Pod, s Sharing) bool {
 	return slices.ContainsFunc(p.Replicas, func(r Replica) bool {
 		return !s.offers(r) || seen.isCut(r) && (s.MIG == migSingle || s.MIG == migMixed)
 	})
 }
 
-// isCut reports whether the replica is one of a GPU in MIG mode. The plugin offers such a GPU as a whole under the MIG strategy none alone.
+// isCut reports whether the replica is one of a GPU in MIG mode. The plugin advertises such a GPU as a whole only under MIG strategy none.
 func (seen Observed) isCut(r Replica) bool {
 	device, _, _ := strings.Cut(r.ID, nvml.ReplicaSeparator)
 	return slices.ContainsFunc(seen.GPUs, func(gpu nvml.GPU) bool { return gpu.Enabled && string(gpu.UUID) == device })
 }
 
-// withdrawn returns the pods that have what kubelet gives out to others: another program, as the plugin's config manager, has given the plugin its config
-// before they could leave, or NVIDIA's DRA driver has started again since. Where nothing is asked of the node they stay. Those that end
-// anyway are no reason to begin a change.
+// withdrawn returns the pods with devices that kubelet allocates to others. Another program, such as the plugin's config manager, has given the
+// plugin its config before they could leave, or NVIDIA's DRA driver has restarted since. Without a request they stay. Pods that are ending anyway are
+// no reason to begin a change.
 func (seen Observed) withdrawn(want Desired) []Pod {
 	if want.Sharing == nil && len(want.GPUs) == 0 {
 		return nil
@@ -191,8 +191,8 @@ func (seen Observed) withdrawn(want Desired) []Pod {
 	return out
 }
 
-// endMPS lists the steps before the agent can cut GPUs that pods have shared by MPS: the daemon of MPS computes on them until the plugin's
-// config does not ask for MPS any more, and leaves them in exclusive-process mode if it is killed. Without MPS these steps come last.
+// endMPS lists the steps before the agent can cut GPUs that pods have shared by MPS. MPS's daemon computes on them as long as the plugin's config
+// asks for MPS; if it is killed, it leaves them in exclusive-process mode. Without MPS these steps come last.
 func endMPS(seen *Observed, want Desired, c sharingChange) []Step {
 	if want.Sharing == nil || want.Sharing.MPS || !usesMPS(seen.Plugin.Now) && len(c.modes) == 0 {
 		return nil

@@ -14,7 +14,7 @@ type Step struct {
 	GPU      nvml.UUID   // of steps that touch a GPU
 	Index    int         // the same GPU by its index, as nvidia-smi shows it
 	On       bool        // of SetMode
-	Instance nvml.Placed // of Destroy and Create; if these are about a part of it, it does not say how it is divided
+	Instance nvml.Placed // of Destroy and Create; without its division if the step is about a part of it
 	Part     nvml.Part   // of Destroy and Create, if these are about one compute instance; else zero
 	Pods     []Pod       // of Evict, PauseOperands, RestartOperands, RestartPlugin and RestartLatePlugin
 	Devices  []string    // of Close, as NVIDIA's DRA driver names them, sorted
@@ -50,7 +50,7 @@ func Has(steps []Step, kind Kind) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool { return s.Kind == kind })
 }
 
-// Disrupts reports whether the steps take something away, from pods or from the host.
+// Disrupts reports whether the steps take something from pods or from the host.
 func Disrupts(steps []Step) bool { return Any(steps, func(t Traits) bool { return t.Disrupts }) }
 
 func (s Step) pause() string {
@@ -90,7 +90,7 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// plugins names the pods of what gives out the node's GPUs.
+// plugins names the pods that advertise the node's GPUs: of the device plugin or of NVIDIA's DRA driver.
 func plugins(pods []Pod) string {
 	if byDriver(pods) {
 		return "NVIDIA's DRA driver " + names(pods)
@@ -102,7 +102,7 @@ func byDriver(pods []Pod) bool {
 	return slices.ContainsFunc(pods, func(p Pod) bool { return p.Driver })
 }
 
-// withClaims names the pods, and beside each its claims: "team/a (claim team/a-gpu)".
+// withClaims names the pods, each with its claims: "team/a (claim team/a-gpu)".
 func withClaims(pods []Pod) string {
 	out := make([]string, len(pods))
 	for i, p := range pods {
