@@ -8,42 +8,31 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/spf13/cobra"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // kubeconfigs may log in by OpenID Connect, as kubectl's
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/migrate"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/rollout"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/show"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/validate"
 )
 
 // version is set by the build.
 var version = "development"
 
-// Exit codes other than 0 and 1.
-const (
-	exitTimeout     = 3
-	exitHeldUp      = 4   // of a dry run: the change would be refused, held up or given up
-	exitInterrupted = 130 // that of a program which SIGINT ends
-)
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the command at once
-	o := options{invoked: os.Args[1:]}
-	if code := cli.End(os.Stderr, o.command().ExecuteContext(ctx)); code != 0 {
+	o := cluster.Options{Invoked: os.Args[1:], Version: version}
+	root := o.Root(commands...)
+	root.AddCommand(cli.Version(version))
+	if code := cli.End(os.Stderr, root.ExecuteContext(ctx)); code != 0 {
 		os.Exit(code)
 	}
 }
 
-func (o *options) command() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "kubectl-gpuslice",
-		Short:         "Rolls a config of GPUs out to many nodes, and says how far they are",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		// Help shows the command as users call it.
-		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpuslice"},
-	}
-	o.bind(root.PersistentFlags())
-	root.AddCommand(o.apply(), o.plan(), o.hold(), o.recover(), o.status(), o.top(), o.validate(), o.render(), o.migrate(), explain(), cli.Version(version))
-	return root
-}
+// commands are what the plugin can do.
+var commands = []cluster.Command{rollout.Apply, rollout.Plan, rollout.Hold, rollout.Recover, show.Status, show.Top, show.Explain, validate.Command, render.Command, migrate.Command}

@@ -113,7 +113,7 @@ func TestPodsGetMIGDevicesByWhatRenderWrites(t *testing.T) {
 	r.awaitPublished(r.wholeAndCut())
 
 	namespace := clustertest.NamespaceOf(t, r.cluster)
-	rendered, err := os.ReadFile("../../cmd/kubectl-gpuslice/testdata/render/dra.yaml")
+	rendered, err := os.ReadFile("../../cmd/kubectl-gpuslice/render/testdata/objects/dra.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

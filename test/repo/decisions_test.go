@@ -65,17 +65,17 @@ func checkConditionsReason(t *testing.T, pkg *packages.Package, literal *ast.Com
 
 // decidedByReason are the functions that compare a reason with a certain one, by the folder's name, and why they may.
 var decidedByReason = map[string]string{
-	"verdict Advice":       "a finding has no other kind than its reason",
-	"verdict Acknowledge":  "a finding has no other kind than its reason",
-	"verdict recall":       "a finding has no other kind than its reason, also in the record",
-	"api PhaseBeside":      "a pass that cannot observe the whole node writes nothing but the condition",
-	"kubectl-gpuslice see": "an agent that cannot read the journal writes nothing but the condition",
+	"verdict Advice":      "a finding has no other kind than its reason",
+	"verdict Acknowledge": "a finding has no other kind than its reason",
+	"verdict recall":      "a finding has no other kind than its reason, also in the record",
+	"api PhaseBeside":     "a pass that cannot observe the whole node writes nothing but the condition",
+	"rollout see":         "an agent that cannot read the journal writes nothing but the condition",
 }
 
 // decidedByText are the functions that look into the text of an error or a message, and why they may.
 var decidedByText = map[string]string{
-	"kubectl-gpuslice report": "it prints each of several errors on a line",
-	"drain firstPending":      "it quotes what the scheduler says, another program, and leaves out what that says twice; nothing depends on it",
+	"validate report":    "it prints each of several errors on a line",
+	"drain firstPending": "it quotes what the scheduler says, another program, and leaves out what that says twice; nothing depends on it",
 }
 
 // intoText are the functions of strings that find something in a text.

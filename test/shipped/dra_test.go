@@ -20,7 +20,7 @@ import (
 // kueueConfigs are what the tests of the command hold it to.
 func kueueConfigs(t *testing.T) map[string][]byte {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", "..", "cmd", "kubectl-gpuslice", "testdata", "kueue-config", "*.yaml"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "cmd", "kubectl-gpuslice", "render", "testdata", "kueue-config", "*.yaml"))
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d configs, error %v", len(files), err)
 	}

@@ -81,7 +81,7 @@ func must(t *testing.T, c *cluster.Cluster, args ...string) {
 // The manifests are those that the tests of the command hold it to.
 func TestAnAPIServerTakesWhatIsRendered(t *testing.T) {
 	c := start(t)
-	files, err := filepath.Glob(filepath.Join("..", "..", "cmd", "kubectl-gpuslice", "testdata", "render", "*.yaml"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "cmd", "kubectl-gpuslice", "render", "testdata", "objects", "*.yaml"))
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d manifests, error %v", len(files), err)
 	}

@@ -11,6 +11,13 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
+// Exit codes other than 0 and 1, of several commands.
+const (
+	ExitTimeout     = 3
+	ExitHeldUp      = 4   // of a dry run: the change would be refused, held up or given up
+	ExitInterrupted = 130 // that of a program which SIGINT ends
+)
+
 // ExitError is an error that a command ends with by an exit code other than 1.
 type ExitError struct {
 	Err  error
@@ -22,6 +29,9 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 
 // Unwrap gives the error itself.
 func (e *ExitError) Unwrap() error { return e.Err }
+
+// ExitCode is the code, for who cannot name the type.
+func (e *ExitError) ExitCode() int { return e.Code }
 
 // ExitCode gives the exit code of a command which ends with the error: 0 for nil, 1 unless the error is an ExitError.
 func ExitCode(err error) int {

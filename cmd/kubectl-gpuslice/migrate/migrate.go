@@ -1,7 +1,7 @@
 // Package migrate judges an installation of NVIDIA's k8s-mig-manager that gpuslice is to replace: which parts gpuslice uses as they are,
 // which it ignores and why, and which an administrator has to change.
 //
-// It judges texts that its caller has read, and changes nothing.
+// The command reads files or a cluster (command.go, helmvalues.go); the rest judges what was read, and changes nothing.
 package migrate
 
 import (

@@ -1,7 +1,7 @@
 // Package render makes the objects by which a cluster hands out the slices of its GPUs, from the profiles of its pools and from the pools'
 // nodes: a quota is what the profile gives out of a node, times the nodes.
 //
-// It asks neither a cluster nor a GPU. Whether the GPUs have room for a profile's instances is for a plan on the hardware to say.
+// Only the command reads a cluster (command.go); no part asks a GPU. Whether the GPUs have room for a profile's instances is for a plan on the hardware to say.
 package render
 
 import (

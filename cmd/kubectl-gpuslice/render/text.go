@@ -38,7 +38,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		if i > 0 {
 			b.WriteString("---\n")
 		}
-		text, err := manifest(object)
+		text, err := document(object)
 		if err != nil {
 			return nil, fmt.Errorf("writing YAML: %w", err)
 		}
@@ -55,8 +55,8 @@ func versionOf(object any) string {
 	return typed.GetObjectKind().GroupVersionKind().GroupVersion().String()
 }
 
-// manifest leaves out what only a cluster fills in.
-func manifest(object any) ([]byte, error) {
+// document leaves out what only a cluster fills in.
+func document(object any) ([]byte, error) {
 	text, err := json.Marshal(object)
 	if err != nil {
 		return nil, err

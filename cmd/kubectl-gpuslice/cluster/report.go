@@ -1,0 +1,158 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// LongestWord bounds the characters of a phase or reason, of which the longest have some 20.
+const LongestWord = 64
+
+// Report is the status and the condition that the agent has written on its node.
+type Report struct {
+	text      string // of the status annotation
+	Status    api.Status
+	Condition corev1.NodeCondition
+}
+
+// ReportOf reads it from the node.
+func ReportOf(n *corev1.Node) Report {
+	t := Report{text: n.Annotations[config.AnnotationStatus]}
+	if json.Unmarshal([]byte(t.text), &t.Status) != nil { // an agent of another version has written it
+		t.Status = api.Status{}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == config.ConditionGPUPartitionReady {
+			t.Condition = c
+		}
+	}
+	t.sanitize()
+	return t
+}
+
+// sanitize bounds the texts to show: any user who can write the node can write an annotation and a condition.
+func (r *Report) sanitize() {
+	s, c := &r.Status, &r.Condition
+	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), LongestWord)), config.Reason(sanitize.Cut(string(s.Reason), LongestWord))
+	s.Owner = api.Owner(sanitize.Cut(string(s.Owner), LongestWord))
+	s.Capacity = sanitize.Message(s.Capacity, sanitize.Longest)
+	for i := range s.Blockers {
+		s.Blockers[i] = sanitize.Message(s.Blockers[i], sanitize.Longest)
+	}
+	c.Reason, c.Message = sanitize.Cut(c.Reason, LongestWord), sanitize.Message(c.Message, sanitize.Longest)
+}
+
+// None reports whether no agent has ever written anything.
+func (r Report) None() bool { return r.text == "" && r.Condition.Type == "" }
+
+// Same reports whether the agent has written nothing since o.
+func (r Report) Same(o Report) bool { return r.text == o.text && r.SameCondition(o) }
+
+// SameCondition is Same of the condition alone.
+func (r Report) SameCondition(o Report) bool {
+	return r.Condition.Reason == o.Condition.Reason && r.Condition.Message == o.Condition.Message &&
+		r.Condition.LastHeartbeatTime.Equal(&o.Condition.LastHeartbeatTime)
+}
+
+// labelled is all that labels ask for together: a profile alone, or a MIG config, a config of the device plugin, or both.
+type labelled struct{ profile, migConfig, pluginConfig string }
+
+// labelledOf returns what the labels of the node ask for.
+func labelledOf(n *corev1.Node) (out labelled) {
+	for _, w := range TargetsOf(n) {
+		switch w.Label {
+		case config.LabelProfile:
+			return labelled{profile: w.Name} // the others do not count
+		case config.LabelMIGConfig:
+			out.migConfig = w.Name
+		case config.LabelDevicePluginConfig:
+			out.pluginConfig = w.Name
+		}
+	}
+	return out
+}
+
+// Answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may be that of the
+// settings, for which there is no label.
+func (r Report) Answers(n *corev1.Node) bool {
+	s, asked := r.Status, labelledOf(n)
+	var answered labelled
+	switch s.Label {
+	case config.LabelProfile:
+		answered.profile = s.Desired
+	case config.LabelMIGConfig:
+		answered.migConfig, answered.pluginConfig, _ = strings.Cut(s.Desired, api.DesiredSeparator)
+	case config.LabelDevicePluginConfig:
+		answered.pluginConfig = s.Desired
+	default: // nothing is asked for, as while a GPU is reset
+		return asked == labelled{}
+	}
+	if asked.pluginConfig == "" && s.ByDefault {
+		answered.pluginConfig = ""
+	}
+	return asked == answered
+}
+
+// Of heartbeats that a status names: no agent has a shorter or a longer one.
+const (
+	shortestHeartbeat = 10 * time.Second
+	longestHeartbeat  = 24 * time.Hour
+)
+
+// Silence is for how long the agent has said nothing, if that is longer than two and a half of its heartbeats: then it does not run, or cannot
+// write. It is 0 of a node of which no agent has ever said anything.
+func (r Report) Silence(now time.Time) time.Duration {
+	every, heard := time.Duration(r.Status.Heartbeat), r.Condition.LastHeartbeatTime.Time
+	if every < shortestHeartbeat || every > longestHeartbeat {
+		every = config.DefaultNodeHeartbeat
+	}
+	if passed := now.Sub(heard); !heard.IsZero() && passed > every*5/2 {
+		return passed
+	}
+	return 0
+}
+
+// Agrees reports whether condition and status are about the same: the agent writes them one after the other.
+func (r Report) Agrees() bool {
+	return r.Condition.Reason == string(r.Status.Reason) && !r.Condition.LastHeartbeatTime.Time.Before(r.Status.Since.Truncate(time.Second))
+}
+
+// AnswersAnother reports whether the agent's last word is about something else than the labels of the node ask for by now. Of
+// a status that cannot be read, nothing is known.
+func (r Report) AnswersAnother(n *corev1.Node) bool {
+	return r.Status.Phase != "" && !r.StandsAlone() && !r.Answers(n)
+}
+
+// failedObservations are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
+var failedObservations = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
+
+// StandsAlone reports whether the condition says why the agent cannot observe the node: then no status follows it, and that on the node is of a
+// pass before.
+func (r Report) StandsAlone() bool {
+	return r.Condition.Reason != string(r.Status.Reason) &&
+		(r.Condition.Status == corev1.ConditionUnknown || slices.Contains(failedObservations, config.Reason(r.Condition.Reason)))
+}
+
+// podsOfAgents shows the agents' pods.
+const podsOfAgents = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
+
+// SilentAgents names the nodes whose agents have said nothing for too long, and how to find those; empty if there are none.
+func SilentAgents(names []string, longest string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	who, where := "the agent of "+names[0]+" has", podsOfAgents+" --field-selector spec.nodeName="+names[0]
+	if len(names) > 1 {
+		who, where = fmt.Sprintf("%d agents, of %s, have", len(names), sanitize.Listed(names)), podsOfAgents+" -o wide"
+	}
+	return fmt.Sprintf("%s said nothing for %s: %s", who, longest, where)
+}

@@ -1,0 +1,420 @@
+package migrate
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+)
+
+var update = flag.Bool("update", false, "write what migrate says into testdata again")
+
+// migrates runs the command.
+func migrates(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return agenttest.Runs(t, []cluster.Command{Command}, "", append([]string{"migrate"}, args...)...)
+}
+
+func TestMigrateSaysWhatBecomesOfAnInstallation(t *testing.T) {
+	const file, golden = "testdata/cluster.yaml", "testdata/cluster.txt"
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Golden(t, golden, got, *update)
+}
+
+// Migrate judges the objects of the API server as it does the same objects in a file.
+func TestMigrateReadsTheClusterAsItReadsFiles(t *testing.T) {
+	text, err := os.ReadFile("testdata/cluster.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct{ Items []map[string]any }
+	if err := yaml.Unmarshal(text, &list); err != nil {
+		t.Fatal(err)
+	}
+	of := map[string][]any{}
+	configMaps := map[string]any{}
+	for _, item := range list.Items {
+		kind, _ := item["kind"].(string)
+		of[kind] = append(of[kind], item)
+		if meta, ok := item["metadata"].(map[string]any); ok && kind == "ConfigMap" {
+			configMaps["/api/v1/namespaces/"+meta["namespace"].(string)+"/configmaps/"+meta["name"].(string)] = item //nolint:errcheck // of testdata
+		}
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		switch path {
+		case "/apis/nvidia.com/v1/clusterpolicies":
+			return map[string]any{"items": of["ClusterPolicy"]}
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": of["Node"]}
+		default:
+			return configMaps[path]
+		}
+	})
+	got, err := migrates(t, "--dry-run", "--kubeconfig", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/cluster.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.ReplaceAll(string(want), "testdata/cluster.yaml, ", ""), got); diff != "" {
+		t.Errorf("(-from the file +from the cluster):\n%s", diff)
+	}
+}
+
+// Who may not read a part learns what the rest says, and that it is not all.
+func TestMigrateReportsWhatItMayNotRead(t *testing.T) {
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		switch path {
+		case "/apis/nvidia.com/v1/clusterpolicies", "/api/v1/namespaces/default/configmaps/mig-parted-config":
+			return errors.New("forbidden")
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": []any{map[string]any{
+				"metadata": map[string]any{"name": "gpu-1", "labels": map[string]any{"nvidia.com/mig.config": "all-disabled"}},
+			}}}
+		}
+		return nil
+	})
+	got, err := migrates(t, "--dry-run", "--kubeconfig", kubeconfig)
+	for _, want := range []string{
+		"taken over  nvidia.com/mig.config=all-disabled: gpu-1\n",
+		"not read    reading the ClusterPolicies: /apis/nvidia.com/v1/clusterpolicies is forbidden\n",
+		"not read    reading ConfigMap mig-parted-config of namespace default: ",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it does not say %q:\n%s", want, got)
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "2 parts of the installation you may not read") || strings.Contains(got, "No change is needed") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// A file that cannot be read is reported, whichever key of mig-manager's ConfigMap has it.
+func TestMigrateReportsAConfigMapThatCannotBeRead(t *testing.T) {
+	configMap := func(data map[string]string) any {
+		return map[string]any{"kind": "ConfigMap", "apiVersion": "v1", "metadata": map[string]any{"name": "mig-parted-config", "namespace": "default"}, "data": data}
+	}
+	broken := configMap(map[string]string{
+		"config.yaml": "version: v1\nmig-configs:\n  a: [\n", "clients.yaml": "systemd-services: dcgm", "broken.yaml": "systemd-services: [", "values.yaml": "a: {{ b }}: c",
+	})
+	text, err := yaml.Marshal(broken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "configmap.yaml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		switch path {
+		case "/api/v1/namespaces/default/configmaps/mig-parted-config":
+			return broken
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+		}
+		return nil
+	})
+	for from, args := range map[string][]string{"the file": {"-f", file}, "the cluster": {"--kubeconfig", kubeconfig}} {
+		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
+		if err != nil || !strings.Contains(got, "the agent would refuse the file, and none of its configs could be read here: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
+			!strings.HasSuffix(got, "3 changes are needed before gpuslice is installed.\n") {
+			t.Errorf("from %s: error %v\n%s", from, err, got)
+		}
+	}
+}
+
+// The device plugin's pods do not start without the ConfigMap that the ClusterPolicy names, and the key in it.
+func TestMigrateChecksWhetherTheDevicePluginsConfigIsThere(t *testing.T) {
+	policy := map[string]any{
+		"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": map[string]any{"name": "p"},
+		"spec": map[string]any{"migManager": map[string]any{"enabled": false}, "devicePlugin": map[string]any{"config": map[string]any{"name": "plugin", "default": "any"}}},
+	}
+	configMap := func(keys ...string) any {
+		data := map[string]any{}
+		for _, key := range keys {
+			data[key] = "version: v1"
+		}
+		return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "plugin", "namespace": "gpu-operator"}, "data": data}
+	}
+	const named, missing = "  taken over  devicePlugin.config.name is plugin", "  change      devicePlugin.config.name is plugin, and no ConfigMap of that name was found, without which NVIDIA's config manager does not start the plugin"
+	const right = "  taken over  devicePlugin.config.default is any"
+	const wrong = "  change      devicePlugin.config.default is any, and ConfigMap plugin has no such key, but "
+	for name, row := range map[string]struct {
+		has  any
+		want []string
+	}{
+		"both":         {configMap("any"), []string{named, right}},
+		"no ConfigMap": {nil, []string{missing}},
+		"another key":  {configMap("none", "two"), []string{named, wrong + "none; two: NVIDIA's config manager does not start the plugin"}},
+		"no key":       {configMap(), []string{named, wrong + "none: "}},
+		"no rights": {errors.New("forbidden"), []string{
+			"  not read    devicePlugin.config.name is plugin, and you may not read whether there is such a ConfigMap", "reading ConfigMap plugin of namespace gpu-operator: ",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+				switch path {
+				case "/apis/nvidia.com/v1/clusterpolicies":
+					return map[string]any{"items": []any{policy}}
+				case "/api/v1/namespaces/gpu-operator/configmaps/plugin":
+					return row.has
+				case "/api/v1/nodes":
+					return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+				}
+				return nil
+			})
+			runs := [][]string{{"--kubeconfig", kubeconfig}}
+			if _, refused := row.has.(error); !refused {
+				items := []any{policy}
+				if row.has != nil {
+					items = append(items, row.has)
+				}
+				text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+				if err != nil {
+					t.Fatal(err)
+				}
+				file := filepath.Join(t.TempDir(), "list.json")
+				if err := os.WriteFile(file, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				runs = append(runs, []string{"-f", file})
+			}
+			for _, args := range runs {
+				got, _ := migrates(t, append([]string{"--dry-run"}, args...)...)
+				for _, want := range row.want {
+					if !strings.Contains(got, want) {
+						t.Errorf("%s: it does not say %q:\n%s", args[0], want, got)
+					}
+				}
+			}
+		})
+	}
+}
+
+const whereTaint = "where that taint is, no pod of the driver or the device plugin is started; add "
+
+// The operator's pods come to no node with a taint that they do not tolerate, whoever has set it.
+func TestMigrateReportsTaintsThatTheOperatorDoesNotTolerate(t *testing.T) {
+	for name, row := range map[string]struct {
+		tolerations, taint string
+		want               string // empty for nothing
+	}{
+		"a team's":                        {"", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: " + whereTaint + "{key: team, operator: Exists, effect: NoSchedule}: gpu-1\n"},
+		"a team's, which evicts":          {"{key: team, operator: Exists, effect: NoSchedule}", "{key: team, effect: NoExecute}", "lacks team:NoExecute: " + whereTaint + "{key: team, operator: Exists, effect: NoExecute}: gpu-1\n"},
+		"another value":                   {"{key: team, value: b}", "{key: team, value: a, effect: NoSchedule}", "lacks team=a:NoSchedule: "},
+		"the value":                       {"{key: team, value: a}", "{key: team, value: a, effect: NoSchedule}", ""},
+		"all of them":                     {"{operator: Exists}", "{key: team, value: a, effect: NoExecute}", ""},
+		"the usual one":                   {"", "{key: nvidia.com/gpu, value: present, effect: NoSchedule}", ""},
+		"the usual one, which is no more": {"{key: other, operator: Exists}", "{key: nvidia.com/gpu, effect: NoSchedule}", "lacks nvidia.com/gpu: on a node"},
+		"a request":                       {"", "{key: team, effect: PreferNoSchedule}", ""},
+		"one of Kubernetes":               {"", "{key: node.kubernetes.io/unreachable, effect: NoExecute}", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "list.yaml")
+		text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}, daemonsets: {tolerations: [" + row.tolerations + "]}}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/gpu.present: 'true'}}\nspec: {taints: [" + row.taint + "]}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: cpu-1}\nspec: {taints: [{key: cpu, effect: NoSchedule}]}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := migrates(t, "--dry-run", "-f", file)
+		said := strings.Contains(got, "where that taint is")
+		if err != nil || row.want != "" && !strings.Contains(got, row.want) || said && row.want == "" || strings.Contains(got, "cpu-1") {
+			t.Errorf("%s: error %v, want %q\n%s", name, err, row.want, got)
+		}
+		if strings.Contains(row.want, "on a node") && said {
+			t.Errorf("%s: it says it twice\n%s", name, got)
+		}
+	}
+}
+
+func TestMigrateReportsTaintsOfProfiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "profiles.yaml")
+	const profiles = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {serving: {taints: [{key: serving, value: a, effect: NoSchedule}]}}\n"
+	text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}}\n---\n" + profiles
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		switch path {
+		case "/apis/nvidia.com/v1/clusterpolicies":
+			return map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "p"}, "spec": map[string]any{"migManager": map[string]any{"enabled": false}}}}}
+		case "/api/v1/namespaces/gpuslice/configmaps/gpuslice-profiles":
+			return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "gpuslice-profiles", "namespace": "gpuslice"}, "data": map[string]any{"profiles.yaml": profiles}}
+		case "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1"}
+		}
+		return nil
+	})
+	for _, args := range [][]string{{"-f", file}, {"--kubeconfig", kubeconfig}} {
+		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
+		if err != nil || !strings.Contains(got, "lacks serving=a:NoSchedule: "+whereTaint+"{key: serving, operator: Exists, effect: NoSchedule}: profile serving\n") {
+			t.Errorf("of a profile, %s: error %v\n%s", args[0], err, got)
+		}
+	}
+}
+
+// Kyverno has ClusterPolicies, and Rancher has Nodes, which have nothing to do with GPUs.
+func TestMigratePassesOverKindsOfOthersWithTheSameName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "others.yaml")
+	text := "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: no-latest}\n---\n" +
+		"apiVersion: management.cattle.io/v3\nkind: Node\nmetadata: {name: n, labels: {nvidia.com/mig.config: all-disabled}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrates(t, "--dry-run", "-f", file); err == nil || !strings.Contains(err.Error(), "was found in "+file) || !strings.HasPrefix(got, "Nothing of mig-manager's was found") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// What kubectl get --raw gives are lists whose items do not say their kind.
+func TestMigrateReadsListsOfTheAPIServer(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "lists.yaml")
+	text := `{"apiVersion":"nvidia.com/v1","kind":"ClusterPolicyList","items":[{"metadata":{"name":"p"},"spec":{"migManager":{"enabled":false}}}]}` + "\n---\n" +
+		`{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"gpu-1","labels":{"nvidia.com/mig.config":"all-disabled"}}}]}` + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := "ClusterPolicy p\n  taken over  migManager is off\nNodes\n  taken over  nvidia.com/mig.config=all-disabled: gpu-1\n"
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "\nNo change is needed: install gpuslice.\n") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// Without nodes the command cannot compare with what agents make.
+func TestMigrateComparesNothingWithoutNodes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("version: v1\nmig-configs: {all-1g.10gb: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 4}}]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil || !strings.Contains(got, "no node was read by which to compare their counts") || !strings.HasSuffix(got, "1 change is needed before gpuslice is installed.\n") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// A command to paste has no text of a file in it that a shell could run.
+func TestMigrateWritesNoTextOfAFileIntoACommand(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: 'x; touch /tmp/x'}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.Contains(got, "$ kubectl patch clusterpolicies.nvidia.com/NAME --type merge") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+func TestMigrateOfAClusterThatHasNothingOfTheKind(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: v1\nkind: Node\nmetadata: {name: cpu-1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.HasPrefix(got, "Nothing of mig-manager's was found") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+func TestMigrateSaysWhatIsWrongWithItsInput(t *testing.T) {
+	dir := t.TempDir()
+	for name, test := range map[string]struct {
+		text, want string
+		args       []string
+	}{
+		"without --dry-run":                {want: "say --dry-run"},
+		"a policy whose strategy is a map": {text: "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec: {mig: {strategy: {a: b}}}\n", args: []string{"--dry-run"}, want: "reading a ClusterPolicy"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(dir, "file.yaml")
+			if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := migrates(t, append(test.args, "-f", file)...); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q\n%s", err, test.want, got)
+			}
+		})
+	}
+}
+
+// A file that mig-manager takes and the agent does not is said to be wrong, with what is right in it still reported.
+func TestMigrateReportsAFileThatTheAgentWouldRefuse(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	text := "version: v1\nmig-configs:\n  odd\x1b[2J: [{devices: all, mig-enabled: yes-please}]\n"
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "\x1b", "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil || !strings.Contains(got, "the agent would refuse the file") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// What one wrong name keeps from being read is not said to be missing.
+func TestMigrateDoesNotSayThatAConfigOfABrokenFileIsMissing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "list.yaml")
+	text := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: mig-parted-config, namespace: default}\ndata:\n  config.yaml: |\n    version: v1\n    mig-configs:\n" +
+		"      custom: [{devices: all, mig-enabled: false}]\n      a/b: [{devices: all, mig-enabled: false}]\n---\n" +
+		"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/mig.config: custom}}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := migrates(t, "--dry-run", "-f", file)
+	if err != nil || strings.Contains(got, "none of the files") || !strings.Contains(got, "nvidia.com/mig.config=custom is in no file that could be read, and not all could") ||
+		!strings.Contains(got, "none of its configs could be read here: ") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// Unset alone, the strategy would be none where no config of the device plugin says another.
+func TestMigrateUnsetsTheStrategyOnlyWhereAConfigSaysOne(t *testing.T) {
+	for name, row := range map[string]struct {
+		spec, want string
+		patches    bool
+	}{
+		"no config":             {"mig: {strategy: mixed}", "unset alone, it leaves the device plugin with the strategy none", false},
+		"a config without name": {"mig: {strategy: single}, devicePlugin: {config: {name: '', default: ''}}", "first make a ConfigMap with a default config that says flags: {migStrategy: single}", false},
+		"a config":              {"mig: {strategy: mixed}, devicePlugin: {config: {name: c}}", "unset it where profiles", true},
+		"none":                  {"mig: {strategy: none}", "unset it where profiles", true},
+	} {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(file, []byte("apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {"+row.spec+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := migrates(t, "--dry-run", "-f", file)
+		if err != nil || !strings.Contains(got, row.want) || strings.Contains(got, `{"strategy": null}`) != row.patches {
+			t.Errorf("%s: error %v\n%s", name, err, got)
+		}
+	}
+}
+
+func TestMigrateNamesTheOverlayOfTheCluster(t *testing.T) {
+	for name, row := range map[string]struct{ policy, namespace, labels, want string }{
+		"another cluster":     {"cluster-policy", "gpu-operator", "", "overlays/gpu-operator lets"},
+		"OpenShift's policy":  {"gpu-cluster-policy", "gpu-operator", "", "overlays/openshift lets"},
+		"OpenShift's catalog": {"p", "nvidia-gpu-operator", "", "overlays/openshift lets"},
+		"OpenShift's node":    {"p", "gpu-operator", "node.openshift.io/os_id: rhel", "overlays/openshift lets"},
+	} {
+		file := filepath.Join(t.TempDir(), "list.yaml")
+		text := "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: " + row.policy + "}\nspec: {devicePlugin: {config: {name: c}}}\n---\n" +
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, namespace: " + row.namespace + "}\ndata: {a: 'version: v1'}\n---\n" +
+			"apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/gpu.present: 'true', " + row.labels + "}}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.Contains(got, row.want) {
+			t.Errorf("%s: error %v\n%s", name, err, got)
+		}
+	}
+}

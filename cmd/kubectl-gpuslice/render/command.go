@@ -1,0 +1,379 @@
+package render
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	forms "k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// rendering has the flags that all kinds of objects share.
+type rendering struct {
+	of           cluster.AgentSettings
+	files, pools []string
+	nodes        string // selector
+	strategy     string
+	dra          bool
+}
+
+// Command is render: it writes objects, and changes nothing.
+func Command(o *cluster.Options) *cobra.Command {
+	var r rendering
+	c := &cobra.Command{
+		Use:   "render kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
+		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
+		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
+			"times the nodes of its pool. The nodes are given by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
+			"Whether GPUs have room for a profile's instances says plan, on a node.",
+		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
+			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
+		Args: cobra.ArbitraryArgs,
+		// Without this the help would go where a pipe reads manifests, with exit code 0.
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+					sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
+			}
+			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota")
+		},
+	}
+	flags := c.PersistentFlags()
+	r.of.Bind(flags)
+	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, as it is or in manifests; several by several flags; - for standard input")
+	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
+	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
+	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
+	flags.BoolVar(&r.dra, "dra", false,
+		"the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
+	cluster.CompleteFlag(c, "mig-strategy", string(config.MIGStrategySingle), string(config.MIGStrategyMixed))
+	c.AddCommand(renderKueue(o, &r), renderFlavors(o, &r), renderKueueConfig(o, &r), renderDRA(o, &r), renderHardwareProfiles(o, &r), renderQuota(o, &r))
+	return c
+}
+
+func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
+	var q Queues
+	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue with what they give, and LocalQueues", func() error {
+		wrong := []error{checkName("cluster-queue", q.ClusterQueue, objectForm), orNone("cohort", q.Cohort, objectForm), orNone("topology", q.Topology, objectForm)}
+		for i, local := range q.Local {
+			namespace, name, ok := strings.Cut(local, "/")
+			switch {
+			case !ok || namespace == "" || name == "":
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", sanitize.Cut(local, manifest.LongestName)))
+			case slices.Contains(q.Local[:i], local):
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local, manifest.LongestName)))
+			default:
+				wrong = append(wrong, checkName("local-queue", namespace, namespaceForm), checkName("local-queue", name, queueForm))
+			}
+		}
+		return errors.Join(wrong...)
+	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
+	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "name of the ClusterQueue")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort of the ClusterQueue, with which it lends and borrows")
+	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
+	c.Flags().StringArrayVar(&q.Local, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME; several by several flags")
+	return c
+}
+
+func renderFlavors(o *cluster.Options, r *rendering) *cobra.Command {
+	var topology string
+	c := renders(o, r, "flavors", "ResourceFlavors", func() error { return orNone("topology", topology, objectForm) },
+		func(given []Given) ([]any, error) { return Flavors(given, topology) })
+	c.Flags().StringVar(&topology, "topology", "", "Topology that Kueue places pods by")
+	return c
+}
+
+func renderHardwareProfiles(o *cluster.Options, r *rendering) *cobra.Command {
+	var to Profiles
+	c := renders(o, r, "hardwareprofiles", "HardwareProfiles of OpenShift AI", func() error {
+		return errors.Join(checkName("to", to.Namespace, namespaceForm), orNone("local-queue", to.LocalQueue, queueForm))
+	}, func(given []Given) ([]any, error) { return HardwareProfiles(given, to) })
+	c.Flags().StringVar(&to.Namespace, "to", "redhat-ods-applications", "namespace of the objects; the default is seen by all projects")
+	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue by which workloads are admitted; without it they go to nodes by labels")
+	return c
+}
+
+func renderQuota(o *cluster.Options, r *rendering) *cobra.Command {
+	var namespace, name string
+	var priorities []string
+	var read []Priority
+	c := renders(o, r, "quota", "a ResourceQuota of all that the pools give, and PriorityClasses", func() error {
+		if namespace == "" {
+			return errors.New("name the namespace of the quota by --to")
+		}
+		wrong := []error{checkName("to", namespace, namespaceForm), checkName("name", name, objectForm)}
+		for _, text := range priorities {
+			p, err := ParsePriority(text)
+			wrong, read = append(wrong, err), append(read, p)
+		}
+		return errors.Join(wrong...)
+	}, func(given []Given) ([]any, error) { return Quota(given, namespace, name, read) })
+	c.Flags().StringVar(&namespace, "to", "", "namespace of the quota")
+	c.Flags().StringVar(&name, "name", "gpus", "name of the quota")
+	c.Flags().StringArrayVar(&priorities, "priority", nil, "priority of the pods of a profile, PROFILE=VALUE; several by several flags")
+	return c
+}
+
+// nameForm is what the API server takes as a name: without this check the user would learn of another when he applies the output.
+type nameForm struct {
+	takes func(string) bool
+	write string
+}
+
+var (
+	objectForm = nameForm{
+		func(name string) bool { return len(forms.IsDNS1123Subdomain(name)) == 0 },
+		"write a name that Kubernetes takes: lower-case letters, digits, '-' and '.', at most 253, beginning and ending with a letter or digit",
+	}
+	namespaceForm = nameForm{
+		func(name string) bool { return len(forms.IsDNS1123Label(name)) == 0 },
+		"write the name of a namespace: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit",
+	}
+	// queueForm is also the value of the label by which workloads name their queue.
+	queueForm = nameForm{
+		func(name string) bool {
+			return len(forms.IsDNS1123Subdomain(name)) == 0 && len(forms.IsValidLabelValue(name)) == 0
+		},
+		"write the name of a queue, which is the value of a label too: lower-case letters, digits, '-' and '.', at most 63, beginning and ending with a letter or digit",
+	}
+)
+
+// checkName refuses a flag whose value cannot be the name that it is for.
+func checkName(flag, value string, form nameForm) error {
+	if form.takes(value) {
+		return nil
+	}
+	return fmt.Errorf("flag --%s is %s: %s", flag, sanitize.Cut(strconv.Quote(value), manifest.LongestName), form.write)
+}
+
+// orNone takes a flag that is left out too.
+func orNone(flag, value string, form nameForm) error {
+	if value == "" {
+		return nil
+	}
+	return checkName(flag, value, form)
+}
+
+// renders is the subcommand that writes the objects of one kind. Check reads its flags, before anything else is done.
+func renders(o *cluster.Options, r *rendering, name, what string, check func() error, objects func([]Given) ([]any, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: "Write " + what, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := check(); err != nil {
+				return err
+			}
+			given, left, err := r.given(cmd.Context(), o, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			made, err := objects(given)
+			if err != nil {
+				return err
+			}
+			text, err := Text(given, made)
+			if err != nil {
+				return err
+			}
+			if _, err := cmd.OutOrStdout().Write(text); err != nil {
+				return err
+			}
+			for _, line := range left {
+				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), sanitize.Lines(line)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// given is what the pools give, and which nodes are left out.
+func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reader) (given []Given, left []string, err error) {
+	switch {
+	case len(r.files) == 0:
+		return nil, nil, errors.New("name files of profiles or MIG configs with -f")
+	case (len(r.pools) == 0) == (r.nodes == ""):
+		return nil, nil, errors.New("give the nodes by --pool, or have them read from the cluster by --nodes")
+	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
+		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, manifest.LongestName))
+	}
+	if _, err := labels.Parse(r.nodes); err != nil {
+		return nil, nil, fmt.Errorf("flag --nodes is %q: %s", sanitize.Cut(r.nodes, manifest.LongestName), sanitize.Cut(err.Error(), longestMessage))
+	}
+	known, err := manifest.ReadConfigs(r.files, stdin)
+	if err != nil {
+		return nil, nil, err
+	}
+	from := Sources{MIG: known.MIG, Profiles: known.Profiles, Strategy: config.MIGStrategy(r.strategy), DRA: r.dra}
+	if r.nodes != "" {
+		client, err := o.Client()
+		if err != nil {
+			return nil, nil, err
+		}
+		settings, err := r.of.Load(o)
+		if err != nil {
+			return nil, nil, err
+		}
+		return givenByNodes(ctx, client, r.nodes, from, settings.StartupTaints())
+	}
+	var pools []Pool
+	for _, text := range r.pools {
+		p, err := ParsePool(text)
+		if err != nil {
+			return nil, nil, err
+		}
+		pools = append(pools, p)
+	}
+	given, unknown := Resolve(from, pools)
+	if len(unknown) > 0 {
+		return nil, nil, unknown[0].Err
+	}
+	return given, nil, nil
+}
+
+// givenByNodes is what the nodes of the cluster give. Those whose config or profile cannot be computed are left out: what one node asks for is no reason to
+// say nothing of the others.
+func givenByNodes(ctx context.Context, client kube.Interface, selector string, from Sources, startup config.StartupTaints) (given []Given, left []string, err error) {
+	pools, nodes, left, err := poolsOf(ctx, client, selector)
+	if err != nil {
+		return nil, nil, err
+	}
+	given, unknown := Resolve(from, pools)
+	if len(given) == 0 {
+		return nil, nil, unknown[0].Err
+	}
+	for _, of := range unknown {
+		left = append(left, fmt.Sprintf("left out: %s (%s), whose devices cannot be computed: %v",
+			sanitize.Counted(of.Pool.Nodes, "node"), sanitize.Listed(namesOf(nodes[kindOf(of.Pool)])), of.Err))
+	}
+	for i := range given {
+		var all [][]corev1.Taint
+		for _, p := range given[i].Pools {
+			for _, n := range nodes[kindOf(p)] {
+				all = append(all, n.taints)
+			}
+		}
+		if closed := given[i].Tolerate(all, startup); len(closed) > 0 {
+			var lacks []string
+			for _, t := range closed {
+				lacks = append(lacks, taints.Text(t))
+			}
+			slices.Sort(lacks)
+			left = append(left, fmt.Sprintf("%s: each of its %s has a taint that not all of them have, and which pods are not made to tolerate: %s; they come to none of the nodes, until you take such taints away or add tolerations",
+				given[i].Profile, sanitize.Counted(len(all), "node"), sanitize.Listed(slices.Compact(lacks))))
+		}
+	}
+	return given, left, nil
+}
+
+// pooled is what counts of a node of a pool.
+type pooled struct {
+	name   string
+	taints []corev1.Taint
+}
+
+func namesOf(nodes []pooled) (names []string) {
+	for _, n := range nodes {
+		names = append(names, n.name)
+	}
+	return names
+}
+
+// kindOf is a pool without its size.
+func kindOf(p Pool) Pool {
+	p.Nodes = 0
+	return p
+}
+
+// longestMessage bounds what is said of nodes that are left out, in characters.
+const longestMessage = 2000
+
+// pageOfNodes bounds a page of a list; all pages together may have mostSelected.
+const (
+	pageOfNodes  = 500
+	mostSelected = 50_000
+)
+
+// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
+func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
+	of = map[Pool][]pooled{}
+	options := metav1.ListOptions{LabelSelector: selector, Limit: pageOfNodes}
+	for seen := 0; ; {
+		nodes, err := client.Nodes().List(ctx, options)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("reading the nodes: %w", err)
+		}
+		for i := range nodes.Items {
+			p, why := poolOf(&nodes.Items[i])
+			if why != "" {
+				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
+				continue
+			}
+			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints})
+			if at := slices.IndexFunc(pools, func(o Pool) bool { return o.Name == p.Name && o.GPUs == p.GPUs && o.Model == p.Model }); at >= 0 {
+				pools[at].Nodes++
+				continue
+			}
+			pools = append(pools, p)
+		}
+		if seen += len(nodes.Items); seen > mostSelected {
+			return nil, nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostSelected, selector)
+		}
+		if options.Continue = nodes.Continue; options.Continue == "" {
+			break
+		}
+	}
+	if len(pools) == 0 {
+		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s",
+			selector, sanitize.Message(strings.Join(left, "\n"), longestMessage))
+	}
+	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
+	return pools, of, left, nil
+}
+
+// poolOf is the pool of one node, or why it cannot be counted. The agent reports the number of GPUs; under the MIG strategy single the label of
+// GPU feature discovery has that of the MIG devices.
+func poolOf(n *corev1.Node) (p Pool, why string) {
+	if p.Name = n.Labels[config.LabelProfile]; p.Name == "" {
+		p.Name = n.Labels[config.LabelMIGConfig]
+	}
+	if p.Name == "" {
+		return p, fmt.Sprintf("it has neither the label %s nor %s", config.LabelProfile, config.LabelMIGConfig)
+	}
+	gpus := features.Of(n.Labels)
+	p.Model, p.GPUs = gpus.Model, gpus.Count
+	var reported api.Status
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &reported) == nil && len(reported.GPUs) > 0 {
+		p.GPUs = len(reported.GPUs)
+	}
+	if count := n.Labels[features.LabelCount]; p.GPUs == 0 && count != "" {
+		what := fmt.Sprintf("cannot be, of which a machine has 1 to %d", features.MostGPUs)
+		if strings.Contains(n.Labels[features.LabelProduct], "-MIG-") {
+			what = "is that of the MIG devices, by the device plugin's MIG strategy single"
+		}
+		return p, fmt.Sprintf("no agent says how many GPUs it has, and the number of its label %s=%s %s; count it by --pool", features.LabelCount, count, what)
+	}
+	if p.GPUs < 1 || p.GPUs > features.MostGPUs {
+		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", features.LabelCount)
+	}
+	p.Nodes = 1
+	return p, ""
+}

@@ -1,0 +1,288 @@
+package render
+
+import (
+	"bytes"
+	"flag"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/validate"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+	"github.com/gpuslice/gpuslice/test/clientset"
+)
+
+var update = flag.Bool("update", false, "write what is rendered into testdata again")
+
+// The output is what a person applies. The tests of test/shipped hand these files to an API server.
+func TestValidateTakesWhatRenderWrites(t *testing.T) {
+	pools := filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml")
+	const a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+	for _, row := range []struct{ name, args string }{
+		{"kueue", "kueue --pool research=2x8:" + a100 + " --pool small-inference=4x8:" + a100 + " --pool small-inference=1x4:" + a100 +
+			" --pool balanced-inference=1x8:" + a100 + " --local-queue team/inference --cohort all --topology racks"},
+		{"flavors", "flavors --pool research=2x8:" + a100 + " --pool training-h100=2x8:" + h100},
+		{"hardwareprofiles", "hardwareprofiles --pool balanced-inference=1x8:" + a100 + " --pool research=2x8:" + a100 + " --pool small-inference=1x8:" + a100},
+		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
+		{"quota", "quota --to production --pool balanced-inference=3x8:" + a100 + " --pool training-h100=2x8:" + h100 +
+			" --pool critical-agents=2x8:" + a100 + " --priority training-h100=500 --priority critical-agents=1000"},
+		{"configs", "kueue -f " + filepath.Join("..", "..", "gpuslice-agent", "testdata", "configs.yaml") + " --pool recommended=1x8"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got := rendered(t, append([]string{"-f", pools}, strings.Fields(row.args)...)...)
+			golden := filepath.Join("testdata", "objects", row.name+".yaml")
+			agenttest.Golden(t, golden, got, *update)
+			if said := validated(t, got, "validate", "-f", "-"); strings.Contains(said, "error") {
+				t.Errorf("validate says of it:\n%s", said)
+			}
+		})
+	}
+}
+
+// commands are those that these tests run: validate reads what render writes.
+var commands = []cluster.Command{Command, validate.Command}
+
+// validated is what a command says, and its error.
+func validated(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	return agenttest.Said(t, commands, stdin, args...)
+}
+
+func rendered(t *testing.T, args ...string) string {
+	t.Helper()
+	return validated(t, "", append([]string{"render"}, args...)...)
+}
+
+func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
+	pools := filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml")
+	for args, want := range map[string]string{
+		"kueue --pool research=1x8":                                                                   "name files of profiles or MIG configs with -f",
+		"kueue -f " + pools:                                                                           "give the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools + " --pool research=1x8 --nodes a":                                        "give the nodes by --pool, or have them read from the cluster by --nodes",
+		"kueue -f " + pools + " --pool research=8":                                                    `pool "research=8": write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB`,
+		"kueue -f " + pools + " --pool research=1x999":                                                "pool research: 999 GPUs of a node: there can be 1 to 64",
+		"kueue -f " + pools + " --pool research=0x8":                                                  "pool research: 0 nodes: there can be 1 to 100000",
+		"kueue -f " + pools + " --pool research=1x8":                                                  "pool research: the profile is about model NVIDIA-A100*: name the model of its GPUs, like research=1x8:NVIDIA-A100-SXM4-80GB",
+		"kueue -f " + pools + " --pool reserch=1x8":                                                   `no profile or MIG config is named "reserch": did you mean research?`,
+		"kueue -f " + pools + " --pool all-1g.10gb=1x8":                                               "all-1g.10gb is not in the files: the agent makes such configs from the GPUs that it sees",
+		"kueue -f " + pools + " --pool small-inference=1x8:NVIDIA-L4":                                 "profile \"small-inference\"",
+		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100":                                      "name the namespace of the quota by --to",
+		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
+		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
+		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
+		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+		"hardwareprofile -f " + pools:        `"hardwareprofile" is nothing that it renders: say kueue`,
+		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,
+		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none": `flag --mig-strategy is "none": write single or mixed`,
+	} {
+		if got := rendered(t, strings.Fields(args)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
+			t.Errorf("render %s: says\n%s\nwant %s", args, got, want)
+		}
+	}
+}
+
+// A flag that becomes a name in an object is checked as the API server checks the name, before anything is written.
+func TestRenderRefusesNamesThatTheAPIServerRefuses(t *testing.T) {
+	from := []string{"-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--pool", "research=1x8:NVIDIA-A100"}
+	long := strings.Repeat("x", 64)
+	for _, row := range []struct{ kind, flag, wrong, right string }{
+		{"kueue", "cluster-queue", "GPUs", "gpus.of-all"},
+		{"kueue", "cluster-queue", "", long},
+		{"kueue", "cohort", "all_teams", "all"},
+		{"kueue", "topology", "racks/1", "racks"},
+		{"kueue", "local-queue", "Team/inference", "team/inference"},
+		{"kueue", "local-queue", "a.b/inference", "team/in.ference"},
+		{"kueue", "local-queue", "team/a b", "team/a"},
+		{"kueue", "local-queue", "team/" + long, "team/" + long[1:]},
+		{"kueue", "local-queue", "team/a/b", "team/a"},
+		{"flavors", "topology", "racks: x", "racks"},
+		{"hardwareprofiles", "to", "a.b", "a"},
+		{"hardwareprofiles", "to", "", "a"},
+		{"hardwareprofiles", "local-queue", "a\nb", "a.b"},
+		{"quota", "to", "Team A", "team"},
+		{"quota", "to", long, long[1:]},
+		{"quota", "name", "../gpus", "gpus"},
+	} {
+		args := func(value string) []string {
+			out := append([]string{row.kind, "--" + row.flag, value}, from...)
+			if row.flag == "name" {
+				out = append(out, "--to", "team")
+			}
+			return out
+		}
+		got := rendered(t, args(row.wrong)...)
+		if !strings.HasPrefix(got, "error: flag --"+row.flag+" is \"") || strings.Count(got, "\n") != 1 {
+			t.Errorf("%s --%s %q: it says\n%s", row.kind, row.flag, row.wrong, got)
+		}
+		if got := rendered(t, args(row.right)...); !strings.HasPrefix(got, "# research") {
+			t.Errorf("%s --%s %q: it says\n%s", row.kind, row.flag, row.right, got)
+		}
+	}
+}
+
+func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
+	node := func(name string, labels map[string]string, status string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{"gpuslice.io/status": status}}}
+	}
+	client := fake.NewClientset(
+		node("a", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED", "nvidia.com/gpu.count": "8"}, ""),
+		node("b", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}, "what no one can read"),
+		node("c", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"},
+			`{"gpus": [{"index": 0}, {"index": 1}]}`),
+		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
+		node("e", map[string]string{"nvidia.com/gpu.count": "8"}, ""),
+		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
+		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
+	)
+	pools, _, left, err := poolsOf(t.Context(), clientset.Of(client), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Pool{{Name: "research", Nodes: 2, GPUs: 8, Model: "NVIDIA-A100-SXM4-80GB"}, {Name: "small", Nodes: 1, GPUs: 2, Model: "NVIDIA-A100-SXM4-80GB"}}
+	if diff := cmp.Diff(want, pools); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{
+		"node d is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=14 is that of the MIG devices, " +
+			"by the device plugin's MIG strategy single; count it by --pool",
+		"node e is left out: it has neither the label gpuslice.io/profile nor nvidia.com/mig.config",
+		"node f is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=560 cannot be, of which a machine has 1 to 64; count it by --pool",
+		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
+	}, left); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
+
+// Kueue's pods come to nodes with taints only where the flavor has them tolerate these.
+func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
+	taint := func(key, value, effect string) any {
+		return map[string]any{"key": key, "value": value, "effect": effect}
+	}
+	all := []any{
+		taint("nvidia.com/gpu", "present", "NoSchedule"), taint("gpuslice.io/not-ready", "", "NoSchedule"), taint("gpuslice.io/repartitioning", "", "NoSchedule"),
+		taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), taint("startup-taint.cluster-autoscaler.kubernetes.io/gpuslice", "", "NoSchedule"),
+	}
+	var nodes []any
+	for _, name := range []string{"a", "b"} {
+		nodes = append(nodes, map[string]any{
+			"metadata": map[string]any{"name": name, "labels": map[string]any{
+				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "gpuslice.io/profile": "small-inference",
+				"workload-type": "production-inference", "mig-profile": "1g.10gb",
+			}},
+			"spec":   map[string]any{"taints": append(slices.Clone(all), taint("restrictedaccess", name, "NoExecute"))},
+			"status": map[string]any{"allocatable": map[string]any{"nvidia.com/gpu": "56"}},
+		})
+	}
+	objects := map[string][]any{}
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		switch of := path[strings.LastIndex(path, "/")+1:]; {
+		case path == "/api/v1/nodes":
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes}
+		case path == "/apis/kueue.x-k8s.io":
+			return map[string]any{"kind": "APIGroup", "apiVersion": "v1", "name": "kueue.x-k8s.io", "versions": []any{map[string]any{"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}}
+		case strings.HasPrefix(path, "/apis/kueue.x-k8s.io/v1beta2/") || of == "resourcequotas":
+			return map[string]any{"kind": "List", "apiVersion": "v1", "items": append([]any{}, objects[of]...)}
+		}
+		return nil
+	})
+	written := rendered(t, "kueue", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "gpuslice.io/profile", "--kubeconfig", kubeconfig)
+	for text := range strings.SplitSeq(written, "---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+			t.Fatal(err)
+		}
+		kind, _ := object["kind"].(string)
+		objects[strings.ToLower(kind)+"s"] = append(objects[strings.ToLower(kind)+"s"], object)
+	}
+	const want = "  tolerations:\n  - effect: NoSchedule\n    key: gpu\n    operator: Equal\n    value: mig\n  - effect: NoSchedule\n    key: nvidia.com/gpu\n    operator: Equal\n    value: present\n" +
+		"  - effect: NoExecute\n    key: restrictedaccess\n    operator: Exists\n---\n"
+	if !strings.Contains(written, want) {
+		t.Errorf("rendered\n%s\nwant\n%s", written, want)
+	}
+	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
+	if !strings.HasPrefix(got, "read: ClusterQueue 1, LocalQueue 0, ResourceFlavor 1, ResourceQuota 0\n") || strings.Contains(got, "drift") || !strings.Contains(got, "no quota, queue or hardware profile promises more") {
+		t.Errorf("validate says of it\n%s", got)
+	}
+}
+
+// Taints that only some of the nodes have close these nodes on purpose.
+func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
+	var nodes []any
+	for _, name := range []string{"a", "b"} {
+		nodes = append(nodes, map[string]any{
+			"metadata": map[string]any{"name": name, "labels": map[string]any{
+				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "gpuslice.io/profile": "small-inference",
+			}},
+			"spec": map[string]any{"taints": []any{map[string]any{"key": "team-" + name, "effect": "NoSchedule"}}},
+		})
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+	const want = "small-inference: each of its 2 nodes has a taint that not all of them have, and which pods are not made to tolerate: team-a:NoSchedule; team-b:NoSchedule; "
+	run := func() string {
+		var aside bytes.Buffer
+		c := (&cluster.Options{}).Root(commands...)
+		c.SetOut(&bytes.Buffer{})
+		c.SetErr(&aside)
+		c.SetArgs([]string{"render", "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		if err := c.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return aside.String()
+	}
+	if got := run(); !strings.Contains(got, want) {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+	delete(nodes[1].(map[string]any), "spec") //nolint:errcheck // made above
+	if got := run(); got != "" {
+		t.Errorf("with one that is open it says %q", got)
+	}
+}
+
+// What one node asks for is no reason to say nothing of the others.
+func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
+	nodes := []any{}
+	for name, profile := range map[string]string{"a": "small-inference", "b": "small-inference", "c": "", "d": "reserch", "e": "training-h100"} {
+		labels := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "nvidia.com/mig.config": "all-1g.5gb"}
+		if profile != "" {
+			labels["gpuslice.io/profile"] = profile
+		}
+		nodes = append(nodes, map[string]any{"metadata": map[string]any{"name": name, "labels": labels}})
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+	run := func(selected ...any) (said, left string, err error) {
+		nodes = selected
+		var out, aside bytes.Buffer
+		c := (&cluster.Options{}).Root(commands...)
+		c.SetOut(&out)
+		c.SetErr(&aside)
+		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		err = c.ExecuteContext(t.Context())
+		return out.String(), aside.String(), err
+	}
+	all := nodes
+	said, left, err := run(all...)
+	if err != nil || !strings.HasPrefix(said, "# small-inference: 2 nodes x 8 GPUs, nvidia.com/gpu 112\napiVersion") {
+		t.Errorf("error %v, it says\n%s", err, said)
+	}
+	for _, want := range []string{
+		"left out: 1 node (c), whose devices cannot be computed: all-1g.5gb is not in the files: the agent makes such configs",
+		"left out: 1 node (d), whose devices cannot be computed: no profile or MIG config is named \"reserch\"",
+		"left out: 1 node (e), whose devices cannot be computed: pool training-h100: ",
+	} {
+		if !strings.Contains(left, want) {
+			t.Errorf("beside it it does not say %q:\n%s", want, left)
+		}
+	}
+	only := slices.DeleteFunc(all, func(n any) bool { return n.(map[string]any)["metadata"].(map[string]any)["name"] != "c" }) //nolint:errcheck // made above
+	if said, _, err := run(only...); err == nil || !strings.Contains(err.Error(), "all-1g.5gb is not in the files") {
+		t.Errorf("of that node alone: error %v, it says\n%s", err, said)
+	}
+}

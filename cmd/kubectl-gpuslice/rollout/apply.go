@@ -1,0 +1,283 @@
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/progress"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// application has the flags of apply.
+type application struct {
+	nodes        cluster.Selection
+	profile      string
+	migConfig    string
+	pluginConfig string
+	none         bool
+	wait, dryRun bool
+	unmanaged    bool // pods may be evicted that nothing brings back
+	emptyDir     bool // pods may be evicted that lose files by it
+	timeout      time.Duration
+	again        string // the command line, for the user to repeat
+}
+
+// Apply is the command.
+func Apply(o *cluster.Options) *cobra.Command {
+	var a application
+	c := &cobra.Command{
+		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME | --none) [--wait] [--dry-run]",
+		Short: "Ask the selected nodes for a profile, a MIG config or a config of the device plugin, and wait until they have it",
+		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node, and takes the former
+answer away, the label nvidia.com/mig.config.state. The agents do the rest, each when it may;
+with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
+
+First it asks agents whether they would refuse, as a name that they do not know: if all that answer would, it labels no node. With --none it takes
+these three labels away: the GPUs stay as they are, and a change that is under way is undone.
+
+An agent does not begin a change that would evict pods which no controller brings back, or whose files on an emptyDir would be lost, unless the settings or the
+profile say so, or --force-unmanaged and --delete-emptydir-data do, for this change alone: the annotation gpuslice.io/allow-eviction, which the agent removes
+when the change has ended.
+
+Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
+3 the timeout has come first; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
+		Example: `  # What would happen, node by node; nothing is labelled
+  kubectl gpuslice apply -l pool=research --profile research --dry-run
+  # Do it, and see it through
+  kubectl gpuslice apply -l pool=research --profile research --wait`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			w, err := a.target()
+			if err != nil {
+				return err
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			a.again = commandLine(o.Invoked)
+			return a.run(cmd, client, w, args)
+		},
+	}
+	a.bind(c, o)
+	c.ValidArgsFunction = o.CompleteNodes
+	flags := c.Flags()
+	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
+	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
+	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
+	flags.BoolVar(&a.none, "none", false, "ask for nothing any more: take the labels away")
+	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
+	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config", "none")
+	c.MarkFlagsMutuallyExclusive("wait", "none")
+	c.MarkFlagsMutuallyExclusive(config.FlagForceUnmanaged, "none")
+	c.MarkFlagsMutuallyExclusive(config.FlagDeleteEmptyDirData, "none")
+	return c
+}
+
+// bind adds the flags that select the nodes and the config, and say what the change may evict.
+func (a *application) bind(c *cobra.Command, o *cluster.Options) {
+	a.nodes.Bind(c)
+	flags := c.Flags()
+	flags.StringVar(&a.profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
+	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
+	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
+	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false,
+		"let this change evict pods that no controller brings back, which the settings refuse by default")
+	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false,
+		"let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
+	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
+	for flag, label := range map[string]string{
+		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
+	} {
+		_ = c.RegisterFlagCompletionFunc(flag, o.CompleteNames(label)) // fails only for a flag that does not exist
+	}
+}
+
+func (a *application) target() (cluster.Target, error) {
+	var w cluster.Target
+	switch {
+	case a.profile != "":
+		w = cluster.Target{Label: config.LabelProfile, Name: a.profile}
+	case a.migConfig != "":
+		w = cluster.Target{Label: config.LabelMIGConfig, Name: a.migConfig}
+	case a.pluginConfig != "":
+		w = cluster.Target{Label: config.LabelDevicePluginConfig, Name: a.pluginConfig}
+	case a.none:
+	default:
+		return w, errors.New("say what to ask for: --profile NAME, --mig-config NAME, --device-plugin-config NAME or --none")
+	}
+	if wrong := validation.IsValidLabelValue(w.Name); len(wrong) > 0 {
+		return w, fmt.Errorf("%q can be no value of label %s: %s", w.Name, w.Label, strings.Join(wrong, "; "))
+	}
+	return w, nil
+}
+
+func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.Target, names []string) error {
+	ctx := cmd.Context()
+	nodes, err := a.nodes.Nodes(ctx, client, names)
+	if err != nil {
+		return err
+	}
+	out := &cli.Printer{W: cmd.OutOrStdout()}
+	if a.none {
+		return a.withdraw(ctx, client, nodes, out)
+	}
+	if err := checkLabelPrecedence(nodes, w); err != nil {
+		return err
+	}
+	if a.dryRun {
+		return preview(ctx, client, nodes, w, a.allowed(), out)
+	}
+	if err := foresee(ctx, client, nodes, w, out); err != nil {
+		return err
+	}
+	asked, err := a.label(ctx, client, nodes, w, out)
+	if err != nil {
+		return err
+	}
+	warn(asked, out)
+	if !a.wait {
+		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
+		return errors.Join(a.refusedAtOnce(ctx, client, w, asked, out), out.Err)
+	}
+	r := &rollout{target: w, nodes: asked, out: out, back: a.takeBack}
+	r.screen = newLines(out)
+	if _, height, is := cli.Terminal(out.W); is {
+		picture := progress.NewWriter()
+		picture.SetOutputWriter(out.W)
+		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.Kind(), cli.Counted(len(nodes), "node")), len(nodes), height)
+	}
+	return r.wait(ctx, client, a.timeout, a.again)
+}
+
+// checkLabelPrecedence names the nodes on which another label would win over the one that the command sets.
+func checkLabelPrecedence(nodes []corev1.Node, w cluster.Target) error {
+	if w.Label == config.LabelProfile {
+		return nil
+	}
+	var names []string
+	for _, n := range nodes {
+		if n.Labels[config.LabelProfile] != "" {
+			names = append(names, n.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	instead := fmt.Sprintf(", or use --profile %s, which knows MIG configs too", w.Name)
+	if w.Label == config.LabelDevicePluginConfig {
+		instead = "; set beside the profile, NVIDIA's config manager obeys it all the same, and the agent evicts the pods that hold what it withdraws"
+	}
+	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: take that away first"+
+		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.Label, names[0], instead)
+}
+
+// label sets the label on each node. It reports nodes that were deleted in between.
+func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) ([]*followed, error) {
+	var asked []*followed
+	for i := range nodes {
+		n := &nodes[i]
+		now, has := time.Now(), n.Labels[w.Label] == w.Name
+		if has && len(a.allowed()) == 0 {
+			out.Printf("%s  has label %s already\n", n.Name, w)
+			asked = append(asked, waitFor(n, w, false, now))
+			continue
+		}
+		after, err := cluster.Write(ctx, client, n, a.change(n, w))
+		switch {
+		case apierrors.IsNotFound(err):
+			out.Printf("%s  was deleted\n", n.Name)
+		case err != nil && ctx.Err() != nil:
+			return nil, &cli.ExitError{
+				Code: cli.ExitInterrupted,
+				Err:  fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again),
+			}
+		case err != nil:
+			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
+		default:
+			out.Printf("%s  labelled %s\n", n.Name, w)
+			asked = append(asked, waitFor(after, w, !has, now))
+		}
+	}
+	return asked, nil
+}
+
+// allowed are the fields of the settings whose refusal the user lifts for this change.
+func (a *application) allowed() []string {
+	var fields []string
+	if a.unmanaged {
+		fields = append(fields, config.FieldUnmanagedPods)
+	}
+	if a.emptyDir {
+		fields = append(fields, config.FieldEmptyDir)
+	}
+	return fields
+}
+
+// change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What is allowed for
+// another change goes.
+func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
+	c := cluster.Change{Labels: map[string]*string{w.Label: &w.Name}}
+	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.Label] != w.Name {
+		c.Labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
+	}
+	if fields := a.allowed(); len(fields) > 0 {
+		allowance := config.Allowance(w.Label, w.Name, fields...)
+		c.Annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
+		return c
+	}
+	former, there := n.Annotations[config.AnnotationAllowEviction]
+	if asked, _, _ := config.ParseAllowance(former); there && asked != w.String() {
+		c.Annotations = map[string]*string{config.AnnotationAllowEviction: nil}
+	}
+	return c
+}
+
+// warn names nodes on which no agent has ever run, or which none has served for too long.
+func warn(nodes []*followed, out *cli.Printer) {
+	var never, silent []string
+	var longest time.Duration
+	for _, f := range nodes {
+		silence := f.first.Silence(time.Now())
+		switch {
+		case f.first.None():
+			never = append(never, f.Name)
+		case silence > 0:
+			silent, longest = append(silent, f.Name), max(longest, silence)
+		}
+	}
+	if len(never) > 0 {
+		out.Printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
+			strings.Join(never, ", "), answerTime)
+	}
+	if len(silent) > 0 {
+		out.Printf("warning: %s\n", cluster.SilentAgents(silent, duration.HumanDuration(longest)))
+	}
+}
+
+// plain matches arguments that a shell needs no quotes for.
+var plain = regexp.MustCompile(`^[-\w./=:,@%+]+$`)
+
+// commandLine returns the command with the arguments, for the user to paste.
+func commandLine(args []string) string {
+	words := []string{"kubectl", "gpuslice"}
+	for _, a := range args {
+		if !plain.MatchString(a) {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}

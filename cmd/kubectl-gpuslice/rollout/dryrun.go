@@ -1,0 +1,185 @@
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/show"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
+const planTime = 30 * time.Second
+
+// plans are the agents' answers to what a request would do, with what the other nodes and the budgets add to them.
+type plans struct {
+	*cluster.Inquiry
+	target  cluster.Target
+	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
+}
+
+// preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
+func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, allowed []string, out *cli.Printer) error {
+	q, err := cluster.Inquire(ctx, client, nodes, config.Allowance(w.Label, w.Name, allowed...), planTime, out)
+	if err != nil {
+		return interrupted(ctx, err)
+	}
+	p := &plans{Inquiry: q, target: w}
+	elsewhere := &cli.Printer{W: &strings.Builder{}}
+	p.givesUp = judge.Fit(ctx, client, p.leaving(), elsewhere)
+	p.print(out)
+	out.Printf("%s", elsewhere.W)
+	return p.conclude(out)
+}
+
+// leaving returns the pods that have to leave, by their nodes.
+func (p *plans) leaving() []judge.Leaving {
+	var out []judge.Leaving
+	for _, a := range p.Nodes {
+		if a.Answer != nil && len(a.Answer.Pods) > 0 {
+			out = append(out, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
+		}
+	}
+	return out
+}
+
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
+}
+
+// print writes the answers. It joins nodes with the same answer.
+func (p *plans) print(out *cli.Printer) {
+	var order []string
+	same := map[string][]string{}
+	for _, a := range p.Nodes {
+		text := p.describe(a)
+		if same[text] == nil {
+			order = append(order, text)
+		}
+		same[text] = append(same[text], a.Name)
+	}
+	for _, text := range order {
+		out.Printf("%s: %s\n", strings.Join(same[text], ", "), text)
+	}
+}
+
+// conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
+func (p *plans) conclude(out *cli.Printer) error {
+	refused, held, givenUp, silent, changed := 0, 0, 0, 0, 0
+	for _, a := range p.Nodes {
+		if a.Answer != nil && len(a.Answer.Steps) > 0 {
+			changed++
+		}
+		switch {
+		case a.Answer == nil:
+			silent++
+		case a.Answer.Refused != "":
+			refused++
+		case a.Answer.HeldUp != "":
+			held++
+		case p.gaveUp(a) != "":
+			givenUp++
+		}
+	}
+	out.Printf("%s: %d of %s would change; nothing was labelled\n", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
+	if out.Err != nil {
+		return out.Err
+	}
+	var parts []string
+	for _, part := range []struct {
+		nodes int
+		text  string
+	}{{refused, "would be refused by "}, {held, "would be held up on "}, {givenUp, "would be given up on "}, {silent, "is not answered by "}} {
+		if part.nodes > 0 {
+			parts = append(parts, part.text+cli.Counted(part.nodes, "node"))
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("%s %s", p.target.Kind(), strings.Join(parts, ", "))
+	if silent > 0 {
+		return err
+	}
+	return &cli.ExitError{Code: cli.ExitHeldUp, Err: err}
+}
+
+// gaveUp says why the change of the node would begin, and be given up in the end; empty if it would not.
+func (p *plans) gaveUp(a *cluster.Asked) string {
+	if a.Answer.Patience <= 0 { // the agent deletes the pods at the end
+		return ""
+	}
+	return p.givesUp[a.Name]
+}
+
+// describe says what one node would do, the verdict first.
+func (p *plans) describe(a *cluster.Asked) string {
+	switch {
+	case a.Lost != "":
+		return a.Lost
+	case a.Answer == nil:
+		return fmt.Sprintf("no answer within %s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
+			" --field-selector spec.nodeName=NODE", planTime)
+	}
+	verdict, now := show.Verdict(a.Answer)
+	if why := p.gaveUp(a); now && why != "" {
+		verdict = show.GivesUp(a.Answer, why)
+	}
+	switch {
+	case verdict == "":
+		return "nothing to do"
+	case len(a.Answer.Steps) == 0:
+		return verdict
+	}
+	var b strings.Builder
+	b.WriteString(verdict)
+	fmt.Fprintf(&b, "\n      %s; %s", cli.Counted(len(a.Answer.Steps)+a.Answer.More, "step"), leavers(a.Answer))
+	if a.Answer.Reboot {
+		b.WriteString("; it takes a reboot of the node")
+	}
+	if len(a.Answer.Lost) > 0 {
+		b.WriteString("\n      lost for good: " + strings.Join(a.Answer.Lost, "; "))
+		if a.Answer.MoreLost > 0 {
+			fmt.Fprintf(&b, " and %d more", a.Answer.MoreLost)
+		}
+	}
+	for _, note := range a.Answer.Notes {
+		b.WriteString("\n      after it, " + note)
+	}
+	for i, step := range a.Answer.Steps {
+		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)
+	}
+	if a.Answer.More > 0 {
+		fmt.Fprintf(&b, "\n      and %d more", a.Answer.More)
+	}
+	return b.String()
+}
+
+// leavers names the pods that have to leave.
+func leavers(a *api.Answer) string {
+	switch n := len(a.Pods) + a.MorePods; n {
+	case 0:
+		return "no pod has to leave"
+	case 1:
+		return "1 pod has to leave: " + a.Pods[0]
+	default:
+		text := fmt.Sprintf("%d pods have to leave: %s", n, strings.Join(a.Pods, ", "))
+		if a.MorePods > 0 {
+			text += fmt.Sprintf(" and %d more", a.MorePods)
+		}
+		return text
+	}
+}

@@ -1,0 +1,203 @@
+package rollout
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+)
+
+const request = config.LabelProfile + "=research"
+
+func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Edit("gpu-1", func(n *corev1.Node) { // left by one that was killed
+			n.Annotations[config.AnnotationPreview] = request
+			n.Annotations[config.AnnotationPlan] = `{"for":"` + request + `","refused":"long ago"}`
+		})
+		w.Start(apply("--dry-run")...)
+		some := api.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
+		w.Answers("gpu-1", some)
+		w.Answers("gpu-2", api.Answer{})
+		w.Answers("gpu-3", some)
+		w.Answers("gpu-4", api.Answer{
+			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
+			Lost: []string{"pod team/a, which no controller makes again", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
+		})
+		w.Answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"}})
+		w.Is(`
+gpu-1, gpu-3: runs at once
+      2 steps; no pod has to leave
+   1  fence: journal, cordon, taint
+   2  GPU 0: turn MIG on
+gpu-2: nothing to do
+gpu-4: runs at once: a window is open
+      41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
+      lost for good: pod team/a, which no controller makes again; the files of team/b on emptyDir scratch and 3 more
+   1  evict team/a
+      and 40 more
+gpu-5: runs at once
+      1 step; 1 pod has to leave: team/a
+      after it, no whole GPU is left
+   1  evict team/a (claim team/a-gpu)
+gpu-4: whether 9 pods more would fit elsewhere is not known
+gpu-5: whether 1 pod more would fit elsewhere is not known
+profile research: 4 of 5 nodes would change; nothing was labelled
+`, 0)
+		w.Untouched("gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5")
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"), agenttest.GPU("gpu-4"), agenttest.GPU("gpu-5"))
+}
+
+func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began := time.Now()
+		w.Start(apply("--dry-run")...)
+		w.Answers("gpu-1", api.Answer{Refused: "there is no research", Reason: config.ReasonUnknownConfig})
+		w.Remove("gpu-3")
+		w.Edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
+		w.Is(`
+gpu-1: would be refused: UnknownConfig: there is no research
+gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=NODE
+gpu-3: the node was deleted
+gpu-4: another user has asked its agent something at the same time; ask again
+profile research: 0 of 4 nodes would change; nothing was labelled
+error: profile research would be refused by 1 node, is not answered by 3 nodes
+`, 1)
+		if took := time.Since(began); took != planTime {
+			t.Errorf("it took %s", took)
+		}
+		w.Untouched("gpu-1", "gpu-2", "gpu-4")
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"), agenttest.GPU("gpu-4"))
+}
+
+func TestAnInterruptedDryRunLeavesNoRequest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Start(apply("--dry-run")...)
+		w.Answers("gpu-1", api.Answer{})
+		w.Stop()
+		if said, code := w.Ended(); code != 130 || !strings.Contains(said, "interrupted; nothing was labelled") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+		w.Untouched("gpu-1", "gpu-2")
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+}
+
+// The exit code says whether all would go on at once: scripts go by it.
+func TestADryRunEndsByTheVerdict(t *testing.T) {
+	steps := []string{"fence: journal, cordon, taint"}
+	held := api.Answer{Steps: steps, HeldUp: "budget team/x needs 2 healthy pods and has 2", Reason: config.ReasonEvictionBlocked, Runs: "at once"}
+	for name, c := range map[string]struct {
+		answers [2]api.Answer
+		code    int
+		want    []string
+	}{
+		"both at once": {[2]api.Answer{{Steps: steps}, {}}, 0, []string{"gpu-1: runs at once\n", "gpu-2: nothing to do\n"}},
+		"one held up": {[2]api.Answer{held, {Steps: steps}}, cli.ExitHeldUp, []string{
+			"gpu-1: would be held up: EvictionBlocked: budget team/x needs 2 healthy pods and has 2\n      1 step; no pod has to leave\n   1  fence",
+			"error: profile research would be held up on 1 node\n",
+		}},
+		"one without a look": {[2]api.Answer{{HeldUp: "driver not loaded", Reason: config.ReasonDriverNotLoaded}, {}}, cli.ExitHeldUp, []string{
+			"gpu-1: would be held up: DriverNotLoaded: driver not loaded\ngpu-2:",
+		}},
+		"one refused, one held up": {[2]api.Answer{held, {Refused: "there is none", Reason: config.ReasonUnknownConfig}}, cli.ExitHeldUp, []string{
+			"gpu-2: would be refused: UnknownConfig: there is none\n", "error: profile research would be refused by 1 node, would be held up on 1 node\n",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.Start(apply("--dry-run")...)
+				w.Answers("gpu-1", c.answers[0])
+				w.Answers("gpu-2", c.answers[1])
+				said, code := w.Ended()
+				for _, want := range c.want {
+					if !strings.Contains(said, want) {
+						t.Errorf("want %q:\n%s", want, said)
+					}
+				}
+				if code != c.code {
+					t.Errorf("exit code %d, want %d", code, c.code)
+				}
+			}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+		})
+	}
+}
+
+// The verdict has to be the one that the same flags get without --dry-run.
+func TestADryRunAsksForWhatTheFlagsAllow(t *testing.T) {
+	flags := []string{"--force-unmanaged", "--delete-emptydir-data"}
+	for name, c := range map[string]struct {
+		args []string
+		asks string
+	}{
+		"apply":                        {apply(append(flags, "--dry-run")...), request + " unmanagedPods emptyDir"},
+		"plan":                         {append([]string{"plan", "gpu-1", "--profile", "research"}, flags[0]), request + " unmanagedPods"},
+		"plan for what is asked of it": {append([]string{"plan", "gpu-2"}, flags[1]), request + " emptyDir"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := c.args[1]
+			if node == "-l" {
+				node = "gpu-1"
+			}
+			n := agenttest.GPUNode(node)
+			if node == "gpu-2" {
+				n.Labels[config.LabelProfile] = "research"
+			}
+			inWorld(t, func(w *world) {
+				w.Start(c.args...)
+				if asked := w.Node(node).Annotations[config.AnnotationPreview]; asked != c.asks {
+					t.Errorf("the agent is asked %q, want %q", asked, c.asks)
+				}
+				w.Answers(node, api.Answer{})
+				w.Is(node+": nothing to do\nprofile research: 0 of 1 node would change; nothing was labelled\n", 0)
+			}, func() *corev1.Node { return n })
+		})
+	}
+}
+
+// A pod that never leaves has the change given up after a time: that is the verdict, in place of the agent's, which sees one node alone.
+func TestADryRunGivesUpWhereABudgetKeepsAPodForGood(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.RunsOn("gpu-1", "a", "app", "x")
+		w.RunsOn("gpu-1", "b", "app", "x")
+		if _, err := w.Client.PolicyV1().PodDisruptionBudgets("team").Create(t.Context(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "x"},
+			Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}},
+			Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1, CurrentHealthy: 2, DesiredHealthy: 1},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for patience, want := range map[time.Duration]struct {
+			verdict string
+			code    int
+		}{
+			time.Hour: {"gpu-1: would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", cli.ExitHeldUp},
+			0:         {"gpu-1: runs at once\n", 0}, // the agent deletes them in the end
+		} {
+			w.Start("plan", "gpu-1", "--profile", "research")
+			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a", "team/b"}, Patience: api.Duration(patience)})
+			if said, code := w.Ended(); code != want.code || !strings.HasPrefix(said, want.verdict) {
+				t.Errorf("with a patience of %s: exit code %d: %s", patience, code, said)
+			}
+		}
+	}, agenttest.GPU("gpu-1"))
+}
+
+func TestWhatOthersWroteIntoAnAnswerMovesNoCursor(t *testing.T) {
+	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
+	inWorld(t, func(w *world) {
+		w.Start(apply("--dry-run")...)
+		w.Answers("gpu-1", api.Answer{Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}})
+		said, _ := w.Ended()
+		if answer, _, _ := strings.Cut(said, "gpu-1: whether"); strings.ContainsAny(said, "\x1b\r\u202e") || strings.Count(answer, "\n") != 5 {
+			t.Errorf("raw in the answer: %q", said)
+		}
+	}, agenttest.GPU("gpu-1"))
+}

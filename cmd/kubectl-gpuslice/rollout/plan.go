@@ -1,0 +1,97 @@
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+)
+
+// Plan is the command.
+func Plan(o *cluster.Options) *cobra.Command {
+	var a application
+	c := &cobra.Command{
+		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME]",
+		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
+		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
+budgets stand in the way. Without a name, the plan is for what the labels of the node ask already. It is apply --dry-run by another name.
+
+What is said first of a node is its agent's verdict: runs at once, would be held up, would give up after a time, or would be refused.
+
+Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 1 an agent keeps silent, or
+something else went wrong; 130 interrupted.`,
+		ValidArgsFunction: o.CompleteNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			nodes, err := a.nodes.Nodes(cmd.Context(), client, args)
+			if err != nil {
+				return err
+			}
+			out := &cli.Printer{W: cmd.OutOrStdout()}
+			if a.profile+a.migConfig+a.pluginConfig != "" {
+				w, err := a.target()
+				if err != nil {
+					return err
+				}
+				if err := checkLabelPrecedence(nodes, w); err != nil {
+					return err
+				}
+				return preview(cmd.Context(), client, nodes, w, a.allowed(), out)
+			}
+			groups, err := byTarget(nodes)
+			if err != nil {
+				return err
+			}
+			var worst error
+			for _, g := range groups {
+				err := preview(cmd.Context(), client, g.nodes, g.target, a.allowed(), out)
+				if code := cli.ExitCode(err); code != 0 && code != cli.ExitHeldUp {
+					return err
+				}
+				worst = cmp.Or(worst, err)
+			}
+			return cmp.Or(out.Err, worst)
+		},
+	}
+	a.bind(c, o)
+	return c
+}
+
+// sameTarget are nodes whose labels ask for the same.
+type sameTarget struct {
+	target cluster.Target
+	nodes  []corev1.Node
+}
+
+// byTarget groups nodes whose labels ask for the same.
+func byTarget(nodes []corev1.Node) ([]sameTarget, error) {
+	var out []sameTarget
+	var none []string
+next:
+	for _, n := range nodes {
+		w, asks := cluster.TargetOf(&n)
+		if !asks {
+			none = append(none, n.Name)
+			continue
+		}
+		for i := range out {
+			if out[i].target == w {
+				out[i].nodes = append(out[i].nodes, n)
+				continue next
+			}
+		}
+		out = append(out, sameTarget{w, []corev1.Node{n}})
+	}
+	if len(none) > 0 {
+		return nil, fmt.Errorf("nothing is asked of %s: say what to plan for, by --profile, --mig-config or --device-plugin-config", strings.Join(none, ", "))
+	}
+	return out, nil
+}

@@ -1,0 +1,166 @@
+package show
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpuslice/gpuslice/nvml/picture"
+)
+
+const (
+	// widestDrawing is the largest number of columns of a GPU, on a terminal of any width.
+	widestDrawing = 129
+	// indent indents the lines below a GPU.
+	indent = "  "
+	// unwell marks, in place of the indent, a GPU or an instance that is not healthy.
+	unwell = "! "
+)
+
+// draw draws a node's GPUs: the memory slices of each, the numbers of its instances, and the pods that use them.
+func draw(v *nodeView, p paper) string {
+	var out []string
+	out = append(out, p.paint(p.cut(v.Node), text.Bold))
+	if v.Health != nil && v.unhealthy() != "" {
+		for _, l := range p.block("health: ", v.unhealthy()+": "+v.Health.Message) {
+			out = append(out, p.paint(l, text.FgRed))
+		}
+	}
+	if !v.Pods.Known {
+		out = append(out, p.block("pods: ", "who uses which instance is not known: "+v.Pods.Why)...)
+	}
+	if len(v.Pods.Asking) > 0 {
+		out = append(out, p.block("pods: ", "here ask for GPUs: "+strings.Join(v.Pods.Asking, ", "))...)
+	}
+	if len(v.Pods.Anywhere) > 0 {
+		out = append(out, p.block("pods: ", "hold what is not drawn here: "+strings.Join(v.Pods.Anywhere, ", "))...)
+	}
+	if len(v.GPUs) == 0 {
+		out = append(out, "no agent has reported how the GPUs are cut")
+	}
+	for i := range v.GPUs {
+		out = append(out, v.Pods.gpu(&v.GPUs[i], v.healthKnown(), p)...)
+	}
+	return strings.Join(out, "\n")
+}
+
+// gpu draws a GPU. Known says whether the agent reports its health.
+func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
+	cut := g.MIG && g.Slices > 0
+	lines := p.headline(g, cut, known)
+	lines = append(lines, g.healthLines(p)...)
+	if g.Missing {
+		return lines
+	}
+	if !cut {
+		return append(lines, p.block(indent+"used by: ", v.users(g.Pods))...)
+	}
+	names, numbers := cells(g)
+	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
+		lines = append(lines, p.cut(indent+picture.Slices(g.Slices, names, p.drawn())))
+		if len(numbers) > 0 {
+			lines = append(lines, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
+		}
+	}
+	if len(g.Instances) == 0 && g.Geometry != "" { // the status has no room for instances
+		return append(lines, p.block(indent, g.Geometry)...)
+	}
+	longest := 0
+	for _, i := range g.Instances {
+		longest = max(longest, len([]rune(i.Is)))
+	}
+	for _, i := range g.Instances {
+		lines = append(lines, v.instance(i, longest, g.Health, p)...)
+	}
+	if len(g.Pods) > 0 {
+		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
+	}
+	return lines
+}
+
+// headline names the GPU, and reports its health.
+func (p paper) headline(g *gpuView, cut, known bool) []string {
+	head, state := g.name(cut), g.state(known)
+	if state == "" {
+		return p.block("", head)
+	}
+	lines := p.block("", head+", "+state)
+	if last := len(lines) - 1; last >= 0 {
+		if head, found := strings.CutSuffix(lines[last], state); found {
+			lines[last] = head + p.paint(state, g.Health.colour())
+		}
+	}
+	return lines
+}
+
+// name names the GPU by what is known of it, and says how it is used.
+func (g *gpuView) name(cut bool) string {
+	switch {
+	case g.Missing && g.Index < 0:
+		return "GPU at " + g.PCI
+	case g.Missing:
+		return fmt.Sprintf("GPU %d %s at %s", g.Index, g.UUID, g.PCI)
+	case cut:
+		return fmt.Sprintf("GPU %d %s MIG", g.Index, g.UUID)
+	default:
+		return fmt.Sprintf("GPU %d %s whole", g.Index, g.UUID)
+	}
+}
+
+// drawn is the number of columns of a drawing.
+func (p paper) drawn() int {
+	if p.width == 0 {
+		return paperWidth - len(indent)
+	}
+	return min(widestDrawing, p.width-len(indent))
+}
+
+// instance draws an instance, with the pods that use it. It marks one that is not healthy.
+func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
+	margin := indent
+	if i.Unhealthy != "" {
+		margin = unwell
+	}
+	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.users(i.Pods))
+	for n := range entry {
+		switch {
+		case i.Unhealthy != "":
+			entry[n] = p.paint(entry[n], health.colour())
+		case len(i.Pods) > 0:
+			entry[n] = p.paint(entry[n], text.FgCyan)
+		}
+	}
+	return entry
+}
+
+// users names the pods, or says that there are none, if that is known.
+func (v podsView) users(pods []string) string {
+	switch {
+	case len(pods) > 0:
+		return strings.Join(pods, ", ")
+	case v.Known:
+		return "free"
+	default:
+		return "?"
+	}
+}
+
+func (p paper) cut(line string) string {
+	if p.width == 0 {
+		return line
+	}
+	return text.Snip(line, p.width, "…")
+}
+
+// cells returns the GPU's instances as cells of the drawing, by name and by number.
+func cells(g *gpuView) (names, numbers []picture.Cell) {
+	for _, i := range g.Instances {
+		profile, _, _ := strings.Cut(i.Is, "@")
+		short, _, _ := strings.Cut(profile, ".")
+		names = append(names, picture.Cell{At: i.At, Size: i.Size, Names: []string{profile, short}})
+		number := fmt.Sprintf("#%d", i.ID)
+		numbers = append(numbers, picture.Cell{At: i.At, Size: i.Size, Names: []string{number, number[1:]}})
+	}
+	return names, numbers
+}

@@ -1,0 +1,125 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/config/glossary"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+const (
+	// longestName is the number of characters of a mistyped name in an error.
+	longestName = 64
+	// paperWidth is the number of columns of running text without a terminal.
+	paperWidth = 80
+)
+
+// Explain is the command. It needs no cluster.
+func Explain(*cluster.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain [REASON | METRIC]",
+		Short: "Say what a reason means that a node shows, and what you can do; or what a metric is",
+		Long: "Explains a reason of a condition, an Event or a metric, as in `kubectl describe node`: when it is given, and what you can do.\n" +
+			"Of a metric, it says what it is, and its labels. Without an argument, it lists all. It asks no cluster.",
+		Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var out []cobra.Completion
+			for _, g := range vocabulary() {
+				for _, w := range g.Entries {
+					out = append(out, cobra.CompletionWithDesc(w.Name, w.Means))
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			out := &cli.Printer{W: cmd.OutOrStdout()}
+			width, _, _ := cli.Terminal(out.W)
+			width = cmp.Or(width, paperWidth)
+			if len(args) == 0 {
+				list(out, width)
+				return out.Err
+			}
+			if reason, known := glossary.Reasons().Find(args[0]); known {
+				out.Printf("%s\n", reason.Name)
+				out.Printf("%s\n", wrapped("  is given: ", reason.Means, width))
+				out.Printf("%s\n", wrapped("  you can:  ", reason.YouCan, width))
+				return out.Err
+			}
+			metric, known := glossary.Metrics().Find(args[0])
+			if !known {
+				return unknownWord(args[0])
+			}
+			out.Printf("%s\n", metric.Name)
+			out.Printf("%s\n", wrapped("  is:     ", metric.Means, width))
+			if len(metric.Labels) > 0 {
+				out.Printf("%s\n", wrapped("  labels: ", strings.Join(metric.Labels, ", "), width))
+			}
+			return out.Err
+		},
+	}
+}
+
+// vocabulary returns all words that explain knows.
+func vocabulary() glossary.Groups { return slices.Concat(glossary.Reasons(), glossary.Metrics()) }
+
+func unknownWord(name string) error {
+	kind, near := "reason", glossary.Reasons().Closest(name)
+	if strings.HasPrefix(name, "gpuslice_") {
+		kind, near = "metric", glossary.Metrics().Closest(name)
+	}
+	instead := "kubectl gpuslice explain lists them all"
+	if len(near) > 0 {
+		instead = "did you mean " + strings.Join(near, ", ") + "? " + instead
+	}
+	return fmt.Errorf("there is no %s \"%s\"; %s", kind, sanitize.Cut(name, longestName), instead)
+}
+
+// list writes a line for each word, cut to the width: the whole text is one call away.
+func list(out *cli.Printer, width int) {
+	for i, g := range vocabulary() {
+		longest := 0
+		for _, w := range g.Entries {
+			longest = max(longest, len(w.Name))
+		}
+		if i > 0 {
+			out.Printf("\n")
+		}
+		out.Printf("%s\n", wrapped("", g.Title, width))
+		for _, w := range g.Entries {
+			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.Name, w.Means), width, "…"))
+		}
+	}
+}
+
+// wrapped writes a text in lines of the width, the first after a heading, the others below its beginning.
+func wrapped(heading, text string, width int) string {
+	indent := strings.Repeat(" ", runewidth.StringWidth(heading))
+	var b strings.Builder
+	b.WriteString(heading)
+	at := len(indent)
+	for i, word := range strings.Fields(text) {
+		size := runewidth.StringWidth(word)
+		switch {
+		case i > 0 && at+1+size > width:
+			b.WriteString("\n" + indent)
+			at = len(indent)
+		case i > 0:
+			b.WriteString(" ")
+			at++
+		}
+		b.WriteString(word)
+		at += size
+	}
+	return b.String()
+}

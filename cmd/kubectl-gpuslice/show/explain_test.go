@@ -1,0 +1,65 @@
+package show
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mattn/go-runewidth"
+
+	"github.com/gpuslice/gpuslice/config/glossary"
+)
+
+func TestAReasonIsExplained(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const held = `
+Held
+  is given: while gpuslice.io/hold keeps the node from any change
+  you can:  let the node change again: kubectl gpuslice hold NODE --release
+`
+		for _, name := range []string{"Held", "held"} {
+			w.Start("explain", name)
+			w.Is(held, 0)
+		}
+		w.Start("explain", "gpuslice_instances")
+		w.Is(`
+gpuslice_instances
+  is:     the number of existing GPU instances
+  labels: gpu, profile
+`, 0)
+		w.Start("explain", "gpuslice_instance")
+		if said, code := w.Ended(); code != 1 || !strings.Contains(said, "there is no metric \"gpuslice_instance\"; did you mean gpuslice_instances") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+		w.Start("explain", "EvictionBloked")
+		w.Is("\nerror: there is no reason \"EvictionBloked\"; did you mean EvictionBlocked? kubectl gpuslice explain lists them all\n", 1)
+		w.Start("explain", "\x1b[2Jxyzzyxyzzyxyzzy")
+		w.Is("\nerror: there is no reason \"\\x1b[2Jxyzzyxyzzyxyzzy\"; kubectl gpuslice explain lists them all\n", 1)
+	})
+}
+
+func TestAllReasonsAndMetricsAreListedInEightyColumns(t *testing.T) {
+	inWorld(t, func(w *world) {
+		said, code := w.Run("explain")
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, said)
+		}
+		for line := range strings.Lines(said) {
+			if n := runewidth.StringWidth(strings.TrimSuffix(line, "\n")); n > paperWidth {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		for _, name := range glossary.Metrics().Names() {
+			if !strings.Contains(said, "\n  "+name+" ") {
+				t.Errorf("%s is not listed", name)
+			}
+		}
+		for _, name := range glossary.Reasons().Names() {
+			if !strings.Contains(said, "\n  "+name+" ") {
+				t.Errorf("%s is not listed", name)
+			}
+			if r, known := glossary.Reasons().Find(name); !known || r.Means == "" || r.YouCan == "" {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	})
+}

@@ -1,0 +1,84 @@
+package show
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+)
+
+// cut says how the GPU of a node is cut.
+func cut(n *corev1.Node) {
+	s := agenttest.Done()
+	s.Desired, s.GPUs = "", []api.StatusGPU{balanced(0)}
+	agenttest.Says(n, s, "as asked")
+}
+
+func TestANodeThatIsNamedIsDrawnWithItsPods(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Edit("gpu-1", cut)
+		w.Start("status", "gpu-1")
+		w.Diagnoses("gpu-1", api.Diagnosis{
+			GPUs: api.GPUsSeen{Now: []api.StatusGPU{balanced(0)}},
+			Pods: []api.PodSeen{{Namespace: "team", Name: "notebook", Devices: []string{"GPU 0 2g.20gb@2"}}},
+		})
+		w.Is(`
+NODE    ASKED FOR   PHASE   REASON      SINCE   CAPACITY   BLOCKERS
+gpu-1               Idle    Converged   0s
+
+gpu-1
+GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
+  │1g.10gb │1g.10gb │ 2g.20gb         │ 3g.40gb                           │
+  │ #9     │ #10    │ #5              │ #2                                │
+  #9   1g.10gb@0  free
+  #10  1g.10gb@1  free
+  #5   2g.20gb@2  team/notebook
+  #2   3g.40gb@4  free
+`, 0)
+		w.Untouched("gpu-1")
+	}, agenttest.GPU("gpu-1"))
+}
+
+func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Edit("gpu-1", cut)
+		w.RunsOn("gpu-1", "notebook")
+		w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "gpu-1", nil)
+		})
+		for _, args := range [][]string{{"status", "gpu-1"}, {"status", "gpu-1", "--ask=false"}} {
+			said, code := w.Run(args...)
+			if code != 0 || !strings.Contains(said, "who uses which instance is not known: ") || !strings.Contains(said, "  #5   2g.20gb@2  ?\n") ||
+				!strings.Contains(said, "here ask for GPUs: team/notebook (nvidia.com/mig-1g.10gb 1)") {
+				t.Errorf("%q: exit code %d: %s", args, code, said)
+			}
+		}
+	}, agenttest.GPU("gpu-1"))
+}
+
+func TestAWatchShowsWhatChanges(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Start("status", "--watch", "gpu-1", "gpu-2")
+		w.Says("gpu-1", agenttest.Research(api.PhaseDraining, config.ReasonEvicting, 9), "not asked for any more, as its agent has yet to see")
+		w.Says("gpu-1", api.Status{Phase: api.PhaseDraining, Reason: config.ReasonEvicting, Left: 9}, "on its way")
+		w.Says("gpu-3", agenttest.Done(), "not meant")
+		w.Says("gpu-1", api.Status{Phase: api.PhaseDraining, Reason: config.ReasonEvicting, Left: 8}, "on its way")
+		w.Remove("gpu-2")
+		w.Stop()
+		w.Is(`
+00:00:00Z  gpu-1    Idle  NotRequested    
+00:00:00Z  gpu-2    Idle  NotRequested    
+00:00:01Z  gpu-1    Draining  NotSeenYet    
+00:00:02Z  gpu-1    Draining  Evicting    
+00:00:04Z  gpu-2  was deleted
+`, 0)
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"))
+}

@@ -1,0 +1,307 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/mattn/go-runewidth"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+)
+
+// mostListed is how many blockers a table names; the condition has them all.
+const mostListed = 2
+
+// paper is the width and the colours of the output.
+type paper struct {
+	width  int // columns; 0 without a bound
+	colour bool
+	now    time.Time
+}
+
+// paint colours a text, if the output has colours.
+func (p paper) paint(what string, with ...text.Color) string {
+	if !p.colour || what == "" {
+		return what
+	}
+	return text.Colors(with).Sprint(what)
+}
+
+// column is a column of a table.
+type column[T any] struct {
+	name    string
+	wide    bool // only with -o wide
+	folds   bool // goes below the row if the table is wider than the terminal
+	shrinks int  // characters to which it is cut before other columns go below; 0 if it is not cut
+	of      func(v *T, p paper) string
+	colour  func(v *T) text.Color // may be nil
+}
+
+// cell returns the text of the row in the column, in its colour.
+func (c column[T]) cell(v *T, p paper) string {
+	said := c.of(v, p)
+	if c.colour == nil {
+		return said
+	}
+	return p.paint(said, c.colour(v))
+}
+
+// below returns the cell in lines of its own.
+func (c column[T]) below(v *T, p paper) []string {
+	said := c.of(v, p)
+	if said == "" {
+		return nil
+	}
+	heading := "  " + c.name + ": "
+	lines := p.block(heading, said)
+	for i, line := range lines {
+		if c.colour != nil && len(line) > len(heading) {
+			lines[i] = line[:len(heading)] + p.paint(line[len(heading):], c.colour(v))
+		}
+	}
+	return lines
+}
+
+var nodeColumns = []column[nodeView]{
+	{name: "node", of: func(v *nodeView, _ paper) string { return v.Node }},
+	{name: "asked for", folds: true, of: func(v *nodeView, _ paper) string { return v.AskedFor }},
+	{name: "phase", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
+	{name: "reason", folds: true, of: reason, colour: (*nodeView).colour},
+	{name: "since", folds: true, of: func(v *nodeView, p paper) string {
+		if v.Silent || v.NotSeen { // it is that of the reason that was
+			return ""
+		}
+		return age(v.Since, p.now)
+	}},
+	{name: "heard", wide: true, folds: true, of: func(v *nodeView, p paper) string { return age(v.Heard, p.now) }},
+	{name: "health", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
+		if v.Health == nil {
+			return ""
+		}
+		return cmp.Or(v.unhealthy(), "well")
+	}},
+	{name: "gpus", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
+		if len(v.GPUs) == 0 {
+			return ""
+		}
+		missing := v.missing()
+		out := cli.Counted(len(v.GPUs)-missing, "GPU")
+		if n := v.instances(); n > 0 {
+			out += ", " + cli.Counted(n, "instance")
+		}
+		if missing > 0 {
+			out += fmt.Sprintf(", %d missing", missing)
+		}
+		return out
+	}},
+	{name: "capacity", folds: true, of: capacity},
+	{name: "blockers", folds: true, of: blockers},
+}
+
+// capacity is what kubelet gives out, and who gives out the GPUs where NVIDIA's DRA driver has a part in it.
+func capacity(v *nodeView, _ paper) string {
+	if v.Owner == api.OwnerNone || v.Capacity == "" {
+		return cmp.Or(string(v.Owner), v.Capacity)
+	}
+	return v.Capacity + " (" + string(v.Owner) + ")"
+}
+
+// What stands in place of a reason where the node has no answer to what is asked of it.
+const (
+	agentSilent = "AgentSilent" // the agent does not run, or cannot write
+	notSeenYet  = "NotSeenYet"  // the agent has not answered what the labels ask for by now
+)
+
+// reason is that of the agent's report; where that answers another request, it says so instead.
+func reason(v *nodeView, p paper) string {
+	switch {
+	case !v.Agent:
+		return "no agent"
+	case v.Silent:
+		return fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.now))
+	case v.NotSeen:
+		return notSeenYet
+	default:
+		return string(v.Reason)
+	}
+}
+
+// silences names the agents that are silent, in lines for below the table; empty if none is.
+func silences(views []nodeView, p paper) string {
+	var silent []string
+	heard := p.now
+	for i := range views {
+		if v := &views[i]; v.Silent {
+			silent = append(silent, v.Node)
+			if v.Heard.Before(heard) {
+				heard = v.Heard
+			}
+		}
+	}
+	line := cluster.SilentAgents(silent, age(heard, p.now))
+	if line == "" {
+		return ""
+	}
+	lines := p.block("", line)
+	for i := range lines {
+		lines[i] = p.paint(lines[i], text.FgRed)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func age(since, now time.Time) string {
+	if since.IsZero() {
+		return ""
+	}
+	return duration.HumanDuration(max(0, now.Sub(since)))
+}
+
+// blockers lists what is in the way, the gravest first.
+func blockers(v *nodeView, _ paper) string {
+	listed := v.Blockers
+	if more := len(listed) - mostListed; more > 0 {
+		listed = append(listed[:mostListed:mostListed], "and "+cli.Counted(more, "other"))
+	}
+	if !v.Begins.IsZero() {
+		listed = append([]string{"begins at " + v.Begins.Format("2006-01-02 15:04:05Z")}, listed...)
+	}
+	if v.Held != nil {
+		listed = append([]string{"held: " + *v.Held}, listed...)
+	}
+	if what := v.unhealthy(); what != "" {
+		listed = append([]string{"GPU health: " + what}, listed...)
+	}
+	return strings.Join(listed, "; ")
+}
+
+// tabulate writes a line for each row. If that is wider than the paper, it cuts long names, and if that is not enough, it writes the last columns
+// below each row, in lines of their own.
+func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
+	var folded []column[T]
+	lines := rows(all, shown, p, 0)
+	for p.width > 0 && widest(lines) > p.width {
+		if narrow := rows(all, shown, p, widest(lines)-p.width); widest(narrow) <= p.width {
+			lines = narrow
+			break
+		}
+		last := len(shown) - 1
+		if !shown[last].folds {
+			break
+		}
+		folded = append([]column[T]{shown[last]}, folded...)
+		shown = shown[:last]
+		lines = rows(all, shown, p, 0)
+	}
+	out := []string{p.cut(lines[0])}
+	for i := range all {
+		out = append(out, p.cut(lines[i+1]))
+		for _, c := range folded {
+			out = append(out, c.below(&all[i], p)...)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// rows returns the lines of a table, its header first. Excess is by how many characters the table has to be narrower than it would be.
+func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
+	w := table.NewWriter()
+	w.SetStyle(table.StyleLight)
+	w.Style().Options = table.OptionsNoBordersAndSeparators
+	w.Style().Format.Header = text.FormatUpper
+	w.Style().Box.PaddingLeft, w.Style().Box.PaddingRight = "", "   "
+	header := table.Row{}
+	for _, c := range shown {
+		header = append(header, c.name)
+	}
+	w.AppendHeader(header)
+	for i := range all {
+		row := table.Row{}
+		for _, c := range shown {
+			row = append(row, c.cell(&all[i], p))
+		}
+		w.AppendRow(row)
+	}
+	if excess > 0 {
+		w.SetColumnConfigs(narrower(all, shown, p, excess))
+	}
+	lines := strings.Split(w.Render(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return lines
+}
+
+// narrower cuts the columns that shrink, so that the table is narrower by excess characters, if that is possible.
+func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.ColumnConfig {
+	var out []table.ColumnConfig
+	for i, c := range shown {
+		if c.shrinks == 0 {
+			continue
+		}
+		width := 0
+		for n := range all {
+			width = max(width, runewidth.StringWidth(c.of(&all[n], p)))
+		}
+		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: max(c.shrinks, width-excess), WidthMaxEnforcer: shortened})
+	}
+	return out
+}
+
+// shortened leaves out the middle of a name, since names that begin alike differ at their ends.
+func shortened(name string, most int) string {
+	width := runewidth.StringWidth(name)
+	if width <= most {
+		return name
+	}
+	tail := most / 3
+	return runewidth.Truncate(name, most-tail-1, "") + "…" + runewidth.TruncateLeft(name, width-tail, "")
+}
+
+// colour shows at a glance whether a user has to act.
+func (v *nodeView) colour() text.Color {
+	switch {
+	case v.Silent:
+		return text.FgRed
+	case v.NotSeen:
+		return text.FgYellow
+	case v.Phase == api.PhaseStalled || v.Phase == api.PhaseRollingBack:
+		return text.FgRed
+	case v.Ready == corev1.ConditionTrue:
+		return text.FgGreen
+	case !v.Agent:
+		return text.FgHiBlack
+	default:
+		return text.FgYellow
+	}
+}
+
+func widest(lines []string) int {
+	n := 0
+	for _, l := range lines {
+		n = max(n, text.StringWidthWithoutEscSequences(l))
+	}
+	return n
+}
+
+// block writes a text in lines of the paper's width, the first after a heading, the others below its beginning. It cuts a word that is longer
+// than a line.
+func (p paper) block(heading, what string) []string {
+	if p.width == 0 {
+		return []string{heading + what}
+	}
+	lines := strings.Split(wrapped(heading, what, p.width), "\n")
+	for i := range lines {
+		lines[i] = runewidth.Truncate(lines[i], p.width, "…")
+	}
+	return lines
+}

@@ -1,0 +1,105 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+)
+
+func TestTopShowsWhatTheAgentsSay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		busy, over := 0.0, 1e300
+		w.Start("top", "--sort-by", "busy")
+		w.Answers("gpu-1", api.Answer{Uses: []api.Use{
+			{Namespace: "team", Pod: "trainer", GPU: 1, Pods: 1, MemoryMiB: 70000, TotalMiB: 80000, Busy: &over, Since: time.Now().Add(-time.Hour)},
+			{Namespace: "team", Pod: "unknown", GPU: 0, Instance: "1g.10gb@2", Pods: 1, MemoryMiB: 10, TotalMiB: 9728, Unknown: "not reported"},
+			{Namespace: "team", Pod: "notebook", GPU: 0, Instance: "1g.10gb@3", Pods: 1, MemoryMiB: 5, TotalMiB: 9728, Busy: &busy},
+		}})
+		w.Answers("gpu-2", api.Answer{Refused: "it must be something else"})
+		w.Is(`
+POD             NODE    GPU           MEMORY                BUSY   FOR
+team/notebook   gpu-1   0 1g.10gb@3   5/9728 MiB 0%         0%
+team/trainer    gpu-1   1             70000/80000 MiB 88%   100%   60m
+team/unknown    gpu-1   0 1g.10gb@2   10/9728 MiB 0%        ?
+busy ?: not reported (gpu-1)
+gpu-2: the agent does not say: it must be something else
+`, 0)
+		w.Untouched("gpu-1", "gpu-2")
+		w.Start("top", "gpu-2")
+		w.Answers("gpu-2", api.Answer{})
+		w.Is("no pod has a GPU\n", 0)
+		began := time.Now()
+		w.Start("top", "gpu-1")
+		if said, code := w.Ended(); code != 1 || !strings.Contains(said, "gpu-1: the agent has not answered within 5s\nerror: no agent has answered, of 1 node\n") {
+			t.Errorf("exit code %d: %s", code, said)
+		}
+		if took := time.Since(began); took != viewTime {
+			t.Errorf("it took %s", took)
+		}
+		w.Untouched("gpu-1")
+		w.Start("top", "gpu-1", "--sort-by", "name")
+		w.Is("\nerror: flag --sort-by is \"name\": it must be memory or busy\n", 1)
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.Bare("cpu-1"))
+}
+
+// used is what the agents of the pool say of the use of their GPUs.
+func used() uses {
+	busy := func(percent float64) *float64 { return &percent }
+	one := func(node, pod string, u api.Use) use {
+		u.Namespace, u.Pod, _ = strings.Cut(pod, "/")
+		return use{node, u}
+	}
+	const noProcesses = "the driver does not report how busy processes are on MIG instances of this model"
+	all := uses{More: 12, Silent: []silent{{"gpu-9", "the agent has not answered within 5s"}}, Uses: []use{
+		one("gpu-1", "team-a/trainer-0", api.Use{GPU: 0, Instance: "3g.40gb@4", Pods: 1, MemoryMiB: 31200, UsedMiB: 31240, TotalMiB: 40192, Unknown: noProcesses, Since: screenTime.Add(-6 * time.Hour)}),
+		one("gpu-1", "team-a/notebook-0", api.Use{GPU: 0, Instance: "1g.10gb@0", Pods: 1, MemoryMiB: 0, UsedMiB: 12, TotalMiB: 9728, Unknown: noProcesses, Since: screenTime.Add(-26 * time.Hour)}),
+		one("gpu-2", "team-b/serving-7d9c5b6f4-x2x9z", api.Use{GPU: 3, Pods: 3, MemoryMiB: 20480, UsedMiB: 61440, TotalMiB: 81559, Busy: busy(93.4), Since: screenTime.Add(-40 * time.Minute), UUID: "GPU-5d1c7f03-1111-2222-3333-444455556666"}),
+		one("gpu-2", "team-b/idle-with-a-name-that-is-so-long-that-no-line-of-eighty-columns-has-room-for-it-all", api.Use{GPU: 3, Pods: 3, MemoryMiB: 500, UsedMiB: 61440, TotalMiB: 81559, Busy: busy(0), Since: screenTime.Add(-9 * 24 * time.Hour)}),
+	}}
+	all.sort(byMemory)
+	return all
+}
+
+func TestScreensOfTop(t *testing.T) {
+	text.EnableColors()
+	t.Cleanup(text.DisableColors)
+	for _, width := range []int{160, 80, 40} {
+		for _, colour := range []bool{false, true} {
+			p := paper{width: width, colour: colour, now: screenTime}
+			for name, r := range map[string]topRequest{"top": {}, "top-wide": {format: formatWide}} {
+				screen, err := r.text(used(), p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", name, width))
+				if colour {
+					file = strings.TrimSuffix(file, ".txt") + "-colour.txt"
+				}
+				golden(t, file, screen)
+				for line := range strings.SplitSeq(screen, "\n") {
+					if n := text.StringWidthWithoutEscSequences(line); n > width {
+						t.Errorf("%s: %d columns: %s", file, n, line)
+					}
+				}
+				if plain, err := r.text(used(), paper{width: width, now: screenTime}); err != nil || text.StripEscape(screen) != plain {
+					t.Errorf("%s: %v: the colours say what the words do not", file, err)
+				}
+			}
+		}
+	}
+	for _, format := range []string{formatJSON, formatYAML, ""} {
+		said, err := (&topRequest{format: format}).text(used(), paper{now: screenTime})
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "testdata/top."+cmp.Or(format, "pipe.txt"), said)
+	}
+}
