@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/verify"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
 	"github.com/gpuslice/gpuslice/agent/observe"
@@ -40,7 +41,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -388,7 +388,7 @@ func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 	}
 	a.env.Log.Warn("resource claims count as any GPU", zap.Error(err))
 	if apierrors.IsForbidden(err) {
-		a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonMissingRight, "%s", sanitize.Message(err.Error(), sanitize.Longest))
+		a.env.Events.Node(a.env.Node, events.UnreadClaims(err))
 	}
 }
 
@@ -402,12 +402,8 @@ func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 // plugin has read the key, and what needs it asks for it (mayPerform).
 func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) {
 	news, err := a.actors.handover.Mend(ctx, seen, want)
-	reason := config.ReasonConfiguringPlugin
-	if err != nil {
-		reason = config.ReasonNoHandover
-	}
 	if news != "" {
-		a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, reason, "%s", news)
+		a.env.Events.Node(a.env.Node, events.MendedKey(news, err != nil))
 	}
 }
 

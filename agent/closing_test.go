@@ -300,3 +300,27 @@ func TestWhatClosesDevicesFollowsUsersAndLabels(t *testing.T) {
 		w.givenBack()
 	})
 }
+
+// A preview changes nothing, and sends no Event: one about rules that may not be listed is for the agent itself to send.
+func TestAPreviewSendsNoEvent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newDrainingWorld(t)
+		w.grace = 40 * time.Minute
+		w.label("seven")
+		w.passes("the eviction", func() bool { return w.leaves("leaves") })
+		if len(w.closed()) == 0 {
+			t.Fatal("no device is closed, so that no rule has to be listed")
+		}
+		w.client.PrependReactor("*", "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(resourcev1.Resource("devicetaintrules"), "", errors.New("no right"))
+		})
+		events := w.listens() // a process of its own, as that of gpuslice-agent plan is
+		if _, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "three"); err != nil {
+			t.Fatal(err)
+		}
+		for len(events) > 0 {
+			t.Errorf("the preview has sent an Event: %s", <-events)
+		}
+	})
+}

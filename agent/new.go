@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/verify"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	"github.com/gpuslice/gpuslice/agent/monitor/idle"
@@ -98,7 +99,7 @@ func New(o Options) *Agent {
 			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal,
 			KeepCordonedKey: config.AnnotationKeepCordoned,
 		},
-		Settings: o.Settings, Events: report.Events{To: o.Events}, Clock: monotonic.New(o.Clock), Log: o.Log,
+		Settings: o.Settings, Events: events.Recorder{To: o.Events}, Clock: monotonic.New(o.Clock), Log: o.Log,
 	}
 	a := &Agent{env: env, edited: o.Edited}
 	a.observers = newObservers(o, env, objects)
@@ -159,7 +160,7 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 		return o.Driver
 	}
 	h := health.New(health.Options{
-		Sources: o.Health, Settings: o.Settings.Health, Boot: a.observers.kernel.Boot, NodeEvent: a.env.Events.Of(o.Node), PodEvent: a.env.Events.Podf,
+		Sources: o.Health, Settings: o.Settings.Health, Boot: a.observers.kernel.Boot, NodeEvent: a.env.Events.OfNode(o.Node), PodEvent: a.env.Events.Pod,
 		Write: func(ctx context.Context, c []corev1.NodeCondition) error {
 			return a.env.Nodes.Conditions(ctx, o.Node, c)
 		},
@@ -199,7 +200,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 		publisher: &nodekeys.Publisher{Env: env, Journal: writer},
 		verifier:  &verify.Verifier{Env: env, DevicePlugin: a.observers.devicePlugin},
 		upgrades:  &fencing.UpgradeWatch{Env: env, Driver: driver, Fencing: fences},
-		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.Of(o.Node), Clock: env.Clock, Log: o.Log},
+		taint:     &remedy.Taint{Nodes: env.Nodes, Effect: o.Settings.Health.Taint, NodeEvent: env.Events.OfNode(o.Node), Clock: env.Clock, Log: o.Log},
 		rules:     rules,
 		resets:    &remedy.Resets{Health: a.health, Clock: env.Clock, Began: env.Clock.Now()},
 	}
@@ -210,14 +211,14 @@ func (a *Agent) addMonitors(o Options) {
 	owners := monitor.OwnerFinder{Processes: o.Processes, ComputesForOthers: a.observers.devicePlugin.ServesMPS, Log: o.Log.Named("occupants")}
 	used := memory.New(memory.Options{
 		Limits: o.Settings.MemoryPressure, Snapshot: a.actors.hardware.Snapshot, Owners: owners,
-		PodEvent: a.env.Events.Podf, Clock: a.env.Clock, Former: a.actors.journal.FullMemory,
+		PodEvent: a.env.Events.Pod, Clock: a.env.Clock, Former: a.actors.journal.FullMemory,
 	})
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
 		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // an observation that hangs there holds up no pass
 		busy := idle.New(idle.Options{
-			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.env.Events.Podf, Clock: o.Clock, Log: o.Log.Named("idle"),
+			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.env.Events.Pod, Clock: o.Clock, Log: o.Log.Named("idle"),
 		})
 		a.monitors = append(a.monitors, busy)
 		a.uses = func() []api.Use {

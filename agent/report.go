@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -201,6 +202,6 @@ func (a *Agent) giveUp(ctx context.Context, seen *state.Observed, want state.Des
 	a.actors.verifier.Pause()
 	a.deciders.retries.BeginUndo()
 	a.env.Log.Warn("change given up", zap.String("target", want.Name), zap.String("reason", string(failure.Reason)), zap.String("message", failure.Message))
-	a.env.Events.Nodef(seen.Node, corev1.EventTypeWarning, failure.Reason, "%s: %s; going back to what was before", want.Name, failure.Message)
+	a.env.Events.Node(a.env.Node, events.GivenUp(want.Name, failure.Reason, failure.Message))
 	return 0
 }

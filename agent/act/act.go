@@ -7,10 +7,10 @@ package act
 import (
 	"go.uber.org/zap"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -22,7 +22,7 @@ type Env struct {
 	Nodes    nodewrite.Writer
 	Fence    fence.Fence
 	Settings config.Settings
-	Events   report.Events
+	Events   events.Recorder
 	Clock    *monotonic.Clock
 	Log      *zap.Logger
 }

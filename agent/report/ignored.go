@@ -5,8 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -51,7 +50,7 @@ func (w *Writer) ReportIgnored(seen *state.Observed, want state.Desired) {
 	now := w.notes(seen, want)
 	for _, n := range now {
 		if !slices.Contains(w.ignored, n) {
-			w.Events.Nodef(seen.Node, corev1.EventTypeWarning, n.reason, "%s", n.text)
+			w.Events.Node(w.Node, events.Ignored(n.reason, n.text))
 		}
 	}
 	w.ignored = now

@@ -4,9 +4,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
@@ -45,7 +45,7 @@ func (w *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned
 	if over > 0 && w.overran != seen.Operation() {
 		w.overran = seen.Operation()
 		w.Log.Warn("window overrun", zap.Duration("by", over), zap.String("operation", w.overran))
-		w.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonWindowOverrun, "%s: %s", want.Name, textOverrun)
+		w.Events.Node(w.Node, events.WindowOverrun(want.Name, textOverrun))
 	}
 }
 

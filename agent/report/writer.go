@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/offer"
@@ -40,7 +41,7 @@ type Writer struct {
 	Record   *journal.Keeper
 	Sources  []Source
 	Settings config.Settings
-	Events   Events
+	Events   events.Recorder
 	Metrics  *metrics.Metrics
 	Wall     clock.PassiveClock // the host's, by which windows open
 	Clock    *monotonic.Clock
@@ -140,7 +141,7 @@ func (w *Writer) condition(ctx context.Context, seen *state.Observed, want state
 		w.Log.Info("reporting", zap.String("phase", string(r.Phase)), zap.String("reason", string(r.Reason)), zap.String("message", r.Message))
 	}
 	if news && !underway {
-		w.Events.Nodef(seen.Node, eventType(r), r.Reason, "%s", r.Message)
+		w.Events.Node(w.Node, events.Reported(eventType(r), r.Reason, r.Message))
 	}
 	return nil
 }

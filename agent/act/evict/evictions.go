@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -204,10 +205,9 @@ func (e *Evictions) report(seen *state.Observed, want state.Desired, v drain.Ver
 	if did == "" {
 		return
 	}
-	e.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonEvicting, "%s pod %s for the change to %s", did, v.Pod, want.Name)
+	e.Events.Node(e.Node, events.Evicting(did, v.Pod.String(), want.Name))
 	if v.Pod.UID != "" && v.Pod.Name != "" {
-		e.Events.Podf(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, corev1.EventTypeNormal, config.ReasonEvicting,
-			"%s this pod: its GPU on node %s is repartitioned for %s", did, e.Node, want.Name)
+		e.Events.Pod(types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.Pod.Name}, v.Pod.UID, events.EvictingThis(did, e.Node, want.Name))
 	}
 }
 

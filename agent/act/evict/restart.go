@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -28,8 +27,7 @@ func (e *Evictions) Restart(ctx context.Context, in act.Input) error {
 	verdicts, _ := e.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {
 		if v.State == drain.Requested {
-			e.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonPluginRestarted,
-				"restarting %s, pod %s: it does not advertise the current GPUs", offer.Of(in.Seen).Name(), v.Pod)
+			e.Events.Node(e.Node, events.RestartingPlugin(offer.Of(in.Seen).Name(), v.Pod.String()))
 		}
 	}
 	if blocked := stuck(verdicts); len(blocked) > 0 {

@@ -20,10 +20,10 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -35,7 +35,7 @@ import (
 
 // restart restarts a device plugin. The API server answers the eviction with refusal. It returns how many evictions were no dry run, and the
 // Events.
-func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, events []string) {
+func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, said []string) {
 	t.Helper()
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -49,7 +49,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	clock := clocktesting.NewFakeClock(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	steadied, recorder := monotonic.New(clock), record.NewFakeRecorder(10)
 	d := evict.Evictions{
-		Env:     act.Env{Node: "gpu-1", Events: report.Events{To: recorder}, Clock: steadied},
+		Env:     act.Env{Node: "gpu-1", Events: events.Recorder{To: recorder}, Clock: steadied},
 		Evictor: drain.NewEvictor(clientset.Of(client), clock, zap.NewNop()), Wakes: &watch.Sources{}, Metrics: metrics.New(clock),
 	}
 	plugin := corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -64,9 +64,9 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 	}
 	close(recorder.Events)
 	for event := range recorder.Events {
-		events = append(events, event)
+		said = append(said, event)
 	}
-	return wait, evictions, events
+	return wait, evictions, said
 }
 
 func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsReported(t *testing.T) {

@@ -6,7 +6,6 @@ package fencing
 import (
 	"context"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -22,7 +22,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
@@ -60,7 +59,7 @@ func (f *Fencing) WriteJournal(ctx context.Context, in act.Input) error {
 		return err
 	}
 	if left := in.Seen.Leftovers.Orphan.String(); in.Seen.Journal == nil && left != "" {
-		f.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, config.ReasonRecovering, "found without a journal, and to be given back: %s", left)
+		f.Events.Node(f.Node, events.FoundWithoutJournal(left))
 	}
 	return nil
 }
@@ -79,8 +78,7 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	}); err != nil {
 		return err
 	}
-	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "cordoned for the change to %s: %s",
-		in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
+	f.Events.Node(f.Node, events.Cordoned(in.Want.Name, len(in.Steps)))
 	return nil
 }
 
@@ -122,8 +120,7 @@ func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 	}); err != nil {
 		return err
 	}
-	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonFencing, "claims get none of %s until the change to %s: %s",
-		strings.Join(j.Closed, ", "), in.Want.Name, sanitize.Counted(len(in.Steps), "step"))
+	f.Events.Node(f.Node, events.ClosedDevices(j.Closed, in.Want.Name, len(in.Steps)))
 	return f.Rules.Close(ctx, j.Closed)
 }
 
@@ -216,8 +213,7 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	f.Record.NoteJournalGone(ctx, f.Clock.Now())
 	f.Slot.End(ctx, in.Seen, in.Want)
 	f.Timing.Forget(f.Clock.Now())
-	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonReleased, "node given back after %s, %s",
-		f.Clock.Since(in.Seen.Journal.Started).Round(time.Second), offer.Of(in.Seen).Text(in.Want))
+	f.Events.Node(f.Node, events.Released(f.Clock.Since(in.Seen.Journal.Started), offer.Of(in.Seen).Text(in.Want)))
 	return nil
 }
 
@@ -244,7 +240,7 @@ func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 	if err := f.LeaveJournal(ctx, in.Seen, in.Seen.Writing(in.Want, plan.Park), j); err != nil {
 		return err
 	}
-	f.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "node given back until it is rebooted for %s", in.Want.Name)
+	f.Events.Node(f.Node, events.ReleasedUntilReboot(in.Want.Name))
 	return nil
 }
 

@@ -23,12 +23,12 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/plugin"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -83,7 +83,7 @@ func newHost(t *testing.T, change ...func(*corev1.Node)) *host {
 	h := &host{t: t, client: fake.NewClientset(node), clock: clocktesting.NewFakeClock(now), events: record.NewFakeRecorder(100)}
 	settings, clock := config.Default(), monotonic.New(h.clock)
 	env := act.Env{
-		Node: "gpu-1", Settings: settings, Events: report.Events{To: h.events}, Clock: clock, Log: zap.NewNop(),
+		Node: "gpu-1", Settings: settings, Events: events.Recorder{To: h.events}, Clock: clock, Log: zap.NewNop(),
 		Nodes: nodewrite.Writer{Client: clientset.Of(h.client), Timeout: time.Minute, Startup: settings.StartupTaints()},
 		Fence: fence.Fence{
 			Taint: state.FenceTaint(), StartupKeys: settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal,

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -101,8 +100,7 @@ func (r *Rules) ReportUnusable() {
 		return
 	}
 	r.reported = true
-	r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonMissingRight,
-		"claims are not kept from devices as health.deviceTaint or drain.fence asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", r.unusable)
+	r.Events.Node(r.Node, events.RulesUnusable(r.unusable))
 }
 
 // Keep has the rules be those that are wanted, as Follow does. It asks the API server where others are wanted than before; at the process's start, for what
@@ -147,8 +145,7 @@ func (r *Rules) reportUnhealthy(made []Closed) {
 	}
 	slices.Sort(devices)
 	r.Log.Info("claims are kept from devices of GPUs that are not well", zap.Strings("devices", devices))
-	r.Events.Of(r.Node)(corev1.EventTypeWarning, config.ReasonGPUUnhealthy,
-		"claims get no device of GPUs that cannot be used or trusted, by DeviceTaintRules: %s", strings.Join(devices, ", "))
+	r.Events.Node(r.Node, events.UnhealthyDevices(devices))
 }
 
 // Clear deletes the rules of agents on this node, which no agent goes on with. Where agents may not make any, there are none.

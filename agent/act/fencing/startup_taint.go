@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -48,8 +49,7 @@ func (f *Fencing) tookStartup(seen *state.Observed) {
 	f.returns.times++
 	f.returns.last = now
 	if f.returns.times > 1 {
-		f.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonStepHadNoEffect, "took %s away %d times: %s; %s",
-			names(seen.Marks.Startup), f.returns.times, putBackBy(seen.Node), advice)
+		f.Events.Node(f.Node, events.StartupTaintsReturn(names(seen.Marks.Startup), f.returns.times, putBackBy(seen.Node), advice))
 	}
 }
 

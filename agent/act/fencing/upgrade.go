@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -102,6 +103,5 @@ func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 		u.Log.Warn("giving the node back while the driver is being upgraded", zap.Error(err))
 		return
 	}
-	u.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonDriverNotLoaded,
-		"node given back while the driver is being upgraded, as %s says; what was begun goes on after that", seen.Marks.Upgrade)
+	u.Events.Node(u.Node, events.ReleasedForUpgrade(seen.Marks.Upgrade))
 }

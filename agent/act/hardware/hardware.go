@@ -8,13 +8,13 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/observe"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -161,8 +161,7 @@ func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, why error) 
 	if failure, is := errors.AsType[*api.Failure](why); is {
 		reason = failure.Reason
 	}
-	g.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, reason, "persistence mode of GPU %d was on before the change and cannot be turned on again: %v; "+
-		"the GPU works without it; turn it on by hand", in.Step().Index, why)
+	g.Events.Node(g.Node, events.PersistenceLost(in.Step().Index, reason, why))
 	return outcome.ErrPlanAgain
 }
 

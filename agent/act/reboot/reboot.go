@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -79,7 +79,7 @@ func (r *Rebooter) Ask(ctx context.Context, in act.Input) error {
 	if err := r.Sentinel.Ask(ctx, fmt.Sprintf("MIG mode of GPUs of node %s changes for %s at the next reboot", r.Node, in.Want.Name)); err != nil {
 		return err
 	}
-	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "requested a reboot by %s", r.Sentinel.Path)
+	r.Events.Node(r.Node, events.AskedForReboot(r.Sentinel.Path))
 	return nil
 }
 
@@ -173,7 +173,7 @@ func (r *Rebooter) note(ctx context.Context, in act.Input, j *journal.Journal) e
 	if err := r.Journal.Amend(ctx, in.Seen.Writing(in.Want, plan.Reboot), *j); err != nil {
 		return err
 	}
-	r.Events.Nodef(in.Seen.Node, corev1.EventTypeNormal, config.ReasonNeedsReboot, "the node needs a reboot for %s: MIG mode is pending", in.Want.Name)
+	r.Events.Node(r.Node, events.Rebooting(in.Want.Name))
 	return nil
 }
 

@@ -22,10 +22,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/reboot"
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -90,7 +90,7 @@ func newMachine(t *testing.T, policy config.RebootPolicy) *machine {
 	settings, clock := config.Default(), monotonic.New(m.clock)
 	settings.Reboot.Policy = policy
 	env := act.Env{
-		Node: "gpu-1", Settings: settings, Events: report.Events{To: record.NewFakeRecorder(10)}, Clock: clock, Log: zap.NewNop(),
+		Node: "gpu-1", Settings: settings, Events: events.Recorder{To: record.NewFakeRecorder(10)}, Clock: clock, Log: zap.NewNop(),
 		Nodes: nodewrite.Writer{Client: clientset.Of(m.client), Timeout: time.Minute}, Fence: fence.Fence{Taint: state.FenceTaint(), JournalKey: config.AnnotationJournal},
 	}
 	m.reboots = &reboot.Rebooter{

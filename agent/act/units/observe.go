@@ -8,12 +8,11 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/host"
@@ -144,7 +143,7 @@ func (u *Units) ReportDropped(seen *state.Observed) {
 			continue
 		}
 		u.Log.Warn("a unit of the host was stopped for a change and is not started", zap.String("unit", unit), zap.String("why", why))
-		u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed, "%s", notStarted(unit, why))
+		u.Events.Node(u.Node, events.UnitNotStarted(notStarted(unit, why)))
 		if slices.Contains(u.Settings.Units, unit) {
 			u.note(unit, start{at: u.Clock.Now(), failed: true}) // the agent reports the unit until it runs
 		}
@@ -178,8 +177,7 @@ func (u *Units) ReportNotRunning(seen *state.Observed) {
 		case state == "failed" || state == "activating" && over:
 			u.note(name, start{at: s.at, failed: true})
 			u.Log.Warn("a unit of the host has not run since it was started again", zap.String("unit", name), zap.String("state", state))
-			u.Events.Nodef(seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
-				"%s of this host was stopped for a change, was started again, and has been %s since; see systemctl status %s", name, state, name)
+			u.Events.Node(u.Node, events.UnitFailed(name, state))
 		case s.failed || over:
 			delete(u.started, name)
 		}

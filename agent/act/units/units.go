@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -126,8 +126,7 @@ func (u *Units) Start(ctx context.Context, in act.Input) error {
 // abandon removes a unit that does not start from the journal, and reports it.
 func (u *Units) abandon(ctx context.Context, in act.Input, err error) error {
 	u.Log.Warn("a unit of the host does not start again", zap.String("unit", in.Step().Unit), zap.Error(err))
-	u.Events.Nodef(in.Seen.Node, corev1.EventTypeWarning, config.ReasonUnitFailed,
-		"%s of this host was stopped for the change and does not start again: %v; start it by hand", in.Step().Unit, err)
+	u.Events.Node(u.Node, events.UnitAbandoned(in.Step().Unit, err))
 	j := *in.Seen.Journal
 	j.Stopped = slices.DeleteFunc(slices.Clone(j.Stopped), func(name string) bool { return name == in.Step().Unit })
 	if err := u.Journal.Amend(ctx, in.Seen.Writing(in.Want, in.Step().Kind), j); err != nil {

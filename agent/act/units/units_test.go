@@ -20,10 +20,10 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act/units"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -94,7 +94,7 @@ func newMachine(t *testing.T) *machine {
 	settings, clock := config.Default(), monotonic.New(m.clock)
 	settings.Units = []string{dcgm, other}
 	env := act.Env{
-		Node: "gpu-1", Settings: settings, Events: report.Events{To: m.events}, Clock: clock, Log: zap.NewNop(),
+		Node: "gpu-1", Settings: settings, Events: events.Recorder{To: m.events}, Clock: clock, Log: zap.NewNop(),
 		Nodes: nodewrite.Writer{Client: clientset.Of(m.client), Timeout: time.Minute},
 		Fence: fence.Fence{Taint: state.FenceTaint(), JournalKey: config.AnnotationJournal},
 	}

@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/observe/deviceplugin"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -115,8 +114,7 @@ func (v *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 		v.Log.Warn("removing resources of former configs from the node", zap.Strings("resources", names), zap.Error(err))
 		return
 	}
-	v.Events.Nodef(seen.Node, corev1.EventTypeNormal, config.ReasonStaleResourcesRemoved,
-		"removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
+	v.Events.Node(v.Node, events.RemovedStaleResources(names))
 }
 
 // Lacks returns what is missing of the capacity where nothing has to be changed; nil if nothing is.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -66,8 +67,8 @@ type Options struct {
 	// Write writes conditions of the node.
 	Write func(ctx context.Context, conditions []corev1.NodeCondition) error
 	// NodeEvent and PodEvent record Events.
-	NodeEvent func(kind string, reason config.Reason, format string, args ...any)
-	PodEvent  func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any)
+	NodeEvent func(events.Event)
+	PodEvent  func(pod types.NamespacedName, uid types.UID, e events.Event)
 	// ComputesForOthers reports whether the pod's processes on a GPU belong to a server for other pods.
 	ComputesForOthers func(pod *corev1.Pod) bool
 	Clock             clock.WithTicker
@@ -254,18 +255,18 @@ func (m *Monitor) signal(c chan struct{}) {
 // listen records the driver's events until ctx ends.
 func (m *Monitor) listen(ctx context.Context) {
 	for failureReported := false; ctx.Err() == nil; {
-		events, err := m.Driver.Events(ctx)
+		received, err := m.Driver.Events(ctx)
 		m.mu.Lock()
 		m.node.SetEvents(err == nil)
 		answers := m.node.DriverAnswers()
 		m.mu.Unlock()
 		if err == nil {
 			failureReported = false
-			for e := range events {
+			for e := range received {
 				m.takeEvent(e)
 			}
 		} else if answers && !failureReported {
-			m.NodeEvent(corev1.EventTypeWarning, config.ReasonHealthNotWatched, "the agent sees only errors that a GPU's state shows: %v", err)
+			m.NodeEvent(events.HealthNotWatched(err))
 			failureReported = true
 		}
 		select {
@@ -400,9 +401,9 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	is := c.Status == corev1.ConditionTrue
 	switch {
 	case is && (!was || verdict.Worse(config.Reason(c.Reason), config.Reason(old.Reason))):
-		m.NodeEvent(corev1.EventTypeWarning, config.ReasonGPUUnhealthy, "%s: %s", c.Reason, c.Message)
+		m.NodeEvent(events.GPUUnhealthy(c.Reason, c.Message))
 	case was && c.Status == corev1.ConditionFalse:
-		m.NodeEvent(corev1.EventTypeNormal, config.ReasonGPUHealthy, "%s", c.Message)
+		m.NodeEvent(events.GPUHealthy(c.Message))
 	}
 	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
 		m.Log.Info("reporting the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
@@ -497,8 +498,7 @@ func (m *Monitor) readAcknowledgement() {
 	}
 	m.followed = a
 	if dropped := m.node.Acknowledge(until); len(dropped) > 0 {
-		m.NodeEvent(corev1.EventTypeNormal, config.ReasonHealthAcknowledged, "%s has acknowledged by annotation %s what GPUs reported until %s: %s",
-			cmp.Or(a.by, "a program missing from managedFields"), config.AnnotationHealthAck, verdict.Moment(until), sanitize.Listed(dropped))
+		m.NodeEvent(events.HealthAcknowledged(cmp.Or(a.by, "a program missing from managedFields"), verdict.Moment(until), sanitize.Listed(dropped)))
 	}
 	m.signal(m.readNow)
 }

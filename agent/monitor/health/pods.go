@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor/health/verdict"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -146,8 +146,7 @@ func (m *Monitor) reportXid(now time.Time, r xidReport) {
 	pods := m.podsOf(r)
 	switch {
 	case r.own() && r.by.known && !r.by.ofPod:
-		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s): process %d, in no pod, made an error on %s and was stopped%s",
-			r.x.Number, r.x.Meaning, r.by.pid, where, again)
+		m.NodeEvent(events.XidOfProcess(r.x.Number, r.x.Meaning, r.by.pid, where, again))
 	case r.own():
 		did := "made an error on"
 		if r.x.Number == containedError {
@@ -157,7 +156,7 @@ func (m *Monitor) reportXid(now time.Time, r xidReport) {
 			return fmt.Sprintf("Xid %d (%s): a program of %s %s %s and was stopped%s%s", r.x.Number, r.x.Meaning, owner, did, where, again, withheldBy(r.x))
 		})
 	default:
-		m.NodeEvent(corev1.EventTypeWarning, config.ReasonXidError, "Xid %d (%s) on %s%s%s", r.x.Number, r.x.Meaning, where, source, again)
+		m.NodeEvent(events.Xid(r.x.Number, r.x.Meaning, where, source, again))
 		m.reportPods(pods, config.ReasonXidError, func(string) string {
 			return fmt.Sprintf("Xid %d (%s) on %s, held by this pod%s%s", r.x.Number, r.x.Meaning, where, source, again)
 		})
@@ -234,7 +233,7 @@ func (m *Monitor) reportPods(pods []holder, reason config.Reason, text func(owne
 		owner = fmt.Sprintf("one of %d pods", len(pods))
 	}
 	for _, p := range pods[:min(len(pods), mostPodsReported)] {
-		m.PodEvent(p.pod, p.uid, corev1.EventTypeWarning, reason, "%s", text(owner))
+		m.PodEvent(p.pod, p.uid, events.XidOfPod(reason, text(owner)))
 	}
 }
 
@@ -258,16 +257,10 @@ func (m *Monitor) reportChanges(before map[*verdict.GPU]nvml.Health) {
 		}
 		now, _ := g.Reading()
 		if is, was := now.Action, was.Action; is.Known && was.Known && is.Value != was.Value {
-			kind := corev1.EventTypeWarning
-			if is.Value == nvml.RecoverNothing {
-				kind = corev1.EventTypeNormal
-			}
-			m.NodeEvent(kind, config.ReasonRecoveryActionChanged, "the driver recommends for %s: %v (recovery action %d); before: %v",
-				g.Name(), is.Value, int(is.Value), was.Value)
+			m.NodeEvent(events.RecoveryActionChanged(is.Value == nvml.RecoverNothing, g.Name(), is.Value.String(), int(is.Value), was.Value.String()))
 		}
 		if is, was := now.Rows.Uncorrected, was.Rows.Uncorrected; is.Known && was.Known && is.Value > was.Value {
-			m.NodeEvent(corev1.EventTypeNormal, config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", g.Name(),
-				sanitize.Counted(int(is.Value-was.Value), "row"), is.Value) //nolint:gosec // few
+			m.NodeEvent(events.RowsRemapped(g.Name(), int(is.Value-was.Value), int(is.Value))) //nolint:gosec // few
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor/health"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/config"
@@ -105,12 +106,10 @@ func (w *world) start() {
 	w.t.Helper()
 	o := health.Options{
 		Sources: health.Sources{Driver: w.gpus.Health(), Store: &w.disk}, Settings: w.settings, Clock: clock.RealClock{}, Log: zaptest.NewLogger(w.t), Write: w.write,
-		Boot: func(context.Context) (string, error) { return w.gpus.BootID(), nil },
-		NodeEvent: func(kind string, reason config.Reason, format string, args ...any) {
-			w.event("node", kind, reason, fmt.Sprintf(format, args...))
-		},
-		PodEvent: func(pod types.NamespacedName, _ types.UID, kind string, reason config.Reason, format string, args ...any) {
-			w.event(pod.String(), kind, reason, fmt.Sprintf(format, args...))
+		Boot:      func(context.Context) (string, error) { return w.gpus.BootID(), nil },
+		NodeEvent: func(e events.Event) { w.event("node", e.Type, e.Reason, e.Message) },
+		PodEvent: func(pod types.NamespacedName, _ types.UID, e events.Event) {
+			w.event(pod.String(), e.Type, e.Reason, e.Message)
 		},
 	}
 	if w.onBus != nil {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -45,7 +46,7 @@ type Options struct {
 	Settings config.Idle
 	Reader   nvml.UsageReader
 	Owners   monitor.OwnerFinder
-	PodEvent func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	PodEvent func(pod types.NamespacedName, uid types.UID, e events.Event)
 	Clock    clock.WithTicker
 	Log      *zap.Logger
 }
@@ -218,7 +219,7 @@ func (m *Monitor) forget(now time.Time, seen *pass) {
 
 // report judges each pod, and sends an Event to those that do not use their device.
 func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
-	at, events := now.Sub(m.began), 0
+	at, sent := now.Sub(m.began), 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.histories), func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(a.pod, b.pod))
 	}) {
@@ -228,11 +229,11 @@ func (m *Monitor) report(now time.Time, seen *pass, usages []nvml.Usage) {
 		switch {
 		case h.idle == inUse:
 			h.reported = time.Time{}
-		case h.idle != idle || h.seen != now || !h.reported.IsZero() && now.Sub(h.reported) < m.Settings.After || events >= mostEvents:
+		case h.idle != idle || h.seen != now || !h.reported.IsZero() && now.Sub(h.reported) < m.Settings.After || sent >= mostEvents:
 		default:
 			h.reported = now
-			events++
-			m.PodEvent(h.pod, k.pod, corev1.EventTypeWarning, config.ReasonGPUIdle, "%s", m.message(now, k, h, percent, seen, usages))
+			sent++
+			m.PodEvent(h.pod, k.pod, events.Idle(m.message(now, k, h, percent, seen, usages)))
 		}
 	}
 }

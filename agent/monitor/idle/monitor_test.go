@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/idle"
 	"github.com/gpuslice/gpuslice/config"
@@ -85,8 +86,8 @@ func (w *world) start() {
 	w.monitor = idle.New(idle.Options{
 		Settings: w.settings, Reader: w.gpus.Usage(), Clock: running{reads: &atomic.Int64{}}, Log: zaptest.NewLogger(w.t),
 		Owners: monitor.OwnerFinder{Processes: w, ComputesForOthers: func(p *corev1.Pod) bool { return p.Name == "mps" }, Log: zaptest.NewLogger(w.t)},
-		PodEvent: func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) {
-			w.events = append(w.events, fmt.Sprintf("%s %s %s: %s", uid, kind, reason, fmt.Sprintf(format, args...)))
+		PodEvent: func(_ types.NamespacedName, uid types.UID, e events.Event) {
+			w.events = append(w.events, fmt.Sprintf("%s %s %s: %s", uid, e.Type, e.Reason, e.Message))
 		},
 	})
 	ctx, cancel := context.WithCancel(w.t.Context())

@@ -13,6 +13,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/monitor/memory"
 	"github.com/gpuslice/gpuslice/config"
@@ -44,7 +45,7 @@ func (h *host) start() {
 	h.monitor = memory.New(memory.Options{
 		Limits:   config.Default().MemoryPressure,
 		Owners:   monitor.OwnerFinder{Processes: noProcesses{}, ComputesForOthers: func(*corev1.Pod) bool { return false }, Log: zap.NewNop()},
-		PodEvent: func(types.NamespacedName, types.UID, string, config.Reason, string, ...any) { h.events++ },
+		PodEvent: func(types.NamespacedName, types.UID, events.Event) { h.events++ },
 		Clock:    h.clock,
 		Former:   func() []string { return h.former },
 	})

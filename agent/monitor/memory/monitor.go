@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/config"
@@ -114,7 +115,7 @@ type Options struct {
 	Limits   config.MemoryPressure
 	Snapshot func(ctx context.Context) ([]nvml.GPU, error)
 	Owners   monitor.OwnerFinder
-	PodEvent func(pod types.NamespacedName, uid types.UID, kind string, reason config.Reason, format string, args ...any) // an Event
+	PodEvent func(pod types.NamespacedName, uid types.UID, e events.Event)
 	Clock    clock.PassiveClock
 	Former   func() []string // the devices that the agent has last reported as nearly full, by the host's record
 }
@@ -339,7 +340,7 @@ func (m *Monitor) take(all []usage) {
 	m.metrics.observed(m.last, m.nearlyFull)
 	for _, u := range filled {
 		pod, by := m.mostGrownPod(u)
-		m.PodEvent(pod.pod, pod.uid, corev1.EventTypeWarning, config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", by, u)
+		m.PodEvent(pod.pod, pod.uid, events.MemoryNearlyFull(by, u.String()))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
 	"github.com/gpuslice/gpuslice/config"
@@ -25,7 +26,7 @@ type Taint struct {
 	Nodes  nodewrite.Writer
 	Effect config.HealthTaint
 	// NodeEvent records Events on the node.
-	NodeEvent func(kind string, reason config.Reason, format string, args ...any)
+	NodeEvent func(events.Event)
 	Clock     *monotonic.Clock
 	Log       *zap.Logger
 
@@ -63,8 +64,7 @@ func (t *Taint) Follow(ctx context.Context, node *corev1.Node, critical, known b
 		return
 	case apierrors.IsForbidden(err) && !t.refused:
 		t.refused = true
-		t.NodeEvent(corev1.EventTypeWarning, config.ReasonMissingRight,
-			"cannot write taint %s: %v; install this version's admission policies: kubectl apply -k deploy/policies", config.TaintGPUUnhealthy, err)
+		t.NodeEvent(events.UnhealthyTaintRefused(err))
 	}
 	t.next = t.Clock.Now().Add(Retry)
 	t.Log.Warn("writing taint "+config.TaintGPUUnhealthy, zap.Error(err))

@@ -17,6 +17,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monitor/remedy"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -56,8 +57,8 @@ func newScene(t *testing.T, effect config.HealthTaint, node *corev1.Node) *scene
 func (s *scene) process(effect config.HealthTaint) {
 	s.taint = &remedy.Taint{
 		Nodes: nodewrite.Writer{Client: clientset.Of(s.client), Timeout: time.Minute}, Effect: effect, Clock: monotonic.New(s.clock), Log: zaptest.NewLogger(s.t),
-		NodeEvent: func(kind string, reason config.Reason, format string, args ...any) {
-			s.events = append(s.events, fmt.Sprintf("%s %s: ", kind, reason)+fmt.Sprintf(format, args...))
+		NodeEvent: func(e events.Event) {
+			s.events = append(s.events, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Message))
 		},
 	}
 }
