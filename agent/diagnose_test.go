@@ -48,11 +48,11 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseAgentDiedInDrain, api.CauseBudgetBlocks}, verdict: api.VerdictWaitsForYou,
-			says: []string{`"runs":false`, "goes on where this one stopped", `"command":"gpuslice-agent recover`, "evict team/train"},
+			says: []string{`"runs":false`, "continues where this one stopped", `"command":"gpuslice-agent recover`, "evict team/train"},
 		}, {
 			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
-			says: []string{"asks again until", "then it goes back to what was before", `"command":"kubectl get pdb -n team train`},
+			says: []string{"asks again until", "then it undoes the change", `"command":"kubectl get pdb -n team train`},
 		}, {
 			name: "4: a budget that waits for a successor", provoke: func(w *world) {
 				w.draining()
@@ -71,7 +71,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			},
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
 			says: []string{
-				"give team/train-next room on another node; or remove the label nvidia.com/mig.config: then the pods come back to this node",
+				"give team/train-next room on another node; or remove the label nvidia.com/mig.config: the pods then come back to this node",
 				"kubectl describe pod -n team train-next",
 			},
 		}, {
@@ -82,11 +82,11 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CauseBudgetBlocks}, verdict: api.VerdictFree,
-			says: []string{"disturbs nothing before", "the node takes pods, and is not as all-1g.10gb asks"},
+			says: []string{"disturbs nothing until then", "the node takes pods, but does not match all-1g.10gb"},
 		}, {
 			name: "6: kubelet is away", provoke: func(w *world) { w.draining(); w.deaf = true; w.readiness(corev1.ConditionUnknown) },
 			causes: []api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
-			says: []string{`"ready":"Unknown"`, "believes no pod to be gone", `"command":"systemctl status kubelet`},
+			says: []string{`"ready":"Unknown"`, "evicts nothing until kubelet answers", `"command":"systemctl status kubelet`},
 		}, {
 			name: "8: the settings refuse", provoke: func(w *world) {
 				w.pod("train", string(w.snapshot()[0].UUID), bare)
@@ -113,7 +113,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("")
 			},
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
-			says: []string{`"left":["the cordon since`, "ours, and no journal says what for"},
+			says: []string{`"left":["the cordon since`, "the agent's own, without a journal"},
 		}, {
 			name: "outside of its window", provoke: func(w *world) {
 				w.maintain(until(time.Now()))
@@ -131,7 +131,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.settle(config.ReasonHardwareFailure)
 			},
 			causes: []api.Cause{api.CauseChangeFailed}, verdict: api.VerdictFree,
-			says: []string{"does not try again by itself", "nvidia.com/mig.config=all-1g.10gb", "the node takes pods, and is not as all-1g.10gb asks"},
+			says: []string{"does not retry by itself", "nvidia.com/mig.config=all-1g.10gb", "the node takes pods, but does not match all-1g.10gb"},
 		}, {
 			name: "16: a process that does not go", provoke: func(w *world) {
 				w.begin("all-1g.10gb")
@@ -145,7 +145,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "17: operands that we have left paused", provoke: func(w *world) { w.set(config.LabelDevicePlugin, fence.PausedValue) },
 			causes: []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, verdict: api.VerdictGivesBack,
-			says: []string{`"by":"gpuslice"`, `gives the label its value "true" back`},
+			says: []string{`"by":"gpuslice"`, `sets the label back to "true"`},
 		}, {
 			name: "17: operands that the driver manager has left paused", provoke: func(w *world) { w.upgrade(true) },
 			causes: []api.Cause{api.CauseDriverAway, api.CauseOperandsPaused}, verdict: api.VerdictNotOurs,
@@ -161,7 +161,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		}, {
 			name: "a journal that another client has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
-			says: []string{"was not written for it by this host's agent"}, never: "evil",
+			says: []string{"is not from this host's agent, which ignores it"}, never: "evil",
 		}, {
 			name: "a driver that is not loaded", provoke: func(w *world) { w.draining(); w.unload() },
 			causes: []api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
@@ -232,7 +232,7 @@ func TestADiagnosisOfAPartialObservation(t *testing.T) {
 		deny string // verb and resource that the API server denies
 		says []string
 	}{
-		{"no node", "get nodes", []string{`"node":""`, `"now":[{"index":0`, "nothing can be said of the node before the API server answers"}},
+		{"no node", "get nodes", []string{`"node":""`, `"now":[{"index":0`, "unknown until the API server answers"}},
 		{"no pods", "list pods", []string{`"ours":true`, `"unseen":[`, `"now":[{"index":0`}},
 		{"no configs", "get configmaps", []string{`"ours":true`, "team/train"}},
 	} {

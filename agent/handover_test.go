@@ -633,7 +633,7 @@ func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
 func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 	t.Parallel()
 	const passed = "version: v1\nflags: {renameByDefault: true}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1200}]}}\n"
-	const warning = "the device plugin passes over a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: is unknown here: it belongs below sharing.timeSlicing or sharing.mps"
+	const warning = "the device plugin ignores a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: is unknown here: it belongs below sharing.timeSlicing or sharing.mps"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.managed()

@@ -149,7 +149,7 @@ func TestMessagesOfANode(t *testing.T) {
 		{"an undo after a failure of a GPU", eightH100, func(w *world) {
 			w.fail(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")
-		}, config.ReasonRollingBack, `RollingBack: going back to what was before all-1g.10gb: 3 steps left; done: GPU 0: turn MIG off; ` +
+		}, config.ReasonRollingBack, `RollingBack: undoing all-1g.10gb: 3 steps left; done: GPU 0: turn MIG off; ` +
 			`the cause: creating 1g.10gb@0 on GPU 0: ERROR_UNKNOWN; given up after 10 attempts`},
 		{"after the undo", eightH100, func(w *world) {
 			w.fail(gpusim.CreateGpuInstanceWithPlacement)
@@ -166,7 +166,7 @@ func TestMessagesOfANode(t *testing.T) {
 		{"a cordon of another", oneH100, func(w *world) {
 			w.cordon(true)
 			w.label("all-1g.10gb")
-		}, config.ReasonConverged, `Converged: all-1g.10gb: nvidia.com/mig-1g.10gb 7; the node is cordoned, which is not ours to lift`},
+		}, config.ReasonConverged, `Converged: all-1g.10gb: nvidia.com/mig-1g.10gb 7; the node is cordoned; the agent does not lift that cordon`},
 		{"a hold", oneH100, func(w *world) {
 			w.annotate(config.AnnotationHold, "audit until Friday")
 			w.label("all-1g.10gb")

@@ -20,13 +20,13 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 		ask  func(w *world)
 		wait string // what the diagnosis says that the agent does
 	}{
-		"as it is asked for already": {func(w *world) { w.label("all-disabled") }, "waits for the device plugin, without an end, and disturbs nothing while it waits"},
-		"otherwise than asked for":   {func(w *world) { w.label("all-1g.10gb") }, "waits for the device plugin, without an end, and disturbs nothing while it waits"},
+		"as it is asked for already": {func(w *world) { w.label("all-disabled") }, "waits for the device plugin, without a limit, and disturbs nothing"},
+		"otherwise than asked for":   {func(w *world) { w.label("all-1g.10gb") }, "waits for the device plugin, without a limit, and disturbs nothing"},
 		"a sharing that is asked for": {
 			func(w *world) { w.shares(); w.profile("two") },
-			"waits for the device plugin, without an end, and disturbs nothing while it waits",
+			"waits for the device plugin, without a limit, and disturbs nothing",
 		},
-		"nothing is asked for": {func(*world) {}, "leaves it alone: nothing is asked for"},
+		"nothing is asked for": {func(*world) {}, "changes nothing: no label requests a config"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -34,7 +34,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 				if got := stateOf(w.node()); got != row.want {
 					t.Errorf("label %s=%s beside a profile is answered %q, want %q", config.LabelMIGConfig, row.label, got, row.want)
 				}
-				says := config.LabelMIGConfig + "=" + row.label + " does not count while " + config.LabelProfile + " is there"
+				says := config.LabelMIGConfig + "=" + row.label + " is ignored while " + config.LabelProfile + " is there"
 				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, says) {
 					t.Errorf("the condition is %s, and its message does not say %q: %s", c.Status, says, c.Message)
 				}
@@ -44,7 +44,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 				}
 				w.set(config.LabelDevicePluginConfig, "shared")
 				w.passes("a word about the other label", func() bool {
-					return strings.Contains(w.condition().Message, config.LabelDevicePluginConfig+"=shared does not count")
+					return strings.Contains(w.condition().Message, config.LabelDevicePluginConfig+"=shared is ignored")
 				})
 			})
 		})
@@ -72,7 +72,7 @@ func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T)
 				t.Errorf("the answer does not say %q: %s", want, given.Refused)
 			}
 		}
-		if c := w.condition(); !strings.Contains(c.Message, says) || !strings.Contains(c.Message, "all the same") || heard(events, string(config.ReasonKeyIgnored), "all the same") != 1 {
+		if c := w.condition(); !strings.Contains(c.Message, says) || !strings.Contains(c.Message, "still obeys") || heard(events, string(config.ReasonKeyIgnored), "still obeys") != 1 {
 			t.Errorf("the node says of %s: %s", says, c.Message)
 		}
 		fences := w.cordons()

@@ -342,7 +342,7 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 		m := w.measured()
 		w.spend(time.Minute)
 		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
-		if !slices.Contains(given.Steps, "restart NVIDIA's DRA driver dra/driver-1") || len(given.Notes) != 1 || !strings.Contains(given.Notes[0], "DCGM exporter of a GPUCluster") {
+		if !slices.Contains(given.Steps, "restart NVIDIA's DRA driver dra/driver-1") || len(given.Notes) != 1 || !strings.Contains(given.Notes[0], "GPUCluster's DCGM exporter") {
 			t.Errorf("the plan is %+v", given)
 		}
 		w.withdraw()

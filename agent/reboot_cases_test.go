@@ -287,7 +287,7 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 		w.spend(2 * w.settings.Timeouts.Capacity)
 		w.set(plugin, "true")
 		w.spend(10 * time.Second) // the plugin starts
-		if c := w.condition(); strings.Contains(c.Message, "going back") {
+		if c := w.condition(); strings.Contains(c.Message, "undoing") {
 			t.Errorf("given up %s after the upgrade; %s: %s", 10*time.Second, c.Reason, c.Message)
 		}
 	})

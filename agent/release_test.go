@@ -265,7 +265,7 @@ func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 				w.spend(70 * time.Minute)
 				c := w.condition()
 				for _, want := range []string{
-					"going back to what was before", "team/late", "; since " + waits.UTC().Format("2006-01-02 15:04"),
+					"undoing the change: ", "team/late", "; since " + waits.UTC().Format("2006-01-02 15:04"),
 					"an undo has no deadline and deletes no pod", "kubectl describe pod",
 				} {
 					if !strings.Contains(c.Message, want) {

@@ -21,7 +21,7 @@ func TestPositionsThatTheNodeDoesNotHaveAreReportedAndPassedOver(t *testing.T) {
 		if p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "mine"); err != nil || !slices.Equal(p.Beyond, []int{4, 5}) {
 			t.Errorf("the preview passes over %v, error %v", p.Beyond, err)
 		}
-		if got, want := w.condition().Message, "does not have, which were passed over: 4; 5"; !strings.Contains(got, want) {
+		if got, want := w.condition().Message, "the config names and this node lacks: 4; 5"; !strings.Contains(got, want) {
 			t.Errorf("the condition does not say %q: %s", want, got)
 		}
 	})

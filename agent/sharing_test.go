@@ -402,7 +402,7 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 			return w.condition().Status == corev1.ConditionFalse && strings.Contains(w.condition().Message, "the GPUs are as they were, but their capacity is not back")
 		})
 		c := w.condition()
-		if first, want := "restart kubelet on this node, if the log of the device plugin's pod says", "listens on no socket, so that pods which get them fail: nvidia.com/gpu"; c.Reason != string(config.ReasonCapacityMismatch) ||
+		if first, want := "restart kubelet on this node, if the log of the device plugin's pod says", "listens on no socket for devices that kubelet still allocates, so pods that get them fail: nvidia.com/gpu"; c.Reason != string(config.ReasonCapacityMismatch) ||
 			!strings.HasPrefix(c.Message, first) || !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %s: %s; want first %q, and %q", c.Reason, c.Message, first, want)
 		}

@@ -46,8 +46,8 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 				w.setPluginConfigs("kube-system", "plugin-configs", keys)
 			},
 			[]string{
-				"ConfigMap kube-system/plugin-configs has configs of the device plugin, and none of them is picked for this node",
-				"set label nvidia.com/device-plugin.config to a key of it (any; tesla-t4)", "devicePlugin.config.default of the GPU Operator's ClusterPolicy",
+				"ConfigMap kube-system/plugin-configs has configs of the device plugin, but this node uses none",
+				"set label nvidia.com/device-plugin.config to one of its keys (any; tesla-t4)", "devicePlugin.config.default of the GPU Operator's ClusterPolicy",
 			},
 		},
 		"a plugin with a file of the host": {
@@ -57,7 +57,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 				w.restart()
 				w.setPluginConfigs("gpuslice", "device-plugin-config", keys)
 			},
-			[]string{"ConfigMap gpuslice/device-plugin-config has configs", "to a key of it (any; tesla-t4)", "devicePlugin.defaultConfig of the settings"},
+			[]string{"ConfigMap gpuslice/device-plugin-config has configs", "to one of its keys (any; tesla-t4)", "devicePlugin.defaultConfig of the settings"},
 		},
 		"a default":                 {func(w *world) { w.managed() }, nil},
 		"a key that is the default": {func(w *world) { w.managed(); w.withoutDefault("named,single") }, nil},

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// maxReads bounds how many claims one observation reads. A node of eight GPUs, each in seven, has 56 in use; more are read by the next one.
+	// maxReads bounds how many claims one observation reads; the next one reads more. A node of eight GPUs, each in seven, has 56 in use.
 	maxReads = 256
 	// readAgain is the least time between two reads of a claim that was not settled for its pod.
 	readAgain = 15 * time.Second
@@ -33,27 +33,27 @@ const (
 	longestName = 100
 )
 
-// Claims reads the resource claims of the node's pods, and by which ResourceSlices NVIDIA's DRA driver offers its GPUs. A node that has neither claims
-// nor that driver costs the API server nothing. It is not safe for use by several goroutines.
+// Claims reads the resource claims of the node's pods, and the ResourceSlices of NVIDIA's DRA driver for the node. A node with neither costs the API
+// server nothing. It is not safe for use by several goroutines.
 type Claims struct {
 	Objects *watch.Objects
 	Client  kube.Interface
 	Clock   *monotonic.Clock
-	Timeout time.Duration // of all reads of claims together, and of the slices beside them
+	Timeout time.Duration // of all reads of claims together, and again of the slices
 
 	known    map[holders.PodClaim]readClaim
-	driver   bool   // a trace of the driver was seen on the node
+	driver   bool   // the node has shown a trace of the driver
 	reported string // the last text that News has reported
 }
 
-// readClaim is a claim as it was read for a pod. Once it is settled for the pod, it stays so until the pod has ended.
+// readClaim is a claim that was read for a pod. Once settled for the pod, it stays so until the pod has ended.
 type readClaim struct {
 	claim holders.Claim
 	err   error
 	at    time.Time
 }
 
-// Forget drops the claims that are to be read again after a while, by the clock as it was.
+// Forget drops the claims that are due again after a while: their times are of the former clock.
 func (c *Claims) Forget(time.Time) {
 	for key, has := range c.known {
 		if !has.claim.IsSettledFor(key.Pod) {
@@ -62,15 +62,15 @@ func (c *Claims) Forget(time.Time) {
 	}
 }
 
-// Observe adds to the observation what claims have given out. It reads claims only if mayRead says so, and goes by those that it has read otherwise.
-// Whatever it cannot read is no error of the observation: such a claim counts as any GPU.
+// Observe adds the allocations of claims to the observation. It reads claims only if mayRead says so; otherwise it uses those that it has. An
+// unreadable claim is no error of the observation: it counts as holding every GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
 	seen.DRA.Claims, seen.DRA.Unread = c.claims(ctx, seen.Pods, mayRead)
 	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
 	if !c.driver {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout) // a claim that does not come makes no slice unreadable
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout) // a slow claim makes no slice unreadable
 	defer cancel()
 	all, err := c.Objects.Slices(ctx)
 	if err != nil {
@@ -104,7 +104,7 @@ func (c *Claims) claims(ctx context.Context, pods []corev1.Pod, mayRead bool) (h
 	}
 	c.known = known
 	if unread > 1 {
-		first = fmt.Errorf("%w; so it is with %d resource claims, each of which counts as any GPU", first, unread)
+		first = fmt.Errorf("%w; one of %d unreadable resource claims, each treated as holding every GPU", first, unread)
 	}
 	return out, first
 }
@@ -129,8 +129,8 @@ func namedClaims(pods []corev1.Pod) (out []namedClaim) {
 	return out
 }
 
-// refresh reads the claims that are due, as many as one observation may: first those that were never read, then those read the longest ago. So claims
-// that are never settled, of which any user may have many, keep no other from being read.
+// refresh reads the due claims, as many as one observation may: first those that were never read, then those read the longest ago. A user may have
+// many claims that never settle; in this order they delay no other claim for ever.
 func (c *Claims) refresh(ctx context.Context, names []namedClaim) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -157,9 +157,9 @@ func (c *Claims) isDue(has readClaim, pod types.UID) bool {
 
 func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	out := readClaim{at: c.Clock.Now()}
-	// The API server takes any text as the name in a pod's status. A request for a claim of such a name fails each time.
+	// The API server takes any text as the name in a pod's status. A request for a claim with an invalid name would fail each time.
 	if len(name) > validation.DNS1123SubdomainMaxLength || len(apivalidation.NameIsDNSSubdomain(name, false)) > 0 {
-		out.err = fmt.Errorf("a pod in namespace %s names a resource claim %q, which none can be called", namespace, sanitize.Cut(name, longestName))
+		out.err = fmt.Errorf("a pod in namespace %s names a resource claim %q: invalid name", namespace, sanitize.Cut(name, longestName))
 		return out
 	}
 	var claim *resourcev1.ResourceClaim
@@ -188,7 +188,7 @@ func allocates(claims holders.Claims) bool {
 	return false
 }
 
-// News returns why the agent does not know what claims have given out; nil if it does, or if the last time it was the same.
+// News returns why the agent does not know all allocations of claims; nil if it does, or if News has returned that last.
 func (c *Claims) News(seen *state.Observed) error {
 	err := cmp.Or(seen.DRA.Err, seen.DRA.Unread)
 	text := ""

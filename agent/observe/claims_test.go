@@ -218,8 +218,8 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 			claim: claimOf([]string{"admin gpu-0", "gpu-1"}, "a"), assigned: prepared("a", "c", "gpu.nvidia.com/gpu-1/gpu-0", "gpu.nvidia.com/gpu-1/gpu-1"),
 			want: "a: GPU-b", asked: claim + " " + slices,
 		},
-		"a path for a name":   {named: "../secrets/c", want: "a: any", unread: `a pod in namespace team names a resource claim "../secrets/c", which none can be called`},
-		"lines for a name":    {named: "c\nTrue: all is well", want: "a: any", unread: `a pod in namespace team names a resource claim "c\\nTrue: all is well", which`},
+		"a path for a name":   {named: "../secrets/c", want: "a: any", unread: `a pod in namespace team names a resource claim "../secrets/c": invalid name`},
+		"lines for a name":    {named: "c\nTrue: all is well", want: "a: any", unread: `a pod in namespace team names a resource claim "c\\nTrue: all is well": invalid name`},
 		"a name of a million": {named: long, want: "a: any", unread: `a pod in namespace team names a resource claim "xxxx`},
 		"shared by two pods":  {claim: claimOf([]string{"gpu-0"}, "a", "b"), pods: []string{"a", "b"}, want: "a: GPU-a, b: GPU-a", asked: claim + " " + claim + " " + slices},
 		"shared, of one of them": {
@@ -468,7 +468,7 @@ func TestWhatIsNotKnownOfClaimsIsSaidOnce(t *testing.T) {
 			said = append(said, err.Error()[strings.LastIndex(err.Error(), ")")+1:])
 		}
 	}
-	if want := []string{"", "; so it is with 2 resource claims, each of which counts as any GPU", "", ""}; !slices.Equal(said, want) {
+	if want := []string{"", "; one of 2 unreadable resource claims, each treated as holding every GPU", "", ""}; !slices.Equal(said, want) {
 		t.Errorf("it says %q, want %q", said, want)
 	}
 }

@@ -1,5 +1,5 @@
-// Package observe reads what the agent decides by and no other package reads: the administrator's ConfigMaps, the processes of the host that
-// have GPUs open, and what an earlier agent or a mig-manager has left on the node without a journal.
+// Package observe reads the administrator's ConfigMaps, the host's processes that have GPUs open, and leftovers of an earlier agent or a mig-manager
+// without a journal. Other packages read the rest.
 package observe
 
 import (
@@ -37,7 +37,7 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 	return nil
 }
 
-// asked returns the label that counts on the node, and what it asks for; for the config of the settings alone, no node has that label.
+// asked returns the label that counts on the node, and its request. If only the settings name a config, no node has that label.
 func (f *Files) asked(node *corev1.Node) (label, name string) {
 	want, _ := state.Asked(node, f.Settings.DevicePlugin.DefaultConfig)
 	if want.Label == config.LabelMIGConfig { // its name may be joined with that of a config of the device plugin

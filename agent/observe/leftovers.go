@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Leftovers finds what an earlier agent has left on one node.
+// Leftovers finds the leftovers of an earlier agent on one node.
 type Leftovers struct {
 	Record   *journal.Keeper
 	Settings config.Settings
@@ -56,11 +56,10 @@ func (l *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	return o
 }
 
-// adoptAfter is how long a mig-manager has to be away until the agent adopts what it has left: during a rollout, none is there for some
-// seconds.
+// adoptAfter is how long a mig-manager has to be gone until the agent adopts its leftovers: during a rollout, none runs for some seconds.
 const adoptAfter = time.Minute
 
-// Adopts reports whether the agent restores what a mig-manager has left: by its settings, and only if no mig-manager is there to do it.
+// Adopts reports whether the agent restores a mig-manager's leftovers: if its settings say so, and no mig-manager is there to do it.
 func (l *Leftovers) Adopts(pods []corev1.Pod) bool {
 	return slices.Contains(l.Settings.Recover.Adopt, config.AdoptMIGManager) && !state.RunsMIGManager(pods)
 }

@@ -9,20 +9,20 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 )
 
-// driverPatience is how long NVIDIA's DRA driver may take until it offers GPUs: it needs seconds, and half a minute after a restart of kubelet.
+// driverPatience is how long NVIDIA's DRA driver may take until it advertises GPUs: it needs seconds, and half a minute after a restart of kubelet.
 const driverPatience = time.Minute
 
-// Ownership finds who gives out the node's GPUs.
+// Ownership finds who advertises the node's GPUs.
 type Ownership struct {
 	Clock *monotonic.Clock
 
-	starting time.Time // since when NVIDIA's DRA driver is on the node and offers nothing; zero if that is not so
+	starting time.Time // since when NVIDIA's DRA driver is on the node and advertises nothing; zero otherwise
 }
 
 // Forget begins the wait for the driver again.
 func (o *Ownership) Forget(time.Time) { o.starting = time.Time{} }
 
-// Observe sets the owner by the rest of the observation.
+// Observe sets the owner from the rest of the observation.
 func (o *Ownership) Observe(seen *state.Observed) {
 	seen.Owner = offer.OwnerOf(seen)
 	if seen.Owner.Kind != api.OwnerDRAStarting {

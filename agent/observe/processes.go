@@ -23,7 +23,7 @@ type Processes struct {
 	Clock     *monotonic.Clock
 
 	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
-	unowned   throttledNames       // processes that belong to no pod and hold a device which goes
+	unowned   throttledNames       // processes that belong to no pod and hold a device that goes
 }
 
 // Forget drops what was computed from earlier times of the clock.
@@ -32,8 +32,7 @@ func (p *Processes) Forget(time.Time) {
 	p.unowned = throttledNames{}
 }
 
-// HeldBy adds the processes that hold the GPU to an error. If it finds none, it adds that, too: users search longest for a
-// client that no list shows.
+// HeldBy adds the GPU's holders to an error. If it finds none, it says so: users search longest for a client that no list shows.
 func (p *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.Step, held error) error {
 	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
@@ -56,18 +55,18 @@ func (p *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.
 	}
 	switch {
 	case err != nil && len(names) == 0:
-		return fmt.Errorf("%w; who holds it is not known: %w", held, err)
+		return fmt.Errorf("%w; cannot tell who holds it: %w", held, err)
 	case err != nil:
 		return fmt.Errorf("%w; held by %s, and perhaps by others: %w", held, strings.Join(names, ", "), err)
 	case len(names) == 0:
-		return fmt.Errorf("%w; no process of this node has GPU %d open, so that it is a part of the driver that holds it", held, gpu.Index)
+		return fmt.Errorf("%w; no process of this node has GPU %d open, so a part of the driver holds it", held, gpu.Index)
 	default:
 		return fmt.Errorf("%w; held by %s", held, strings.Join(names, ", "))
 	}
 }
 
-// reportedOn lists the processes that are in the way of the step by the driver. A process on another instance, or on another part,
-// does not hold the one that the step destroys.
+// reportedOn lists the processes in the step's way, as the driver reports them. A process on another instance or part does not hold the one that the
+// step destroys.
 func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 	found := nvml.PIDs(gpu.Processes)
 	for _, i := range gpu.Instances {
@@ -79,7 +78,7 @@ func reportedOn(gpu nvml.GPU, step plan.Step) []int {
 	return found
 }
 
-// blockingProcesses returns the processes on an instance that are in the way of the step.
+// blockingProcesses returns the processes of an instance that are in the step's way.
 func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 	if at := slices.IndexFunc(i.Devices, func(d nvml.Device) bool { return d.Part == step.Part }); step.OnPart() && at >= 0 {
 		return i.ProcessesOn(i.Devices[at])
@@ -91,8 +90,8 @@ func blockingProcesses(i nvml.Instance, step plan.Step) []nvml.Process {
 // and a table with 200,000 open files takes two seconds to read. The driver refuses in any case to change a device in use.
 const freeFor = 5 * time.Second
 
-// Observe adds to the observation which processes hold the devices that go, by the driver and by open files, whatever kubelet says. If it
-// cannot read the process table, it returns no error: the devices count as busy, and the agent waits.
+// Observe adds the processes that hold a device which goes, by the driver and by open files, whatever kubelet says. If it cannot read the process
+// table, it returns no error: the devices count as busy, and the agent waits.
 func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	now := p.Clock.Now()
 	sought := soughtDevices(seen, taken)
@@ -112,8 +111,8 @@ func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed())
 }
 
-// soughtDevices returns the devices whose holders the agent has to find. It asks for the processes that have a GPU's device file open only if all
-// of the GPU goes: such a process may be on another instance than one that goes.
+// soughtDevices returns the devices that need a search for holders. It searches open device files only for a GPU that goes as a whole: such a process
+// may use another instance than one that goes.
 func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {
 	var out []holders.Sought
 	for _, t := range taken {
@@ -138,8 +137,8 @@ func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {
 	return out
 }
 
-// Unowned names the processes that compute on a device which goes, and belong to no pod that the agent could evict and no unit that it could
-// stop. A user has to end them. A process that the process table does not show has mostly just ended.
+// Unowned names the processes that compute on a device which goes, and that the agent can neither evict with a pod nor stop with a unit. A user has
+// to end them. A process that is missing in the process table has mostly just ended.
 func (p *Processes) Unowned(seen *state.Observed) []string {
 	held := map[string]bool{}
 	for _, pod := range seen.Holders.Pods {
@@ -159,9 +158,8 @@ func (p *Processes) Unowned(seen *state.Observed) []string {
 	return p.unowned.of(holders.NameClients(strange, seen.Pods), p.Clock.Now())
 }
 
-// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings, and those that have
-// GPUs by admin access alone. It leaves out pods that
-// tolerate the fence: the agent cannot send them away.
+// ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings, and those that have GPUs by admin
+// access alone. Pods that tolerate the fence do not count: the agent cannot keep them away.
 func (p *Processes) ObserveClients(seen *state.Observed) {
 	claimed := seen.DRA.Claimed()
 	for i := range seen.Pods {
@@ -181,7 +179,7 @@ type throttledNames struct {
 	at    time.Time
 }
 
-// of returns the names, or for a while those from before: a process that is restarted again and again has another pid each time.
+// of returns the names, or for a while the former ones: a process that restarts again and again has another pid each time.
 func (t *throttledNames) of(names []string, now time.Time) []string {
 	if len(t.names) == 0 || now.Sub(t.at) >= outcome.InUseNews {
 		t.names, t.at = names, now

@@ -21,14 +21,14 @@ const (
 
 	// allAnnotations is what the API server accepts for all annotations of an object, keys and values together.
 	allAnnotations = 256 << 10 // bytes
-	// StatusRoom and AnswerRoom are what the status and an answer may take of that. The journal may take 64 KiB, and the rest is for
-	// other programs: kubelet, the network's and the storage's agents write some KiB each.
+	// StatusRoom and AnswerRoom bound the status and an answer. The journal may take 64 KiB, and the rest is for other programs: kubelet and the
+	// agents of network and storage write some KiB each.
 	StatusRoom = 32 << 10 // bytes
 	AnswerRoom = 48 << 10 // bytes
 )
 
-// EncodeStatus encodes the status in so many bytes. If it is too long, it loses first the blockers, then the numbers of instances, the geometry
-// and the capacity, which users find elsewhere, and at last which devices are full.
+// EncodeStatus encodes the status in so many bytes. A status that is too long loses the blockers first, then the instances, the geometry and the
+// capacity, which users find elsewhere, and at last the full devices.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = sanitize.Message(s.Capacity, sanitize.Longest), outcome.BoundedFailure(s.Failed)
@@ -58,7 +58,7 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer encodes the answer in so many bytes: it counts the steps, pods and uses that it leaves out, and says what a diagnosis leaves out.
+// EncodeAnswer encodes the answer in so many bytes. It counts the steps, pods and uses that it leaves out, and a diagnosis says what it leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = sanitize.Message(a.Refused, sanitize.Longest), sanitize.Message(a.Runs, sanitize.Longest)
 	for i := range a.Steps {
@@ -167,7 +167,7 @@ func instances(gpu nvml.GPU) []api.StatusInstance {
 	return out
 }
 
-// withoutInstances are the GPUs with what people can read of them alone.
+// withoutInstances returns the GPUs with only the fields that people read.
 func withoutInstances(gpus []api.StatusGPU) []api.StatusGPU {
 	out := slices.Clone(gpus)
 	for i := range out {

@@ -20,7 +20,8 @@ func Find(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeConditio
 	return nil
 }
 
-// After returns the condition as of now. Old is the one before, or nil. It makes the message printable, and cuts it to what a condition may have.
+// After returns the condition as of now. Old is the former one, or nil. After makes the message printable, and cuts it to the length that a condition
+// may have.
 func After(
 	old *corev1.NodeCondition, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason config.Reason, message string, now time.Time,
 ) corev1.NodeCondition {

@@ -14,8 +14,8 @@ import (
 // leastPatience: a pass takes seconds, and one that hangs for less than this does no more harm than a restart would.
 const leastPatience = 10 * time.Minute
 
-// Patience is how long one pass may legally take, by the deadlines of the settings, and 10 minutes at least. All that a pass does
-// has a deadline: a pass of twice as many calls as any does is over by then.
+// Patience is how long one pass may take by the deadlines of the settings, and at least 10 minutes. Everything in a pass has a deadline: even a pass
+// with twice the usual calls is over by then.
 func Patience(s config.Settings) time.Duration {
 	const (
 		driverCalls = 8  // an observation, its release, the specs, and the step
@@ -33,9 +33,9 @@ type Liveness struct {
 	mu     sync.Mutex
 	ended  time.Time   // when a pass last ended; zero before the first
 	seen   bool        // a pass has seen the node
-	due    time.Time   // when the pass that goes on, or the next one, must have ended; zero before the first
-	at     string      // what the pass does now; empty between passes
-	since  time.Time   // since when it does that
+	due    time.Time   // when the present or the next pass must have ended; zero before the first
+	at     string      // the pass's present action; empty between passes
+	since  time.Time   // since when
 	overdo *time.Timer // logs that the pass takes too long
 }
 
@@ -105,7 +105,7 @@ func (l *Liveness) State() LoopState {
 	case l.due.IsZero():
 		s.Says = "no pass has begun: another agent of this machine may still be ending"
 	case l.at != "":
-		s.Says = fmt.Sprintf("a pass stands at %q for %s", l.at, now.Sub(l.since).Round(time.Second))
+		s.Says = fmt.Sprintf("a pass has been at %q for %s", l.at, now.Sub(l.since).Round(time.Second))
 	case !l.seen:
 		s.Says = "no pass has seen the node yet; the agent's log says why"
 	default:

@@ -37,11 +37,11 @@ type Report struct {
 	// Converged: the node is as desired, and that is verified.
 	Converged bool
 	ForRoom   bool     // users have to let pods go
-	GoesOn    bool     // by itself: a step is under way, or what has failed is tried again
-	Retries   bool     // a step or an observation has failed, and is tried again
+	GoesOn    bool     // by itself: a step is under way, or the agent retries what has failed
+	Retries   bool     // the agent retries a failed step or observation
 	Blockers  []string // what is in the way, one by one
 	Left      int      // steps
-	// BeforeTarget: the next step does a part of what the label asks for, so users read before it that the node is no longer as it was.
+	// BeforeTarget: the next step carries out a part of the request, so users read first that the node is changing.
 	BeforeTarget bool
 	Drain        DrainReport
 	Planned      time.Time // when the change begins that waits for its window
@@ -55,8 +55,8 @@ func (r Report) Silent() string {
 	return r.Message
 }
 
-// Of puts the pass into words. A reset for which no label asks has no answer in the label of the state. Who waits for
-// the answer to a label that does not count is answered "failed": an answer ends the wait, and none would last until the waiting ends by itself.
+// Of puts the pass into words. The state label does not answer a reset, since no label requests it. It answers "failed" to whoever waits for a label
+// that the agent ignores: without an answer they would wait until their own timeout.
 func Of(seen *state.Observed, want state.Desired, steps []plan.Step, err error, d outcome.Decision) Report {
 	r := reportOf(seen, want, steps, err, d)
 	r.GoesOn, r.Retries = goesOn(want, steps, err, d), err != nil && d.Waits == outcome.ForRetry
@@ -107,8 +107,8 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 	return r
 }
 
-// unrequestedState returns the state of a node of which no label asks anything: the state label does not change, but for a success that is true no
-// more, since a pod holds what kubelet gives out to others. A mig-manager's label is its own.
+// unrequestedState returns the state of a node without a request. The state label stays unchanged, unless it says success and that is no longer true,
+// since kubelet allocates a pod's devices to others. A mig-manager's label is its own.
 func unrequestedState(seen *state.Observed) config.State {
 	success := config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateSuccess
 	if success && len(seen.Capacity.Withdrawn) > 0 && !seen.Leftovers.MIGManager {
@@ -122,7 +122,7 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 	if want.Name == "" {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
-			Message: fmt.Sprintf("no config is asked for by label %s, %s or %s; the GPUs are left as they are",
+			Message: fmt.Sprintf("no label requests a config (%s, %s or %s); the GPUs stay unchanged",
 				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + misspelt(seen.Node) + cordonOfOthers(seen),
 		}
 		if seen.DevicePlugin.Unpicked != "" {
@@ -145,8 +145,7 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 	}
 }
 
-// rebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, the state is one at which tools
-// stop waiting.
+// rebootState returns the state label of a change that waits for a reboot. If a user has to reboot the node, that state makes tools stop waiting.
 func rebootState(seen *state.Observed) config.State {
 	if seen.Reboots.Policy == plan.RebootDelegate {
 		return config.StateRebooting
@@ -154,16 +153,16 @@ func rebootState(seen *state.Observed) config.State {
 	return config.StateFailed
 }
 
-// longestCause bounds why a change is undone, in each message until it is: the Event of the failure has all of it, and so has the condition in the end.
+// longestCause bounds the cause in each message of an undo: the Event of the failure has all of it, and so has the last condition.
 const longestCause = 160 // characters
 
-// headed is a message under what the steps lead to. Of an undo it says last why.
+// headed is a message with the steps' target before it. An undo's message ends with the cause.
 func headed(seen *state.Observed, want state.Desired, text string) string {
 	switch {
 	case want.Undo && want.UndoCause != nil:
-		return fmt.Sprintf("going back to what was before: %s; the cause: %s", text, sanitize.Message(want.UndoCause.Error(), longestCause))
+		return fmt.Sprintf("undoing the change: %s; the cause: %s", text, sanitize.Message(want.UndoCause.Error(), longestCause))
 	case want.Undo:
-		return fmt.Sprintf("going back to what was before %s: %s; the cause: %s", want.Name, text, sanitize.Message(seen.Journal.Undo.Message, longestCause))
+		return fmt.Sprintf("undoing %s: %s; the cause: %s", want.Name, text, sanitize.Message(seen.Journal.Undo.Message, longestCause))
 	case want.Name == "":
 		return "no config requested: " + text
 	default:
@@ -177,7 +176,7 @@ type progress struct {
 	phase  api.Phase // PhaseWaiting if other nodes, or a user, have to do something
 }
 
-// stages has what the agent reports of the steps of each stage.
+// stages has the report for the steps of each stage.
 var stages = map[plan.Stage]progress{
 	plan.StageOpen:      {config.ReasonFencing, api.PhaseDraining},
 	plan.StageDrain:     {config.ReasonEvicting, api.PhaseDraining},
@@ -188,7 +187,7 @@ var stages = map[plan.Stage]progress{
 	plan.StageVerify:    {config.ReasonFinishing, api.PhaseVerifying},
 }
 
-// kinds has the kinds of steps of which the agent reports something else than of their stage.
+// kinds has the report for the kinds of steps that differ from their stage.
 var kinds = map[plan.Kind]progress{
 	plan.AcquireSlot:    {config.ReasonAwaitingSlot, api.PhaseWaiting},
 	plan.Adopt:          {config.ReasonRecovering, api.PhaseVerifying},
@@ -198,7 +197,7 @@ var kinds = map[plan.Kind]progress{
 	plan.VerifyCapacity: {config.ReasonAwaitingCapacity, api.PhaseVerifying},
 }
 
-// of returns what the agent reports of a kind of step.
+// of returns the report for a kind of step.
 func of(kind plan.Kind) progress {
 	if p, is := kinds[kind]; is {
 		return p
@@ -206,8 +205,8 @@ func of(kind plan.Kind) progress {
 	return stages[plan.Step{Kind: kind}.Traits().Stage]
 }
 
-// Progress returns the reason and the phase of a plan that begins with the steps: those of the first that changes anything beside the journal and the
-// pool's Lease.
+// Progress returns the reason and the phase of a plan that begins with the steps. They follow from the first step that changes more than the journal
+// and the pool's Lease.
 func Progress(steps []plan.Step, want state.Desired) (config.Reason, api.Phase) {
 	if want.Undo {
 		return config.ReasonRollingBack, api.PhaseRollingBack
@@ -222,8 +221,7 @@ func Progress(steps []plan.Step, want state.Desired) (config.Reason, api.Phase) 
 	return p.reason, p.phase
 }
 
-// WaitingPhase is the phase of a plan whose first step has to wait, or has failed. Where nothing keeps pods off the node yet, nothing is being
-// drained.
+// WaitingPhase is the phase of a plan after its first step had to wait or failed. A node that still takes pods is not draining.
 func WaitingPhase(seen *state.Observed, kind plan.Kind, want state.Desired) api.Phase {
 	phase := of(kind).phase
 	switch {
@@ -255,22 +253,22 @@ func converged(seen *state.Observed, want state.Desired) string {
 		for _, i := range want.MissingPositions {
 			positions = append(positions, strconv.Itoa(i))
 		}
-		text += fmt.Sprintf(" (the config names devices that this node does not have, which were passed over: %s)", sanitize.Listed(positions))
+		text += fmt.Sprintf(" (ignored: devices that the config names and this node lacks: %s)", sanitize.Listed(positions))
 	}
 	if seen.Plugin.PassedOver != "" {
-		text += fmt.Sprintf(" (the device plugin passes over a part of its config: %s)", seen.Plugin.PassedOver)
+		text += fmt.Sprintf(" (the device plugin ignores a part of its config: %s)", seen.Plugin.PassedOver)
 	}
 	text += cordonOfOthers(seen)
 	if stale := seen.Capacity.Stale; len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
 	if old := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
-		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler keeps off the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
+		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler avoids the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
 	}
 	return text
 }
 
-// misspelt names a label of the node that is spelt nearly as one by which users ask for a config. Such a label asks for nothing.
+// misspelt names a label of the node that is nearly spelt like a label for requests. Such a label requests nothing.
 func misspelt(node *corev1.Node) string {
 	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
 		domain, name, _ := strings.Cut(key, "/")
@@ -298,12 +296,12 @@ func cordonOfOthers(seen *state.Observed) string {
 		text += " since " + outcome.Moment(since)
 	}
 	if foreign := seen.ToolsThatCordon(); len(foreign) > 0 {
-		text += ", while it is in the hands of " + strings.Join(foreign, "; ")
+		text += ", during the work of " + strings.Join(foreign, "; ")
 	}
 	if _, keep := seen.Node.Annotations[config.AnnotationKeepCordoned]; keep {
-		return text + "; it stays so for annotation " + config.AnnotationKeepCordoned
+		return text + "; annotation " + config.AnnotationKeepCordoned + " keeps the cordon"
 	}
-	return text + ", which is not ours to lift"
+	return text + "; the agent does not lift that cordon"
 }
 
 func stalled(seen *state.Observed, want state.Desired, d outcome.Decision) string {
@@ -319,7 +317,7 @@ func stalled(seen *state.Observed, want state.Desired, d outcome.Decision) strin
 	}
 }
 
-// startupTaints names the startup taints of the node. There are as many as users have keys and effects.
+// startupTaints names the startup taints of the node. Users may set any number of keys and effects.
 func startupTaints(seen *state.Observed) string {
 	keys := state.TaintKeys(seen.Marks.Startup)
 	if len(keys) == 1 {
@@ -336,8 +334,8 @@ func PartitionReady(node *corev1.Node) *corev1.NodeCondition {
 	return Find(node, config.ConditionGPUPartitionReady)
 }
 
-// DrainOf returns how far the node is drained, by the first step that is left. An observation that ended early shows no pods. Where no step is left, or
-// the change is undone, pods that had to leave may have stayed: then the node is drained only if it was before.
+// DrainOf returns how far the node is drained, by the first step that is left. An observation that ended early shows no pods. If no step is left, or
+// the change is an undo, pods that had to leave may have stayed: then the node is drained only if it was before.
 func DrainOf(seen *state.Observed, want state.Desired, steps []plan.Step) DrainReport {
 	switch {
 	case !seen.Complete:
@@ -351,7 +349,7 @@ func DrainOf(seen *state.Observed, want state.Desired, steps []plan.Step) DrainR
 	return DrainReport{Known: true, Draining: draining, Drained: drained && !draining, Maintained: true}
 }
 
-// ByDefault reports whether want has a config of the device plugin for which no label of the node asks, but the settings.
+// ByDefault reports whether want has a config of the device plugin that the settings name, and no label of the node.
 func ByDefault(node *corev1.Node, want state.Desired) bool {
 	if want.Label != config.LabelDevicePluginConfig && (want.Label != config.LabelMIGConfig || !strings.Contains(want.Name, api.DesiredSeparator)) {
 		return false

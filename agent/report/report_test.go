@@ -66,7 +66,7 @@ func TestAMisspeltLabelIsNamed(t *testing.T) {
 		"profle":                            "",
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "x"}}}
-		if got := idleReport(&state.Observed{Node: node}, state.Desired{}).Message; !strings.HasSuffix(got, "are left as they are"+want) {
+		if got := idleReport(&state.Observed{Node: node}, state.Desired{}).Message; !strings.HasSuffix(got, "the GPUs stay unchanged"+want) {
 			t.Errorf("label %s: the condition says %q, want it to end with %q", label, got, want)
 		}
 	}

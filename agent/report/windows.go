@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// overrun returns how long a change that has touched its GPUs has gone on beyond its window.
+// overrun returns how far a change that has touched its GPUs has run beyond its window.
 func (w *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration {
 	j := seen.Journal
 	if j == nil || !j.KeepsPodsAway() || j.Forced || len(j.Startup()) > 0 || want.Undo || seen.Pool.Err != nil || seen.Restores(want) || !seen.HardwareOrPluginTouched() {
@@ -30,7 +30,7 @@ func (w *Writer) overrun(seen *state.Observed, want state.Desired) time.Duration
 	return now.Sub(since)
 }
 
-// ReportWindows sets the metrics of the node's windows, and reports a change that goes on beyond its window: once for each change.
+// ReportWindows sets the metrics of the node's windows, and reports a change that continues beyond its window, once for each change.
 func (w *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned time.Time) {
 	if !seen.Complete {
 		return
@@ -49,9 +49,9 @@ func (w *Writer) ReportWindows(seen *state.Observed, want state.Desired, planned
 	}
 }
 
-const textOverrun = "the window has closed, and the change goes on, since a GPU was touched"
+const textOverrun = "the window has closed, but the change continues, since it has touched a GPU"
 
-// Overrun says, for the end of the message, that the change goes on beyond its window; empty if it does not.
+// Overrun says, for the end of the message, that the change continues beyond its window; empty if it does not.
 func (w *Writer) Overrun(seen *state.Observed, want state.Desired) string {
 	if !seen.Complete || w.overrun(seen, want) <= 0 {
 		return ""

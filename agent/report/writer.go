@@ -43,22 +43,22 @@ type Writer struct {
 	Settings config.Settings
 	Events   events.Recorder
 	Metrics  *metrics.Metrics
-	Wall     clock.PassiveClock // the host's, by which windows open
+	Wall     clock.PassiveClock // the host's; windows open by it
 	Clock    *monotonic.Clock
 	Log      *zap.Logger
 
-	WrongSettings string // what is wrong with the file of the settings, which are not in force for it; empty if nothing is
+	WrongSettings string // why the agent does not use the file of the settings; empty if it does
 
 	reported   time.Time // when the agent last reported of a change under way; zero if there is none
-	unreported time.Time // since when a change goes on about which the node says nothing new; zero if it says all
+	unreported time.Time // since when the node's report lags behind a change; zero if it does not
 	ignored    []note    // what ReportIgnored has reported at the last pass
-	overran    string    // operation of which the agent has reported that it goes on beyond its window
+	overran    string    // operation with a reported overrun of its window
 }
 
-// How long a report may lag behind a change whose steps follow each other: each report is three writes, for which the next step would wait.
+// How long a report may lag behind a change with quick steps: each report takes three writes, and the next step would wait for them.
 const (
 	progressInterval = time.Second
-	countInterval    = 5 * time.Second // where only the number of steps that are left is news
+	countInterval    = 5 * time.Second // if only the number of steps that are left is news
 )
 
 // Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
@@ -77,7 +77,7 @@ func (w *Writer) Report(ctx context.Context, seen *state.Observed, want state.De
 	if full {
 		r.Message = sanitize.Message(r.Message, sanitize.Longest-len(noRoom)) + noRoom
 	}
-	// Each by its own write, and the annotation last: if other programs have filled the annotations, the agent writes the condition all the same.
+	// Each has its own write, and the annotation is last: if other programs have filled the annotations, the agent still writes the condition.
 	return errors.Join(w.answer(ctx, seen, want, r, underway), w.annotations(ctx, seen, want, r, status))
 }
 
@@ -93,9 +93,9 @@ func (w *Writer) answer(ctx context.Context, seen *state.Observed, want state.De
 	return w.stateLabel(ctx, seen, r)
 }
 
-// mayWait reports whether a report of a change that goes on may wait. It may not before a step that does a part of what the label asks for: kubelet may
-// show the new capacity at once, and a condition that is still True would be taken for the end of the change. Nor may it while a pod holds what kubelet
-// gives out to others already.
+// mayWait reports whether a report of a change under way may wait. It may not before a step that carries out a part of the request: kubelet may show
+// the new capacity at once. Tools would then take a condition that is still True for the end of the change. Nor may it while kubelet allocates a
+// pod's devices to others.
 func (w *Writer) mayWait(seen *state.Observed, r Report) bool {
 	old := PartitionReady(seen.Node)
 	if old == nil || old.Status == corev1.ConditionTrue && len(seen.Capacity.Withdrawn) > 0 {
@@ -146,14 +146,13 @@ func (w *Writer) condition(ctx context.Context, seen *state.Observed, want state
 	return nil
 }
 
-// heartbeatDue reports whether the agent has to write the conditions though they say nothing new. Their time is in the future if the
-// clock was set back.
+// heartbeatDue reports whether the agent has to write unchanged conditions again. Their time is in the future if the clock was set back.
 func (w *Writer) heartbeatDue(age time.Duration) bool {
 	return age >= w.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
 }
 
-// status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the agent
-// does not overwrite the status of an earlier observation. It also writes what later changes need into the host's record.
+// status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the status
+// of an earlier observation stays. It also writes what later changes need into the host's record.
 func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
 	if !seen.Complete {
 		return "", false, nil
@@ -183,8 +182,8 @@ func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	return "", true, nil
 }
 
-// stateLabel writes the state label, which tools wait for. It is the answer to one request: if a user has asked for another one since, tools
-// would take it for the answer to that, so the agent does not write it.
+// stateLabel writes the state label, which tools wait for. It answers one request: if a user has made another request since, tools would take the
+// label for its answer, so the agent does not write it.
 func (w *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report) error {
 	if w.stateLabelStale(seen, r) {
 		return w.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: nil})
@@ -196,7 +195,7 @@ func (w *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report)
 	return w.Nodes.LabelsWhile(ctx, seen.Node, sameRequest, map[string]*string{config.LabelMIGConfigState: &state})
 }
 
-// sameRequest reports whether the node's labels ask for the same, and hold the same answer, which a user removes to get a new one.
+// sameRequest reports whether the node's labels have the same request and the same answer. A user removes the answer to get a new one.
 func sameRequest(a, b *corev1.Node) bool {
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
 		textA, isA := a.Labels[label]
@@ -207,14 +206,14 @@ func sameRequest(a, b *corev1.Node) bool {
 	return a.UID == b.UID
 }
 
-// stateLabelStale reports whether the state label reports the failure of a request that no label asks for any more. Tools that wait for the label
-// have had the time of a heartbeat to see it; a success is still true, and a mig-manager's label is its own.
+// stateLabelStale reports whether the state label reports the failure of a withdrawn request. Tools that wait for the label have had the time of a
+// heartbeat to see it; a success is still true, and a mig-manager's label is its own.
 func (w *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
 	return r.Phase == api.PhaseIdle && !r.Converged && r.State == "" && config.State(seen.Node.Labels[config.LabelMIGConfigState]) == config.StateFailed &&
 		w.Clock.Stamp().Sub(seen.Since(r.Reason, w.Clock.Stamp())) >= w.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
 
-// annotations writes the status annotation, unless it is empty, and removes annotations of users that are used up.
+// annotations writes the status annotation, unless it is empty, and removes users' annotations that have served.
 func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, text string) error {
 	if !seen.Complete {
 		return nil
@@ -224,9 +223,9 @@ func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 		annotations[config.AnnotationStatus] = &text
 	}
 	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
-		annotations[config.AnnotationForce] = nil // it was for this change, or for one that no label asks for any more: the next change has to wait for its window
+		annotations[config.AnnotationForce] = nil // it was for this change or a withdrawn one: the next change has to wait for its window
 	}
-	// That change has come to its end; whatever the labels ask for next has to be allowed again.
+	// That change has ended; the next request has to be allowed again.
 	ended := r.Phase == api.PhaseIdle || seen.Journal == nil && seen.Failed(want) != nil
 	if _, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]; allowed && ended {
 		annotations[config.AnnotationAllowEviction] = nil
@@ -237,8 +236,8 @@ func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	return w.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
 }
 
-// learnt returns what later changes need to know, and what the agent reports now. It begins with the record as it is now: the pass may have
-// written into that since it has observed the node.
+// learnt returns what later changes need to know, and what the agent reports now. It begins with the present record: the pass may have written it
+// after observing the node.
 func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) journal.Learnt {
 	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
@@ -252,10 +251,10 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	switch {
 	case want.Fingerprint != "":
 		l.Asked = &api.AskedFor{Fingerprint: want.Fingerprint, Since: seen.AskedSince(want, now)}
-	case want.Name == "": // with a name that means nothing, a file cannot be read
+	case want.Name == "": // a name without a fingerprint: a file cannot be read
 		l.Asked = nil
 	}
-	// By Since, tools know which reports are about what was desired before.
+	// Tools see by Since which reports are about a former request.
 	if was := l.Reported; was.Desired != want.Name || was.Reason != r.Reason || was.Since.IsZero() || was.Since.After(now) {
 		l.Reported.Since = now
 	}
@@ -291,7 +290,7 @@ func (w *Writer) drainConditions(node *corev1.Node, r Report) []corev1.NodeCondi
 	return out
 }
 
-// plannedCondition returns the condition that says when the change begins that waits for its window.
+// plannedCondition returns the condition that says when a change begins that waits for its window.
 func (w *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Report) []corev1.NodeCondition {
 	if !seen.Complete { // an earlier, complete observation has set it
 		return nil

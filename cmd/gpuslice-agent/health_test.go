@@ -35,7 +35,7 @@ func TestHealthSaysWhatTheAgentSays(t *testing.T) {
 	}{
 		{report.LoopState{Alive: true, Says: "no pass has begun"}, true, false},
 		{report.LoopState{Alive: true, Ready: true, Says: "the last pass ended 3s ago"}, true, true},
-		{report.LoopState{Says: `a pass stands at "Reset" for 11m0s`}, false, false},
+		{report.LoopState{Says: `a pass has been at "Reset" for 11m0s`}, false, false},
 	} {
 		state.Store(&c.state)
 		said, err := ask()

@@ -19,16 +19,19 @@ import (
 )
 
 const (
-	// connectionPause is the pause between two observations of the plugin's sockets in a change, whose verification takes longer than that: see capacity.VerifyInterval.
+	// connectionPause is the pause between two observations of the plugin's sockets in a change. Verification takes longer: see
+	// capacity.VerifyInterval.
 	connectionPause = time.Second
 	// connectionPauseAtRest is that pause while no change is under way, since the observation goes through the table of all processes.
 	connectionPauseAtRest = time.Minute
 )
 
-// unconnected says which devices kubelet gives out of a plugin that does not serve it; empty if it serves all, or if that cannot be seen.
+// unconnected says which devices kubelet allocates although their plugin does not serve it; empty if the plugin serves all, or if the agent cannot
+// tell.
 //
-// Kubelet 1.37 loses a plugin for good that registers again before kubelet has seen its former connection end, as after SIGHUP on a busy node: it refuses
-// each registration as "already connected" from then on, and keeps giving out what the former connection offered. Each pod that gets that fails.
+// Kubelet 1.37 can lose a plugin for good: if the plugin registers again before kubelet has seen the former connection end, as after SIGHUP on a busy
+// node. From then on kubelet refuses each registration as "already connected", and keeps allocating the devices of the former connection. Each pod
+// that gets one fails.
 func (dp *Plugin) unconnected(ctx context.Context, seen *state.Observed) string {
 	offered := capacity.Offered(seen.Kubelet.Offered)
 	pause := connectionPause
@@ -44,10 +47,10 @@ func (dp *Plugin) unconnected(ctx context.Context, seen *state.Observed) string 
 		dp.connectedAt = dp.Clock.Now()
 		return ""
 	}
-	return fmt.Sprintf("kubelet gives out devices for which pod %s listens on no socket, so that pods which get them fail: %s", pod, sanitize.Listed(lost))
+	return fmt.Sprintf("pod %s listens on no socket for devices that kubelet still allocates, so pods that get them fail: %s", pod, sanitize.Listed(lost))
 }
 
-// listening returns a pod of the device plugin that runs, and the sockets that all of them listen on; no pod if that cannot be seen.
+// listening returns a running pod of the device plugin, and the sockets that all of its pods listen on; no pod if the agent cannot tell.
 func (dp *Plugin) listening(ctx context.Context, seen *state.Observed) (pod string, sockets []string) {
 	for i := range seen.DevicePlugin.Pods {
 		p := &seen.DevicePlugin.Pods[i]
@@ -55,9 +58,9 @@ func (dp *Plugin) listening(ctx context.Context, seen *state.Observed) (pod stri
 		of, err := dp.Processes.Listeners(call, p.UID, Command)
 		cancel()
 		switch {
-		case errors.Is(err, holders.ErrNoProcess): // it does not run yet, or no more
+		case errors.Is(err, holders.ErrNoProcess): // it does not run yet, or no longer
 		case err != nil:
-			dp.Log.Debug("whether the device plugin serves kubelet is not known", zap.Error(err))
+			dp.Log.Debug("cannot tell whether the device plugin serves kubelet", zap.Error(err))
 			return "", nil
 		default:
 			pod, sockets = p.Namespace+"/"+p.Name, append(sockets, of...)
@@ -66,10 +69,10 @@ func (dp *Plugin) listening(ctx context.Context, seen *state.Observed) (pod stri
 	return pod, sockets
 }
 
-// pluginSocket begins the names of the sockets of NVIDIA's plugin: it has nvidia-gpu.sock for nvidia.com/gpu, since v0.17 at least.
+// pluginSocket begins the names of NVIDIA's plugin's sockets: nvidia-gpu.sock for nvidia.com/gpu, since v0.17 at least.
 const pluginSocket = "nvidia-"
 
-// unserved returns the resources for which there is no socket. A plugin whose sockets have other names than those of NVIDIA's serves all.
+// unserved returns the resources without a socket. If the sockets are not named as NVIDIA's, the plugin counts as serving all.
 func unserved(offered capacity.Resources, sockets []string) []string {
 	names := map[string]bool{}
 	known := len(sockets) == 0

@@ -1,5 +1,5 @@
-// Package deviceplugin observes NVIDIA's device plugin on the node: its pods, how it gets its config and what that says, and its config file on this
-// host, whose folder may be full, or behind a mount that does not answer.
+// Package deviceplugin observes NVIDIA's device plugin on the node: its pods, its config and how it gets that, and its config file on this host. The
+// file's folder may be full, or behind a mount that does not answer.
 package deviceplugin
 
 import (
@@ -35,7 +35,7 @@ import (
 // Readers are the programs that read the plugin's config file, and read it again on SIGHUP.
 var Readers = []string{Command, "gpu-feature-discovery", "mps-control-daemon"}
 
-// Retry is the pause between two observations of what no watch shows: what kubelet shows to a pod, and whether MPS's control daemon is ready.
+// Retry is the pause between two observations without a watch: of the files that kubelet shows to a pod, and of MPS's control daemon getting ready.
 const Retry = time.Second
 
 // Plugin is the device plugin of one node.
@@ -50,14 +50,14 @@ type Plugin struct {
 
 	notified    map[types.UID]string // pods that got a SIGHUP, and a hash of the file at that time
 	connectedAt time.Time            // when an observation last saw nothing wrong between kubelet and the plugin
-	early       early                // a plugin that has read of MPS too early
-	ending      ending               // a plugin that ends by its new config
+	early       early                // a plugin that read of MPS too early
+	ending      ending               // a plugin that fails with its new config
 	unpicked    unpicked             // configs that no label or setting names
 
 	own ownKey // the agent's own key that the label named last
 }
 
-// ownKey is a config that the agent has written, under the key that it has.
+// ownKey is a config that the agent has written, with its key.
 type ownKey struct{ key, text string }
 
 // Forget drops what depends on times that the clock gave.
@@ -65,16 +65,16 @@ func (dp *Plugin) Forget(time.Time) {
 	dp.unpicked, dp.early, dp.ending, dp.connectedAt = unpicked{}, early{}, ending{}, time.Time{}
 }
 
-// Observe reads the config that the device plugin runs by. It changes nothing. If it cannot read that, it returns no error: the labels may
-// not ask for another config at all.
+// Observe reads the device plugin's config. It changes nothing. If it cannot read the config, it returns no error: the labels may not request another
+// config at all.
 func (dp *Plugin) Observe(ctx context.Context, seen *state.Observed) {
 	dp.readConfig(ctx, seen)
 	dp.remember(&seen.Plugin)
 	dp.observeEarly(ctx, seen)
 }
 
-// ObserveWithLabels reads the config that the device plugin would run by if the node had the labels that seen has, for a preview. It reads nothing again,
-// and remembers nothing.
+// ObserveWithLabels reads the config that the device plugin would have under the labels of seen, for a preview. It reads nothing twice, and remembers
+// nothing.
 func (dp *Plugin) ObserveWithLabels(ctx context.Context, seen *state.Observed) {
 	p := &seen.Plugin
 	if !p.Read {
@@ -108,8 +108,8 @@ func (dp *Plugin) readConfig(ctx context.Context, seen *state.Observed) {
 	dp.readNamed(ctx, seen)
 }
 
-// readNamed reads the configs that the settings name, where the node goes by one of them: by a label or the settings' default, unless a config manager
-// gives the plugin what the label names; and where the agent's own config keeps the default's other fields.
+// readNamed reads the configs that the settings name, if the node uses one. A label or the settings' default selects it, unless a config manager
+// gives the plugin the label's config. The agent's own config uses one, too, if it keeps the default's other fields.
 func (dp *Plugin) readNamed(ctx context.Context, seen *state.Observed) {
 	p, byDefault := &seen.Plugin, dp.Settings.DevicePlugin.DefaultConfig
 	_, key := state.Asked(seen.Node, byDefault)
@@ -126,8 +126,8 @@ func (dp *Plugin) readNamed(ctx context.Context, seen *state.Observed) {
 	p.Named.Files, p.Named.Err = dp.configMap(ctx, ref.Namespace, ref.Name)
 }
 
-// method returns how the plugin gets its config: as the settings say, or by the volumes and containers of its pod. While the agent keeps the
-// plugin away in the middle of a change, it is in the journal.
+// method returns how the plugin gets its config: by the settings, or by the volumes and containers of its pod. While a change keeps the plugin away,
+// the journal says it.
 func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *state.ConfigManager, why string) {
 	if seen.DevicePlugin.Rivals != "" {
 		return "", nil, seen.DevicePlugin.Rivals
@@ -153,11 +153,11 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 	case reads:
 		way = config.HandoverFile
 	case len(seen.DevicePlugin.Pods) == 0:
-		return "", nil, "no device plugin runs on this node that could be given a config"
+		return "", nil, "no device plugin runs on this node to take a config"
 	default:
 		pod := seen.DevicePlugin.Pods[0]
-		return "", nil, fmt.Sprintf("pod %s/%s is given no config that could be changed: it has no config manager, and mounts no directory %s of the host; "+
-			"see devicePlugin.handover of the settings", pod.Namespace, pod.Name, filepath.Dir(dp.Settings.DevicePlugin.ConfigFile))
+		return "", nil, fmt.Sprintf("see devicePlugin.handover in the settings: the agent cannot change the config of pod %s/%s, "+
+			"which has no config manager and does not mount directory %s of the host", pod.Namespace, pod.Name, filepath.Dir(dp.Settings.DevicePlugin.ConfigFile))
 	}
 	if why := unusable(way, manager); why != "" {
 		return "", nil, why
@@ -165,14 +165,14 @@ func (dp *Plugin) method(seen *state.Observed) (way config.Handover, manager *st
 	return way, manager, ""
 }
 
-// unusable says why the agent cannot give the plugin a config by its config manager; empty if it can, or if the method is another.
+// unusable says why the agent cannot use the plugin's config manager; empty if it can, or if it uses another method.
 func unusable(way config.Handover, manager *state.ConfigManager) string {
 	switch {
 	case manager != nil && manager.Label != config.LabelDevicePluginConfig:
-		return fmt.Sprintf("the config manager of the device plugin goes by label %s, and the agent sets no other than %s: set NODE_LABEL of its DaemonSet to that",
+		return fmt.Sprintf("set NODE_LABEL of the config manager's DaemonSet to %[2]s, the only label that the agent sets: the config manager reads label %[1]s",
 			sanitize.Cut(manager.Label, 100), config.LabelDevicePluginConfig)
 	case manager == nil && (way == config.HandoverLabel || way == config.HandoverConfigMap):
-		return "the settings say that the device plugin gets its config by a label, but its pod on this node has no config manager"
+		return "by the settings the device plugin gets its config by a label, but its pod on this node has no config manager"
 	default:
 		return ""
 	}
@@ -230,8 +230,8 @@ func managerOf(pod corev1.Pod) *state.ConfigManager {
 	return nil
 }
 
-// readFile reads the config file of the host. A plugin without that file shares nothing. If the file is behind a mount that does not
-// answer, the agent decides nothing by it.
+// readFile reads the config file of the host. A plugin without that file shares nothing. If the file is behind a mount that does not answer, its
+// content is unknown.
 func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
@@ -255,7 +255,7 @@ func (dp *Plugin) readFile(ctx context.Context, p *state.PluginConfig) {
 	dp.parse(p, found.Text, dp.Settings.DevicePlugin.ConfigFile)
 }
 
-// parse reads the config that the plugin runs by. What the plugin passes over is no reason against it, nor against anything that is not about it.
+// parse reads the plugin's config. Fields that the plugin ignores are no reason to refuse it, or any request that does not need them.
 func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
 	parsed, err := dp.Format.Parse([]byte(text))
 	switch {
@@ -268,11 +268,11 @@ func (dp *Plugin) parse(p *state.PluginConfig, text, where string) {
 	}
 }
 
-// longestPassed leaves room in the condition for what else it says.
+// longestPassed leaves room for the rest of the condition.
 const longestPassed = 300
 
-// NoteNotified notes which of the present readers got a SIGHUP: in this process, and beside the file for the next one. If there is no room
-// beside the file, a restarted agent signals them again.
+// NoteNotified notes which of the present readers got a SIGHUP: in this process, and next to the file for the next one. If there is no room for that
+// note, a restarted agent signals them again.
 func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
 	kept := map[types.UID]string{}
 	for _, pod := range p.Readers {
@@ -286,8 +286,8 @@ func (dp *Plugin) NoteNotified(ctx context.Context, p state.PluginConfig) {
 	}
 }
 
-// parseManaged chooses the config that the plugin's config manager gives to a node with the label that the node has, and reads it. If another text has
-// taken the place of the agent's, or none, the agent goes on by what it has read before: that is what the plugin runs by, which reads a key only once.
+// parseManaged reads the config that the plugin's config manager picks for the node's label. If a program has replaced or removed the agent's own
+// text, the agent uses what it read before: the plugin reads a key only once, and still runs with that.
 func (dp *Plugin) parseManaged(seen *state.Observed) {
 	p, m := &seen.Plugin, seen.Plugin.Manager
 	m.Node = seen.Node.UID
@@ -310,7 +310,7 @@ func (dp *Plugin) parseManaged(seen *state.Observed) {
 	dp.parse(p, text, m.KeyName(p.Text))
 }
 
-// remember keeps the text of the agent's key by which the node goes.
+// remember keeps the text of the agent's own key, if the node's label names it.
 func (dp *Plugin) remember(p *state.PluginConfig) {
 	if m := p.Manager; m != nil && m.ReadErr == nil && !m.Damaged && m.Owns(p.Text) {
 		dp.own = ownKey{key: p.Text, text: m.Files[p.Text]}
@@ -335,7 +335,7 @@ func (dp *Plugin) configMap(ctx context.Context, namespace, name string) (map[st
 	return files, nil
 }
 
-// FormerManager returns what the journal holds of the plugin's config manager on the node, for while its pod is away.
+// FormerManager returns the plugin's config manager from the journal, while its pod is gone.
 func FormerManager(f *journal.FormerPlugin, node types.UID) *state.ConfigManager {
 	if f.Label == "" {
 		return nil

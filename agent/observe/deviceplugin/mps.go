@@ -16,10 +16,10 @@ import (
 const (
 	// mpsCommand is the program of MPS's control daemon pod.
 	mpsCommand = "mps-control-daemon"
-	// mpsReady is the file that it makes when its daemons run, and removes when it reads its config again.
+	// mpsReady is a file that the program creates when its daemons run, and removes when it rereads its config.
 	mpsReady = "/mps/.ready"
-	// MPSPatience is how long the agent gives the plugin no config with MPS while the control daemon is not ready. It comes by a label of GPU feature
-	// discovery, which node feature discovery copies within a minute. After that the plugin's own retry serves as well.
+	// MPSPatience is how long the agent waits for the control daemon before it gives the plugin a config with MPS. The daemon needs a label of GPU
+	// feature discovery, which node feature discovery copies within a minute. After that the plugin's own retry serves as well.
 	MPSPatience = time.Minute
 	// mpsBegins is how long the control daemon takes at most to be ready, for an agent that cannot see its file.
 	mpsBegins = 5 * time.Second
@@ -38,7 +38,7 @@ func (dp *Plugin) MPSReady(ctx context.Context, seen *state.Observed) bool {
 		}
 		ready, err := dp.Processes.FileOf(call, pod.UID, mpsCommand, mpsReady)
 		if err != nil {
-			dp.Log.Debug("whether the MPS control daemon is ready is not known", zap.Error(err))
+			dp.Log.Debug("cannot tell whether the MPS control daemon is ready", zap.Error(err))
 			return dp.hasRun(&pod, mpsBegins)
 		}
 		return ready

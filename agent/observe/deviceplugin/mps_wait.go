@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	// earlyPause is the pause after the agent has notified an early plugin, until it notifies the plugin again. It doubles each time: a plugin takes some
-	// seconds to offer many GPUs, and begins again when it is notified before it has.
+	// earlyPause is the pause until the agent notifies an early plugin again. It doubles each time: a plugin takes some seconds to advertise many
+	// GPUs, and a notification makes it start over.
 	earlyPause = 5 * time.Second
 	// mostNotified is how often the agent notifies an early plugin. After that the plugin's own retry serves as well.
 	mostNotified = 3
-	// handlesHangup is how long a plugin has to run until the agent notifies it. SIGHUP ends a program that does not yet listen to it, and kubelet rounds
-	// the start to whole seconds.
+	// handlesHangup is how long a plugin has to run until the agent notifies it. SIGHUP ends a program that does not handle it yet, and kubelet
+	// rounds the start to whole seconds.
 	handlesHangup = 2 * time.Second
 )
 
 // Command is the program of the device plugin.
 const Command = "nvidia-device-plugin"
 
-// early is a plugin that has read of MPS before MPS's control daemon was ready. It offers nothing, and tries again after half a minute. So it is where
-// a config manager notifies the plugin at once, and where the plugin's pod starts before the daemon's. The zero value is no such plugin.
+// early is a plugin that read of MPS before MPS's control daemon was ready. It advertises nothing, and tries again after half a minute. It happens if
+// a config manager notifies the plugin at once, or the plugin's pod starts before the daemon's. The zero value means no such plugin.
 type early struct {
-	began      time.Time // when it was first seen to offer nothing
+	began      time.Time // when it was first seen to advertise nothing
 	missed     bool      // it was so while the daemon was not ready
-	ready      time.Time // since when the daemon is ready, and the plugin offers nothing all the same
-	notified   int       // how often the agent has notified it to read its config
+	ready      time.Time // since when the plugin advertises nothing although the daemon is ready
+	notified   int       // how often the agent has notified it
 	notifiedAt time.Time // when it did last
 }
 
-// observeEarly sets whether the plugin is to be notified once more that it shares by MPS, and whether that is about to come.
+// observeEarly sets whether the agent has to notify the plugin of MPS once more, and whether it still waits for MPS.
 func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	p, e, now := &seen.Plugin, &dp.early, dp.Clock.Now()
 	p.Early, p.AwaitsMPS = false, false
@@ -61,7 +61,7 @@ func (dp *Plugin) observeEarly(ctx context.Context, seen *state.Observed) {
 	p.Early = due && !paused && e.notified < mostNotified && len(dp.EarlyPods(seen)) > 0
 }
 
-// offersShared reports whether kubelet has any device that the plugin offers by this sharing.
+// offersShared reports whether kubelet has any device that the plugin advertises by this sharing.
 func offersShared(s catalog.Sharing, offered capacity.Resources) bool {
 	return slices.ContainsFunc(s.Resources(), func(resource string) bool {
 		name, _ := s.Offered(resource)

@@ -17,11 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Suffixes of the files that the agent keeps beside the config file.
+// Suffixes of the files that the agent keeps next to the config file.
 const (
 	notifiedSuffix = ".notified" // the pods that got a SIGHUP for it
-	nextSuffix     = ".next"     // its next text, so that there is room for it
-	formerSuffix   = ".former"   // its former text, for the way back
+	nextSuffix     = ".next"     // its next text, which holds the room for it
+	formerSuffix   = ".former"   // its former text, for an undo
 )
 
 // longest is as much as a ConfigMap can hold, and more than any config of a plugin.
@@ -46,7 +46,7 @@ type Content struct {
 	Notified map[types.UID]string // pods that got a SIGHUP for it, with a hash of the text then; it can be lost
 }
 
-// NoRoomError says that the agent can write nothing to the folder before an administrator makes room.
+// NoRoomError says that the agent cannot write to the folder until an administrator makes room.
 type NoRoomError struct {
 	Folder string // as the host sees it
 	Err    error
@@ -60,7 +60,7 @@ func (e *NoRoomError) Error() string {
 // Unwrap gives the error of the file system.
 func (e *NoRoomError) Unwrap() error { return e.Err }
 
-// Read reads the file, and the note of the pods that got a SIGHUP for it. It is no error if there is no file.
+// Read reads the file, and the note of the pods that got a SIGHUP for it. A missing file is not an error.
 func (f *File) Read(ctx context.Context) (Content, error) {
 	return aside.Do(ctx, &f.lane, "reading "+f.name, func(_ context.Context, at aside.At) (Content, error) {
 		at(f.name)
@@ -98,8 +98,8 @@ func (f *File) NoteNotified(ctx context.Context, notified map[types.UID]string) 
 	return f.run(ctx, "noting which pods were notified to read ", func() error { return renameio.WriteFile(f.path+notifiedSuffix, text, 0o644) })
 }
 
-// Prepare makes sure that Write can write the text later, and after that the present text again, however full the folder is by
-// then: it keeps both beside the file. The error may be a *NoRoomError.
+// Prepare makes sure that Write can later write the text, and then the present text again, however full the folder is: it keeps both next to the
+// file. The error may be a *NoRoomError.
 func (f *File) Prepare(ctx context.Context, text string) error {
 	return f.run(ctx, "making room for ", func() error {
 		if err := f.makeFolder(); err != nil {
@@ -137,7 +137,7 @@ func (f *File) Try(ctx context.Context, text string) error {
 	})
 }
 
-// Write replaces the file's text as a whole or not at all, and sets the time of its last write to at. The error may be a *NoRoomError.
+// Write replaces the file's text atomically, and sets the time of its last write to at. The error may be a *NoRoomError.
 func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 	return f.run(ctx, "writing ", func() error {
 		if err := f.makeFolder(); err != nil {
@@ -162,7 +162,7 @@ func (f *File) Write(ctx context.Context, text string, at time.Time) error {
 
 // Tidy removes what Prepare has kept.
 func (f *File) Tidy(ctx context.Context) error {
-	return f.run(ctx, "tidying beside ", func() error {
+	return f.run(ctx, "removing the kept texts of ", func() error {
 		return errors.Join(remove(f.path+nextSuffix), remove(f.path+formerSuffix))
 	})
 }
@@ -170,7 +170,7 @@ func (f *File) Tidy(ctx context.Context) error {
 // Name returns the file's path on the host.
 func (f *File) Name() string { return f.name }
 
-// Notes are the files that the agent keeps beside the config file.
+// Notes are the files that the agent keeps next to the config file.
 type Notes struct{ f *File }
 
 // Notes returns those of the file.
@@ -184,7 +184,7 @@ func (n Notes) Path() string {
 // Remove removes them, and reports whether any was there. The config file stays.
 func (n Notes) Remove(ctx context.Context) (removed bool, err error) {
 	f := n.f
-	err = f.run(ctx, "removing what is kept beside ", func() (err error) {
+	err = f.run(ctx, "removing the notes of ", func() (err error) {
 		for _, suffix := range []string{notifiedSuffix, nextSuffix, formerSuffix} {
 			failed := os.Remove(f.path + suffix)
 			switch {

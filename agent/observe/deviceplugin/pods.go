@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// advice says what a user can do about a node without a device plugin, or with one that the agent does not know.
+// advice says what a user can do about a node without a device plugin, or with an unknown one.
 func (dp *Plugin) advice(seen *state.Observed) string {
 	if seen.Kubelet.OffersGPUs() {
 		return dp.cure(seen.Pods)
@@ -36,13 +36,13 @@ func (dp *Plugin) advice(seen *state.Observed) string {
 		text += ", and to tolerate " + sanitize.Listed(taints)
 	}
 	if value, there := seen.Node.Labels[config.LabelDevicePlugin]; there && value != fence.DeployedValue {
-		text += fmt.Sprintf("; label %s=%s keeps that of the GPU Operator away", config.LabelDevicePlugin, value)
+		text += fmt.Sprintf("; label %s=%s turns off the GPU Operator's", config.LabelDevicePlugin, value)
 	}
 	return text + dp.mislabelledPods(seen.Pods)
 }
 
-// Unstarted says which container of the device plugin's pod does not start, and what its config manager needs for that; empty if all run.
-// A container that has not started has no log.
+// Unstarted says which container of the device plugin's pod does not start, and what its config manager needs; empty if all run. A container has no
+// log before it starts.
 func (dp *Plugin) Unstarted(seen *state.Observed) string {
 	for i := range seen.DevicePlugin.Pods {
 		pod := &seen.DevicePlugin.Pods[i]
@@ -77,18 +77,18 @@ func (dp *Plugin) ObservePods(ctx context.Context, seen *state.Observed, pods []
 	}
 }
 
-// ofNVIDIA returns the pods that are what their labels say.
+// ofNVIDIA returns the pods with true labels.
 func (dp *Plugin) ofNVIDIA(pods []corev1.Pod) []corev1.Pod {
 	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return dp.whyNotPluginPod(&p) != "" })
 }
 
-// whyNotPluginPod says why the pod is not what its labels say; empty if it is.
+// whyNotPluginPod says why the pod's labels are not true; empty if they are.
 func (dp *Plugin) whyNotPluginPod(pod *corev1.Pod) string {
 	switch _, of := holders.DaemonSetOf(pod); {
 	case !slices.Contains(dp.Settings.DevicePlugin.Namespaces, pod.Namespace):
 		return fmt.Sprintf("namespace %s is not among devicePlugin.namespaces of the settings", pod.Namespace)
 	case !of:
-		return "it is of no DaemonSet that exists"
+		return "it belongs to no existing DaemonSet"
 	default:
 		return ""
 	}
@@ -97,16 +97,16 @@ func (dp *Plugin) whyNotPluginPod(pod *corev1.Pod) string {
 // longestOfPod bounds each text of a pod in a message: whoever may create a pod writes them.
 const longestOfPod = 100
 
-// cure says by which settings the agent would know the device plugin among the pods.
+// cure says which settings would let the agent know the device plugin among the pods.
 func (dp *Plugin) cure(pods []corev1.Pod) string {
-	const asDaemonSet = "run the node's device plugin as a DaemonSet, which devicePlugin of the settings matches"
+	const asDaemonSet = "run the node's device plugin as a DaemonSet that devicePlugin of the settings matches"
 	pod, sign := likelyPlugin(pods)
 	if pod == nil {
-		return asDaemonSet + ": none of the node's pods looks like one, so it may be a unit of the host, which the agent does not restart"
+		return asDaemonSet + ": no pod of the node looks like one, so it may be a unit of the host, which the agent does not restart"
 	}
 	who := fmt.Sprintf("pod %s/%s is the node's device plugin, as its %s suggests", pod.Namespace, pod.Name, sanitize.Cut(sign, longestOfPod))
 	if _, of := holders.DaemonSetOf(pod); !of {
-		return asDaemonSet + ", if " + who + ": it is of no DaemonSet that exists"
+		return asDaemonSet + ", if " + who + ": it belongs to no existing DaemonSet"
 	}
 	var lacks []string
 	if !state.Selected(pod, dp.Settings.DevicePlugin.PodSelector) {
@@ -121,7 +121,7 @@ func (dp *Plugin) cure(pods []corev1.Pod) string {
 	return fmt.Sprintf("add %s of the settings, if %s", strings.Join(lacks, " and "), who)
 }
 
-// likelyPlugin returns the pod that looks most like NVIDIA's device plugin, and by what; nil if none does.
+// likelyPlugin returns the pod that looks most like NVIDIA's device plugin, and the sign of that; nil if none does.
 func likelyPlugin(pods []corev1.Pod) (likely *corev1.Pod, by string) {
 	best := 0
 	for i := range pods {
@@ -140,11 +140,11 @@ func likelyPlugin(pods []corev1.Pod) (likely *corev1.Pod, by string) {
 	return likely, by
 }
 
-// besidePlugin are programs of the image of NVIDIA's device plugin that offer nothing.
+// besidePlugin are programs in the image of NVIDIA's device plugin that advertise nothing.
 var besidePlugin = []string{"gpu-feature-discovery", "mps-control-daemon", state.ManagerCommand}
 
-// likeness says by what the pod looks like NVIDIA's device plugin, and how much; 0 if it does not. The folder of kubelet's sockets is a weak sign,
-// since plugins of other devices have it too.
+// likeness says how much the pod looks like NVIDIA's device plugin, and names the sign; 0 if it does not. The folder of kubelet's sockets is a weak
+// sign, since plugins of other devices have it too.
 func likeness(pod *corev1.Pod) (rank int, sign string) {
 	for _, v := range pod.Spec.Volumes {
 		if v.HostPath != nil && path.Base(v.HostPath.Path) == "device-plugins" {
@@ -165,7 +165,7 @@ func likeness(pod *corev1.Pod) (rank int, sign string) {
 	return rank, sign
 }
 
-// selectorOf returns a label by which a selector finds the pod: one of those by which people name programs, if it has any.
+// selectorOf returns a label for a selector of the pod: a customary label for a program's name, if it has any.
 func selectorOf(pod *corev1.Pod) string {
 	names := []string{"app", "app.kubernetes.io/name", "k8s-app", "name", "component"}
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(pod.Labels)), func(key string) bool {
@@ -179,19 +179,19 @@ func selectorOf(pod *corev1.Pod) string {
 	return "a label of its own"
 }
 
-// mislabelledPods names, for a message, a pod that has the device plugin's labels and does not count: it may be the device plugin, in a
-// namespace that is not in the settings.
+// mislabelledPods names, for a message, an ignored pod with the device plugin's labels: it may be the device plugin, in a namespace that the settings
+// lack.
 func (dp *Plugin) mislabelledPods(pods []corev1.Pod) string {
 	for _, pod := range state.Picked(pods, dp.Settings.DevicePlugin.PodSelector, dp.Settings.DevicePlugin.Containers) {
 		if why := dp.whyNotPluginPod(&pod); why != "" {
-			return fmt.Sprintf("; pod %s/%s has its labels, and does not count: %s", pod.Namespace, pod.Name, why)
+			return fmt.Sprintf("; pod %s/%s has its labels, but is ignored: %s", pod.Namespace, pod.Name, why)
 		}
 	}
 	return ""
 }
 
-// rivals says that the pods of two DaemonSets run as device plugins on the node, with different MIG strategies or configs: to choose one of
-// them would be to guess. Two pods of one DaemonSet are no rivals: the new one follows the old one.
+// rivals says that pods of two DaemonSets run as device plugins on the node, with different MIG strategies or configs: the agent does not guess which
+// one counts. Two pods of one DaemonSet are no rivals: the new one follows the old one.
 func (dp *Plugin) rivals(operands []corev1.Pod) string {
 	var first *corev1.Pod
 	for i := range operands {
@@ -202,7 +202,7 @@ func (dp *Plugin) rivals(operands []corev1.Pod) string {
 			first = pod
 		case daemonSetUID(pod) != daemonSetUID(first) && dp.podRole(pod) != dp.podRole(first):
 			return fmt.Sprintf("two device plugins run on this node and are configured differently: pod %s/%s has %s, and pod %s/%s has %s; "+
-				"nothing is changed until one of their DaemonSets is removed, or both are configured alike",
+				"remove one of their DaemonSets, or configure both alike; nothing changes until then",
 				first.Namespace, first.Name, dp.podRole(first), pod.Namespace, pod.Name, dp.podRole(pod))
 		}
 	}
@@ -214,7 +214,7 @@ func daemonSetUID(pod *corev1.Pod) types.UID {
 	return set
 }
 
-// podRole returns by which MIG strategy a device plugin's pod runs, and from where it gets its config.
+// podRole returns the MIG strategy of a device plugin's pod, and the source of its config.
 func (dp *Plugin) podRole(pod *corev1.Pod) string {
 	strategy := string(state.StrategyOf(*pod))
 	if strategy == "" {
@@ -232,7 +232,7 @@ func (dp *Plugin) podRole(pod *corev1.Pod) string {
 	}
 }
 
-// ServesMPS reports whether the pod is MPS's daemon, whose server computes for processes of other pods.
+// ServesMPS reports whether the pod is MPS's daemon: its server computes for processes of other pods.
 func (dp *Plugin) ServesMPS(pod *corev1.Pod) bool {
 	return state.Selected(pod, dp.Settings.MPS.PodSelector) && dp.whyNotPluginPod(pod) == ""
 }

@@ -50,8 +50,8 @@ func TestTheLikeliestPluginIsNamed(t *testing.T) {
 		},
 		"by its folder":       {[]corev1.Pod{pod("gpus", "site/plugin", hashed, mounts)}, "as its volume /var/lib/kubelet/device-plugins/ suggests"},
 		"beside a bare pod":   {[]corev1.Pod{pod("tenant", image, hashed, mounts, bare), pod("gpus", image, hashed)}, "if pod platform/gpus is"},
-		"a bare pod":          {[]corev1.Pod{pod("gpus", image, hashed, bare)}, "run the node's device plugin as a DaemonSet, which devicePlugin of the settings matches, if pod platform/gpus is"},
-		"none":                {[]corev1.Pod{pod("other", "nginx", nil)}, "none of the node's pods looks like one, so it may be a unit of the host"},
+		"a bare pod":          {[]corev1.Pod{pod("gpus", image, hashed, bare)}, "run the node's device plugin as a DaemonSet that devicePlugin of the settings matches, if pod platform/gpus is"},
+		"none":                {[]corev1.Pod{pod("other", "nginx", nil)}, "no pod of the node looks like one, so it may be a unit of the host"},
 		"with long text":      {[]corev1.Pod{pod("gpus", "nvidia/device-plugin"+strings.Repeat("x", 10000), map[string]string{"a": strings.Repeat("y", 10000)})}, "if pod platform/gpus is"},
 		"without a container": {[]corev1.Pod{pod("gpus", image, hashed, mounts, func(p *corev1.Pod) { p.Spec.Containers = nil })}, "if pod platform/gpus is"},
 	} {

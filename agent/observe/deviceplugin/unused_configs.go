@@ -14,19 +14,19 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// unpickedFor is the time between two searches for configs of the device plugin, on a node whose labels ask for nothing: each observation is a
-// request to the API server.
+// unpickedFor is the time between two searches for configs of the device plugin on a node without a request: each search is a request to the API
+// server.
 const unpickedFor = 5 * time.Minute
 
-// unpicked is what the last search has found: configs of the device plugin that no label or setting names.
+// unpicked is the result of the last search: configs of the device plugin that no label or setting names.
 type unpicked struct {
 	at      time.Time
 	plugins string // UIDs of the device plugin's pods at that search: a new one may have configs
 	text    string
 }
 
-// ObserveUnpicked notes the configs of the device plugin that exist, and how this node gets one of them; nothing if there are none, or if the node has
-// one. It is for a user who has written a config and sees no replicas, since no label or setting names it.
+// ObserveUnpicked notes the existing configs of the device plugin, and how this node gets one; nothing if there are none, or if the node has one. It
+// helps a user who has written a config and sees no replicas, since no label or setting names it.
 func (dp *Plugin) ObserveUnpicked(ctx context.Context, seen *state.Observed) {
 	now := dp.Clock.Now()
 	plugins := uids(seen.DevicePlugin.Pods)
@@ -61,7 +61,7 @@ func (dp *Plugin) lookForConfigs(ctx context.Context, seen *state.Observed) stri
 	if len(keys) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("ConfigMap %s/%s has configs of the device plugin, and none of them is picked for this node: set label %s to a key of it (%s), or set %s",
+	return fmt.Sprintf("ConfigMap %s/%s has configs of the device plugin, but this node uses none: set label %s to one of its keys (%s), or set %s",
 		namespace, name, config.LabelDevicePluginConfig, sanitize.Listed(keys), byDefault)
 }
 

@@ -12,12 +12,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// onlyMetadata asks the API server for the metadata of a list's items. An API server that cannot give that answers with whole objects.
+// onlyMetadata asks the API server for the metadata of a list's items. An API server that does not support that answers with whole objects.
 const onlyMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
-// names lists the selected objects by name. It is for API servers that do not begin a watch with the present objects (before Kubernetes 1.34,
-// or without the feature WatchList): a list that is decoded as a whole takes several times its length, and tenants decide how long it is. So
-// names reads the answer object by object, and keeps only the name of each.
+// names lists the selected objects by name. It is for API servers that do not begin a watch with the present objects (before Kubernetes 1.34, or
+// without the feature WatchList). Decoding a whole list takes several times its length, and tenants decide how long it is. So names reads the answer
+// object by object, and keeps only the names.
 func names(ctx context.Context, client cache.Getter, resource, namespace string, o metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
 	body, err := client.Get().Namespace(namespace).Resource(resource).VersionedParams(&o, metav1.ParameterCodec).SetHeader("Accept", onlyMetadata).Stream(ctx)
 	if err != nil {

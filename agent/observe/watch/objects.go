@@ -1,9 +1,9 @@
-// Package watch holds the objects of the API server by which the agent decides: its node, the node's pods, and the ConfigMaps of the
-// settings. It says when the loop should observe again; a wake carries no data.
+// Package watch holds the API server's objects that the agent needs: its node, the node's pods, and the ConfigMaps of the settings. It says when the
+// loop should observe again; a wake carries no data.
 //
-// Watches keep the objects, so that an observation that leads to no step costs the API server no request. Before the agent takes a GPU, an instance or
-// a pod away it reads them again: by a stale cordon or a stale list of pods it would take GPUs from running pods. Lists are read pod by pod, so that one
-// of any length takes little memory.
+// Watches keep the objects, so an observation that leads to no step costs the API server no request. Before the agent removes a GPU, an instance or a
+// pod, it reads them again. With a stale cordon or a stale list of pods it would take GPUs from running pods. Lists are read pod by pod, so a list of
+// any length takes little memory.
 package watch
 
 import (
@@ -41,15 +41,15 @@ type Objects struct {
 	fresh bool // this observation reads from the API server
 	again bool // the next observation does
 
-	ahead chan podsAnswer // the pods, for which this observation has asked already; nil if it has not
+	ahead chan podsAnswer // the answer to this observation's early request for the pods; nil if there is none
 
 	node       *kept
 	pods       *kept
 	configMaps map[config.ConfigMapKey]*kept
 	slices     *watchedSlices // nil before Watch
 
-	requests chan struct{} // has an element if a label of the node asks for something else than before
-	hurried  bool          // RequestedBefore has reported a request the last time
+	requests chan struct{} // has an element if a label of the node has a new request
+	hurried  bool          // the last RequestedBefore has reported a request
 
 	lock   sync.Mutex
 	newest *corev1.Node // the newest state that the agent has read or written
@@ -60,7 +60,7 @@ func NewObjects(o Options) *Objects {
 	return &Objects{o: o, configMaps: map[config.ConfigMapKey]*kept{}, requests: make(chan struct{}, 1)}
 }
 
-// Begin begins an observation: by what the watches have shown, or, after ReadAgain or if this one has to, by reading from the API server.
+// Begin begins an observation, from the watches; after ReadAgain, or if fresh is set, from the API server.
 func (o *Objects) Begin(fresh bool) {
 	o.fresh, o.again = o.again || o.node == nil || fresh, false
 	o.ahead = nil
@@ -72,7 +72,7 @@ type podsAnswer struct {
 	err  error
 }
 
-// askForPods asks for the pods while the observation goes on. The API server may wait for a tenth of a second, until its cache has seen all that was written
+// askForPods requests the pods while the observation continues. The API server may wait for a tenth of a second, until its cache has seen all writes
 // before the request.
 func (o *Objects) askForPods(ctx context.Context) {
 	ahead := make(chan podsAnswer, 1)
@@ -89,16 +89,16 @@ func (o *Objects) ReadAgain() { o.again = true }
 // AreFresh reports whether this observation reads from the API server.
 func (o *Objects) AreFresh() bool { return o.fresh }
 
-// FreshFor reports whether a step may rest on this observation, which has to have read the API server if the step needs that. If it may not, or the step
-// after it needs that, the next observation reads the API server.
+// FreshFor reports whether a step may rest on this observation; step says whether it needs one that has read the API server, and next whether the
+// step after it does. If this observation does not suffice, or next is set, the next one reads the API server.
 func (o *Objects) FreshFor(step, next bool) bool {
 	fresh := o.fresh || !step
 	o.again = o.again || !fresh || next
 	return fresh
 }
 
-// RequestedBefore waits until the labels of the node ask for something else, and reports whether they did before the end of the pause or ctx.
-// If it has reported that the last time, it waits for the end, so that a user does not keep the loop busy by labels.
+// RequestedBefore waits for a new request in the node's labels, and reports whether one came before the end of the pause or ctx. If it reported one
+// the last time, it waits for the end: a user shall not keep the loop busy by labels.
 func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) bool {
 	requests := o.requests
 	if o.hurried {
@@ -114,8 +114,8 @@ func (o *Objects) RequestedBefore(ctx context.Context, end <-chan time.Time) boo
 	return o.hurried
 }
 
-// TakeRequest begins a pass, which sees what the labels ask for until now. If that is something else than before, there is most likely something
-// to do, for which the pass has to read the API server.
+// TakeRequest begins a pass, which sees the labels' present request. If that is new, the pass reads the API server, since it will most likely have to
+// act.
 func (o *Objects) TakeRequest() {
 	select {
 	case <-o.requests:
@@ -124,8 +124,7 @@ func (o *Objects) TakeRequest() {
 	}
 }
 
-// NoteRequest notes a request if the labels of both states of the node ask for different things. Objects that are no nodes ask for
-// nothing.
+// NoteRequest signals a changed config label of the node. Other objects have none.
 func (o *Objects) NoteRequest(before, after any) {
 	was, isNode := before.(*corev1.Node)
 	is, too := after.(*corev1.Node)
@@ -138,10 +137,10 @@ func (o *Objects) NoteRequest(before, after any) {
 	}
 }
 
-// requestLabels are the labels by which users ask for something.
+// requestLabels are the labels for users' requests.
 var requestLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
 
-// Node is the agent's node. It is at least as new as what the agent has read or written before. An observation that reads the API server asks for the pods at
+// Node is the agent's node, at least as new as the agent's last read or write of it. An observation that reads the API server requests the pods at
 // the same time; that request ends with ctx.
 func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	if !o.fresh && o.node.synced() {
@@ -164,7 +163,7 @@ func (o *Objects) Node(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// SawNode takes over the node as the agent has read it, or as its write has left it.
+// SawNode records the node that the agent has read or written.
 func (o *Objects) SawNode(node *corev1.Node) {
 	o.lock.Lock()
 	defer o.lock.Unlock()
@@ -174,7 +173,8 @@ func (o *Objects) SawNode(node *corev1.Node) {
 }
 
 // watchedNode returns the node of the watch, or the newer one that the agent has read or written. It returns nil if the watch has no node, or if the
-// two are not one node: it was deleted and registered again, or the cluster restored from a backup, and only the API server knows which one is there.
+// two are different objects: the node was deleted and registered again, or the cluster restored from a backup. Only the API server then knows the
+// present one.
 func (o *Objects) watchedNode() *corev1.Node {
 	node, is := o.node.only().(*corev1.Node)
 	if !is {
@@ -193,8 +193,8 @@ func (o *Objects) watchedNode() *corev1.Node {
 	}
 }
 
-// older compares two states of one object. If the versions cannot be compared, which never happens with Kubernetes, it returns false, so
-// that the node which the agent has read or written counts.
+// older compares two states of one object. If the versions cannot be compared, which never happens with Kubernetes, it returns false: then the node
+// counts that the agent has read or written.
 func older(a, b *corev1.Node) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && order < 0

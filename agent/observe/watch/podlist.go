@@ -15,8 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// A user who may create pods may send any number of them to the node, each with as much text as the API server accepts. Kubelet refuses
-// those that are too many, and they stay in the list. So the agent keeps of a large pod only what it decides by.
+// A user who may create pods may send any number of them to the node, each with as much text as the API server accepts. Kubelet refuses the surplus,
+// but they stay in the list. So the agent keeps only the fields of a large pod that it needs.
 const (
 	largePod     = 64 << 10 // bytes; pods that users write by hand are shorter
 	longestOfPod = 1 << 10  // bytes of a text in a large pod
@@ -29,8 +29,8 @@ type Lister struct {
 	Node   string
 }
 
-// List returns the pods as the API server has them now. It asks for all of them at once: the API server answers that from its cache, by the name
-// of the node, but a list in pages from etcd, where it reads the pods of the whole cluster. List reads the answer pod by pod.
+// List returns the pods as the API server has them now. It requests all of them at once: the API server answers that from its cache, by the name of
+// the node. For a list in pages it would read the pods of the whole cluster from etcd. List reads the answer pod by pod.
 func (l Lister) List(ctx context.Context) (pods []corev1.Pod, err error) {
 	err = kube.Retry(ctx, func() error {
 		pods, err = l.list(ctx)
@@ -58,7 +58,7 @@ func Read(ctx context.Context, client cache.Getter, options metav1.ListOptions) 
 	return read(body)
 }
 
-// Shorten removes from a pod what the agent does not decide by, and cuts the texts of a large one.
+// Shorten removes a pod's fields that the agent does not need, and cuts the texts of a large one.
 func Shorten(pod *corev1.Pod) {
 	large := pod.Size() > largePod
 	pod.ManagedFields = nil

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Protobuf is read here and not by client-go, which reads a whole answer before it decodes the first object. The numbers are those of the fields in
-// the .proto files of k8s.io/apimachinery/pkg/runtime (Unknown, in which an answer is wrapped) and of lists, which all kinds have alike.
+// This file reads protobuf itself: client-go reads a whole answer before it decodes the first object. The field numbers are from the .proto files of
+// k8s.io/apimachinery/pkg/runtime (an answer is wrapped in Unknown) and of lists, the same for all kinds.
 const (
 	unknownRaw   = 2
 	listMetadata = 1
@@ -23,7 +23,7 @@ const (
 // magic begins each answer of the API server in protobuf.
 var magic = []byte("k8s\x00")
 
-// longest bounds a field in bytes, of which each is read at once: many times of what etcd stores of an object.
+// longest bounds a field in bytes, since each is read at once: many times what etcd stores of an object.
 const longest = 32 << 20
 
 var errNoList = errors.New("it is no list in protobuf")
@@ -46,7 +46,7 @@ func read(body io.Reader) (*corev1.PodList, error) {
 	return list, nil
 }
 
-// readObjects hands one object after the other of a list to item.
+// readObjects passes the objects of a list to item, one by one.
 func readObjects(body io.Reader, about *metav1.ListMeta, item func(text []byte) error) error {
 	in := bufio.NewReader(body)
 	begin := make([]byte, len(magic))
@@ -96,8 +96,8 @@ func readList(raw *io.LimitedReader, about *metav1.ListMeta, item func(text []by
 	})
 }
 
-// eachField calls field for each field of a message until its end, which field has to read from there. Each that the two messages have is of the kind
-// that is written with its size.
+// eachField calls field for each field of a message, and field has to read it. All fields of the two messages are of the kind that has its size
+// before it.
 func eachField(in *bufio.Reader, field func(number int, size uint64) error) error {
 	for {
 		tag, err := binary.ReadUvarint(in)

@@ -24,17 +24,17 @@ const resourceSlices = "resourceslices"
 // errNotShown means that the watch of the slices has not shown them yet.
 var errNotShown = errors.New("the API server has not shown them yet")
 
-// watchedSlices is the watch of the slices, which begins when they are wanted, and why it has shown none the last time that it was refused.
+// watchedSlices is the watch of the slices, which begins when they are wanted. It keeps the error of its last request.
 type watchedSlices struct {
 	kept
 
-	wanted chan struct{} // has an element from the first time that they are wanted
+	wanted chan struct{} // has an element once they are wanted
 
 	lock   sync.Mutex
 	failed error
 }
 
-// want has the watch begin.
+// want starts the watch.
 func (w *watchedSlices) want() {
 	select {
 	case w.wanted <- struct{}{}:
@@ -58,7 +58,7 @@ func (w *watchedSlices) why() error {
 	return errNotShown
 }
 
-// Slices returns the ResourceSlices by which NVIDIA's DRA driver offers the node's GPUs, cut to what counts. The first call begins to watch them: a node
+// Slices returns NVIDIA's DRA driver's ResourceSlices for the node, shortened to the relevant fields. The first call begins to watch them: a node
 // without that driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
 func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
 	if o.slices != nil {
@@ -99,13 +99,13 @@ func (o *Objects) sliceError(err error) error {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("grant the agent list and watch on resourceslices of the group resource.k8s.io, as deploy/base/rbac.yaml does: %w", err)
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("the API server does not serve resource.k8s.io/v1, which takes Kubernetes 1.34 or newer: %w", err)
+		return fmt.Errorf("the API server does not serve resource.k8s.io/v1, which needs Kubernetes 1.34 or newer: %w", err)
 	default:
 		return err
 	}
 }
 
-// selectSlices selects the slices of the driver for the node. Node authorizers let a node read no others than its own.
+// selectSlices selects the slices of the driver for the node. Node authorizers let a node read only its own.
 func (o *Objects) selectSlices() fields.Selector {
 	return fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", o.o.Node), fields.OneTermEqualSelector("spec.driver", holders.ClaimDriver))
 }
@@ -135,7 +135,7 @@ func (o *Objects) listSlices(ctx context.Context, options metav1.ListOptions) (*
 	return out, nil
 }
 
-// watchSlices keeps the slices from when they are wanted for as long as ctx lasts, and calls changed when one has changed in what the agent decides by.
+// watchSlices keeps the slices once they are wanted, for as long as ctx lasts, and calls changed when one changes in a way that matters to the agent.
 func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlices {
 	out := &watchedSlices{wanted: make(chan struct{}, 1)}
 	source := cache.NewListWatchFromClient(o.o.Client.RawResource(), resourceSlices, metav1.NamespaceAll, o.selectSlices())

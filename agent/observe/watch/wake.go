@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// NodeWatch watches what the agent decides by, and calls changed when that has changed.
+// NodeWatch watches the objects that the agent needs, and calls changed when one has changed.
 type NodeWatch interface {
 	Watch(ctx context.Context, changed func())
 }
@@ -54,13 +54,13 @@ func (s *Sources) Watch(ctx context.Context) <-chan struct{} {
 	return wake
 }
 
-// Beside runs another watch that wakes the loop, for as long as ctx lasts. Call Watch first.
+// Beside runs one more watch that wakes the loop, for as long as ctx lasts. Call Watch first.
 func (s *Sources) Beside(ctx context.Context, watch func(ctx context.Context, poke func())) {
 	go watch(ctx, s.poke)
 }
 
-// watchBudgets pokes at every change of the disruption budgets in the namespaces that BlockedBy has last sent. It watches no others: all budgets
-// of a cluster, watched from each of its nodes, would be a load for the API server.
+// watchBudgets pokes at every change of the disruption budgets in the namespaces that BlockedBy last sent. It watches no others: watching all budgets
+// of a cluster from each node would be a load for the API server.
 func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bool, poke func()) {
 	watched := map[string]context.CancelFunc{}
 	for {
@@ -87,7 +87,7 @@ func (s *Sources) watchBudgets(ctx context.Context, blocked <-chan map[string]bo
 	}
 }
 
-// BlockedBy sets which budgets Watch watches: those in the namespaces of pods that a budget does not let go.
+// BlockedBy sets which budgets Watch watches: those in the namespaces of pods that a budget keeps.
 func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 	if s.namespaces == nil { // no loop runs that could be woken
 		return
@@ -135,10 +135,10 @@ func nameOnly(object any) (any, error) {
 	return &policyv1.PodDisruptionBudget{ObjectMeta: kept}, nil
 }
 
-// eventsRetry is the pause before the agent asks the driver for events again, which a driver that is not loaded does not have.
+// eventsRetry is the pause before the agent asks the driver for events again: a driver has none before it is loaded.
 const eventsRetry = time.Minute
 
-// watchDriver pokes at events of the driver. It never holds up the loop, which observes at every heartbeat anyway.
+// watchDriver pokes at the driver's events. It never holds up the loop, which observes at every heartbeat anyway.
 func (s *Sources) watchDriver(ctx context.Context, poke func()) {
 	for ctx.Err() == nil {
 		news, err := s.Driver.Events(ctx)

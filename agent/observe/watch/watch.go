@@ -25,7 +25,7 @@ type kept struct {
 	informer cache.Controller
 }
 
-// synced reports whether there is a watch and it has shown all present objects. A watch for which the account has no right never does.
+// synced reports whether there is a watch and it has shown all present objects. Without the right to watch, it never does.
 func (k *kept) synced() bool { return k != nil && k.informer.HasSynced() }
 
 // all returns the objects of the watch, sorted by namespace and name.
@@ -53,8 +53,8 @@ func notFound(configMap string) error {
 	return apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, configMap)
 }
 
-// Watch keeps the objects for as long as ctx lasts, and calls changed when one has changed in what the agent decides by. It does not wait:
-// until the API server has shown all of them, observations read from it.
+// Watch keeps the objects for as long as ctx lasts, and calls changed when one changes in a way that matters to the agent. It does not wait: until
+// the API server has shown all of them, observations read from it.
 func (o *Objects) Watch(ctx context.Context, changed func()) {
 	o.node = o.watch(ctx, "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", o.o.Node), &corev1.Node{}, changed)
 	o.pods = o.watch(ctx, "pods", metav1.NamespaceAll, fields.OneTermEqualSelector("spec.nodeName", o.o.Node), &corev1.Pod{}, changed)
@@ -82,7 +82,7 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 	return &kept{store: store, informer: informer}
 }
 
-// informer makes an informer, which keeps of each object what counts.
+// informer makes an informer, which keeps the relevant fields of each object.
 func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, changed func()) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
@@ -104,7 +104,7 @@ func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, changed
 // shortened returns what the store keeps of a watched object, which may be large.
 func shortened(object any) (any, error) {
 	switch object := object.(type) {
-	case *corev1.Node: // its managed fields say whose cordon it is
+	case *corev1.Node: // its managed fields name who cordoned it
 		object.Status.Images, object.Status.VolumesInUse, object.Status.VolumesAttached = nil, nil, nil
 	case *corev1.Pod:
 		Shorten(object)
@@ -116,8 +116,8 @@ func shortened(object any) (any, error) {
 	return object, nil
 }
 
-// decidesAlike reports whether the agent decides the same by both states of an object: they differ only in annotations and fields of other
-// programs, and in what a heartbeat changes.
+// decidesAlike reports whether both states of an object lead to the same decisions: they differ only in annotations and fields of other programs, and
+// in a heartbeat's changes.
 func decidesAlike(before, after any) bool {
 	switch after := after.(type) {
 	case *corev1.Node:
@@ -137,7 +137,7 @@ func decidesAlike(before, after any) bool {
 	}
 }
 
-// decisive returns the node without what kubelet writes at each heartbeat and when it pulls an image.
+// decisive returns the node without kubelet's writes at each heartbeat and when it pulls an image.
 func decisive(node *corev1.Node) *corev1.Node {
 	out := *node
 	out.ResourceVersion, out.Generation, out.ManagedFields = "", 0, nil
@@ -149,7 +149,7 @@ func decisive(node *corev1.Node) *corev1.Node {
 	return &out
 }
 
-// decisiveOfPod returns the pod without its annotations, except those by which kubelet marks static pods.
+// decisiveOfPod returns the pod without its annotations, except kubelet's marks of static pods.
 func decisiveOfPod(pod *corev1.Pod) *corev1.Pod {
 	out := *pod
 	out.ResourceVersion, out.Generation, out.ManagedFields, out.Annotations = "", 0, nil, nil

@@ -21,11 +21,11 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// byHand has the prefixes of the field managers of programs that people use.
+// byHand has the field managers' prefixes of programs that people use.
 var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboard", "headlamp", "lens"}
 
-// causes looks for each cause, in the order in which a user would. It leaves out two causes of operators' lists that no node
-// shows: an uncordon that did not stick is the same as OwnCordonLeft, and a loop that cordons again would be a fault of the agent.
+// causes looks for each cause, in a user's order. No node shows two causes of operators' lists: an uncordon that did not stick is the same as
+// OwnCordonLeft, and a loop that cordons again would be a fault of the agent.
 func (e *Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
@@ -44,8 +44,8 @@ func (e *Evidence) journalUnreadable() []api.Finding {
 	return []api.Finding{{
 		Cause: api.CauseJournalUnreadable, Evidence: e.Unreadable,
 		Agent: "touches nothing, since it does not know what to restore", Waits: true,
-		You: "run the version of the agent that wrote it; or, when you have seen that the GPUs are as they shall be, take the journal away: " +
-			"the agent then gives back what is ours, and leaves the GPUs as they are",
+		You: "run the version of the agent that wrote it; or check that the GPUs are as desired, then remove the journal: " +
+			"the agent then removes its own marks, and does not change the GPUs",
 		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.Node.Name, config.AnnotationJournal),
 	}}
 }
@@ -58,7 +58,7 @@ func (e *Evidence) keptCordoned() []api.Finding {
 	return []api.Finding{{
 		Cause: api.CauseKeepCordoned, Evidence: fmt.Sprintf("annotation %s=%q is on the node", config.AnnotationKeepCordoned, value),
 		Agent: "finishes what it has begun, and leaves the cordon", Waits: e.cordon.Ours,
-		You:     "when the reason is gone, take the annotation away; then the agent lifts the cordon if it is its own",
+		You:     "when the reason is gone, remove the annotation; the agent then lifts the cordon if it set it",
 		Command: fmt.Sprintf("kubectl annotate node %s %s-", e.Node.Name, config.AnnotationKeepCordoned),
 	}}
 }
@@ -71,7 +71,7 @@ func (e *Evidence) cordonedByOthers() []api.Finding {
 		}
 		out = append(out, api.Finding{
 			Cause: api.CauseCordonedByTool, Evidence: m.Tool + " is at work here" + since(m.Since, e.Now) + ": " + m.Sign,
-			Agent: "never lifts a cordon that is not its own, and begins nothing that takes a GPU away", You: m.Ends,
+			Agent: "never lifts a cordon that it did not set, and begins nothing that takes a GPU from pods", You: m.Ends,
 			Command: "kubectl describe node " + e.Node.Name,
 		})
 	}
@@ -80,14 +80,14 @@ func (e *Evidence) cordonedByOthers() []api.Finding {
 		return out
 	}
 	f := api.Finding{
-		Cause: api.CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.Now), Agent: "never lifts a cordon that is not its own",
-		You: "see what it waits for, or when it has ended, uncordon the node", Command: "kubectl uncordon " + e.Node.Name,
+		Cause: api.CauseCordonedByTool, Evidence: "cordoned by " + c.By + since(c.Since, e.Now), Agent: "never lifts a cordon that it did not set",
+		You: "see what it waits for; uncordon the node if it has ended", Command: "kubectl uncordon " + e.Node.Name,
 	}
 	switch {
 	case c.By == "":
 		f.Cause, f.Evidence = api.CauseCordonedByPerson, "cordoned"+since(c.Since, e.Now)+"; the API server does not say by whom"
 	case slices.ContainsFunc(byHand, func(name string) bool { return strings.HasPrefix(c.By, name) }):
-		f.Cause, f.You = api.CauseCordonedByPerson, "ask who has done it; if the cordon is not needed any more, uncordon the node"
+		f.Cause, f.You = api.CauseCordonedByPerson, "ask who did it; uncordon the node if the cordon is no longer needed"
 	}
 	return append(out, f)
 }
@@ -104,7 +104,7 @@ func (e *Evidence) kubeletAway() []api.Finding {
 	}
 	f := api.Finding{
 		Cause: api.CauseNodeNotReady, Evidence: fmt.Sprintf("condition Ready is %s%s: %s", k.Ready, since(k.Since, e.Now), k.Says),
-		Agent: "evicts no pod, believes no pod to be gone, and goes on when kubelet is back", Waits: e.ours(),
+		Agent: "evicts nothing until kubelet answers, then continues", Waits: e.ours(),
 		You: "bring kubelet back", Command: "systemctl status kubelet # on " + e.Node.Name,
 	}
 	if k.Ready == corev1.ConditionTrue {
@@ -118,7 +118,7 @@ func (e *Evidence) driverAway() []api.Finding {
 		return nil
 	}
 	f := api.Finding{
-		Cause: api.CauseDriverAway, Evidence: e.Driver, Agent: "waits for the driver, and goes on when it is there", Waits: e.ours(),
+		Cause: api.CauseDriverAway, Evidence: e.Driver, Agent: "waits for the driver, then continues", Waits: e.ours(),
 		You: "see why the driver is not there", Command: "nvidia-smi # on " + e.Node.Name + ", or the log of the driver's pod",
 	}
 	if slices.ContainsFunc(e.paused, func(o api.OperandSeen) bool { return o.By == fence.ToolDriverManager }) {
@@ -135,42 +135,42 @@ func (e *Evidence) change() []api.Finding {
 	}
 	change := "change to " + j.Target + ", begun" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	if j.Target == "" {
-		change = "what was left on the node without a journal, found" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
+		change = "leftovers without a journal, found" + strings.Replace(since(j.Started, e.Now), "since", "at", 1)
 	}
 	var out []api.Finding
 	switch {
 	case j.Target == "":
 		out = append(out, api.Finding{
-			Cause: api.CauseOwnCordonLeft, Evidence: change, Agent: "verifies the capacity, and gives the node back", Waits: e.stalled(), You: e.stalledAdvice(),
+			Cause: api.CauseOwnCordonLeft, Evidence: change, Agent: "verifies the capacity, and releases the node", Waits: e.stalled(), You: e.stalledAdvice(),
 		})
 	case e.parked():
 		return []api.Finding{{
 			Cause: api.CauseRebootAwaited, Evidence: change + ": MIG mode is pending until the node's next reboot; the node takes pods until then",
-			Agent: "goes on after the reboot, by you or by a tool", You: "reboot the node when it suits you",
+			Agent: "continues after the reboot, by you or by a tool", You: "reboot the node when it suits you",
 			Command: "kubectl drain " + e.Node.Name + " --ignore-daemonsets",
 		}}
 	case e.cancellationCause() != "":
 		out = append(out, api.Finding{
 			Cause: api.CauseChangeFailed, Evidence: change + ": " + e.cancellationCause(),
-			Agent: "gives the change up, brings the GPUs back to what they were, verifies it, and gives the node back",
+			Agent: "gives the change up, restores the former GPUs, verifies them, and releases the node",
 		})
 	case j.Undo != nil:
 		out = append(out, api.Finding{
 			Cause: api.CauseChangeFailed, Evidence: change + ", was given up: " + j.Undo.Message,
-			Agent: "brings the GPUs back to what they were, verifies it, and gives the node back", Waits: e.stalled(),
+			Agent: "restores the former GPUs, verifies them, and releases the node", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	case e.Want.UndoCause != nil:
 		out = append(out, api.Finding{
 			Cause: api.CauseRequestGone, Evidence: change + ": " + e.Want.UndoCause.Error(),
-			Agent: "brings the GPUs back to what they were, verifies it, and gives the node back", Waits: e.stalled(),
+			Agent: "restores the former GPUs, verifies them, and releases the node", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
 	}
 	if j.BootID != "" && e.Boot.ID != "" && j.BootID != e.Boot.ID {
 		out = append(out, api.Finding{
 			Cause: api.CauseRebootInTheMiddle, Evidence: change + " in boot " + j.BootID + "; this is boot " + e.Boot.ID,
-			Agent: "makes again what the reboot has taken away, verifies the capacity, and gives the node back",
+			Agent: "recreates what the reboot removed, verifies the capacity, and releases the node",
 		})
 	}
 	return append(out, e.alive(change, len(out) > 0)...)
@@ -185,7 +185,7 @@ func (e *Evidence) cancellationCause() string {
 	return ""
 }
 
-// stalledAdvice returns what the agent has reported that it cannot do, once it has given up.
+// stalledAdvice names the agent's reported failure, once the agent has given up.
 func (e *Evidence) stalledAdvice() string {
 	if !e.stalled() {
 		return ""
@@ -206,7 +206,7 @@ func (e *Evidence) alive(change string, explained bool) []api.Finding {
 	default:
 		f.Cause = api.CauseAgentDiedInChange
 	}
-	f.Agent = "does not run; the next one goes on where this one stopped"
+	f.Agent = "is not running; the next one continues where this one stopped"
 	f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.Node.Name, true
 	return []api.Finding{f}
 }
@@ -251,7 +251,7 @@ func (e *Evidence) podsInTheWay() []api.Finding {
 func (e *Evidence) roomAdvice(v drain.Verdict) string {
 	text := "give " + v.Awaits + " room on another node"
 	if e.Journal != nil && !e.Want.Undo && e.Want.Label != "" {
-		text += "; or remove the label " + e.Want.Label + ": then the pods come back to this node"
+		text += "; or remove the label " + e.Want.Label + ": the pods then come back to this node"
 	}
 	return text
 }
@@ -270,7 +270,7 @@ func (e *Evidence) podsThatStay() []api.Finding {
 		if p.Terminating && !asked && e.overstays(p) {
 			out = append(out, e.overstaying(p, api.Finding{
 				Evidence: fmt.Sprintf("pod %s: terminating, its grace ended at %s", p, p.GraceEnds.UTC().Format(time.RFC3339)),
-				Agent:    "waits for it only where a change needs what it holds",
+				Agent:    "waits for it only if a change needs its devices",
 			}))
 		}
 	}
@@ -326,14 +326,14 @@ func (e *Evidence) left() []api.Finding {
 		return nil
 	}
 	f := api.Finding{
-		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": ours, and no journal says what for",
-		Agent: "verifies the capacity, and gives the node back",
+		Cause: api.CauseOwnCordonLeft, Evidence: strings.Join(e.leftover, "; ") + ": the agent's own, without a journal",
+		Agent: "verifies the capacity, and releases the node",
 	}
 	if e.Record.StrangeJournal {
-		f.Evidence += "; the journal on the node was not written for it by this host's agent, and nothing in it is believed"
+		f.Evidence += "; the journal on the node is not from this host's agent, which ignores it"
 	}
 	if !e.Running {
-		f.Agent = "does not run; the next one " + f.Agent
+		f.Agent = "is not running; the next one " + f.Agent
 		f.You, f.Command, f.Waits = "start the agent, or have this done now", "gpuslice-agent recover --node "+e.Node.Name, true
 	}
 	return []api.Finding{f}
@@ -347,18 +347,18 @@ func (e *Evidence) operandsPaused() []api.Finding {
 		case o.PendingRestore || o.By == toolOurs && e.Journal != nil:
 			continue
 		case o.By == toolOurs:
-			f.Agent = "gives the label its value \"true\" back"
+			f.Agent = "sets the label back to \"true\""
 		case o.By == fence.ToolMIGManager && state.RunsMIGManager(e.Pods):
-			f.Agent = "leaves it alone: mig-manager runs on this node, and minds its labels itself"
+			f.Agent = "does not change it: mig-manager runs on this node, and manages its own labels"
 			f.You, f.Command = "see what it does", "kubectl get pods -A -l app="+state.MIGManagerLabel+" --field-selector spec.nodeName="+e.Node.Name
 		case o.By == fence.ToolMIGManager && slices.Contains(e.Settings.Recover.Adopt, config.AdoptMIGManager):
-			f.Agent = "gives the label its value \"true\" back, since recover.adopt names " + config.AdoptMIGManager
+			f.Agent = "sets the label back to \"true\", since recover.adopt names " + config.AdoptMIGManager
 		case o.By == fence.ToolMIGManager:
-			f.Agent = "leaves it alone, unless recover.adopt names " + config.AdoptMIGManager
-			f.You, f.Command = "if mig-manager does not run here any more, have its labels restored", "gpuslice-agent recover --adopt "+config.AdoptMIGManager
+			f.Agent = "does not change it, unless recover.adopt names " + config.AdoptMIGManager
+			f.You, f.Command = "if mig-manager no longer runs here, have its labels restored", "gpuslice-agent recover --adopt "+config.AdoptMIGManager
 		default:
-			f.Agent = "leaves it alone"
-			f.You = "if " + o.By + " is not at work, give the label its value back"
+			f.Agent = "does not change it"
+			f.You = "if " + o.By + " is not at work, restore the label"
 			f.Command = fmt.Sprintf("kubectl label node %s %s=true --overwrite", e.Node.Name, o.Label)
 		}
 		out = append(out, f)
@@ -373,8 +373,8 @@ func (e *Evidence) taintLeft() []api.Finding {
 	}
 	f := api.Finding{
 		Cause: api.CauseUnschedulableTaintLeft, Evidence: "the node is not cordoned, and still has the taint " + taint.Key,
-		Agent: "leaves it to the controller manager, which takes it away within seconds of the uncordon",
-		You:   "if it stays for a minute, see whether the controller manager works; or take the taint away",
+		Agent: "leaves it to the controller manager, which removes it within seconds of the uncordon",
+		You:   "if it stays for a minute, see whether the controller manager works; or remove the taint",
 		Waits: true, Command: fmt.Sprintf("kubectl taint node %s %s-", e.Node.Name, taint.Key),
 	}
 	if taint.TimeAdded != nil {
@@ -403,11 +403,11 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	}
 	switch {
 	case e.Journal != nil:
-		f.Agent = fmt.Sprintf("waits for %s for %s, and then undoes the change that it belongs to", offers.Name(), e.Settings.Timeouts.Capacity)
+		f.Agent = fmt.Sprintf("waits for %s for %s, then undoes the change", offers.Name(), e.Settings.Timeouts.Capacity)
 	case e.Want.Name != "":
-		f.Agent = "waits for " + offers.Name() + ", without an end, and disturbs nothing while it waits"
+		f.Agent = "waits for " + offers.Name() + ", without a limit, and disturbs nothing"
 	default:
-		f.Agent = "leaves it alone: nothing is asked for"
+		f.Agent = "changes nothing: no label requests a config"
 	}
 	return []api.Finding{f}
 }
@@ -419,11 +419,11 @@ func (e *Evidence) notAllowedYet() []api.Finding {
 	}
 	return []api.Finding{{
 		Cause: api.CauseNotAllowedYet, Evidence: e.NotYet.Message,
-		Agent: "leaves the node as it is, and begins by itself when it may", You: e.NotYet.Advice,
+		Agent: "does not change the node, and begins by itself when it may", You: e.NotYet.Advice,
 	}}
 }
 
-// failedBefore finds a request that has failed, or is impossible, on a node that is given back.
+// failedBefore finds a failed or impossible request on a released node.
 func (e *Evidence) failedBefore() []api.Finding {
 	f := e.ReportedFailure(e.Want)
 	if f == nil || e.Journal != nil {
@@ -431,24 +431,24 @@ func (e *Evidence) failedBefore() []api.Finding {
 	}
 	return []api.Finding{{
 		Cause: api.CauseChangeFailed, Evidence: fmt.Sprintf("%s failed: %s", e.Want.Name, f.Message),
-		Agent: "has brought the GPUs back to what they were, and does not try again by itself",
+		Agent: "has restored the former GPUs, and does not retry by itself",
 		You:   "when the reason is gone, remove the label and set it again",
 		Command: fmt.Sprintf("kubectl label node %[1]s %[2]s- && kubectl label node %[1]s %[2]s=%[3]s",
 			e.Node.Name, e.Want.Label, e.Want.Name),
 	}}
 }
 
-// patience says what the agent does about a pod or a process that is in the way.
+// patience says what the agent does about a pod or a process in the way.
 func (e *Evidence) patience() string {
 	switch {
 	case e.Journal == nil:
-		return "asks again, and disturbs nothing before; the node takes pods until then"
+		return "asks again, and disturbs nothing until then; the node takes pods"
 	case e.Want.Undo:
-		return "asks again, without a limit, since this is the way back"
+		return "asks again without a limit, since this is the undo"
 	default:
-		then := "it goes back to what was before and gives the node back"
+		then := "it undoes the change and releases the node"
 		if e.Settings.Drain.AfterDeadline == config.AfterDeadlineDelete {
-			then = "it deletes the pods that are still there"
+			then = "it deletes the remaining pods"
 		}
 		return fmt.Sprintf("asks again until %s; then %s", e.deadline().UTC().Format(time.RFC3339), then)
 	}

@@ -136,19 +136,19 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 		"no answer from the API server": {
 			[]change{func(e *diagnosis.Evidence) { e.Node = nil }},
 			nil, api.VerdictUnknown,
-			[]string{"before the API server answers"},
+			[]string{"unknown until the API server answers"},
 			"",
 		},
 		"what no agent has begun": {
 			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Steps = target, []plan.Step{{Kind: plan.Fence}} }},
 			nil, api.VerdictFree,
-			[]string{"is not as all-1g.10gb asks", `"steps":["fence`},
+			[]string{"does not match all-1g.10gb", `"steps":["fence`},
 			"",
 		},
 		"what is impossible": {
 			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Refused = target, errors.New("no such profile") }},
 			nil, api.VerdictFree,
-			[]string{"is not as all-1g.10gb asks", `"refused":"no such profile"`},
+			[]string{"does not match all-1g.10gb", `"refused":"no such profile"`},
 			"",
 		},
 		"what waits for its window": {
@@ -187,7 +187,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{cordonedBy("kubectl"), drained},
 			[]api.Cause{api.CauseCordonedByPerson, api.CauseChangeUnderWay},
 			api.VerdictGivesBack,
-			[]string{"gives back what is its own within", "the node stays closed: cordoned by kubectl"},
+			[]string{"removes its own marks within", "the node stays closed: cordoned by kubectl"},
 			"",
 		},
 		"another tool": {
@@ -231,7 +231,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			},
 			[]api.Cause{api.CauseUnschedulableTaintLeft},
 			api.VerdictNotOurs,
-			[]string{"left behind by a cordon that is lifted", "kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"},
+			[]string{"left behind by a lifted cordon", "kubectl taint node gpu-1 node.kubernetes.io/unschedulable-"},
 			"",
 		},
 		"the taint of a cordon": {
@@ -256,7 +256,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{func(e *diagnosis.Evidence) { e.Node.Status.Conditions = nil }},
 			[]api.Cause{api.CauseNodeNotReady},
 			api.VerdictNotOurs,
-			[]string{"kubelet has never said so"},
+			[]string{"kubelet has never reported it"},
 			"",
 		},
 		"kubelet names no devices": {
@@ -291,7 +291,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{withoutAgent, drained},
 			[]api.Cause{api.CauseAgentDiedInDrain},
 			api.VerdictWaitsForYou,
-			[]string{"goes on where this one stopped", "gpuslice-agent recover --node gpu-1"},
+			[]string{"continues where this one stopped", "gpuslice-agent recover --node gpu-1"},
 			"",
 		},
 		"one whose agent died after": {
@@ -305,7 +305,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{drained, func(e *diagnosis.Evidence) { e.Boot.ID = "boot-3" }},
 			[]api.Cause{api.CauseRebootInTheMiddle},
 			api.VerdictGivesBack,
-			[]string{"in boot boot-2; this is boot boot-3", "makes again what the reboot has taken away"},
+			[]string{"in boot boot-2; this is boot boot-3", "recreates what the reboot removed"},
 			"",
 		},
 		"a boot that is not known": {
@@ -339,14 +339,14 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{drained, func(e *diagnosis.Evidence) { e.Want.Undo, e.Want.UndoCause = true, errors.New("the label was removed") }},
 			[]api.Cause{api.CauseRequestGone},
 			api.VerdictGivesBack,
-			[]string{"the label was removed", "brings the GPUs back"},
+			[]string{"the label was removed", "restores the former GPUs"},
 			"was given up",
 		},
 		"a cordon without a journal": {
 			[]change{cordonedBy(config.FieldManager), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Cordon = true }},
 			[]api.Cause{api.CauseOwnCordonLeft},
 			api.VerdictGivesBack,
-			[]string{`"left":["the cordon since 2026-03-01T11:00:00Z`, "no journal says what for"},
+			[]string{`"left":["the cordon since 2026-03-01T11:00:00Z`, "the agent's own, without a journal"},
 			"",
 		},
 		"the same, and no agent": {
@@ -374,7 +374,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{drained, stays(drain.Verdict{State: drain.Blocked, PDB: "team/train, team/all", Message: "needs 1"})},
 			[]api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks},
 			api.VerdictGivesBack,
-			[]string{"asks again until 2026-03-01T12:50:00Z; then it goes back to what was before", "kubectl get pdb -n team train all"},
+			[]string{"asks again until 2026-03-01T12:50:00Z; then it undoes the change", "kubectl get pdb -n team train all"},
 			"",
 		},
 		"a budget, before the cordon": {
@@ -384,14 +384,14 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			},
 			[]api.Cause{api.CauseBudgetBlocks},
 			api.VerdictFree,
-			[]string{"disturbs nothing before", "is not as all-1g.10gb asks", `"kubectl get pdb -n team"`},
+			[]string{"disturbs nothing until then", "does not match all-1g.10gb", `"kubectl get pdb -n team"`},
 			"",
 		},
 		"a budget, on the way back": {
 			[]change{drained, undone, stays(drain.Verdict{State: drain.Blocked})},
 			[]api.Cause{api.CauseChangeFailed, api.CauseBudgetBlocks},
 			api.VerdictWaitsForYou,
-			[]string{"asks again, without a limit"},
+			[]string{"asks again without a limit"},
 			"",
 		},
 		"a budget, and pods are deleted": {
@@ -402,7 +402,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			},
 			[]api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks},
 			api.VerdictGivesBack,
-			[]string{"then it deletes the pods that are still there"},
+			[]string{"then it deletes the remaining pods"},
 			"",
 		},
 		"a budget that lacks a pod": {
@@ -542,7 +542,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{operand(fence.PausedValue), func(e *diagnosis.Evidence) { e.Leftovers.Orphan.Labels = map[string]string{dcgm: "true"} }},
 			[]api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused},
 			api.VerdictGivesBack,
-			[]string{`gives the label its value "true" back`},
+			[]string{`sets the label back to "true"`},
 			"",
 		},
 		"our operand in change": {
@@ -556,7 +556,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{operand(fence.PausedForMIGChange)},
 			[]api.Cause{api.CauseOperandsPaused},
 			api.VerdictNotOurs,
-			[]string{"leaves it alone, unless recover.adopt names mig-manager", "gpuslice-agent recover --adopt mig-manager"},
+			[]string{"does not change it, unless recover.adopt names mig-manager", "gpuslice-agent recover --adopt mig-manager"},
 			"",
 		},
 		"one that is adopted": {
@@ -578,7 +578,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{fenced(plan.VerifyCapacity, plan.Release), func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }},
 			[]api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing},
 			api.VerdictGivesBack,
-			[]string{"14, kubelet 0", "and then undoes the change"},
+			[]string{"14, kubelet 0", ", then undoes the change"},
 			"",
 		},
 		"capacity before the change": {
@@ -591,14 +591,14 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]change{func(e *diagnosis.Evidence) { e.Want.Name, e.Capacity.Missing = target, []string{"14, kubelet 0"} }},
 			[]api.Cause{api.CauseCapacityMissing},
 			api.VerdictFree,
-			[]string{"without an end"},
+			[]string{"without a limit"},
 			"",
 		},
 		"capacity of which nothing is": {
 			[]change{func(e *diagnosis.Evidence) { e.Capacity.Missing = []string{"14, kubelet 0"} }},
 			[]api.Cause{api.CauseCapacityMissing},
 			api.VerdictFree,
-			[]string{"nothing is asked for", "--field-selector spec.nodeName=gpu-1"},
+			[]string{"no label requests a config", "--field-selector spec.nodeName=gpu-1"},
 			"",
 		},
 		"capacity by another strategy": {
@@ -651,7 +651,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 				},
 			},
 			nil, api.VerdictFree,
-			nil, "does not try again",
+			nil, "does not retry",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

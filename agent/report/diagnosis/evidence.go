@@ -1,5 +1,5 @@
-// Package diagnosis says why a node is as it is, what the agent will do and what a user can do, by one observation of it. It changes nothing, and
-// sends no request.
+// Package diagnosis explains the state of a node from one observation: the causes, what the agent will do, and what a user can do. It changes
+// nothing, and sends no request.
 package diagnosis
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Evidence is everything that a diagnosis follows from: one observation of the node, and what the agent has found out besides.
+// Evidence is everything that a diagnosis follows from: one observation of the node, and what else the agent has found out.
 type Evidence struct {
 	*state.Observed
 	Now      time.Time
@@ -37,11 +37,11 @@ type Evidence struct {
 	Want           state.Desired
 	Steps          []plan.Step      // steps that are left, if the observation was complete
 	Refused        error            // why the desired state is impossible
-	Verdicts       []drain.Verdict  // verdicts on the pods that the steps need to leave
+	Verdicts       []drain.Verdict  // on the pods that have to leave for the steps
 	Driver         string           // why the agent could not see the GPUs
 	NotYet         *outcome.Waiting // why the agent does not begin the steps yet
 	PluginAdvice   string           // what a user can do about a node without a device plugin; empty if there is one
-	StrategyAdvice string           // which MIG strategy explains what the device plugin offers, if it is another than expected
+	StrategyAdvice string           // which MIG strategy explains what the device plugin advertises, if it is not the expected one
 
 	Unreadable string // why the agent cannot read the journal
 	Unseen     []string
@@ -101,7 +101,7 @@ func (e *Evidence) ReadNode() {
 }
 
 func describeKubelet(node *corev1.Node, silent error) api.KubeletSeen {
-	out := api.KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never said so"}
+	out := api.KubeletSeen{Ready: corev1.ConditionUnknown, Says: "kubelet has never reported it"}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			out = api.KubeletSeen{Ready: c.Status, Since: c.LastTransitionTime.Time, Says: c.Message}
@@ -148,7 +148,7 @@ func (e *Evidence) pausedOperands() []api.OperandSeen {
 	return out
 }
 
-// leftOnNode lists the marks of the agent on the node, and those that it adopts, that are in no journal.
+// leftOnNode lists the agent's marks on the node without a journal, and those that it adopts.
 func (e *Evidence) leftOnNode() []string {
 	if e.Journal != nil || e.Unreadable != "" {
 		return nil
@@ -178,8 +178,7 @@ func (e *Evidence) leftOnNode() []string {
 	return out
 }
 
-// UnownedProcesses returns the processes that hold what the steps take away, and that belong to no pod that leaves and no unit that
-// stops.
+// UnownedProcesses returns the processes that hold a device which the steps remove, unless their pod leaves or their unit stops.
 func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 	leaves, stops := map[types.UID]bool{}, map[string]bool{}
 	for _, s := range e.Steps {
@@ -233,7 +232,7 @@ func (e *Evidence) evicts() bool {
 	return plan.Has(e.Steps, plan.Evict)
 }
 
-// deadline returns when the last of the pods must have left. The time for which a rule or the mode lets a pod end by itself comes on top.
+// deadline returns when the last of the pods must have left. It adds the time that a rule or the mode gives a pod to end by itself.
 func (e *Evidence) deadline() time.Time {
 	var longest time.Duration
 	policy := decide.From(e.Settings)
@@ -269,7 +268,7 @@ func (e *Evidence) taints() []api.TaintSeen {
 		case slices.ContainsFunc(e.Marks.Startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) }):
 			seen.Startup, seen.Means = true, "the node is new, and its capacity is not verified"
 		case t.Key == corev1.TaintNodeUnschedulable && !e.Node.Spec.Unschedulable:
-			seen.Means = "left behind by a cordon that is lifted"
+			seen.Means = "left behind by a lifted cordon"
 		default:
 			continue
 		}
@@ -278,10 +277,10 @@ func (e *Evidence) taints() []api.TaintSeen {
 	return out
 }
 
-// stateMayGo is the state of a pod that the agent has not evicted yet, and that may be evicted.
+// stateMayGo is the state of a pod that may be evicted, and has not been yet.
 const stateMayGo = "MayGo"
 
-// stateWithdrawn is the state of a pod that holds what kubelet gives out to others, or what no ResourceSlice has any more, and that no plan makes leave.
+// stateWithdrawn is the state of a pod that no plan evicts, although kubelet allocates its devices to others or no ResourceSlice has them any more.
 const stateWithdrawn = "Withdrawn"
 
 // podsSeen lists the pods that hold a GPU and those that have to leave.
@@ -325,7 +324,7 @@ func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
 		out.Devices = append(out.Devices, e.DeviceName(d))
 	}
 	if !p.DevicesKnown && len(p.Sources) > 0 {
-		out.Devices = append(out.Devices, "unknown, so that it counts as holding everything")
+		out.Devices = append(out.Devices, "unknown; it counts as holding everything")
 	}
 	return out
 }
@@ -339,7 +338,7 @@ func (e *Evidence) pluginCommand() string {
 	return fmt.Sprintf("kubectl logs -n %s %s", plugins[0].Namespace, plugins[0].Name)
 }
 
-// parked reports whether the change waits for a reboot on a node that is given back.
+// parked reports whether the change waits for a reboot on a released node.
 func (e *Evidence) parked() bool {
 	return e.Journal != nil && !e.Journal.KeepsPodsAway() && e.Complete && e.OnAtReboot(e.Want) != ""
 }

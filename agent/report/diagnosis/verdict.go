@@ -18,7 +18,7 @@ const stepTime = 5 * time.Second
 func (e *Evidence) outcome(causes []api.Finding) api.Outcome {
 	switch {
 	case e.Node == nil:
-		return api.Outcome{Verdict: api.VerdictUnknown, Text: "nothing can be said of the node before the API server answers"}
+		return api.Outcome{Verdict: api.VerdictUnknown, Text: "unknown until the API server answers"}
 	case e.ours():
 		return e.outcomeOfOurs(causes)
 	default:
@@ -26,7 +26,7 @@ func (e *Evidence) outcome(causes []api.Finding) api.Outcome {
 	}
 }
 
-// outcomeOfOurs concludes for a node on which a mark of the agent keeps pods away.
+// outcomeOfOurs concludes for a node if a mark of the agent keeps pods away.
 func (e *Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	for _, f := range causes {
 		if f.Waits {
@@ -36,15 +36,15 @@ func (e *Evidence) outcomeOfOurs(causes []api.Finding) api.Outcome {
 	within := e.within()
 	out := api.Outcome{
 		Verdict: api.VerdictGivesBack, Within: api.Duration(within),
-		Text: "the agent gives this node back by itself within " + duration.HumanDuration(within),
+		Text: "the agent releases this node by itself within " + duration.HumanDuration(within),
 	}
 	if foreign := closedByOthers(causes); foreign != "" {
-		out.Text = "the agent gives back what is its own within " + duration.HumanDuration(within) + ", and the node stays closed: " + foreign
+		out.Text = "the agent removes its own marks within " + duration.HumanDuration(within) + ", and the node stays closed: " + foreign
 	}
 	return out
 }
 
-// outcomeOfOthers concludes for a node on which no mark of the agent keeps pods away.
+// outcomeOfOthers concludes for a node if no mark of the agent keeps pods away.
 func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	foreign := closedByOthers(causes)
 	for _, f := range causes {
@@ -60,9 +60,9 @@ func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	case e.parked():
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.Journal.Target + " waits for its next reboot"}
 	case foreign != "":
-		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; nothing of gpuslice keeps pods from the node"}
+		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; gpuslice keeps no pods from the node"}
 	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil):
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and is not as " + e.Want.Name + " asks"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, but does not match " + e.Want.Name}
 	default:
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is left to restore"}
 	}
@@ -78,8 +78,8 @@ func closedByOthers(causes []api.Finding) string {
 	return ""
 }
 
-// within returns how long it takes at most until the agent gives the node back, if no step fails: the time until the deadline of pods and
-// processes that are in the way, and the time of the steps.
+// within returns the longest time until the agent releases the node, if no step fails: until the deadline of pods and processes in the way, plus the
+// steps.
 func (e *Evidence) within() time.Duration {
 	var total time.Duration
 	if e.Journal != nil && !e.Want.Undo && (e.evicts() || len(e.Processes) > 0) {

@@ -20,8 +20,8 @@ func Counter(name string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: help(m)}, m.Labels)
 }
 
-// find returns what the glossary has of a metric. One that is not there gets its name, so that the command runs which generates the glossary; test/repo
-// holds that it has all metrics.
+// find returns what the glossary has of a metric. A missing metric gets its name as text, so that the command which generates the glossary runs;
+// test/repo checks that the glossary has all metrics.
 func find(name string) glossary.Entry {
 	m, known := glossary.Metrics().Find(name)
 	if !known {

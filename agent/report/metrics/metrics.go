@@ -1,5 +1,4 @@
-// Package metrics holds the metrics of the agent's loop, described by the one text that config/glossary has of each. Monitors have metrics of their own
-// beside these.
+// Package metrics holds the metrics of the agent's loop; config/glossary has the text of each. Monitors have their own metrics.
 package metrics
 
 import (
@@ -44,7 +43,7 @@ type Metrics struct {
 	report   Report
 	pass     time.Time                   // when a pass last ended
 	since    time.Time                   // when the present phase began, or count last added its time
-	phases   map[api.Phase]time.Duration // times of the phases, without that since then
+	phases   map[api.Phase]time.Duration // times of the phases, without the time after since
 	parts    []prometheus.Collector
 	window   Window
 	observed *observation
@@ -101,8 +100,8 @@ func New(c clock.PassiveClock) *Metrics {
 	return m
 }
 
-// Handler answers Prometheus. It makes few answers at a time, and lets other requests wait: if it refused them, a client that asks without
-// end would keep Prometheus out. It sends the answer when the next may begin, since a slow client may take long to read it.
+// Handler answers Prometheus. It makes few answers at a time, and lets other requests wait: if it refused them, a client that never stops asking
+// would keep Prometheus out. It lets the next answer begin before it sends this one, since a slow client may take long to read it.
 func (m *Metrics) Handler() http.Handler {
 	// A collector that fails does not take the metrics of the others with it.
 	answer := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
@@ -115,7 +114,7 @@ func (m *Metrics) Handler() http.Handler {
 		case <-r.Context().Done():
 		}
 	}
-	return http.TimeoutHandler(http.HandlerFunc(inTurn), scrapeTime, "there are too many who ask")
+	return http.TimeoutHandler(http.HandlerFunc(inTurn), scrapeTime, "too many concurrent scrapes")
 }
 
 // Register adds metrics of another package. It panics if a name is registered twice, which is a mistake of the program.
@@ -239,7 +238,7 @@ func (m *Metrics) Windowed(seen Window) {
 	m.window = seen
 }
 
-// TakeOver registers the metrics of these parts, in place of those of the agent before in this process.
+// TakeOver registers the metrics of these parts, in place of those of this process's former agent.
 func (m *Metrics) TakeOver(parts []prometheus.Collector) {
 	for _, part := range m.parts {
 		m.registry.Unregister(part)
@@ -267,7 +266,7 @@ func (m *Metrics) Evicted(verdicts []drain.Verdict) {
 // Resumed counts a change that the agent before this process had begun.
 func (m *Metrics) Resumed() { m.recovered("interrupted") }
 
-// Adopted counts marks of an agent that this one has found without a journal, or beside one that this host's agent did not write.
+// Adopted counts marks of an agent that this one has found without a journal, or next to a journal from another host.
 func (m *Metrics) Adopted(forged bool) {
 	if forged {
 		m.recovered("strange_journal")

@@ -12,7 +12,8 @@ import (
 // requests counts the requests of client-go to the API server, by verb and by class of the answer.
 type requests struct{ *prometheus.CounterVec }
 
-// Increment implements metrics.ResultMetric of client-go. Code is a status of HTTP, or "<error>" if there was no answer, as to a request that was held back.
+// Increment implements metrics.ResultMetric of client-go. Code is an HTTP status, or "<error>" without an answer, as for a request that was held
+// back.
 func (r requests) Increment(_ context.Context, code, verb, _ string) {
 	class := "none"
 	if len(code) == 3 && strings.Contains("12345", code[:1]) {

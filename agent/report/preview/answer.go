@@ -15,7 +15,7 @@ const (
 	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
 )
 
-// AddTo adds to an answer what the agent would do, as far as there is room.
+// AddTo adds the agent's plan to an answer, as far as there is room.
 func (p Result) AddTo(out *api.Answer) {
 	for _, step := range p.Steps[:min(len(p.Steps), mostSteps)] {
 		out.Steps = append(out.Steps, Shortened(step.String()))

@@ -29,27 +29,27 @@ import (
 type Result struct {
 	Before, After []nvml.GPU
 	Steps         []plan.Step
-	AtReboot      []nvml.GPU         // GPUs that turn MIG mode on at the node's next reboot by a user or tool; the change goes on after it
+	AtReboot      []nvml.GPU         // GPUs that turn MIG mode on at the node's next reboot by a user or tool; the change continues after it
 	Reboot        bool               // the steps wait for a reboot, or do it
-	Holders       []Holder           // processes that NVML shows on what the change takes away
-	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline it is mixed, unless a config says another
-	Handover      config.Handover    // offline only: the method that the agent is assumed to give the device plugin its config by, if it gives one
+	Holders       []Holder           // processes that NVML shows on devices that the change removes
+	MIGStrategy   config.MIGStrategy // of the device plugin after the change; offline mixed, unless a config says otherwise
+	Handover      config.Handover    // offline only: the assumed method of giving the device plugin its config, if the change does
 	Beyond        []int              // positions that the config names and the node does not have; the agent ignores them
-	HeldUp        string             // why the agent would not begin the change now, by what it asks before it begins one; empty if it would, and offline
+	HeldUp        string             // why the agent would not begin the change now; empty if it would, and offline
 	Reason        config.Reason      // of HeldUp, as the node's condition would have it
-	Lost          []string           // what is lost with the pods that leave, and comes back by nothing; empty offline
-	Notes         []string           // what else comes of the change; empty offline
+	Lost          []string           // what is lost for good with the pods that leave; empty offline
+	Notes         []string           // other effects of the change; empty offline
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
 
-// Holder is a GPU of which the change takes something, and the processes that NVML shows there.
+// Holder is a GPU that loses something by the change, and the processes that NVML shows there.
 type Holder struct {
 	Index int // of the GPU
 	PIDs  []int
 }
 
-// Ask is what the labels of a node would ask for: a profile, or a MIG config, a config of the device plugin, or both.
+// Ask is a request as a node's labels would have it: a profile, or a MIG config, a config of the device plugin, or both.
 type Ask struct {
 	Profile, MIGConfig string
 	PluginConfig       string // a key of the ConfigMap of configs
@@ -69,8 +69,8 @@ func (a Ask) Label() (label, name string) {
 	}
 }
 
-// SetLabels sets the labels on a node by which users ask for what Label returns. Beside a profile it leaves that of the device plugin's config as it is, and
-// everywhere a config of it that an agent has set.
+// SetLabels sets the node's labels to the request that Label returns. The label of the device plugin's config stays unchanged under a profile, and
+// wherever an agent has set it.
 func SetLabels(node *corev1.Node, label, name string) {
 	geometry, pluginKey := parts(label, name)
 	delete(node.Labels, config.LabelProfile)
@@ -86,7 +86,7 @@ func SetLabels(node *corev1.Node, label, name string) {
 	}
 }
 
-// parts splits what Label returns into the name of the MIG config or profile, and that of the config of the device plugin.
+// parts splits the name from Label into the MIG config or profile, and the config of the device plugin.
 func parts(label, name string) (geometry, pluginKey string) {
 	switch label {
 	case config.LabelDevicePluginConfig:
@@ -99,14 +99,14 @@ func parts(label, name string) (geometry, pluginKey string) {
 	}
 }
 
-// Offline is what is known without a cluster: the GPUs, and files.
+// Offline has what is known without a cluster: the GPUs, and files.
 type Offline struct {
 	GPUs    []nvml.GPU
 	Catalog catalog.Catalog
 	Plugin  map[string]catalog.PluginConfig // configs of the device plugin, by the key that a label would name
 }
 
-// Plan plans what the label would ask for, without a cluster. Label and name are those of an Ask.
+// Plan plans the label's request without a cluster. Label and name are those of an Ask.
 func (o Offline) Plan(label, name string) (Result, error) {
 	seen := o.observed(label, name)
 	resolver := decide.Resolver{
@@ -142,15 +142,14 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	return p, err
 }
 
-// observed is what is assumed of a node with these labels, of which nothing is known but its GPUs: that nothing is shared, that the plugin's config has the
-// MIG strategy with which overlays/device-plugin begins, and that the plugin reads it from a file. What the plugin's environment and arguments say is not
-// known.
+// observed assumes a node with these labels and GPUs: it shares nothing, and the plugin reads its config from a file, with the MIG strategy of
+// overlays/device-plugin. The plugin's environment and arguments are unknown.
 func (o Offline) observed(label, name string) *state.Observed {
 	seen := &state.Observed{Node: &corev1.Node{}, GPUs: o.GPUs}
 	SetLabels(seen.Node, label, name)
 	files := map[string]string{}
 	for key := range o.Plugin {
-		files[key] = key // by which Plan finds the config, read before
+		files[key] = key // Plan finds the parsed config by it
 	}
 	seen.Plugin = state.PluginConfig{
 		Read: true, Method: config.HandoverFile, Exists: true,
@@ -182,7 +181,7 @@ func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 	}, nil
 }
 
-// Losses names what is lost for good with the pods that the steps evict: files on the node's disk, and pods that no controller brings back.
+// Losses names what is lost for good with the evicted pods: files on the node's disk, and pods that no controller recreates.
 func Losses(seen *state.Observed, steps []plan.Step) []string {
 	var out []string
 	for _, s := range steps {
@@ -191,7 +190,7 @@ func Losses(seen *state.Observed, steps []plan.Step) []string {
 		}
 		for _, p := range seen.Drained(s.Pods) {
 			if p.Controller == "" && !p.Mirror && !p.Terminating {
-				out = append(out, fmt.Sprintf("pod %s, which no controller makes again", p))
+				out = append(out, fmt.Sprintf("pod %s, which no controller recreates", p))
 			}
 			if len(p.EmptyDirs) > 0 {
 				out = append(out, fmt.Sprintf("the files of %s on emptyDir %s", p, strings.Join(p.EmptyDirs, ", ")))

@@ -156,7 +156,7 @@ func TestWhatIsLostForGood(t *testing.T) {
 	}
 	stays := plan.Step{Kind: plan.PauseOperands, Pods: []plan.Pod{{Namespace: "team", Name: "stays"}}}
 	want := []string{
-		"pod team/bare, which no controller makes again", "pod team/both, which no controller makes again",
+		"pod team/bare, which no controller recreates", "pod team/both, which no controller recreates",
 		"the files of team/both on emptyDir work", "the files of team/scratch on emptyDir cache, work",
 	}
 	if diff := cmp.Diff(want, preview.Losses(seen, []plan.Step{stays, leave, leave})); diff != "" {

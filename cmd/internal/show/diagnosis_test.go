@@ -53,14 +53,14 @@ func TestADiagnosisAsText(t *testing.T) {
 				{Cause: api.CauseChangeUnderWay, Evidence: "change to all-balanced", Agent: "is at work"},
 				{Cause: api.CauseBudgetBlocks, Evidence: "pod team/api-0: PDB team/api: needs 2 healthy pods and has 2", Agent: "asks again", You: "make the budget allow it", Command: "kubectl get pdb -n team api"},
 			},
-			Outcome: api.Outcome{Verdict: api.VerdictGivesBack, Text: "the agent gives this node back by itself within 32m"},
+			Outcome: api.Outcome{Verdict: api.VerdictGivesBack, Text: "the agent releases this node by itself within 32m"},
 		},
 		"cordoned": {
 			Node: "gpu-1", At: at, Kubelet: api.KubeletSeen{Ready: corev1.ConditionUnknown, Since: began, Says: "Kubelet stopped posting node status."},
 			Cordon: &api.CordonSeen{By: "kubectl-cordon", Since: began, Kept: true},
 			Left:   []string{"the label nvidia.com/gpu.deploy.dcgm=paused-for-gpuslice"},
 			Unseen: []string{"the GPUs: the driver is not loaded"},
-			Causes: []api.Finding{{Cause: api.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that is not its own"}},
+			Causes: []api.Finding{{Cause: api.CauseCordonedByPerson, Evidence: "cordoned by kubectl-cordon", Agent: "never lifts a cordon that it did not set"}},
 			Outcome: api.Outcome{
 				Verdict: api.VerdictNotOurs, Text: "not ours: cordoned by kubectl-cordon",
 			},

@@ -30,7 +30,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		w.Answers("gpu-3", some)
 		w.Answers("gpu-4", api.Answer{
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
-			Lost: []string{"pod team/a, which no controller makes again", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
+			Lost: []string{"pod team/a, which no controller recreates", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
 		w.Answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"}})
 		w.Is(`
@@ -41,7 +41,7 @@ gpu-1, gpu-3: runs at once
 gpu-2: nothing to do
 gpu-4: runs at once: a window is open
       41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
-      lost for good: pod team/a, which no controller makes again; the files of team/b on emptyDir scratch and 3 more
+      lost for good: pod team/a, which no controller recreates; the files of team/b on emptyDir scratch and 3 more
    1  evict team/a
       and 40 more
 gpu-5: runs at once

@@ -105,7 +105,7 @@ func diagnosed() *api.Diagnosis {
 		{Namespace: "team-b", Name: "half", Devices: []string{"GPU 1 1c@0 in 1g.10gb@6"}},
 		{Namespace: "team-b", Name: "shared-with-a-name-that-is-so-long-that-no-line-of-eighty-columns-has-room-for-it-all", Devices: []string{"GPU 2"}},
 		{Namespace: "team-b", Name: "other", Devices: []string{"GPU 2"}, State: "Terminating"},
-		{Namespace: "team-c", Name: "claims", Devices: []string{"unknown, so that it counts as holding everything"}},
+		{Namespace: "team-c", Name: "claims", Devices: []string{"unknown; it counts as holding everything"}},
 	}}
 }
 

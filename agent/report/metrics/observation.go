@@ -15,8 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Bounds of what one node may add to the series of a cluster. Both are above what hardware and NVIDIA's device plugin can have: 16 GPUs of seven
-// instances, and a resource for each size.
+// Bounds of one node's series in a cluster. Both are above what hardware and NVIDIA's device plugin can have: 16 GPUs with seven instances each, and
+// a resource for each size.
 const (
 	mostInstances = 256
 	mostResources = 64
@@ -97,7 +97,7 @@ func instancesOf(gpus []nvml.GPU, expected capacity.Resources) []instance {
 	return out[:min(len(out), mostInstances)]
 }
 
-// capacityOf counts the resources that the hardware has or kubelet offers. Other resources on the node object are no GPUs.
+// capacityOf counts the resources that the hardware has or kubelet advertises. Other resources on the node object are no GPUs.
 func capacityOf(expected, kubelet capacity.Resources, allocatable func(name string) int) []devices {
 	names := map[string]bool{}
 	for _, of := range []capacity.Resources{expected, kubelet} {
