@@ -85,7 +85,7 @@ func TestOtherGPUsAreGivenToClaimsWhilePodsLeave(t *testing.T) {
 		if !w.drains() {
 			t.Errorf("closed are %v, the node takes pods: %t", w.closed(), w.takesPods())
 		}
-		if n := heard(events, string(config.ReasonFencing), "claims get none of gpu-0-mig-3g40gb-0, gpu-0-mig-3g40gb-4 until the change to seven"); n != 1 {
+		if n := heard(events, string(config.ReasonFencing), "closed gpu-0-mig-3g40gb-0, gpu-0-mig-3g40gb-4 to claims for the change to seven"); n != 1 {
 			t.Errorf("%d Events say what is closed", n)
 		}
 		if value := w.node().Annotations["cluster-autoscaler.kubernetes.io/scale-down-disabled"]; value != "true" {

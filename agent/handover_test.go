@@ -353,7 +353,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 		if folder := filepath.Dir(w.settings.DevicePlugin.ConfigFile); !strings.Contains(c.Message, "folder "+folder+" ") {
 			t.Errorf("it does not say which folder is full: %s: %s", c.Reason, c.Message)
 		}
-		if want := "room for the device plugin's config, for which label gpuslice.io/profile=alone asks"; !strings.Contains(c.Message, want) {
+		if want := "make room for the device plugin's config for label gpuslice.io/profile=alone"; !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
 		if w.hasJournal() || w.node().Spec.Unschedulable || !w.runs("train") {
@@ -612,7 +612,7 @@ func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
 				if c.Reason != string(row.before) || row.before == config.ReasonNoHandover && !strings.Contains(c.Message, waits) || w.node().Spec.Unschedulable != row.fenced {
 					t.Errorf("while the key is not the agent's: %s: %s, cordoned %t", c.Reason, c.Message, w.node().Spec.Unschedulable)
 				}
-				if n := heard(events, string(config.ReasonNoHandover), waits, "was taken away"); n != 1 {
+				if n := heard(events, string(config.ReasonNoHandover), waits, "was removed or changed by another program"); n != 1 {
 					t.Errorf("%d Events say that it is away", n)
 				}
 				if tried < 50 || tried > 70 {
@@ -706,7 +706,7 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 				if got := w.pluginConfigs()[key]; got != text || w.reason() != config.ReasonConverged {
 					t.Errorf("%s: under %s is %q, and was %q", w.reason(), key, got, text)
 				}
-				if n := heard(events, key, "another text than this agent has written"); n != row.says {
+				if n := heard(events, key, "was removed or changed by another program"); n != row.says {
 					t.Errorf("%d Events say it, want %d", n, row.says)
 				}
 				w.profile("two")

@@ -161,7 +161,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.broken = true
 			w.label("all-balanced")
 		}, config.ReasonCapacityMismatch, `CapacityMismatch: see the device plugin's log on this node; ` +
-			`the GPUs are as they were, but their capacity is not back after 5m0s: nvidia.com/mig-1g.10gb: the GPUs have 56, kubelet 0; ` +
+			`the GPUs are restored, but their capacity is not back after 5m0s: nvidia.com/mig-1g.10gb: the GPUs have 56, kubelet 0; ` +
 			`the node stays cordoned until this is mended`},
 		{"a cordon of another", oneH100, func(w *world) {
 			w.cordon(true)
@@ -182,7 +182,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice")
 			w.label("all-1g.10gb")
 		}, config.ReasonGPUInUse, `GPUInUse: all-1g.10gb: end these processes on the node, or stop their units: pid 5000 python; ` +
-			`they are of no pod and hold what is to change; since 2000-01-01 00:00:00Z; changes nothing until then`},
+			`they belong to no pod and hold what is to change; since 2000-01-01 00:00:00Z; changes nothing until then`},
 		{"bare pods", fiveH100, func(w *world) {
 			w.turn()
 			for i := range 5 {

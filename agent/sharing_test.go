@@ -399,7 +399,7 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 			if w.condition().Status == corev1.ConditionTrue && strings.HasPrefix(w.condition().Message, "four") {
 				t.Fatal("the node says that it gives out four")
 			}
-			return w.condition().Status == corev1.ConditionFalse && strings.Contains(w.condition().Message, "the GPUs are as they were, but their capacity is not back")
+			return w.condition().Status == corev1.ConditionFalse && strings.Contains(w.condition().Message, "the GPUs are restored, but their capacity is not back")
 		})
 		c := w.condition()
 		if first, want := "restart kubelet on this node, if the log of the device plugin's pod says", "listens on no socket for devices that kubelet still allocates, so pods that get them fail: nvidia.com/gpu"; c.Reason != string(config.ReasonCapacityMismatch) ||

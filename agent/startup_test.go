@@ -255,7 +255,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 				if fenced > 1 {
 					t.Errorf("%d fences", fenced)
 				}
-				for _, want := range []string{"the startup taint " + config.TaintNotReady, "puts it back", "spec.taints", "taken away again at"} {
+				for _, want := range []string{"the startup taint " + config.TaintNotReady, "puts it back", "spec.taints", "next removal at"} {
 					if !strings.Contains(reported, want) {
 						t.Errorf("the message is %q, want %q in it", reported, want)
 					}

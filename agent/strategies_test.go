@@ -23,17 +23,17 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 		"none, and nothing says so": {
 			under: config.MIGStrategyNone, settings: config.MIGStrategyAuto,
 			says: []string{
-				"the device plugin runs under the MIG strategy none, by what it offers, and mixed is needed",
+				"the device plugin advertises as under MIG strategy none, but the node needs mixed",
 				"set MIG_STRATEGY=mixed in the environment of its DaemonSet, or flags.migStrategy: mixed in its config",
 			},
 		},
 		"single, and a label says mixed": {
 			under: config.MIGStrategySingle, label: config.MIGStrategyMixed, settings: config.MIGStrategyAuto,
-			says: []string{"the device plugin runs under the MIG strategy single, by what it offers, and mixed is needed", "set MIG_STRATEGY=mixed"},
+			says: []string{"the device plugin advertises as under MIG strategy single, but the node needs mixed", "set MIG_STRATEGY=mixed"},
 		},
 		"none, and the settings say mixed": {
 			under: config.MIGStrategyNone, settings: config.MIGStrategyMixed,
-			says: []string{"strategy none, by what it offers, and mixed is needed: migStrategy of the agent's settings is mixed", "set migStrategy of the settings to auto"},
+			says: []string{"strategy none, but the node needs mixed: migStrategy of the agent's settings is mixed", "set migStrategy of the settings to auto"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

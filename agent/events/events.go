@@ -68,7 +68,7 @@ func Cordoned(target string, steps int) Event {
 
 // ClosedDevices is for devices that DeviceTaintRules close for a change.
 func ClosedDevices(devices []string, target string, steps int) Event {
-	return normal(config.ReasonFencing, "claims get none of %s until the change to %s: %s", strings.Join(devices, ", "), target, sanitize.Counted(steps, "step"))
+	return normal(config.ReasonFencing, "closed %s to claims for the change to %s: %s", strings.Join(devices, ", "), target, sanitize.Counted(steps, "step"))
 }
 
 // Evicting is for the node of a pod that leaves for a change; did is what happens to the pod.
@@ -83,17 +83,17 @@ func EvictingThis(did, node, target string) Event {
 
 // Released is for a node that the agent has released after a change.
 func Released(took time.Duration, capacity string) Event {
-	return normal(config.ReasonReleased, "node released after %s: %s", took.Round(time.Second), capacity)
+	return normal(config.ReasonReleased, "released the node after %s, %s", took.Round(time.Second), capacity)
 }
 
 // GivenUp is for a change that has failed, and that the agent undoes.
 func GivenUp(target string, reason config.Reason, why string) Event {
-	return warning(reason, "%s: %s; restoring what was before", target, why)
+	return warning(reason, "%s: %s; undoing the change", target, why)
 }
 
 // FoundWithoutJournal is for what an agent has left on a node without a journal.
 func FoundWithoutJournal(left string) Event {
-	return warning(config.ReasonRecovering, "found without a journal, to be restored: %s", left)
+	return warning(config.ReasonRecovering, "restoring leftovers without a journal: %s", left)
 }
 
 // WindowOverrun is for a change that goes on beyond its window.
@@ -120,12 +120,12 @@ func Rebooting(target string) Event {
 
 // ReleasedUntilReboot is for a node that is released while a change waits for its reboot.
 func ReleasedUntilReboot(target string) Event {
-	return normal(config.ReasonNeedsReboot, "node released until its reboot for %s", target)
+	return normal(config.ReasonNeedsReboot, "released the node until its reboot for %s", target)
 }
 
 // ReleasedForUpgrade is for a node that is released during an upgrade of the driver, which the label shows.
 func ReleasedForUpgrade(label string) Event {
-	return normal(config.ReasonDriverNotLoaded, "node released while the driver is upgraded (%s); the change continues after that", label)
+	return normal(config.ReasonDriverNotLoaded, "released the node while the driver is being upgraded (%s); the change continues after that", label)
 }
 
 // Of the device plugin and the DRA driver.
@@ -151,7 +151,7 @@ func RemovedStaleResources(names []string) Event {
 // RulesUnusable is for DeviceTaintRules that the settings ask for and the agent cannot have.
 func RulesUnusable(err error) Event {
 	return warning(config.ReasonMissingRight,
-		"claims are not kept from devices as health.deviceTaint or drain.fence asks: %v; it takes Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+		"cannot close devices to claims, as health.deviceTaint or drain.fence asks: %v; install Kubernetes 1.37 and deploy/components/device-taint-rules", err)
 }
 
 // UnreadClaims is for claims that the agent may not read.
@@ -197,7 +197,7 @@ func UnhealthyTaintRefused(err error) Event {
 
 // UnhealthyDevices is for devices of GPUs that are not well, which claims do not get.
 func UnhealthyDevices(devices []string) Event {
-	return warning(config.ReasonGPUUnhealthy, "claims get no device of GPUs that cannot be used or trusted, by DeviceTaintRules: %s", strings.Join(devices, ", "))
+	return warning(config.ReasonGPUUnhealthy, "closed devices of GPUs that cannot be used or trusted to claims, by DeviceTaintRules: %s", strings.Join(devices, ", "))
 }
 
 // HealthNotWatched is for a driver that sends no events.

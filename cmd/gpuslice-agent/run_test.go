@@ -32,7 +32,7 @@ func TestTheEndOfAChangeThatEvictsAllPodsOfANodeIsReportedByAnEvent(t *testing.T
 	for i := range pods {
 		recorder.Eventf(node, corev1.EventTypeNormal, string(config.ReasonEvicting), "evicted pod team-a/worker-%d for the change to all-1g.10gb", i)
 	}
-	recorder.Event(node, corev1.EventTypeNormal, string(config.ReasonReleased), "node given back")
+	recorder.Event(node, corev1.EventTypeNormal, string(config.ReasonReleased), "released the node")
 	other := node.DeepCopy()
 	other.Name = "gpu-2"
 	recorder.Event(other, corev1.EventTypeNormal, "Last", "") // of an object that has had none, so this comes

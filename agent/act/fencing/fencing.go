@@ -1,6 +1,6 @@
-// Package fencing takes the node out of service for a change and gives it back: journal, cordon, taint, and what is checked and prepared before
-// the first of them. Package drain/fence makes the patches; this one decides when, and sends them. It measures how long changes take, so that the agent can
-// estimate the next ones, and makes way for an upgrade of the driver.
+// Package fencing takes the node out of service for a change and releases it: journal, cordon, taint, and the checks and preparations before them.
+// Package drain/fence makes the patches; this one decides when, and sends them. It measures how long changes take, so that the agent can estimate the
+// next ones, and makes way for an upgrade of the driver.
 package fencing
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Fencing fences one node, and gives it back.
+// Fencing fences one node, and releases it.
 type Fencing struct {
 	act.Env
 
@@ -42,8 +42,7 @@ type Fencing struct {
 	returns returns
 }
 
-// WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for what
-// an agent has left without one.
+// WriteJournal writes the journal without a fence: for a change that disrupts no pod, to add to a present journal, or for leftovers without one.
 func (f *Fencing) WriteJournal(ctx context.Context, in act.Input) error {
 	if startsDisruption(in) {
 		if err := f.Slot.Confirm(ctx, in); err != nil {
@@ -82,7 +81,7 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	return nil
 }
 
-// closing confirms the slot of a change that is about to keep pods away, and returns its journal, whose deadlines count from then on.
+// closing confirms the slot of a change that is about to keep pods away, and returns its journal. The deadlines begin now.
 func (f *Fencing) closing(ctx context.Context, in act.Input) (*journal.Journal, error) {
 	if startsDisruption(in) {
 		if err := f.Slot.Confirm(ctx, in); err != nil {
@@ -101,8 +100,8 @@ func (f *Fencing) closing(ctx context.Context, in act.Input) (*journal.Journal, 
 	return j, nil
 }
 
-// Close keeps claims from the devices of the step while the pods leave that hold them, once the agent knows that these may do so. The node stays
-// schedulable, and its other GPUs are given to claims, until Raise takes the place of this. The journal names the devices before a rule is there.
+// Close closes the step's devices to claims while their holders leave, once the agent knows that these may leave. The node stays schedulable, and
+// claims get its other GPUs, until Raise replaces this. The journal names the devices before the first rule exists.
 func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 	if err := f.Rules.Try(ctx); err != nil {
 		return err
@@ -124,7 +123,7 @@ func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 	return f.Rules.Close(ctx, j.Closed)
 }
 
-// spentAnnotations returns the annotations that the journal replaces: the agent removes them when it writes the journal.
+// spentAnnotations returns the annotations that the journal replaces: the agent removes them in the same write.
 func spentAnnotations(j journal.Journal) []string {
 	if !j.Forced {
 		return nil
@@ -132,9 +131,8 @@ func spentAnnotations(j journal.Journal) []string {
 	return []string{config.AnnotationForce}
 }
 
-// Resume removes the taint and leaves the cordon. If a user had cordoned the node before the change and has uncordoned it
-// since, Resume notes that in the journal, so that the end of the change leaves no cordon; and so it does with a startup taint that has come
-// since, before it takes that away. Without a journal the taint is all that the agent has set.
+// Resume removes the taint and leaves the cordon. It first notes in the journal if a user has removed an own cordon from before the change: the end
+// of the change then leaves none. It also notes a new startup taint before it removes it. Without a journal the agent has set only the taint.
 func (f *Fencing) Resume(ctx context.Context, in act.Input) error {
 	if in.Seen.Journal == nil {
 		if err := f.tooSoon(in.Seen); err != nil {
@@ -151,15 +149,14 @@ func (f *Fencing) Resume(ctx context.Context, in act.Input) error {
 		}
 		return outcome.ErrPlanAgain
 	}
-	// A user who has cancelled the change by an uncordon wants no cordon in its place, unless pods would meet GPUs that are
-	// not there yet.
+	// A user who has cancelled the change by an uncordon does not want a new cordon, unless pods would get GPUs that are not ready yet.
 	if undo := in.Seen.Journal.Undo; undo != nil && undo.Cancelled && len(in.Seen.Capacity.Missing) == 0 {
 		return f.liftStartup(ctx, in.Seen, f.by(in.Seen.Journal).Uncover)
 	}
 	return f.liftStartup(ctx, in.Seen, f.by(in.Seen.Journal).Open)
 }
 
-// liftStartup writes the node without its startup taints, and notes that they were taken away.
+// liftStartup writes the node without its startup taints, and notes their removal.
 func (f *Fencing) liftStartup(ctx context.Context, seen *state.Observed, write func(*corev1.Node) ([]byte, error)) error {
 	err := f.Nodes.Patch(ctx, seen.Node, write)
 	if err == nil {
@@ -173,19 +170,19 @@ func (f *Fencing) Startup(node *corev1.Node, j *journal.Journal) []corev1.Taint 
 	return f.Fence.Registered(j.StartupKeys()).Startup(node)
 }
 
-// by returns the fence with what the journal says that it has set and may take away.
+// by returns the fence with the annotations and taints that it may remove, by the journal.
 func (f *Fencing) by(j *journal.Journal) fence.Fence {
 	return f.Fence.Keeps(j.Kept).Registered(j.StartupKeys())
 }
 
-// Release gives the node back. A node that has just been registered gets its startup taints back if the change was undone.
+// Release releases the node. If the change was undone on a node that had just been registered, its startup taints come back.
 func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	f.Timing.NoteVerified(f.Clock.Now())
 	uncordon := in.Seen.Journal.Cordoned && !in.Seen.ForeignCordon()
 	if foreign := in.Seen.ToolsThatCordon(); uncordon && len(foreign) > 0 {
 		return &outcome.Waiting{
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Blockers: foreign,
-			Message: "the GPUs are as they should be; the node is uncordoned when other tools are done with it: " + strings.Join(foreign, "; "),
+			Message: "the GPUs are as desired; the agent uncordons the node when other tools are done with it: " + strings.Join(foreign, "; "),
 			Since:   in.Seen.Since(config.ReasonOtherMaintenance, f.Clock.Stamp()),
 		}
 	}
@@ -217,8 +214,8 @@ func (f *Fencing) Release(ctx context.Context, in act.Input) error {
 	return nil
 }
 
-// learnForGood writes into the host's record what only the journal and this process know, before the agent gives the node back: after a
-// restart it must not try a failed change again, nor restore what was before.
+// learnForGood copies the journal's and this process's knowledge into the host's record before the agent releases the node. After a restart the agent
+// must neither retry a failed change nor restore the former state.
 func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
 	learnt := in.Seen.Record.Learnt
 	failed := in.Seen.Journal.Undo
@@ -232,8 +229,8 @@ func (f *Fencing) learnForGood(ctx context.Context, in act.Input) {
 	f.Journal.Learn(ctx, learnt)
 }
 
-// Park gives the node back until it is rebooted. The journal stays: if a user withdraws the request, the agent takes the pending modes back.
-// Operands and units run again by now; if a user stops one before the reboot, the agent leaves it stopped.
+// Park releases the node until its reboot. The journal stays: if a user withdraws the request, the agent changes the pending modes back. Operands and
+// units already run again; if a user stops one before the reboot, it stays stopped.
 func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 	j := *in.Seen.Journal
 	j.Paused, j.Stopped, j.Parked = nil, nil, true
@@ -244,7 +241,7 @@ func (f *Fencing) Park(ctx context.Context, in act.Input) error {
 	return nil
 }
 
-// LeaveJournal gives the node back, and leaves the journal with what the agent must restore still.
+// LeaveJournal releases the node, and leaves the journal with the rest that the agent must restore.
 func (f *Fencing) LeaveJournal(ctx context.Context, seen *state.Observed, w journal.Write, j journal.Journal) error {
 	uncordon := j.Cordoned && !seen.ForeignCordon()
 	lifted := f.by(&j)

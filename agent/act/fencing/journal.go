@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// forgetFormerTarget drops what the agent counts and measures for the change to another target, if the next journal begins one to a new target.
+// forgetFormerTarget drops the counts and times of the former target, if the next journal has a new one.
 func (f *Fencing) forgetFormerTarget(in act.Input) {
 	former := ""
 	if in.Seen.Journal != nil {
@@ -29,11 +29,11 @@ func (f *Fencing) forgetFormerTarget(in act.Input) {
 	}
 }
 
-// journalWith returns the journal with what the agent must restore after the steps, beside what it holds already. It writes nothing.
+// journalWith returns the journal, extended by what the agent must restore after the steps. It writes nothing.
 func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: in.Seen.Boot.ID,
-		Verified: in.Seen.Capacity.Verified || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent gives the node back only with a verified capacity
+		Verified: in.Seen.Capacity.Verified || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent releases the node only with a verified capacity
 		Started:  f.Clock.Stamp(),
 	}
 	if in.Seen.Journal != nil {
@@ -58,12 +58,12 @@ func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	recordTaken(j, in)
 	recordKept(j, in.Seen.Leftovers.Orphan.Kept)
 	if in.Seen.Journal == nil && in.Steps[0].Kind == plan.Adopt {
-		j.Undo = cmp.Or(in.Seen.Failed(in.Want), in.Want.Left) // a failed request is not tried again
+		j.Undo = cmp.Or(in.Seen.Failed(in.Want), in.Want.Left) // the agent does not retry a failed request
 	}
 	return j, f.notePlugin(j, in)
 }
 
-// recordLayouts records how the GPUs are cut that the steps change.
+// recordLayouts records the layout of the GPUs that the steps change.
 func recordLayouts(j *journal.Journal, in act.Input) {
 	for _, gpu := range in.Seen.GPUs {
 		if !slices.ContainsFunc(in.Steps, func(s plan.Step) bool { return s.GPU == gpu.UUID && s.Traits().ShapesPlugin }) {
@@ -77,7 +77,7 @@ func recordLayouts(j *journal.Journal, in act.Input) {
 	}
 }
 
-// notePlugin adds what the steps change for the device plugin: its pods that have read the former GPUs, and its config.
+// notePlugin adds the device plugin's pods that have read the former GPUs, and its config.
 func (f *Fencing) notePlugin(j *journal.Journal, in act.Input) error {
 	j.Strategy, j.ByClaims = in.Seen.ExplicitStrategy(), in.Seen.Owner.ByClaims()
 	shapes := plan.Any(in.Steps, func(t plan.Traits) bool { return t.ShapesPlugin })
@@ -97,8 +97,8 @@ func (f *Fencing) notePlugin(j *journal.Journal, in act.Input) error {
 	return nil
 }
 
-// operandsOf returns the UIDs of the plugin's pods for the journal: those that it has, without pods that are gone, and those that have come
-// since. It drops pods that are gone, since any number of them may come and go while the agent waits.
+// operandsOf returns the UIDs of the plugin's present pods for the journal: those in it and the new ones. It drops pods that are gone, since there
+// may be any number of them while the agent waits.
 func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 	var out []string
 	for _, uid := range j.Operands {
@@ -114,7 +114,7 @@ func operandsOf(j journal.Journal, pods []corev1.Pod) []string {
 	return out
 }
 
-// recordTaken notes in the journal what the steps take from operands and units, and what an agent has left on the node without a journal.
+// recordTaken notes in the journal what the steps take from operands and units, and an agent's leftovers on the node.
 func recordTaken(j *journal.Journal, in act.Input) {
 	paused := maps.Clone(in.Seen.Leftovers.Orphan.Labels)
 	if paused == nil {
@@ -158,7 +158,7 @@ func recordKept(j *journal.Journal, left []string) {
 	}
 }
 
-// keep notes the annotations that the fence sets for autoscalers: those that the node does not have. One that a user has set stays as it is.
+// keep notes the annotations that the fence sets for autoscalers: those that the node lacks. A user's own annotation does not change.
 func keep(j *journal.Journal, node *corev1.Node) {
 	for _, key := range config.AutoscalerAnnotations() {
 		if _, there := node.Annotations[key]; !there && !slices.Contains(j.Kept, key) {

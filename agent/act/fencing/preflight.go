@@ -12,9 +12,9 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Preflight checks, before a step that leads to the first disturbance, whether the change can come to its end: no other tool works on the node,
-// the pods may be evicted, no process would stay that the agent cannot send away, and a device plugin is there to verify the capacity, without
-// which it makes no instance either. It writes nothing.
+// Preflight checks, before a step that leads to the first disturbance, whether the change can succeed. No other tool may be working on the node, the
+// pods must be evictable, and every process must be one that the agent can end. A device plugin must be there to verify the capacity; without one the
+// agent creates no instance either. It writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	absent, advice := offer.Of(in.Seen).Absent()
@@ -40,7 +40,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
 		wait.Advice = "end these processes on the node, or stop their units: " + sanitize.Listed(unowned)
-		wait.Message = "they are of no pod and hold what is to change"
+		wait.Message = "they belong to no pod and hold what is to change"
 		wait.Else = before + "until then"
 	default:
 		return f.Evictions.Drainable(ctx, in)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// startsDisruption reports whether the first step leads to the first disturbance of the node: by then all must be checked and prepared.
+// startsDisruption reports whether the first step leads to the first disturbance of the node: everything must be checked and prepared before.
 func startsDisruption(in act.Input) bool {
 	if in.Steps[0].Traits().Stage != plan.StageOpen || in.Want.Undo || in.Seen.DisruptionStarted() {
 		return false
@@ -19,9 +19,9 @@ func startsDisruption(in act.Input) bool {
 	return plan.Disrupts(in.Steps) || plan.Has(in.Steps, plan.Fence) || plan.Has(in.Steps, plan.AcquireSlot)
 }
 
-// Prepare writes what must be written before the first step, once no gate is in its way: that a user has forced the change, what the host's record lacks
-// of what is to be restored, and, before anything is disturbed, the host's record and the room for the device plugin's config. The error is why the step
-// has to wait.
+// Prepare makes the writes before the first step, once no gate is in its way. It notes that a user has forced the change, and completes the host's
+// record of what to restore. Before the first disturbance it also writes that record, and makes room for the device plugin's config. The error is why
+// the step has to wait.
 func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	if err := f.noteForced(ctx, in); err != nil {
 		return err
@@ -42,8 +42,7 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	return f.Handover.Prepare(ctx, in)
 }
 
-// Foresee returns why the first step would have to wait, by what Preflight and Prepare ask before it. What it tries it takes back, so that nothing
-// stays written.
+// Foresee returns why the first step would have to wait, by the checks of Preflight and Prepare. It reverts its trials, so nothing stays written.
 func (f *Fencing) Foresee(ctx context.Context, in act.Input) error {
 	if err := f.Preflight(ctx, in); err != nil || !startsDisruption(in) {
 		return err
@@ -54,8 +53,8 @@ func (f *Fencing) Foresee(ctx context.Context, in act.Input) error {
 	return f.Handover.Foresee(ctx, in)
 }
 
-// noteForced notes in the journal that the running change needs no window, if a user has said so by the annotation since it began. The
-// annotation is good for one change: the same write removes it.
+// noteForced notes in the journal that the running change needs no window, if a user has set the annotation since it began. The annotation serves one
+// change: the same write removes it.
 func (f *Fencing) noteForced(ctx context.Context, in act.Input) error {
 	if in.Seen.Journal == nil || in.Seen.Other(in.Want) || in.Want.Undo || !in.Seen.Forces(in.Want) || in.Seen.Journal.Forced && !in.Seen.Edited(in.Want) {
 		return nil

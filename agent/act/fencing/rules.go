@@ -25,16 +25,16 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// Rules keep claims from single devices of the node that NVIDIA's DRA driver offers, by one DeviceTaintRule for each device and key. A rule's name follows
-// from node, device and key, so that an agent finds what one before it has made that was killed. What Rules remember saves requests alone.
+// Rules close single devices of NVIDIA's DRA driver to claims, by one DeviceTaintRule for each device and key. A rule's name follows from node,
+// device and key, so an agent finds the rules of a killed one. Rules remembers only to save requests.
 type Rules struct {
 	act.Env
 
 	Client kube.DeviceTaintRules
 
-	kept   []Closed  // by the last Keep that the API server has answered
+	kept   []Closed  // by the last successful Keep
 	asked  time.Time // when that was; zero if this process has not asked yet
-	failed bool      // the API server has not done what Keep has asked
+	failed bool      // the last Keep has failed
 
 	closed []string  // devices that are closed for a change, as last read
 	readAt time.Time // when that was; zero if they have to be read
@@ -43,13 +43,13 @@ type Rules struct {
 	reported bool  // an Event has said so
 }
 
-// Closed is a device that claims are kept from, and the key of the taint, which says why.
+// Closed is a device that is closed to claims, and the key of the taint, which says why.
 type Closed struct{ Device, Key string }
 
 const (
-	// maxRules bounds the rules of a node: sixteen GPUs of which NVIDIA's DRA driver offers each part that it could make have 432 devices.
+	// maxRules bounds the rules of a node: with sixteen GPUs, NVIDIA's DRA driver can advertise 432 parts.
 	maxRules = 512
-	// maxRulesRead bounds how many rules of the node's label one pass reads. Anybody who may make rules may give them the label.
+	// maxRulesRead bounds how many rules with the node's label one pass reads. Anyone who may create rules may give them the label.
 	maxRulesRead = 2 * maxRules
 
 	labelRuleNode = "gpuslice.io/node" // its value is a hash: a node's name may be longer than the value of a label
@@ -59,14 +59,14 @@ const (
 )
 
 const (
-	rulesRetry  = 30 * time.Second // after which the API server is asked again that has not done what it was asked
-	rulesRepeat = 10 * time.Minute // after which rules are made again that others have deleted
+	rulesRetry  = 30 * time.Second // after a failure
+	rulesRepeat = 10 * time.Minute // for rules that others have deleted
 )
 
 // Forget drops what depends on times that the clock gave.
 func (r *Rules) Forget(time.Time) { r.asked, r.readAt = time.Time{}, time.Time{} }
 
-// RetryIn is the time until Keep tries again what has failed; zero if nothing has.
+// RetryIn is the time until Keep retries a failure; zero if there is none.
 func (r *Rules) RetryIn() time.Duration {
 	if !r.failed {
 		return 0
@@ -74,10 +74,10 @@ func (r *Rules) RetryIn() time.Duration {
 	return rulesRetry
 }
 
-// Unusable reports whether the agent may make no rules, or the API server serves none, as far as this process has seen.
+// Unusable reports whether the agent may not create rules, or the API server serves none, as far as this process has seen.
 func (r *Rules) Unusable() bool { return r.unusable != nil }
 
-// Try asks the API server whether it serves rules to the agent: Unusable says if it does not. The error is why that is not known.
+// Try asks the API server whether it serves rules to the agent: Unusable has the result. The error is why there is none.
 func (r *Rules) Try(ctx context.Context) error {
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
 	defer cancel()
@@ -103,8 +103,8 @@ func (r *Rules) ReportUnusable() {
 	r.Events.Node(r.Node, events.RulesUnusable(r.unusable))
 }
 
-// Keep has the rules be those that are wanted, as Follow does. It asks the API server where others are wanted than before; at the process's start, for what
-// an agent has left that was killed; and now and then while there are rules, which others may delete.
+// Keep makes the rules match those that are wanted, as Follow does. It asks the API server only if that has changed, and at the process's start for
+// the rules of a killed agent. While there are rules it also asks now and then, since others may delete them.
 func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	since := r.Clock.Since(r.asked)
 	switch {
@@ -132,7 +132,7 @@ func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	}
 }
 
-// reportUnhealthy says which devices of GPUs that are not well claims get no more. Close reports those of a change.
+// reportUnhealthy names the newly closed devices of GPUs that are not well. Close reports those of a change.
 func (r *Rules) reportUnhealthy(made []Closed) {
 	var devices []string
 	for _, c := range made {
@@ -144,11 +144,11 @@ func (r *Rules) reportUnhealthy(made []Closed) {
 		return
 	}
 	slices.Sort(devices)
-	r.Log.Info("claims are kept from devices of GPUs that are not well", zap.Strings("devices", devices))
+	r.Log.Info("closed devices of GPUs that are not well to claims", zap.Strings("devices", devices))
 	r.Events.Node(r.Node, events.UnhealthyDevices(devices))
 }
 
-// Clear deletes the rules of agents on this node, which no agent goes on with. Where agents may not make any, there are none.
+// Clear deletes the rules of agents on this node, when no agent continues with them. Where agents may not create any, there are none.
 func (r *Rules) Clear(ctx context.Context) error {
 	if _, err := r.Follow(ctx, nil); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
 		return err
@@ -156,7 +156,7 @@ func (r *Rules) Clear(ctx context.Context) error {
 	return nil
 }
 
-// Close makes the rules for a change, and deletes none: Keep does, once the journal names other devices, or is gone.
+// Close creates the rules for a change, and deletes none: Keep does, once the journal names other devices or is gone.
 func (r *Rules) Close(ctx context.Context, devices []string) error {
 	r.asked, r.readAt = time.Time{}, time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.Settings.Timeouts.APICall)
@@ -199,9 +199,9 @@ func (r *Rules) read(ctx context.Context) {
 	}
 }
 
-// Follow makes the rules that are wanted, and then deletes those of agents on this node that are not. It changes none that others have made. It returns
-// those that it has made. An error is why it does not keep claims from some of the devices, or why some rules are still there; what it has done by then
-// stays, and the next call goes on.
+// Follow creates the rules that are wanted, and then deletes the other rules of agents on this node. It does not change the rules of others. It
+// returns those that it has created. After an error some devices may be open or some old rules left; the rest stays done, and the next call
+// continues.
 func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []Closed, _ error) {
 	unwanted, made, err := r.add(ctx, wanted)
 	if err != nil {
@@ -209,26 +209,26 @@ func (r *Rules) Follow(ctx context.Context, wanted []Closed) (made []Closed, _ e
 	}
 	for _, name := range slices.Sorted(maps.Keys(unwanted)) {
 		err := r.Client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(unwanted[name].UID)}})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict: another object has the name by now
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict: another object has the name now
 			return made, fmt.Errorf("deleting DeviceTaintRule %s: %w", name, err)
 		}
 	}
 	return made, nil
 }
 
-// add makes the rules that are wanted and not there. It returns those that are there and not wanted, by their names, and those that it has made.
+// add creates the missing rules. It returns the unwanted ones, by their names, and those that it has created.
 func (r *Rules) add(ctx context.Context, wanted []Closed) (unwanted map[string]*resourcev1.DeviceTaintRule, made []Closed, err error) {
 	names := map[string]Closed{}
 	for _, c := range wanted {
 		// Devices are named by slices, which others may write.
 		if len(validation.IsDNS1123Label(c.Device)) > 0 {
-			return nil, nil, fmt.Errorf("no claim can be kept from device %q of node %s: a device cannot be called so",
+			return nil, nil, fmt.Errorf("cannot close device %q of node %s to claims: invalid name",
 				sanitize.Cut(c.Device, validation.DNS1123LabelMaxLength), r.Node)
 		}
 		names[r.name(c)] = c
 	}
 	if len(names) > maxRules {
-		return nil, nil, fmt.Errorf("claims are to be kept from %d devices of node %s: DeviceTaintRules are made for %d at most", len(names), r.Node, maxRules)
+		return nil, nil, fmt.Errorf("cannot close %d devices of node %s to claims: the agent creates at most %d DeviceTaintRules", len(names), r.Node, maxRules)
 	}
 	if unwanted, err = r.own(ctx); err != nil {
 		return nil, nil, err
@@ -246,7 +246,7 @@ func (r *Rules) add(ctx context.Context, wanted []Closed) (unwanted map[string]*
 	return unwanted, made, err
 }
 
-// own returns the rules that agents have made on this node, by their names.
+// own returns the rules that agents have created on this node, by their names.
 func (r *Rules) own(ctx context.Context) (map[string]*resourcev1.DeviceTaintRule, error) {
 	list, err := r.Client.List(ctx, metav1.ListOptions{LabelSelector: labelRuleNode + "=" + hash(r.Node), Limit: maxRulesRead})
 	if err != nil {
@@ -259,12 +259,12 @@ func (r *Rules) own(ctx context.Context) (map[string]*resourcev1.DeviceTaintRule
 		}
 	}
 	if list.Continue != "" {
-		return nil, fmt.Errorf("node %s has more than %d DeviceTaintRules with label %s: delete those that no agent has made", r.Node, maxRulesRead, labelRuleNode)
+		return nil, fmt.Errorf("node %s has more than %d DeviceTaintRules with label %s: delete those that no agent has created", r.Node, maxRulesRead, labelRuleNode)
 	}
 	return out, nil
 }
 
-// isOwn reports whether an agent has made the rule on this node, by all that it writes: whoever may make rules may copy the labels alone by mistake.
+// isOwn reports whether an agent has created the rule on this node, by all its fields: whoever may create rules may copy the labels by mistake.
 func (r *Rules) isOwn(rule *resourcev1.DeviceTaintRule) bool {
 	s := rule.Spec.DeviceSelector
 	if s == nil || ptr.Deref(s.Driver, "") != holders.ClaimDriver || ptr.Deref(s.Pool, "") != r.Node || s.Device == nil {
@@ -284,10 +284,10 @@ func (r *Rules) create(ctx context.Context, name string, c Closed) error {
 		},
 	}, metav1.CreateOptions{FieldManager: config.FieldManager})
 	switch {
-	case apierrors.IsAlreadyExists(err): // it was not among those that agents have made
-		return fmt.Errorf("DeviceTaintRule %s is not as an agent makes it, so that no claim is kept from device %s of node %s: delete it", name, c.Device, r.Node)
+	case apierrors.IsAlreadyExists(err): // it was not among the agents' own
+		return fmt.Errorf("delete DeviceTaintRule %s: it differs from an agent's, and claims still get device %s of node %s", name, c.Device, r.Node)
 	case err != nil:
-		return fmt.Errorf("making a DeviceTaintRule for device %s of node %s: %w", c.Device, r.Node, err)
+		return fmt.Errorf("creating a DeviceTaintRule for device %s of node %s: %w", c.Device, r.Node, err)
 	}
 	return nil
 }

@@ -17,27 +17,27 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// returns is how often the agent has taken the startup taints of a node away. Kubelet sets them once, when it registers the node; a controller that
-// sets them again at each event of the node would otherwise have the agent answer each of its writes by one of its own.
+// returns counts how often the agent has removed the startup taints of a node. Kubelet sets them once, when it registers the node. A controller may
+// set them again at each event of the node; without this count the agent would answer each of those writes.
 type returns struct {
 	node  types.UID
-	times int       // each of them less than forgotten after the one before
-	last  time.Time // when the last of them was
+	times int       // each less than forgotten after the former one
+	last  time.Time // when it last did
 }
 
 const (
-	// firstPause is the least time between the first two times that the agent takes startup taints away. It doubles with each further time.
+	// firstPause is the least time between the agent's first two removals of startup taints. It doubles with each removal.
 	firstPause = 5 * time.Second
 	// longestPause bounds it.
 	longestPause = 5 * time.Minute
-	// forgotten is the time after which a startup taint counts as the first one again.
+	// forgotten is the time until a startup taint counts as the first one again.
 	forgotten = 6 * longestPause
 )
 
 // Forget drops what the agent remembers by the clock.
 func (f *Fencing) Forget(time.Time) { f.returns = returns{} }
 
-// tookStartup notes that startup taints were taken from the node.
+// tookStartup notes that the agent has removed startup taints from the node.
 func (f *Fencing) tookStartup(seen *state.Observed) {
 	if len(seen.Marks.Startup) == 0 {
 		return
@@ -53,8 +53,8 @@ func (f *Fencing) tookStartup(seen *state.Observed) {
 	}
 }
 
-// ReturnedUntil is until when the agent leaves startup taints on the node that something has put back after the agent had taken them away; zero
-// if it takes them away now.
+// ReturnedUntil is until when the agent leaves startup taints on the node that something has put back after their removal; zero if it removes them
+// now.
 func (f *Fencing) ReturnedUntil(node *corev1.Node, j *journal.Journal) time.Time {
 	if f.returns.times == 0 || f.returns.node != node.UID || len(f.Startup(node, j)) == 0 {
 		return time.Time{}
@@ -75,7 +75,7 @@ func (f *Fencing) Returned(seen *state.Observed) string {
 	if until.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("; %s is back, which the agent has taken away %d times: %s; %s; it is taken away again at %s",
+	return fmt.Sprintf("; %s is back after the agent has removed it %d times: %s; %s; next removal at %s",
 		names(seen.Marks.Startup), f.returns.times, putBackBy(seen.Node), advice, outcome.Moment(until))
 }
 
@@ -89,7 +89,7 @@ func (f *Fencing) tooSoon(seen *state.Observed) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonStepHadNoEffect, After: until.Sub(f.Clock.Now()),
-		Message: fmt.Sprintf("the GPUs are as they should be, and %s, which the agent has taken away and something has put back, keeps pods away until %s",
+		Message: fmt.Sprintf("the GPUs are as desired; %s, which something has put back after the agent removed it, keeps pods away until %s",
 			names(seen.Marks.Startup), outcome.Moment(until)),
 	}
 }
@@ -98,10 +98,10 @@ func names(taints []corev1.Taint) string {
 	return "the startup taint " + sanitize.Listed(state.TaintKeys(taints))
 }
 
-// putBackBy names the program that has written the node's taints last, by managedFields.
+// putBackBy names the program that last wrote the node's taints, by managedFields.
 func putBackBy(node *corev1.Node) string {
 	if others := nodewrite.Others(fence.Tainters(node)); others != "" {
-		return others + " puts it back, as the last that wrote the node's taints by managedFields"
+		return others + " puts it back: by managedFields it wrote the node's taints last"
 	}
 	return "something puts it back"
 }

@@ -59,7 +59,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverLater(t *testing.T) {
 			t.Errorf("the Event is %q, want %q in it", last, want)
 		}
 	}
-	if text := h.fencing.Returned(h.seen); !strings.Contains(text, "it is taken away again at 2026-03-01 12:20:15Z") {
+	if text := h.fencing.Returned(h.seen); !strings.Contains(text, "next removal at 2026-03-01 12:20:15Z") {
 		t.Errorf("the condition says %q", text)
 	}
 	h.observe() // it is away

@@ -10,10 +10,10 @@ import (
 // mostTook is how many changes count for the estimate.
 const mostTook = 5
 
-// Timing has the moments of the change that is under way, as far as this process has seen it.
+// Timing has the moments of the change under way, as far as this process has seen it.
 type Timing struct {
 	touchedAt  time.Time // when it first touched a GPU
-	verifiedAt time.Time // when the agent first saw that it is done
+	verifiedAt time.Time // when the agent first saw it done
 }
 
 // Forget drops both: the change is over, another begins, or the clock was set.
@@ -26,15 +26,15 @@ func (t *Timing) NoteTouched(now time.Time) {
 	}
 }
 
-// NoteVerified notes that the change is done now. Later calls do nothing: the time for which other tools keep the node after that does not count.
+// NoteVerified notes that the change is done now. Later calls do nothing: the time of other tools on the node after that does not count.
 func (t *Timing) NoteVerified(now time.Time) {
 	if t.verifiedAt.IsZero() {
 		t.verifiedAt = now
 	}
 }
 
-// With adds the change, which started then and ends now, to those before it. It leaves out a change if another process has touched
-// its GPUs first: how long that took is not known.
+// With adds the change, from its start until now, to those before it. If another process touched the GPUs first, the change does not count: its time
+// is unknown.
 func (t *Timing) With(before []journal.Took, started time.Time) []journal.Took {
 	if t.touchedAt.IsZero() {
 		return before

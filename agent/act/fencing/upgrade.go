@@ -32,7 +32,7 @@ type UpgradeWatch struct {
 // Forget drops what was computed from earlier times of the clock.
 func (u *UpgradeWatch) Forget(time.Time) { u.since = time.Time{} }
 
-// Observe finds out whether the driver is being upgraded, and waits for the end of that. Only labels of operands count: the driver manager
+// Observe finds out whether the driver is being upgraded, and waits for the end of the upgrade. Only labels of operands count: the driver manager
 // writes no others.
 func (u *UpgradeWatch) Observe(seen *state.Observed) error {
 	node := seen.Node
@@ -50,14 +50,14 @@ func (u *UpgradeWatch) Observe(seen *state.Observed) error {
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonDriverNotLoaded, For: outcome.ForDriver, After: outcome.DriverRetry, Since: since,
-		Message: fmt.Sprintf("the driver is being upgraded, as %s says; changes nothing until that is over", seen.Marks.Upgrade),
+		Message: fmt.Sprintf("the driver is being upgraded (%s); changes nothing until that is over", seen.Marks.Upgrade),
 	}
 	until := since.Add(u.Settings.Timeouts.DriverUpgrade)
 	if u.Clock.Now().Before(until) {
 		wait.Until, wait.Then = until, "see why it is not over"
 		return wait
 	}
-	wait.Advice = fmt.Sprintf("the driver's upgrade takes longer than %s: see its pod, or that of its manager, on this node; if neither upgrades it any more: "+
+	wait.Advice = fmt.Sprintf("the driver's upgrade takes longer than %s: see the pod of the driver or of its manager on this node; if no upgrade is running: "+
 		"kubectl label node %s %s=true --overwrite", u.Settings.Timeouts.DriverUpgrade, u.Node, key)
 	return wait
 }
@@ -78,11 +78,11 @@ func (u *UpgradeWatch) ReleaseDriver(ctx context.Context, seen *state.Observed) 
 	return u.Driver.Release(call)
 }
 
-// ReleaseNode gives the node back while the driver is being upgraded, which may have no end: any user who may write labels can set that label.
-// What the agent must restore stays in the journal, and the agent begins the change again after the upgrade. The cordon stays if another tool relies
-// on it, or if a user has asked to keep it.
+// ReleaseNode releases the node during the driver's upgrade, which may never end: any user who may write labels can set that label. The journal keeps
+// the rest to restore, and the agent restarts the change after the upgrade. The cordon stays if another tool relies on it, or if a user has requested
+// to keep it.
 func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
-	if seen.Marks.Upgrade == "" { // also if the observation has ended before it read the node
+	if seen.Marks.Upgrade == "" { // also if the observation ended before it read the node
 		return
 	}
 	others := seen.Tools(func(m fence.Marker) bool { return m.Cordons && m.Tool != fence.ToolDriverManager })
@@ -100,7 +100,7 @@ func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	if err != nil {
-		u.Log.Warn("giving the node back while the driver is being upgraded", zap.Error(err))
+		u.Log.Warn("releasing the node while the driver is being upgraded", zap.Error(err))
 		return
 	}
 	u.Events.Node(u.Node, events.ReleasedForUpgrade(seen.Marks.Upgrade))

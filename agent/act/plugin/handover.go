@@ -1,6 +1,6 @@
-// Package plugin gives NVIDIA's device plugin another config, in two steps. WriteSharing writes it: where the plugin's pod has a config manager, into a key
-// of its ConfigMap, which the node's label then names; otherwise into the plugin's file on the host. Reload makes the plugin read the file, by SIGHUP or by a
-// restart of its pod; a config manager does that by itself.
+// Package plugin gives NVIDIA's device plugin another config, in two steps. WriteSharing writes it: for a config manager into a key of its ConfigMap,
+// which the node's label then names; otherwise into the plugin's file on the host. Reload makes the plugin read the file, by SIGHUP or by a restart
+// of its pod; a config manager does that by itself.
 package plugin
 
 import (
@@ -50,9 +50,9 @@ type Handover struct {
 	Evictions *evict.Evictions
 	Retries   *decide.Retries
 
-	notifiedFirst time.Time   // when other readers of the config than the plugin last got a SIGHUP before it
+	notifiedFirst time.Time   // when readers other than the plugin last got a SIGHUP before it
 	labelWrites   labelWrites // of the config manager's label
-	unmended      unmended    // zero if no key is to be written again
+	unmended      unmended    // zero if the agent has no key to rewrite
 }
 
 // Forget drops what depends on times that the clock gave. The plugin that it embeds has a Forget of its own.
@@ -61,8 +61,8 @@ func (h *Handover) Forget(time.Time) { h.notifiedFirst, h.unmended.next = time.T
 // maxFormer bounds the text that the journal holds. All annotations of a node together may take 256 KiB.
 const maxFormer = 32 << 10
 
-// FormerConfig returns the config that the plugin has now, for the journal. If there is no file yet, that is a config which shares nothing,
-// and an undo writes it: a plugin that is started with a file does not run without.
+// FormerConfig returns the plugin's present config, for the journal. Without a file it is a config that shares nothing, and an undo writes that: a
+// plugin that was started with a file does not run without it.
 func (h *Handover) FormerConfig(seen *state.Observed, want state.Desired) (*journal.FormerPlugin, error) {
 	p := seen.Plugin
 	f := &journal.FormerPlugin{Way: p.Method, Text: p.Text, MPS: p.Current != nil && p.Current.Sharing.Strategy == catalog.SharingMPS}
@@ -97,7 +97,7 @@ func (h *Handover) WriteSharing(ctx context.Context, in act.Input) error {
 	err := h.File.Write(call, in.Want.Plugin.Text, h.Clock.Now())
 	if full, is := errors.AsType[*deviceplugin.NoRoomError](err); is && !in.Want.Undo &&
 		h.Clock.Now().Before(h.Retries.Deadline(in.Seen, in.Want, plan.Step{Kind: plan.WriteSharing})) {
-		return fullFolder(full, in.Want.PluginAskedBy(), "the device plugin is given its config")
+		return fullFolder(full, in.Want.PluginAskedBy(), "the device plugin gets it")
 	}
 	return err
 }
@@ -107,12 +107,12 @@ func (h *Handover) Prepare(ctx context.Context, in act.Input) error {
 	return h.makeRoom(ctx, in, in.Step().Kind == plan.AcquireSlot, h.File.Prepare)
 }
 
-// Foresee returns why Prepare would have to wait. Nothing of what it tries stays.
+// Foresee returns why Prepare would have to wait. Its trials leave nothing behind.
 func (h *Handover) Foresee(ctx context.Context, in act.Input) error {
 	return h.makeRoom(ctx, in, true, h.File.Try)
 }
 
-// makeRoom prepares the key of the config manager, or only tries to, or has the file prepared.
+// makeRoom prepares the config manager's key, or only tries to; or it calls file to prepare the file.
 func (h *Handover) makeRoom(ctx context.Context, in act.Input, try bool, file func(ctx context.Context, text string) error) error {
 	writes := plan.Has(in.Steps, plan.WriteSharing)
 	switch {
@@ -132,14 +132,14 @@ func (h *Handover) makeRoom(ctx context.Context, in act.Input, try bool, file fu
 		return wait
 	case aside.Hangs(err):
 		return &outcome.UnseenError{Err: err}
-	case err != nil: // the agent reports and counts any other fault of the folder when it writes the file
+	case err != nil: // WriteSharing reports and counts any other fault of the folder
 		h.Log.Debug("making room for the device plugin's config", zap.Error(err))
 	}
 	return nil
 }
 
-// prepareKey writes the key for the config manager, which no label names yet: agents of all nodes write the ConfigMap, and may have filled it. A node
-// that asks for a slot only tries it, since its change may be withdrawn before it begins.
+// prepareKey writes the key for the config manager before any label names it: agents of all nodes write the ConfigMap, and may have filled it. A node
+// that waits for a slot only tries, since a user may withdraw its change before that begins.
 func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) error {
 	m := in.Seen.Plugin.Manager
 	if !lacksKey(m, in.Want) {
@@ -154,7 +154,7 @@ func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) err
 	case why != "":
 		wait := &outcome.Waiting{
 			Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{why}, Message: why,
-			Else: "changes nothing until the key is there, for which " + in.Want.PluginAskedBy() + " asks",
+			Else: "changes nothing until the key for " + in.Want.PluginAskedBy() + " is there",
 		}
 		wait.Since = in.Seen.Since(wait.Reason, h.Clock.Stamp())
 		return wait
@@ -165,17 +165,17 @@ func (h *Handover) prepareKey(ctx context.Context, in act.Input, tries bool) err
 	return err
 }
 
-// lacksKey reports whether the agent has to write the key that the label is to name.
+// lacksKey reports whether the agent has to write the key for the label.
 func lacksKey(m *state.ConfigManager, want state.Desired) bool {
 	return want.Plugin.KeyContent != "" && m.Files[want.Plugin.Text] != want.Plugin.KeyContent
 }
 
-// whyRefused says what a user has to do so that the API server takes the key; empty if the same request may succeed later by itself.
+// whyRefused says what a user has to do before the API server takes the key; empty if the same request may succeed later by itself.
 func whyRefused(m *state.ConfigManager, err error) string {
 	configMap := "ConfigMap " + m.Namespace + "/" + m.ConfigMap
 	switch {
 	case apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
-		return fmt.Sprintf("make room in %s, as by taking away keys that no node's label names: %v", configMap, err)
+		return fmt.Sprintf("make room in %s, as by removing keys that no node's label names: %v", configMap, err)
 	case apierrors.IsForbidden(err):
 		return fmt.Sprintf("let the agent write its key of %s: %v", configMap, err)
 	case apierrors.IsNotFound(err):
@@ -188,18 +188,18 @@ func whyRefused(m *state.ConfigManager, err error) string {
 func fullFolder(full *deviceplugin.NoRoomError, asked, before string) *outcome.Waiting {
 	return &outcome.Waiting{
 		Reason: config.ReasonNoHandover, After: outcome.EvictionRetry, Blockers: []string{full.Error()},
-		Message: full.Error() + "; there has to be room for the device plugin's config, for which " + asked + " asks, before " + before,
+		Message: full.Error() + "; make room for the device plugin's config for " + asked + ", before " + before,
 	}
 }
 
-// setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so
-// kubelet must have shown a key that the agent has written to its pod before.
+// setLabel sets the node's label to another key for the plugin's config manager. The config manager ends if it does not see that key, so kubelet must
+// first show the agent's new key to its pod.
 func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
 	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
 	if err := h.refuseToSetAgain(in.Seen, in.Want); err != nil {
 		return err
 	}
-	if lacksKey(m, in.Want) { // another program has taken it away since Prepare, or this is the way back
+	if lacksKey(m, in.Want) { // another program has removed it since Prepare, or this is an undo
 		err := h.patchConfigMap(ctx, m, key, &in.Want.Plugin.KeyContent)
 		if why := whyRefused(m, err); why != "" && !in.Want.Undo {
 			return &api.Failure{Fingerprint: in.Want.Fingerprint, Reason: config.ReasonNoHandover, Message: why}
@@ -229,7 +229,7 @@ func (h *Handover) setLabel(ctx context.Context, in act.Input) error {
 	return err
 }
 
-// awaitKey waits until the config manager sees the key. If the agent cannot see that, it waits until kubelet must have shown it.
+// awaitKey waits until the config manager sees the key. If the agent cannot tell, it waits until kubelet must have shown it.
 func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 	m, key := in.Seen.Plugin.Manager, in.Want.Plugin.Text
 	step := plan.Step{Kind: plan.WriteSharing, Config: in.Want.Plugin.ConfigText()}
@@ -243,20 +243,20 @@ func (h *Handover) awaitKey(ctx context.Context, in act.Input) error {
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began,
 		Message: fmt.Sprintf("waiting for kubelet to show %s to pod %s/%s", m.KeyName(key), m.Pod.Namespace, m.Pod.Name),
-		Until:   began.Add(propagation), Then: "the label " + m.Label + " is set to it",
+		Until:   began.Add(propagation), Then: "the agent sets label " + m.Label + " to it",
 	}
 	if h.isSetBack(in.Seen, in.Want) {
 		wait.Message += fmt.Sprintf("; the label had that key already: %s has set it back to %q", labeler(in.Seen.Node, m.Label), in.Seen.Node.Labels[m.Label])
 	}
 	if err != nil {
-		h.Log.Debug("whether the config manager sees its new config is not known", zap.Error(err))
+		h.Log.Debug("cannot tell whether the config manager sees its new config", zap.Error(err))
 	}
 	return wait
 }
 
 // patchConfigMap sets one key, or removes it if text is nil.
 func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, key string, text *string, dryRun ...string) error {
-	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, nor that of another node
+	if !m.Owns(key) || text != nil && key != m.OwnKey(*text) { // the agent never writes a user's key, or that of another node
 		return &outcome.Stalled{
 			Reason: config.ReasonNoHandover,
 			Message: fmt.Sprintf("%s is not ours to write: its name is not %s, the node's UID and a hash of the text",
@@ -280,7 +280,7 @@ func (h *Handover) patchConfigMap(ctx context.Context, m *state.ConfigManager, k
 	return nil
 }
 
-// Tidy removes what a change of the plugin's config has left.
+// Tidy removes the leftovers of a change of the plugin's config.
 func (h *Handover) Tidy(ctx context.Context, seen *state.Observed) {
 	if way := seen.Journal.Plugin.Way; way != config.HandoverFile && way != config.HandoverRestart {
 		h.collectKeys(ctx, seen)
@@ -289,12 +289,12 @@ func (h *Handover) Tidy(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)
 	defer cancel()
 	if err := h.File.Tidy(call); err != nil {
-		h.Log.Warn("leaving what was kept for a change of the device plugin's config", zap.Error(err))
+		h.Log.Warn("leaving the texts kept for a change of the device plugin's config", zap.Error(err))
 	}
 }
 
-// collectKeys removes the keys that the agent has written for this node and that no node's label names: that of before the change, or that of a change
-// which came to nothing. The admission policy allows a node only a few.
+// collectKeys removes the agent's own keys for this node that no node's label names: the key before the change, or the key of a failed change. The
+// admission policy allows a node only a few.
 func (h *Handover) collectKeys(ctx context.Context, seen *state.Observed) {
 	former, m := seen.Journal.Plugin, seen.Plugin.Manager
 	if former == nil || former.Stays {
@@ -302,7 +302,7 @@ func (h *Handover) collectKeys(ctx context.Context, seen *state.Observed) {
 	}
 	manager := deviceplugin.FormerManager(former, seen.Node.UID)
 	if manager == nil || m != nil && (m.Namespace != former.Namespace || m.ConfigMap != former.ConfigMap) {
-		return // the plugin's DaemonSet names another ConfigMap by now
+		return // the plugin's DaemonSet names another ConfigMap now
 	}
 	keys := map[string]bool{former.Text: true}
 	if m != nil {
@@ -330,8 +330,8 @@ func (h *Handover) collectKey(ctx context.Context, m *state.ConfigManager, key s
 	}
 }
 
-// Reload makes the readers of the plugin's config file read it: by SIGHUP, or, if the method is another or a reader got no signal, by
-// restarting its pod. It is over when all have read it.
+// Reload makes the readers of the plugin's config file read it: by SIGHUP, or by a restart of the pod if the method is another or a reader got no
+// signal. It is over when all have read it.
 func (h *Handover) Reload(ctx context.Context, in act.Input) error {
 	unnotified, wait := h.notifyFirst(ctx, in, in.Seen.Plugin.UnnotifiedReaders())
 	if len(unnotified) == 0 {
@@ -387,10 +387,10 @@ func (h *Handover) DaemonsGone(in act.Input) error {
 	}
 	wait := &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: outcome.EvictionRetry, Message: message, Since: in.Seen.Journal.Started,
-		Blockers: pods, Advice: "the daemon goes when the node's label " + state.LabelMPSCapable + " does: " + state.SetsMPSCapable,
+		Blockers: pods, Advice: "the daemon ends with the node's label " + state.LabelMPSCapable + ": " + state.SetsMPSCapable,
 	}
 	wait.Until, wait.Then = in.Seen.AtDeadline(until, in.Want)
 	return wait
 }
 
-var errTooLong = errors.New("it is longer than the journal can hold, and could not be brought back")
+var errTooLong = errors.New("it is longer than the journal can hold, and could not be restored")

@@ -26,25 +26,24 @@ func (l *labelWrites) add(operation, key string) {
 	l.times++
 }
 
-// mostLabelWrites is how often the agent sets the label in one change. A user may have changed it at that very moment once; the second time it is a
+// mostLabelWrites is how often the agent sets the label in one change. Once a user may have changed it at that moment; the second time it is a
 // program, which would set it back for ever.
 const mostLabelWrites = 2
 
-// isSetBack reports whether the agent has set the label for this change, and it says something else.
+// isSetBack reports whether the agent has set the label for this change, and it has another value.
 func (h *Handover) isSetBack(seen *state.Observed, want state.Desired) bool {
 	key := want.Plugin.Text
 	l := h.labelWrites
 	return l.times > 0 && l.operation == seen.Operation() && l.key == key && seen.Node.Labels[seen.Plugin.Manager.Label] != key
 }
 
-// refuseToSetAgain ends the change if something sets the config manager's label back each time. In the undo of a change the agent tries again, ever less
-// often.
+// refuseToSetAgain ends the change if something sets the config manager's label back each time. In an undo the agent retries, ever less often.
 func (h *Handover) refuseToSetAgain(seen *state.Observed, want state.Desired) error {
 	m, key := seen.Plugin.Manager, want.Plugin.Text
 	if !h.isSetBack(seen, want) || h.labelWrites.times < mostLabelWrites {
 		return nil
 	}
-	message := fmt.Sprintf("label %s was set back to %q each of the %d times that the agent had set it to %q for %s: %s must leave it; a MachineSet must not have it among "+
+	message := fmt.Sprintf("label %s went back to %q each of the %d times that the agent set it to %q for %s: %s must leave it; a MachineSet must not have it among "+
 		"its labels (deploy/AUTOSCALERS.md)", m.Label, seen.Node.Labels[m.Label], h.labelWrites.times, key, want.PluginAskedBy(), labeler(seen.Node, m.Label))
 	if want.Undo {
 		h.labelWrites.times = 0
@@ -56,7 +55,7 @@ func (h *Handover) refuseToSetAgain(seen *state.Observed, want state.Desired) er
 // labeler names the programs that have set the label, by managedFields.
 func labeler(node *corev1.Node, label string) string {
 	if others := nodewrite.Others(fence.Labelers(node, label)); others != "" {
-		return others + ", which has it by managedFields,"
+		return others + " (by managedFields)"
 	}
 	return "something"
 }

@@ -14,26 +14,25 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// unmended is a key that the agent could not write again.
+// unmended is a key that the agent could not rewrite.
 type unmended struct {
 	err      error
 	failures int       // in a row
 	next     time.Time // when the agent tries again
 }
 
-// Mend writes the agent's key again that the node's label names, if another program has removed it or changed its text. The plugin has read the key
-// before, so that nothing changes for the pods of the node. It returns what it has done, or, the first time, why it could not; news is empty if there is
-// nothing to say.
+// Mend rewrites the agent's key that the node's label names, if another program has removed or changed it. The plugin has already read the key, so
+// nothing changes for the node's pods. It returns what it has done, or, the first time, why it failed; news is empty if there is nothing to say.
 func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.Desired) (news string, err error) {
 	m, key := seen.Plugin.Manager, seen.Plugin.Text
 	switch {
 	case m == nil || m.ReadErr != nil:
-		return "", nil //nolint:nilerr // what cannot be read is reported by the observation
+		return "", nil //nolint:nilerr // the observation reports what it cannot read
 	case !m.Damaged:
 		h.unmended = unmended{}
 		return "", nil
 	}
-	text := m.Files[key] // what this process has read before; else what is asked for, if that has the same name
+	text := m.Files[key] // the text that this process has read before; else the requested one, if it has the same name
 	if text == "" && want.Plugin != nil && want.Plugin.Text == key {
 		text = want.Plugin.KeyContent
 	}
@@ -43,24 +42,24 @@ func (h *Handover) Mend(ctx context.Context, seen *state.Observed, want state.De
 	err = h.patchConfigMap(ctx, m, key, &text)
 	if err == nil {
 		h.unmended = unmended{}
-		return m.KeyName(key) + " was taken away, or had another text than this agent has written: it is written again, and no pod has to leave. " +
+		return m.KeyName(key) + " was removed or changed by another program: the agent has rewritten it, and no pod has to leave. " +
 			"Without the admission policy gpuslice-agent-configmaps the agents of all nodes can write it: kubectl apply -k deploy/policies", nil
 	}
-	h.Log.Warn("writing the agent's key of the device plugin's configs again", zap.Error(err))
+	h.Log.Warn("rewriting the agent's key of the device plugin's configs", zap.Error(err))
 	failures := h.unmended.failures + 1
 	h.unmended = unmended{err: err, failures: failures, next: h.Clock.Now().Add(h.Retries.PauseAfter(failures))}
 	if failures == 1 {
-		news = cmp.Or(whyRefused(m, err), err.Error()) + "; " + m.KeyName(key) + " was taken away, or has another text than this agent has written: " +
-			"the device plugin runs by what it has read, and would not start again by it"
+		news = cmp.Or(whyRefused(m, err), err.Error()) + "; " + m.KeyName(key) + " was removed or changed by another program: " +
+			"the device plugin runs with what it has read, and would not restart with it"
 	}
 	return news, err
 }
 
-// MendsIn returns when the agent tries again to write the key; not positive if it does not wait for that.
+// MendsIn returns the time until the agent retries to write the key; not positive if it does not wait for that.
 func (h *Handover) MendsIn() time.Duration { return h.unmended.next.Sub(h.Clock.Now()) }
 
-// RequireKey returns a wait if the step needs the key that could not be written again: if it starts the plugin, which would not run without the key or
-// would run by a text of others; or if it begins what cannot be undone without such a start. All else goes on.
+// RequireKey returns a wait if the step needs the key that the agent could not rewrite. One kind of step starts the plugin, which would not run
+// without the key, or with another's text. Another begins a change that needs such a start for its undo. All other steps go on.
 func (h *Handover) RequireKey(in act.Input) error {
 	m, err := in.Seen.Plugin.Manager, h.unmended.err
 	if m == nil || err == nil {
@@ -75,7 +74,7 @@ func (h *Handover) RequireKey(in act.Input) error {
 	why := whyRefused(m, err)
 	wait := &outcome.Waiting{
 		Reason: config.ReasonNoHandover, After: max(0, h.MendsIn()), Message: cmp.Or(why, err.Error()),
-		Else: "the device plugin runs by what it has read of its key, and would not start again",
+		Else: "the device plugin runs with what it has read of its key, and would not restart",
 	}
 	if why == "" {
 		wait.Reason, wait.For = config.ReasonRetrying, outcome.ForRetry

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// notifyFirst returns which of the pods that have not read the config are to read it now. A plugin that reads of MPS before the control daemon is
-// ready offers nothing, and tries again after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
+// notifyFirst returns which pods have to read the config now, of those that have not. A plugin that reads of MPS before the control daemon is ready
+// advertises nothing, and retries after half a minute: it reads last. The error is a wait for the control daemon, nil if there is none.
 func (h *Handover) notifyFirst(ctx context.Context, in act.Input, unnotified []types.UID) ([]types.UID, error) {
 	plugins, others := h.readersByRole(in.Seen)
 	if in.Want.Plugin == nil || in.Want.Plugin.Sharing.Strategy != catalog.SharingMPS || len(others) == 0 || !slices.ContainsFunc(unnotified, isIn(plugins)) {
@@ -38,11 +38,11 @@ func (h *Handover) notifyFirst(ctx context.Context, in act.Input, unnotified []t
 	}
 	return first, &outcome.Waiting{
 		Reason: config.ReasonConfiguringPlugin, For: outcome.ForStep, After: deviceplugin.Retry, Since: began, Blockers: offer.MissingMPS(in.Seen),
-		Message: "waiting for the MPS control daemon: " + sanitize.Listed(offer.MissingMPS(in.Seen)), Until: until, Then: "the device plugin gets its config all the same",
+		Message: "waiting for the MPS control daemon: " + sanitize.Listed(offer.MissingMPS(in.Seen)), Until: until, Then: "the device plugin gets its config anyway",
 	}
 }
 
-// readersByRole returns the pods of the device plugin that read the config file, and the other ones that do.
+// readersByRole returns the device plugin's pods that read the config file, and the other readers.
 func (h *Handover) readersByRole(seen *state.Observed) (plugins, others []types.UID) {
 	for _, pod := range seen.Plugin.Readers {
 		if slices.ContainsFunc(seen.DevicePlugin.Pods, func(p corev1.Pod) bool { return p.UID == pod.UID }) {
@@ -58,14 +58,14 @@ func isIn(pods []types.UID) func(types.UID) bool {
 	return func(pod types.UID) bool { return slices.Contains(pods, pod) }
 }
 
-// notifyEarly makes an early plugin read its config. It is no error if that fails, since the plugin tries by itself later.
+// notifyEarly makes an early plugin read its config. A failure is not an error, since the plugin retries by itself later.
 func (h *Handover) notifyEarly(ctx context.Context, seen *state.Observed) {
 	call, cancel := context.WithTimeout(ctx, h.Settings.Timeouts.DriverCall)
 	defer cancel()
 	h.NoteEarlyNotified()
 	notified, err := h.Processes.Hangup(call, h.EarlyPods(seen), []string{deviceplugin.Command})
 	if err != nil {
-		h.Log.Warn("notifying the device plugin that the MPS control daemon is ready: it tries again by itself", zap.Error(err))
+		h.Log.Warn("notifying the device plugin that the MPS control daemon is ready: it retries by itself", zap.Error(err))
 	}
 	for _, c := range notified {
 		h.Log.Info("notified the device plugin that the MPS control daemon is ready", zap.Int("pid", c.PID))

@@ -65,7 +65,7 @@ func (v *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 // blockers returns, in one text, why the agent cannot verify the capacity yet.
 func blockers(seen *state.Observed) string { return sanitize.Listed(seen.Capacity.Missing) }
 
-// stays says why no plan makes the pods leave that hold what kubelet gives out to others, and what a user can do.
+// stays says why no plan evicts the pods with devices that kubelet allocates to others, and what a user can do.
 func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advice string) {
 	switch {
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
@@ -73,30 +73,30 @@ func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advi
 	case want.Name == "" || want.Label == "" || want.Plugin == nil && len(want.Targets) == 0:
 		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + offer.Of(seen).Name() + " offers: without one the agent evicts none"
 	default:
-		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, without which the agent evicts none: %v", seen.Plugin.ParseErr)
+		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, since the agent evicts none before: %v", seen.Plugin.ParseErr)
 	}
 }
 
-// causePatience is how long capacity is missing before the agent reports a cause in the middle of a change: by then kubelet has forgotten what
-// the former device plugin offered, and the next one has begun to offer.
+// causePatience is how long capacity is missing before the agent reports a cause in the middle of a change. By then kubelet has forgotten the former
+// device plugin, and the next one has begun to advertise.
 const causePatience = 10 * time.Second
 
-// OtherStrategy names the strategy under which the device plugin runs by what it offers, and where a user sets the right one.
+// OtherStrategy names the strategy that explains what the device plugin advertises, and where a user sets the right one.
 func (v *Verifier) OtherStrategy(seen *state.Observed, under config.MIGStrategy) string {
 	set := decide.HowToSet(seen.Capacity.Strategy)
 	switch own := seen.ExplicitStrategy(); {
 	case v.Settings.MIGStrategy != config.MIGStrategyAuto:
 		set = fmt.Sprintf("migStrategy of the agent's settings is %s: %s; or set migStrategy of the settings to auto", seen.Capacity.Strategy, set)
 	case own != "":
-		set = "its environment or arguments say so, and it does otherwise: see its log on this node"
+		set = "its environment or arguments say so, but it does otherwise: see its log on this node"
 	case seen.Plugin.Current != nil && seen.Plugin.Current.MIGStrategy == seen.Capacity.Strategy:
-		set = "its config says so, which it has not read: delete its pod on this node"
+		set = "its config says so, but it has not read that: delete its pod on this node"
 	}
-	return fmt.Sprintf("the device plugin runs under the MIG strategy %s, by what it offers, and %s is needed: %s", under, seen.Capacity.Strategy, set)
+	return fmt.Sprintf("the device plugin advertises as under MIG strategy %s, but the node needs %s: %s", under, seen.Capacity.Strategy, set)
 }
 
-// RemoveStaleResources removes resources of former configs from the node object, if the settings say so. Kubelet forgets a resource after five
-// minutes, and does not put it back then: the agent removes only resources whose capacity is 0, which kubelet has forgotten.
+// RemoveStaleResources removes resources of former configs from the node object, if the settings say so. It removes only resources with capacity 0:
+// kubelet has forgotten those after five minutes, and does not put them back.
 func (v *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observed, converged bool) {
 	if v.Settings.StaleResources != config.StaleResourcesRemove || !converged {
 		return
@@ -117,7 +117,7 @@ func (v *Verifier) RemoveStaleResources(ctx context.Context, seen *state.Observe
 	v.Events.Node(v.Node, events.RemovedStaleResources(names))
 }
 
-// Lacks returns what is missing of the capacity where nothing has to be changed; nil if nothing is.
+// Lacks returns what is missing of the capacity if no change is needed; nil if nothing is missing.
 func (v *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 	if len(seen.Capacity.Missing) == 0 {
 		return nil
@@ -126,7 +126,7 @@ func (v *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 	return &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
 }
 
-// Await returns what is missing, until an observation finds that nothing is.
+// Await returns what is missing, until an observation finds nothing missing.
 func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	now := v.Clock.Now()
 	if v.began.IsZero() {
@@ -147,7 +147,7 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	if fails, forGood := v.failing(in.Seen, in.Want); forGood || fails != "" && !fresh && !now.Before(until) {
 		return &api.Failure{
 			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonPluginFailed,
-			Message: "the device plugin does not run by its new config: " + fails,
+			Message: "the device plugin does not run with its new config: " + fails,
 		}
 	}
 	if !fresh {
@@ -170,7 +170,7 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 		return &outcome.Stalled{
 			Reason: lacks.reason,
 			Message: outcome.Clauses(lacks.advice,
-				fmt.Sprintf("the GPUs are as they were, but their capacity is not back after %s: %s", v.Settings.Timeouts.Capacity, lacks.text)),
+				fmt.Sprintf("the GPUs are restored, but their capacity is not back after %s: %s", v.Settings.Timeouts.Capacity, lacks.text)),
 		}
 	}
 	return &api.Failure{
@@ -179,7 +179,7 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	}
 }
 
-// noteLate remembers which pods the device plugin has after half of the wait for capacity: they are late, and those that replace them are not.
+// noteLate remembers the device plugin's pods after half of the wait for capacity: they are late, and their replacements are not.
 func (v *Verifier) noteLate(seen *state.Observed, now time.Time) {
 	if v.late != nil || !now.After(v.half()) {
 		return
@@ -187,7 +187,7 @@ func (v *Verifier) noteLate(seen *state.Observed, now time.Time) {
 	for _, pod := range offer.Of(seen).Pods() {
 		v.late = append(v.late, pod.UID)
 	}
-	v.Log.Info("no capacity for long", zap.Strings("missing", seen.Capacity.Missing))
+	v.Log.Info("capacity has been missing for long", zap.Strings("missing", seen.Capacity.Missing))
 }
 
 // isFresh reports whether the node has just been registered. Such a node has no former config, and its first plugin may wait for a
@@ -196,8 +196,7 @@ func isFresh(seen *state.Observed, want state.Desired) bool {
 	return len(seen.Journal.Startup()) > 0 && !want.Undo
 }
 
-// failing returns why the device plugin does not run by the config that the change has given it, and whether that is for good; empty if it does, or
-// there is none.
+// failing returns why the device plugin does not run with the change's config, and whether that is for good; empty if it does, or there is none.
 func (v *Verifier) failing(seen *state.Observed, want state.Desired) (why string, forGood bool) {
 	if want.Undo || !seen.Journal.ChangesPlugin() {
 		return "", false
@@ -224,7 +223,7 @@ func (v *Verifier) lateNow(seen *state.Observed, want state.Desired) []types.UID
 	return v.late
 }
 
-// Within adds to a wait for late plugins to leave when the wait for capacity ends.
+// Within adds the end of the wait for capacity to a wait for late plugins to leave.
 func (v *Verifier) Within(in act.Input, err error) error {
 	if wait, is := errors.AsType[*outcome.Waiting](err); is {
 		wait.Since, wait.Until, wait.Then = v.began, v.until(), in.Seen.DeadlineText(in.Want)

@@ -9,28 +9,28 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// outdatedFor is how long a device plugin may take a GPU for unhealthy that is well, or offer what is gone, before it is restarted: the first time, the
-// second, and each time after that. A plugin that was starting while the driver was loaded again has been seen never to offer a GPU again. The same are the
-// pauses between restarts after an error that a GPU has recovered from: a program can make such errors as often as it likes, and each restart of the
-// plugin takes all devices of the node away from new pods for seconds.
+// outdatedFor is how long a device plugin may withhold a well GPU or advertise gone devices before its restart: the first time, the second, and each
+// time after that. A plugin that was starting during a reload of the driver was seen never to advertise a GPU again. The same times pause restarts
+// after an error that a GPU has recovered from. A program can make such errors as often as it likes, and each restart of the plugin withholds all of
+// the node's devices from new pods for seconds.
 var outdatedFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}
 
-// forgetAfter is how long the plugin has to offer the GPUs as they are until the next time counts as the first.
+// forgetAfter is how long the plugin has to be up to date until the next time counts as the first.
 const forgetAfter = time.Hour
 
-// outdated is since when, and how often, the device plugin has not offered the GPUs as they are.
+// outdated is since when, and how often, the device plugin has advertised an old state of the GPUs.
 type outdated struct {
-	since         time.Time // zero while it does
-	gone          bool      // it offers what is gone
-	restartBefore time.Time // a plugin that began before is to be restarted
-	restartedAt   time.Time // when that was last found
-	times         int       // how often it was
+	since         time.Time // zero while it is up to date
+	gone          bool      // it advertises devices that are gone
+	restartBefore time.Time // a plugin that started earlier needs a restart
+	restartedAt   time.Time // when that last happened
+	times         int       // how often that happened
 	lastSeen      time.Time // when the plugin was last outdated
 }
 
-// follow takes over whether the device plugin withholds a GPU that is well, or offers what is gone: a user has cut the GPUs by hand, or a change lost its
-// journal with the node object. The latter counts only where a label asks for something: else the agent disturbs no plugin, whoever cuts the GPUs. In the
-// middle of a change the plugin offers what it can see, and is restarted anyway.
+// follow records whether the device plugin withholds a well GPU, or advertises gone devices: a user has cut the GPUs by hand, or a change lost its
+// journal with the node object. Gone devices count only with a request: without one the agent disturbs no plugin, whoever cuts the GPUs. In the
+// middle of a change the plugin advertises what it can see, and is restarted anyway.
 func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Time) {
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
@@ -55,22 +55,23 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	}
 }
 
-// asksForGPUs reports whether a label asks for a geometry or a config of the device plugin, by which the agent restarts one that offers what is gone.
+// asksForGPUs reports whether a label requests a geometry or a config of the device plugin: only then the agent restarts one that advertises gone
+// devices.
 func asksForGPUs(want state.Desired) bool { return len(want.Targets) > 0 || want.Plugin != nil }
 
-// restart notes that the plugin is restarted.
+// restart notes a restart of the plugin.
 func (w *outdated) restart(now time.Time) {
 	w.restartedAt, w.lastSeen, w.since = now, now, now
 	w.times++
 }
 
-// pauses reports whether the last restart is so recent that an error since then is no reason for another.
+// pauses reports whether the last restart is too recent for another one after a new error.
 func (w *outdated) pauses(now time.Time) bool {
 	return w.times > 0 && now.Sub(w.restartedAt) < outdatedFor[min(w.times, len(outdatedFor))-1]
 }
 
-// RestartBefore says before when a device plugin must have begun to be restarted now: of each GPU that has recovered by then, one that withholds it, and
-// one that offers what is gone.
+// RestartBefore returns times: a device plugin that started before needs a restart now, if it withholds that recovered GPU, or if it advertises gone
+// devices.
 func (v *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds map[nvml.UUID]time.Time, offersGone time.Time) {
 	out := maps.Clone(recovered)
 	for gpu, trouble := range out {

@@ -1,5 +1,5 @@
-// Package verify verifies the capacity: it compares what kubelet offers with the hardware and with the desired sharing, and a change waits until
-// two observations agree.
+// Package verify verifies the capacity: it compares kubelet's devices with the hardware and the desired sharing, and a change waits until two
+// observations agree.
 package verify
 
 import (
@@ -34,8 +34,8 @@ func (v *Verifier) Forget(now time.Time) {
 	v.began = time.Time{}
 }
 
-// Follow takes over what the pass has seen, once it knows what it works towards: how many observations in a row agree, and whether the device plugin
-// offers the GPUs as they are.
+// Follow records the pass's observation, once the pass has its target: how many observations in a row agree, and whether the device plugin is
+// outdated.
 func (v *Verifier) Follow(seen *state.Observed, want state.Desired) {
 	v.agreement = seen.Capacity.Agreement
 	v.outdated.follow(seen, want, v.Clock.Now())
@@ -44,22 +44,22 @@ func (v *Verifier) Follow(seen *state.Observed, want state.Desired) {
 // Restart makes the agent verify the capacity again.
 func (v *Verifier) Restart() { v.agreement.Agreed = 0 }
 
-// Pause makes the wait for capacity begin again: time in which the agent cannot see the node does not count.
+// Pause restarts the wait for capacity: time without a view of the node does not count.
 func (v *Verifier) Pause() { v.began = time.Time{} }
 
 // End ends the wait for capacity.
 func (v *Verifier) End() { v.began, v.late = time.Time{}, nil }
 
 // featurePatience is how long the agent waits for the labels of GPU feature discovery: that program runs each minute, and node feature discovery
-// copies what it finds to the node. Pods may select nodes by these labels, but they show nothing.
+// copies its labels to the node. Pods may select nodes by these labels, but they verify nothing.
 const featurePatience = 90 * time.Second
 
-// Compare compares the capacity with what the pass works towards, and says how many observations in a row agree with this one. Only Follow counts it.
+// Compare compares the capacity with the pass's target, and says how many observations in a row agree with this one. Only Follow records that.
 func (v *Verifier) Compare(seen *state.Observed, want state.Desired) {
 	now := v.Clock.Now()
 	c := offer.Compare(seen, want, offer.Of(seen).Strategy(v.Settings.MIGStrategy, want.Plugin))
 	c.Agreement = v.agreement
-	if v.awaitsFeatures(&c, seen.Journal != nil) { // they show nothing, so the first observation counts without them
+	if v.awaitsFeatures(&c, seen.Journal != nil) { // they verify nothing, so the first observation counts without them
 		c.Missing = c.Stale
 		c.Agreement.CountFirst(now)
 	} else {
@@ -69,7 +69,7 @@ func (v *Verifier) Compare(seen *state.Observed, want state.Desired) {
 	seen.Capacity.Late = v.lateNow(seen, want)
 }
 
-// awaitsFeatures reports whether the change under way waits for the labels of GPU feature discovery, once the capacity is right: for up to
+// awaitsFeatures reports whether the change under way, with the right capacity, waits for the labels of GPU feature discovery: for up to
 // featurePatience.
 func (v *Verifier) awaitsFeatures(c *state.Capacity, underway bool) bool {
 	since := &c.Agreement.StaleSince
@@ -85,8 +85,8 @@ func (v *Verifier) awaitsFeatures(c *state.Capacity, underway bool) bool {
 	return v.Clock.Since(*since) < min(featurePatience, v.Settings.Timeouts.Capacity/2)
 }
 
-// LastObservationDue reports whether the observation that begins now may be the last that verifies the capacity. The agent gives the node back by what it sees then, so that
-// observation has to read the API server.
+// LastObservationDue reports whether the observation that begins now may be the last that verifies the capacity. The agent releases the node after
+// it, so it has to read the API server.
 func (v *Verifier) LastObservationDue() bool {
 	return !v.began.IsZero() && v.agreement.Agreed == plan.VerifiedAfter-1 && v.agreement.StaleSince.IsZero() && v.agreement.Left(v.Clock.Now()) <= 0
 }
