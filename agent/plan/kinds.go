@@ -145,7 +145,7 @@ type Stage int
 
 // The stages of a change, in their order. One exception: SetComputeMode changes a GPU after the restoring steps.
 const (
-	// StageOpen comes before anything is disturbed, so the agent checks in it whether the change can come to its end.
+	// StageOpen comes before any disturbance, so the agent checks in it whether the change can succeed.
 	StageOpen Stage = iota + 1
 	// StageDrain: pods, operands and units leave.
 	StageDrain

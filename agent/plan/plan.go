@@ -134,7 +134,7 @@ type Desired struct {
 	GPUs    Targets
 	Sharing *Sharing // nil leaves the device plugin's config unchanged
 	Config  string   // name of the plugin's config, for users to read
-	Later   bool     // the agent can ask the device plugin for a config only once that is there
+	Later   bool     // the agent can give the device plugin a config only once it runs
 }
 
 // Targets are what the named GPUs shall become. The plan does not change other GPUs.
@@ -171,7 +171,7 @@ func Make(seen Observed, want Desired) ([]Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	// If no label asks for anything, the agent leaves CDI specs as other programs have written them.
+	// Without a request, the agent does not change other programs' CDI specs.
 	if len(want.GPUs) == 0 && !seen.Journal.Pending {
 		seen.CDI = nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// leastPatience: a pass takes seconds, and one that hangs for less than this does no more harm than a restart would.
+// leastPatience: a pass takes seconds, and a shorter hang does less harm than a restart.
 const leastPatience = 10 * time.Minute
 
 // Patience is how long one pass may take by the deadlines of the settings, and at least 10 minutes. Everything in a pass has a deadline: even a pass

@@ -30,7 +30,7 @@ const mostBlockers = 100
 // Report is what the agent writes to the node after one pass.
 type Report struct {
 	Phase   api.Phase
-	State   config.State           // empty: the label stays as it is
+	State   config.State           // empty: the label does not change
 	Ready   corev1.ConditionStatus // of GPUPartitionReady
 	Reason  config.Reason
 	Message string

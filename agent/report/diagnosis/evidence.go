@@ -348,7 +348,7 @@ func (e *Evidence) ours() bool {
 	return e.Unreadable != "" || e.Journal != nil && !e.parked() || len(e.leftover) > 0 || len(e.Marks.Startup) > 0
 }
 
-// stalled reports whether the agent has reported that it can do no more.
+// stalled reports whether the agent has reported that it cannot continue.
 func (e *Evidence) stalled() bool {
 	return e.Journal != nil && e.Agent.Phase == api.PhaseStalled
 }

@@ -25,7 +25,7 @@ const (
 
 // observation is what the last pass has seen of the node.
 type observation struct {
-	label, name, fingerprint string // of the request; no name if no label asks for anything
+	label, name, fingerprint string // of the request; no name without one
 	instances                []instance
 	capacity                 []devices
 }

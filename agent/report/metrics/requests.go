@@ -24,8 +24,8 @@ func (r requests) Increment(_ context.Context, code, verb, _ string) {
 
 var install sync.Once
 
-// CountRequests counts the requests of this process to the API server from now on. Client-go knows one counter in a process: the first set that
-// asks for it has it.
+// CountRequests counts the requests of this process to the API server from now on. Client-go has one counter in a process: the first Metrics that
+// calls this gets it.
 func (m *Metrics) CountRequests() {
 	install.Do(func() {
 		metrics.Register(metrics.RegisterOpts{RequestResult: requests{m.requests}})
