@@ -151,7 +151,7 @@ func RemovedStaleResources(names []string) Event {
 // RulesUnusable is for DeviceTaintRules that the settings ask for and the agent cannot have.
 func RulesUnusable(err error) Event {
 	return warning(config.ReasonMissingRight,
-		"cannot close devices to claims, as health.deviceTaint or drain.fence asks: %v; install Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+		"cannot close devices to claims, as health.deviceTaint or drain.fence asks: %v; this needs Kubernetes 1.37 and deploy/components/device-taint-rules", err)
 }
 
 // UnreadClaims is for claims that the agent may not read.

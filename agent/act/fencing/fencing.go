@@ -131,8 +131,9 @@ func spentAnnotations(j journal.Journal) []string {
 	return []string{config.AnnotationForce}
 }
 
-// Resume removes the taint and leaves the cordon. It first notes in the journal if a user has removed an own cordon from before the change: the end
-// of the change then leaves none. It also notes a new startup taint before it removes it. Without a journal the agent has set only the taint.
+// Resume removes the taint and leaves the cordon. If a user's cordon from before the change has since been lifted, it first notes that in the
+// journal: the end of the change then leaves no cordon. It also notes a new startup taint before it removes that taint. Without a journal the agent
+// has set only the taint.
 func (f *Fencing) Resume(ctx context.Context, in act.Input) error {
 	if in.Seen.Journal == nil {
 		if err := f.tooSoon(in.Seen); err != nil {

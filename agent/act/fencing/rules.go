@@ -103,7 +103,7 @@ func (r *Rules) ReportUnusable() {
 	r.Events.Node(r.Node, events.RulesUnusable(r.unusable))
 }
 
-// Keep makes the rules match those that are wanted, as Follow does. It asks the API server only if that has changed, and at the process's start for
+// Keep makes the rules match those that are wanted, as Follow does. It asks the API server if the wanted rules have changed, and at the process's start for
 // the rules of a killed agent. While there are rules it also asks now and then, since others may delete them.
 func (r *Rules) Keep(ctx context.Context, wanted []Closed) {
 	since := r.Clock.Since(r.asked)

@@ -71,7 +71,7 @@ func stays(seen *state.Observed, want state.Desired) (reason config.Reason, advi
 	case !slices.ContainsFunc(seen.Capacity.Withdrawn, func(w state.Withdrawn) bool { return !w.Pod.Terminating }):
 		return config.ReasonEvicting, ""
 	case want.Name == "" || want.Label == "" || want.Plugin == nil && len(want.Targets) == 0:
-		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + offer.Of(seen).Name() + " offers: without one the agent evicts none"
+		return config.ReasonCapacityMismatch, "delete the pods, or set a label that asks for what " + offer.Of(seen).Name() + " advertises: without one the agent evicts none"
 	default:
 		return config.ReasonCapacityMismatch, fmt.Sprintf("delete the pods, or mend the device plugin's config, since the agent evicts none before: %v", seen.Plugin.ParseErr)
 	}
