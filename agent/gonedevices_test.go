@@ -143,7 +143,7 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 		w := uncutUnderPods(t)
 		calls, fences := w.count(nil), w.cordons()
 		w.spend(time.Hour)
-		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver advertises: without one the agent evicts none"
+		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver offers: without one the agent evicts none"
 		w.namesGone(advice)
 		d := w.saidOfGone(stays)
 		missing := slices.IndexFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseCapacityMissing })

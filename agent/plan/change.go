@@ -121,7 +121,7 @@ func takesAway(solution nvml.Solution) bool {
 	return len(solution.Destroy) > 0 || slices.ContainsFunc(solution.Change, func(c nvml.Change) bool { return len(c.Destroy) > 0 })
 }
 
-// turnOnAtReboot requests MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU anyway: if no process holds it, the driver may
+// turnOnAtReboot asks for MIG mode and leaves the rest to the next reboot. Pods have to leave the GPU anyway: if no process holds it, the driver may
 // reset it at once after all.
 func turnOnAtReboot(gpu nvml.GPU) change {
 	if gpu.Pending {

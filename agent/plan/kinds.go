@@ -63,7 +63,7 @@ const (
 	ResumeOperands Kind = "ResumeOperands"
 	// RestartOperands evicts a device plugin that started before the change, since it reads the layout only at its start.
 	RestartOperands Kind = "RestartOperands"
-	// RestartPlugin evicts a device plugin that advertises an old state of the GPUs. Until it restarts, it takes a recovered GPU for unhealthy, and
+	// RestartPlugin evicts a device plugin that does not advertise the current GPUs. Until it restarts, it takes a recovered GPU for unhealthy, and
 	// advertises the layout that it once read.
 	RestartPlugin Kind = "RestartPlugin"
 	// RestartLatePlugin evicts a device plugin if kubelet still lacks its devices after half of the time that verification may take: kubelet was once
@@ -256,7 +256,7 @@ var kinds = map[Kind]Traits{
 	RestartPlugin: {
 		Stage: StageRestore,
 		Text: func(s Step) string {
-			return "restart " + plugins(s.Pods) + ", which advertises an old state of the GPUs"
+			return "restart " + plugins(s.Pods) + ", which does not advertise the current GPUs"
 		},
 		Begins: true, StartsPlugin: true, AsksBudgets: true,
 	},

@@ -144,7 +144,7 @@ func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
 			{Namespace: "team", Name: "a", Claims: []string{"a-gpu", "b"}}, {Namespace: "team", Name: "c"},
 		}},
 		"restart NVIDIA's DRA driver dra/driver":                                                 {Kind: plan.RestartOperands, Pods: driver},
-		"restart NVIDIA's DRA driver dra/driver, which advertises an old state of the GPUs":      {Kind: plan.RestartPlugin, Pods: driver},
+		"restart NVIDIA's DRA driver dra/driver, which does not advertise the current GPUs":      {Kind: plan.RestartPlugin, Pods: driver},
 		"restart NVIDIA's DRA driver dra/driver: its ResourceSlices still do not match the GPUs": {Kind: plan.RestartLatePlugin, Pods: driver},
 		"remove the taint, so that NVIDIA's DRA driver can start":                                {Kind: plan.ResumeOperands, ByClaims: true},
 		"pause NVIDIA's DRA driver dra/driver":                                                   {Kind: plan.PauseOperands, Pods: driver},

@@ -88,7 +88,7 @@ type Operand struct {
 	Returns bool // it tolerates the fence, so that evicting it does not keep it away
 	Stays   bool // it does not keep the library open, so that the driver resets GPUs while it runs
 	ByLabel bool // it is one of Pauses
-	// Outdated: it advertises an old state of the GPUs. It has run since before a GPU recovered, or has long advertised devices that are gone.
+	// Outdated: it does not advertise the current GPUs. It has run since before a GPU recovered, or has long advertised devices that are gone.
 	Outdated bool
 	// Late: it has run for half of the wait for capacity, and kubelet does not have its devices.
 	Late bool
@@ -240,7 +240,7 @@ func NeedFresh(steps []Step, forward bool) bool {
 	return !has.OnlyObserves && !has.Restores
 }
 
-// restartOutdated lists the restart of device plugins that advertise an old state of the GPUs. In the middle of a change the agent restarts each
+// restartOutdated lists the restart of device plugins that do not advertise the current GPUs. In the middle of a change the agent restarts each
 // plugin anyway, by the journal.
 func restartOutdated(seen *Observed) []Step {
 	var pods []Pod

@@ -18,7 +18,7 @@ var outdatedFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}
 // forgetAfter is how long the plugin has to be up to date until the next time counts as the first.
 const forgetAfter = time.Hour
 
-// outdated is since when, and how often, the device plugin has advertised an old state of the GPUs.
+// outdated is since when, and how often, the device plugin has not advertised the current GPUs.
 type outdated struct {
 	since         time.Time // zero while it is up to date
 	gone          bool      // it advertises devices that are gone
