@@ -536,10 +536,7 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 				set++
 				w.set(config.LabelDevicePluginConfig, "default")
 			}
-			w.turn()
-			if pause := w.agent.Pass(t.Context()); pause > 0 {
-				<-time.After(pause)
-			}
+			w.pass()
 			if m := w.condition().Reason + ": " + w.condition().Message; !slices.Contains(reported, m) {
 				reported = append(reported, m)
 			}

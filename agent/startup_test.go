@@ -283,10 +283,7 @@ func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, reporte
 			w.register()
 		}
 		pending := w.hasJournal()
-		w.turn()
-		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
-			<-time.After(pause)
-		}
+		w.pass()
 		if !pending && w.hasJournal() {
 			fenced++
 		}

@@ -941,27 +941,44 @@ func (w *world) letGo(pid int) {
 	}
 }
 
-// passes lets the agent and the cluster take turns until stop returns true, in the bubble's time. It fails after a day.
+// mostPasses is several times what the longest wait of a test takes, an hour in which pods leave. A pass costs some milliseconds, however long the agent
+// sleeps after it: so a wait that never ends fails within seconds.
+const mostPasses = 3000
+
+// pass lets the cluster take its turn, and then the agent, in the bubble's time.
+func (w *world) pass() {
+	w.t.Helper()
+	w.turn()
+	if pause := w.agent.Pass(w.t.Context()); pause > 0 {
+		<-time.After(pause)
+	}
+}
+
+// passes lets the agent and the cluster take turns until stop returns true. It fails after mostPasses.
 func (w *world) passes(what string, stop func() bool) {
 	w.t.Helper()
-	began := time.Now()
-	for !stop() {
-		if time.Since(began) > 24*time.Hour {
-			c := w.condition()
-			w.t.Fatalf("no %s in a day; the node says %s: %s", what, c.Reason, c.Message)
-		}
-		w.turn()
-		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
-			<-time.After(pause)
-		}
-	}
+	w.atMost(mostPasses, what, stop)
 }
 
 // spend lets turns pass for at least d.
 func (w *world) spend(d time.Duration) {
 	w.t.Helper()
 	began := time.Now()
-	w.passes(d.String(), func() bool { return time.Since(began) >= d })
+	w.atMost(10*mostPasses, "end of "+d.String(), func() bool { return time.Since(began) >= d })
+}
+
+// atMost lets the agent and the cluster take turns until stop returns true, and fails after n passes.
+func (w *world) atMost(n int, what string, stop func() bool) {
+	w.t.Helper()
+	began := time.Now()
+	for range n {
+		if stop() {
+			return
+		}
+		w.pass()
+	}
+	c := w.condition()
+	w.t.Fatalf("no %s in %d passes, which took %s; the node says %s: %s", what, n, time.Since(began), c.Reason, c.Message)
 }
 
 // begin asks for the config and lets turns pass until the first GPU has its first instance.
@@ -991,10 +1008,7 @@ func (w *world) turns(n int, stop func() bool) bool {
 		if stop() {
 			return true
 		}
-		w.turn()
-		if pause := w.agent.Pass(w.t.Context()); pause > 0 {
-			<-time.After(pause)
-		}
+		w.pass()
 	}
 	c := w.condition()
 	w.t.Logf("after %d passes the node says %s: %s", n, c.Reason, c.Message)
