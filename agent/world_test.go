@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,6 +47,25 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
+
+// A test of this package reads like this one: the first lines say what there is, a label says what a user asks for, and then the cluster and the agent take
+// turns, in the bubble's time, until something is so. What must not happen in between is looked for all the way, as by the cordons here.
+func TestAPodLeavesTheGPUThatIsCutAndTheNodeIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn() // the device plugin starts, and kubelet advertises what it offers
+		w.pod("holder", w.gpus.UUIDs()[0])
+		cordons := w.cordons()
+		w.label("all-1g.10gb")
+		w.fence()
+		w.restart() // another process, which knows nothing of the one before
+		w.reach("all-1g.10gb")
+		if w.runs("holder") || len(*cordons) != 1 {
+			t.Errorf("the pod on GPU 0 runs: %t; the node was cordoned %d times", w.runs("holder"), len(*cordons))
+		}
+	})
+}
 
 // world is a node around an agent: simulated GPUs, and as much of kubelet, the DaemonSet controller and the device plugin
 // as the agent sees of them. Locking, eviction and real plugins are tested in test/node, against the real parts.
