@@ -16,8 +16,8 @@ import (
 
 const h100 = "gpus:\n- model: H100-80GB\n  count: 2\n"
 
-// are fails the test unless the GPUs are as they were.
-func (w *world) are(before string) {
+// expectGPUs fails the test unless the GPUs are as they were.
+func (w *world) expectGPUs(before string) {
 	w.t.Helper()
 	if diff := cmp.Diff(before, w.gpus.String()); diff != "" {
 		w.t.Errorf("the GPUs are not as they were (-before +after); the node says %s: %s\n%s", w.reason(), w.condition().Message, diff)
@@ -34,14 +34,14 @@ func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.operator(operands)
+				w.deployOperands(operands)
 				w.label("all-balanced")
 				w.passes("proven capacity", func() bool {
-					w.forget()
+					w.restartUnlessVerifying()
 					return w.done("all-balanced")()
 				})
-				w.givenBack()
-				if diff := cmp.Diff(operands, w.values()); diff != "" {
+				w.expectGivenBack()
+				if diff := cmp.Diff(operands, w.operandLabels()); diff != "" {
 					t.Errorf("labels (-before +after):\n%s", diff)
 				}
 			})
@@ -62,8 +62,8 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 		}
 		w.label("all-1g.10gb")
 		c := w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label is %q, want failed", state)
 		}
@@ -87,7 +87,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.restart()
-		w.says(config.ReasonDriverNotLoaded)
+		w.untilReason(config.ReasonDriverNotLoaded)
 		w.settle(config.ReasonHardwareFailure)
 		if diff := cmp.Diff(calls, w.gpus.Calls()); diff != "" {
 			t.Errorf("the failed request was tried again after the driver came back (-before +after):\n%s", diff)
@@ -98,7 +98,7 @@ func TestAHardwareFailureBringsBackWhatWas(t *testing.T) {
 		w.settle(config.ReasonNotRequested)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonConverged)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -110,15 +110,15 @@ func TestCapacityThatNeverComesIsUndone(t *testing.T) {
 		w.label("all-disabled")
 		w.settle(config.ReasonConverged)
 		before := w.gpus.String()
-		w.broken = true
+		w.pluginBroken = true
 		w.label("all-1g.10gb")
 		w.passes("undo", func() bool {
 			return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`)
 		})
-		w.broken = false
+		w.pluginBroken = false
 		w.settle(config.ReasonCapacityMismatch)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -126,7 +126,7 @@ func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-balanced")
+		w.startChange("all-balanced")
 		w.label("all-3g.40gb")
 		w.passes("the other config", func() bool {
 			if w.reason() == config.ReasonRollingBack {
@@ -134,7 +134,7 @@ func TestANewLabelInTheMiddleIsFollowedFromWhereTheNodeIs(t *testing.T) {
 			}
 			return w.done("all-3g.40gb")()
 		})
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -143,11 +143,11 @@ func TestNonsenseInTheMiddleIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
-		w.begin("all-balanced")
+		w.startChange("all-balanced")
 		w.label("nonsense")
 		w.settle(config.ReasonUnknownConfig)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -159,7 +159,7 @@ func TestACordonFromBeforeStays(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				if attributed {
-					w.attribute()
+					w.fillManagedFields()
 				}
 				w.cordon(true)
 				w.patched(func(patch string) error {
@@ -190,21 +190,21 @@ func TestAProcessOfNoPodIsWaitedFor(t *testing.T) {
 		open  bool // it is waited for before the fence
 	}{
 		"which the process table names": {func(w *world, gpu string) {
-			w.compute(gpu, 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+			w.startGPUProcess(gpu, 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
 		}, "pid 4711 python of session-3.scope", true},
-		"which the process table does not know": {func(w *world, gpu string) { w.hold(gpu, 4711) }, "4711", false},
+		"which the process table does not know": {func(w *world, gpu string) { w.holdDevice(gpu, 4711) }, "4711", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				row.begin(w, string(w.snapshot()[0].UUID))
 				w.label("all-balanced")
-				w.says(config.ReasonGPUInUse)
+				w.untilReason(config.ReasonGPUInUse)
 				w.spend(minutes)
 				if c := w.condition(); row.open && w.node().Spec.Unschedulable || !strings.Contains(c.Message, row.says) {
 					t.Errorf("the node is cordoned, or the process not named: %s", c.Message)
 				}
-				w.finish(4711)
+				w.endGPUProcess(4711)
 				w.reach("all-balanced")
 			})
 		})
@@ -220,7 +220,7 @@ func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.restart()
-		w.says(config.ReasonDriverNotLoaded)
+		w.untilReason(config.ReasonDriverNotLoaded)
 		if c := w.condition(); c.Status != corev1.ConditionUnknown {
 			t.Errorf("condition is %s, want Unknown", c.Status)
 		}
@@ -249,7 +249,7 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 			}
 			return w.done("all-balanced")()
 		})
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -259,15 +259,15 @@ func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
-		w.hold(string(w.snapshot()[1].UUID), 4711)
+		w.holdDevice(string(w.snapshot()[1].UUID), 4711)
 		w.label("all-balanced")
 		began := time.Now()
 		w.settle(config.ReasonGPUInUse)
-		w.givenBack()
+		w.expectGivenBack()
 		if took := time.Since(began); took < w.settings.Timeouts.Drain || took > w.settings.Timeouts.Drain+5*time.Minute {
 			t.Errorf("given back after %s, want %s", took, w.settings.Timeouts.Drain)
 		}
-		w.letGo(4711)
-		w.are(before)
+		w.releaseDevice(4711)
+		w.expectGPUs(before)
 	})
 }

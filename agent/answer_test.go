@@ -34,8 +34,8 @@ func (w *world) ask(request string) api.Answer {
 	return given
 }
 
-// withdraw removes the request, as a user who has asked does at the end.
-func (w *world) withdraw() {
+// removeRequest removes the request, as a user who has asked does at the end.
+func (w *world) removeRequest() {
 	w.t.Helper()
 	w.unannotate(config.AnnotationPreview)
 	w.passes("an end of the answer", func() bool {
@@ -65,7 +65,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		if done := w.ask(config.LabelProfile + "=all-disabled"); len(done.Steps) > 0 || done.Refused != "" {
 			t.Errorf("to what is there already: %+v", done)
 		}
-		w.withdraw()
+		w.removeRequest()
 	})
 }
 
@@ -91,7 +91,7 @@ func TestAnAgentReportsWhichProcessHoldsWhichInstance(t *testing.T) {
 		if first := fmt.Sprintf("%s %d", instance.Placed, instance.ID); !slices.Contains(named, first) || len(named) != 7 {
 			t.Errorf("the instances are %q, want 7 with %s", named, first)
 		}
-		w.withdraw()
+		w.removeRequest()
 		w.runs("notebook")
 	})
 }
@@ -104,7 +104,7 @@ func TestAnAgentReportsWhichPodUsesHowMuchOfWhat(t *testing.T) {
 		instances := w.snapshot()[0].Instances
 		w.pod("notebook", instances[0].Devices[0].UUID)
 		w.pod("trainer", instances[1].Devices[0].UUID)
-		w.compute(instances[1].Devices[0].UUID, 5000, "python", podCgroup("trainer"))
+		w.startGPUProcess(instances[1].Devices[0].UUID, 5000, "python", podCgroup("trainer"))
 		w.spend(time.Minute) // an answer has what the last observation has seen
 		var got []string
 		for _, u := range w.ask(config.RequestTop).Uses {
@@ -117,7 +117,7 @@ func TestAnAgentReportsWhichPodUsesHowMuchOfWhat(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("uses (-want +got):\n%s", diff)
 		}
-		w.withdraw()
+		w.removeRequest()
 	})
 }
 
@@ -154,7 +154,7 @@ func TestARequestOfAnyLengthIsAnsweredOnce(t *testing.T) {
 		w.settle(config.ReasonNotRequested)
 		w.annotate(config.AnnotationPreview, strings.Repeat("ü", 100_000)+"\xff")
 		w.turn()
-		if n := w.writes(10 * time.Minute); n > 5 { // one answer, and the heartbeats
+		if n := w.countWrites(10 * time.Minute); n > 5 { // one answer, and the heartbeats
 			t.Errorf("%d writes in 10 minutes", n)
 		}
 		if size := len(w.node().Annotations[config.AnnotationPlan]); size == 0 || size > 10_000 {
@@ -169,7 +169,7 @@ func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-disabled")
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.annotate(config.AnnotationPreview, config.LabelMIGConfig+"=all-disabled")
 		given := w.ask(config.LabelMIGConfig + "=all-disabled")
 		destroys := func(step string) bool { return strings.Contains(step, "destroy 1g.10gb") }
@@ -177,7 +177,7 @@ func TestAnAnswerInTheMiddleOfAChangeLeavesItAlone(t *testing.T) {
 			t.Errorf("nothing that stands is taken away again: %q", given.Steps)
 		}
 		w.reach("all-1g.10gb")
-		w.withdraw()
+		w.removeRequest()
 	})
 }
 
@@ -243,7 +243,7 @@ func TestAStandingAnswerFollowsTheNode(t *testing.T) {
 		"a hold": {func(w *world) { w.annotate(config.AnnotationHold, "x") }, "held up: Held"},
 		"a budget, which no watch shows": {func(w *world) {
 			w.pod("holder", w.gpus.UUIDs()[0], controlled)
-			w.block("The disruption budget train needs 2 healthy pods and has 2 currently")
+			w.budgetKeepsAll("The disruption budget train needs 2 healthy pods and has 2 currently")
 		}, "held up: EvictionBlocked"},
 		"the config itself": {func(w *world) { w.label("all-1g.10gb") }, "nothing to do"},
 	} {
@@ -258,7 +258,7 @@ func TestAStandingAnswerFollowsTheNode(t *testing.T) {
 				if got := verdictOf(later); got != row.want || !later.At.After(first.At) {
 					t.Errorf("the answer says %q as of %s, want %q; the first was of %s", got, later.At, row.want, first.At)
 				}
-				if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
+				if n := w.countWrites(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
 					t.Errorf("%d writes in an hour", n)
 				}
 			})
@@ -271,7 +271,7 @@ func TestAStandingAnswerSaysWhenAWindowHasOpened(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(noon)
+		w.setMaintenance(noon)
 		request := config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldUnmanagedPods)
 		if got := verdictOf(w.ask(request)); got != "held up: AwaitingWindow" {
 			t.Fatalf("before the window the answer says %q", got)

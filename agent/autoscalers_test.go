@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// kept are the node's annotations by which autoscalers let it be.
-func (w *world) kept() map[string]string {
+// autoscalerAnnotations are the node's annotations by which autoscalers let it be.
+func (w *world) autoscalerAnnotations() map[string]string {
 	w.t.Helper()
 	out := map[string]string{}
 	for _, key := range config.AutoscalerAnnotations() {
@@ -65,15 +65,15 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.attribute()
+				w.fillManagedFields()
 				for key, value := range test.before {
 					w.annotate(key, value)
 				}
-				w.begin("all-1g.10gb")
-				if diff := cmp.Diff(test.during, w.kept()); diff != "" {
+				w.startChange("all-1g.10gb")
+				if diff := cmp.Diff(test.during, w.autoscalerAnnotations()); diff != "" {
 					t.Errorf("in the middle (-want +got):\n%s", diff)
 				}
-				for key := range w.kept() {
+				for key := range w.autoscalerAnnotations() {
 					if _, theirs := test.before[key]; strings.Contains(w.node().Annotations[config.AnnotationJournal], key) == theirs {
 						t.Errorf("the journal names %s, or does not: %s", key, w.node().Annotations[config.AnnotationJournal])
 					}
@@ -82,8 +82,8 @@ func TestAutoscalersLetTheNodeBeForTheTimeOfAChange(t *testing.T) {
 					test.middle(w)
 				}
 				w.settle(config.ReasonConverged, config.ReasonNotRequested)
-				w.givenBack()
-				if diff := cmp.Diff(test.after, w.kept()); diff != "" {
+				w.expectGivenBack()
+				if diff := cmp.Diff(test.after, w.autoscalerAnnotations()); diff != "" {
 					t.Errorf("in the end (-want +got):\n%s", diff)
 				}
 			})
@@ -99,7 +99,7 @@ func TestAChangeWithoutAFenceIsNoMatterForAutoscalers(t *testing.T) {
 		w.converge("all-enabled")
 		w.label("all-1g.10gb")
 		w.passes("the end", func() bool {
-			if kept := w.kept(); len(kept) > 0 || w.node().Spec.Unschedulable {
+			if kept := w.autoscalerAnnotations(); len(kept) > 0 || w.node().Spec.Unschedulable {
 				t.Fatalf("cordoned: %t; the node has %v", w.node().Spec.Unschedulable, kept)
 			}
 			return w.done("all-1g.10gb")()

@@ -41,7 +41,7 @@ func TestPromise16ThousandsOfMistakesAreReportedInOneMessage(t *testing.T) {
 		if err := w.client.Tracker().Add(file); err != nil {
 			t.Fatal(err)
 		}
-		events := w.listens()
+		events := w.restartWithEvents()
 		w.set(config.LabelProfile, "p1")
 		c := w.settle(config.ReasonInvalidCatalog)
 		isPlainText(t, "condition", c.Message, 1024)

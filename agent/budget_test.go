@@ -22,7 +22,7 @@ func TestRepairsOverTimeAreNotStepsWithoutEffect(t *testing.T) {
 			}
 			w.passes("seven instances", func() bool { return len(w.snapshot()[1].Instances) == 7 })
 			w.settle(config.ReasonConverged)
-			w.givenBack()
+			w.expectGivenBack()
 		}
 	})
 }
@@ -35,11 +35,11 @@ func TestABudgetOfThePodThatRestartsHoldsUpTheChangeBeforeTheCordon(t *testing.T
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.unplugged, w.drives = byClaims, byClaims
+				w.noPlugin, w.draDriver = byClaims, byClaims
 				w.converge("all-balanced")
-				calls, fences := w.count(nil), w.cordons()
+				calls, fences := w.countChanges(nil), w.recordCordons()
 				keeps, pod := true, w.podsIn(namespace)[0].Name
-				w.keeps(func() bool { return keeps }, pod)
+				w.budgetKeeps(func() bool { return keeps }, pod)
 				w.label("all-1g.10gb")
 				w.spend(time.Hour)
 				c := w.condition()

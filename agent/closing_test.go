@@ -26,23 +26,23 @@ func newDrainingWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, h100)
 	w.settings.Drain.Fence = config.DrainFenceDevices
-	w.unplugged, w.drives = true, true
+	w.noPlugin, w.draDriver = true, true
 	w.restart()
-	w.administer(map[string]catalog.MIGConfig{
+	w.setConfigs(map[string]catalog.MIGConfig{
 		"three": {{All: true, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
 		"seven": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
 	})
 	w.spend(time.Minute)
 	w.converge("three")
-	w.claims("leaves", "gpu-0-mig-3g40gb-0")
-	w.claims("stays", "gpu-1-mig-3g40gb-0")
+	w.podWithClaim("leaves", "gpu-0-mig-3g40gb-0")
+	w.podWithClaim("stays", "gpu-1-mig-3g40gb-0")
 	return w
 }
 
-// drains reports whether claims are kept from GPU 0 alone, and the node takes pods.
-func (w *world) drains() bool {
+// drainsByRules reports whether claims are kept from GPU 0 alone, and the node takes pods.
+func (w *world) drainsByRules() bool {
 	w.t.Helper()
-	return slices.Equal(w.closed(), []string{"gpu-0-mig-3g40gb-0 gpuslice.io/repartitioning", "gpu-0-mig-3g40gb-4 gpuslice.io/repartitioning"}) && w.takesPods()
+	return slices.Equal(w.closedDevices(), []string{"gpu-0-mig-3g40gb-0 gpuslice.io/repartitioning", "gpu-0-mig-3g40gb-4 gpuslice.io/repartitioning"}) && w.takesPods()
 }
 
 // takesPods reports whether neither cordon nor taint keeps pods from the node.
@@ -52,8 +52,8 @@ func (w *world) takesPods() bool {
 	return !n.Spec.Unschedulable && len(n.Spec.Taints) == 0
 }
 
-// cut reports whether GPU 0 is not as it was. The node is fenced then, until it is given back.
-func (w *world) cut() bool {
+// gpu0Changed reports whether GPU 0 is not as it was. The node is fenced then, until it is given back.
+func (w *world) gpu0Changed() bool {
 	w.t.Helper()
 	is := w.snapshot()[0].Geometry().String() != "3g.40gb@0 3g.40gb@4"
 	if is && w.hasJournal() && !w.node().Spec.Unschedulable {
@@ -62,11 +62,11 @@ func (w *world) cut() bool {
 	return is
 }
 
-// leavesNothing waits until the change is done, and fails the test if anything of it is left.
-func (w *world) leavesNothing(name string) {
+// expectNothingLeft waits until the change is done, and fails the test if anything of it is left.
+func (w *world) expectNothingLeft(name string) {
 	w.t.Helper()
-	w.passes(name, func() bool { return w.done(name)() && len(w.closed()) == 0 })
-	w.givenBack()
+	w.passes(name, func() bool { return w.done(name)() && len(w.closedDevices()) == 0 })
+	w.expectGivenBack()
 	if w.runs("leaves") || !w.runs("stays") {
 		w.t.Errorf("the pod on what goes runs: %t, the other one: %t", w.runs("leaves"), w.runs("stays"))
 	}
@@ -78,12 +78,12 @@ func TestOtherGPUsAreGivenToClaimsWhilePodsLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newDrainingWorld(t)
 		w.grace = 40 * time.Minute
-		events := w.listens()
+		events := w.restartWithEvents()
 		w.label("seven")
-		w.passes("the eviction", func() bool { return w.leaves("leaves") })
+		w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
 		began := time.Now()
-		if !w.drains() {
-			t.Errorf("closed are %v, the node takes pods: %t", w.closed(), w.takesPods())
+		if !w.drainsByRules() {
+			t.Errorf("closed are %v, the node takes pods: %t", w.closedDevices(), w.takesPods())
 		}
 		if n := heard(events, string(config.ReasonFencing), "closed gpu-0-mig-3g40gb-0, gpu-0-mig-3g40gb-4 to claims for the change to seven"); n != 1 {
 			t.Errorf("%d Events say what is closed", n)
@@ -91,12 +91,12 @@ func TestOtherGPUsAreGivenToClaimsWhilePodsLeave(t *testing.T) {
 		if value := w.node().Annotations["cluster-autoscaler.kubernetes.io/scale-down-disabled"]; value != "true" {
 			t.Errorf("an autoscaler may remove the node: %q", value)
 		}
-		w.claims("late", "gpu-1-mig-3g40gb-4")
-		w.passes("the cut", func() bool { return w.cut() || time.Since(began) < 39*time.Minute && !w.drains() })
+		w.podWithClaim("late", "gpu-1-mig-3g40gb-4")
+		w.passes("the cut", func() bool { return w.gpu0Changed() || time.Since(began) < 39*time.Minute && !w.drainsByRules() })
 		if left := time.Since(began); left < 39*time.Minute {
 			t.Errorf("the node was closed %s after the eviction, and its pod ends after 40 minutes", left)
 		}
-		w.leavesNothing("seven")
+		w.expectNothingLeft("seven")
 		if !w.runs("late") {
 			t.Error("a pod that came to the other GPU had to leave")
 		}
@@ -112,17 +112,17 @@ func TestAnAgentThatForgetsEverythingClosesDevices(t *testing.T) {
 		w.label("seven")
 		drained := false
 		w.passes("seven", func() bool {
-			w.cut()
-			drained = drained || w.drains()
+			w.gpu0Changed()
+			drained = drained || w.drainsByRules()
 			if w.hasJournal() { // a process before that has a slot of its own
-				w.forget()
+				w.restartUnlessVerifying()
 			}
-			return w.done("seven")() && len(w.closed()) == 0
+			return w.done("seven")() && len(w.closedDevices()) == 0
 		})
 		if !drained {
 			t.Error("the node was closed while its pods left")
 		}
-		w.leavesNothing("seven")
+		w.expectNothingLeft("seven")
 	})
 }
 
@@ -148,11 +148,11 @@ func TestAnAgentThatIsKilledLeavesNoRule(t *testing.T) {
 						dead = dead || now
 						return dead && !(now && after), nil, errors.New("the agent is dead")
 					})
-					w.passes("seven", func() bool { return dead || w.done("seven")() && len(w.closed()) == 0 })
+					w.passes("seven", func() bool { return dead || w.done("seven")() && len(w.closedDevices()) == 0 })
 					last = !dead
 					w.client.ReactionChain = w.client.ReactionChain[1:]
 					w.restart()
-					w.leavesNothing("seven")
+					w.expectNothingLeft("seven")
 				})
 			})
 			if at > 100 {
@@ -208,15 +208,15 @@ func TestNothingIsLeftOfADrainThatEnds(t *testing.T) {
 					return nil
 				})
 				w.label("seven")
-				w.passes("the eviction", func() bool { return w.leaves("leaves") })
-				if !w.drains() {
-					t.Errorf("closed are %v, the node takes pods: %t", w.closed(), w.takesPods())
+				w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
+				if !w.drainsByRules() {
+					t.Errorf("closed are %v, the node takes pods: %t", w.closedDevices(), w.takesPods())
 				}
 				end(w)
-				w.passes("the end", func() bool { return !w.hasJournal() && len(w.closed()) == 0 })
+				w.passes("the end", func() bool { return !w.hasJournal() && len(w.closedDevices()) == 0 })
 				w.spend(time.Minute)
-				w.givenBack()
-				w.are(cut)
+				w.expectGivenBack()
+				w.expectGPUs(cut)
 			})
 		})
 	}
@@ -236,9 +236,9 @@ func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 					says = apierrors.NewNotFound(kind, "")
 				}
 				w.client.PrependReactor(verb, "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, says })
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.label("seven")
-				w.passes("the eviction", func() bool { return w.leaves("leaves") })
+				w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
 				if !w.node().Spec.Unschedulable {
 					t.Error("the node takes pods, and no rule keeps claims from what goes")
 				}
@@ -246,7 +246,7 @@ func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 					t.Errorf("%d Events", n)
 				}
 				w.client.ReactionChain = w.client.ReactionChain[1:]
-				w.leavesNothing("seven")
+				w.expectNothingLeft("seven")
 			})
 		})
 	}
@@ -262,13 +262,13 @@ func TestTheNodeIsFencedWhereTheSlicesDisagreeWithTheGPUs(t *testing.T) {
 		if err := w.gpus.Driver().Destroy(t.Context(), gpu.UUID, gpu.Instances[1].Placed); err != nil {
 			t.Fatal(err)
 		}
-		rules := w.asksRules("create")
+		rules := w.countRuleRequests("create")
 		w.label("seven")
-		w.passes("the eviction", func() bool { return w.leaves("leaves") })
+		w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
 		if !w.node().Spec.Unschedulable || *rules > 0 {
 			t.Errorf("the node is cordoned: %t, and %d devices are closed, by slices that have a device which is gone", w.node().Spec.Unschedulable, *rules)
 		}
-		w.leavesNothing("seven")
+		w.expectNothingLeft("seven")
 	})
 }
 
@@ -278,26 +278,26 @@ func TestWhatClosesDevicesFollowsUsersAndLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newDrainingWorld(t)
 		w.grace = 30 * time.Minute
-		events := w.listens()
+		events := w.restartWithEvents()
 		w.label("seven")
-		w.passes("the eviction", func() bool { return w.leaves("leaves") })
+		w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
 		if err := w.client.ResourceV1().DeviceTaintRules().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		w.spend(time.Minute)
-		if !w.drains() {
-			t.Errorf("a user has deleted the rules, and closed are %v", w.closed())
+		if !w.drainsByRules() {
+			t.Errorf("a user has deleted the rules, and closed are %v", w.closedDevices())
 		}
 		if n := heard(events, string(config.ReasonGPUUnhealthy)); n > 0 {
 			t.Errorf("%d Events say of GPUs which are well that they are not", n)
 		}
 		w.label("all-1g.10gb") // of both GPUs
 		w.spend(time.Minute)
-		if n := w.node(); !n.Spec.Unschedulable || len(w.closed()) > 0 || !w.hasJournal() {
-			t.Errorf("the node is cordoned: %t, and closed are %v", n.Spec.Unschedulable, w.closed())
+		if n := w.node(); !n.Spec.Unschedulable || len(w.closedDevices()) > 0 || !w.hasJournal() {
+			t.Errorf("the node is cordoned: %t, and closed are %v", n.Spec.Unschedulable, w.closedDevices())
 		}
 		w.passes("all-1g.10gb", func() bool { return w.done("all-1g.10gb")() })
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -308,14 +308,14 @@ func TestAPreviewSendsNoEvent(t *testing.T) {
 		w := newDrainingWorld(t)
 		w.grace = 40 * time.Minute
 		w.label("seven")
-		w.passes("the eviction", func() bool { return w.leaves("leaves") })
-		if len(w.closed()) == 0 {
+		w.passes("the eviction", func() bool { return w.isTerminating("leaves") })
+		if len(w.closedDevices()) == 0 {
 			t.Fatal("no device is closed, so that no rule has to be listed")
 		}
 		w.client.PrependReactor("*", "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(resourcev1.Resource("devicetaintrules"), "", errors.New("no right"))
 		})
-		events := w.listens() // a process of its own, as that of gpuslice-agent plan is
+		events := w.restartWithEvents() // a process of its own, as that of gpuslice-agent plan is
 		if _, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "three"); err != nil {
 			t.Fatal(err)
 		}

@@ -18,9 +18,9 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// cordons notes each patch of the node that cordons it, from now on. A test that observes the node only in the end does not see a cordon that was
+// recordCordons notes each patch of the node that cordons it, from now on. A test that observes the node only in the end does not see a cordon that was
 // taken back.
-func (w *world) cordons() *[]string {
+func (w *world) recordCordons() *[]string {
 	var patches []string
 	w.client.PrependReactor("patch", "nodes", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if p, ok := action.(k8stesting.PatchAction); ok && strings.Contains(string(p.GetPatch()), `"unschedulable":true`) {
@@ -31,8 +31,8 @@ func (w *world) cordons() *[]string {
 	return &patches
 }
 
-// keeps lets a disruption budget keep the pods while on returns true, in a dry run too.
-func (w *world) keeps(on func() bool, names ...string) {
+// budgetKeeps lets a disruption budget keep the pods while on returns true, in a dry run too.
+func (w *world) budgetKeeps(on func() bool, names ...string) {
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if action.GetSubresource() != "eviction" || !on() {
 			return false, nil, nil
@@ -52,13 +52,13 @@ func TestEachWriteThatCordonsHasTheJournalAndTheTaint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
-				cordons := w.cordons()
+				cordons := w.recordCordons()
 				if fails {
-					w.fail(gpusim.CreateGpuInstanceWithPlacement)
+					w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 				}
 				w.label("all-1g.10gb")
 				w.settle(config.ReasonConverged, config.ReasonHardwareFailure)
-				w.givenBack()
+				w.expectGivenBack()
 				if len(*cordons) == 0 {
 					t.Fatal("the node was never cordoned")
 				}
@@ -79,10 +79,10 @@ func TestABudgetOfTheDevicePluginIsAskedBeforeTheCordon(t *testing.T) {
 		w := newWorld(t, oneA100)
 		w.turn()
 		full := true
-		w.keeps(func() bool { return full }, "plugin-1")
-		cordons := w.cordons()
+		w.budgetKeeps(func() bool { return full }, "plugin-1")
+		cordons := w.recordCordons()
 		w.label("all-balanced")
-		c := w.says(config.ReasonEvictionBlocked)
+		c := w.untilReason(config.ReasonEvictionBlocked)
 		w.spend(10 * time.Minute)
 		if len(*cordons) > 0 || !strings.Contains(c.Message, "kube-system/plugin-1") {
 			t.Errorf("the node was cordoned %d times; it says %s", len(*cordons), c.Message)
@@ -104,10 +104,10 @@ func TestAPodThatOnlyHasTheFileOfAGPUOpenLeavesBeforeItsReset(t *testing.T) {
 		if err := w.gpus.HoldHidden(w.gpus.UUIDs()[0], pid, "python"); err != nil {
 			t.Fatal(err)
 		}
-		w.process(pid, "python", podCgroup(uid), "/dev/nvidia0")
+		w.addProcess(pid, "python", podCgroup(uid), "/dev/nvidia0")
 		w.label("all-balanced")
 		w.passes("the eviction", func() bool { return !w.runs("watcher") })
-		w.finish(pid)
+		w.endGPUProcess(pid)
 		w.reach("all-balanced")
 	})
 }
@@ -117,7 +117,7 @@ func TestLabelsOfAProfileGoWhenAConfigOfTheDevicePluginAloneIsAskedFor(t *testin
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.profile("two")
 		w.reach("two")
 		if value := w.node().Labels["workload-type"]; value != "development" {

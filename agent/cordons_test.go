@@ -21,13 +21,13 @@ func TestACordonThatIsPutBackMovesNoDeadline(t *testing.T) {
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.grace = time.Hour
 		w.label("all-balanced")
-		w.fence()
-		w.blocks("trainer")
+		w.untilCordoned()
+		w.budgetKeepsPod("trainer")
 		w.cordon(false)
-		if !w.turns(2500, func() bool { return !w.hasJournal() }) {
+		if !w.passesWithin(2500, func() bool { return !w.hasJournal() }) {
 			t.Errorf("%v %s", w.node().Spec, w.condition().Message)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -35,18 +35,18 @@ func TestARequestThatComesAfterAnUncordonIsNotCalledOffByIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-balanced")
+		w.startChange("all-balanced")
 		w.cordon(false)
 		w.label("all-1g.10gb")
 		w.passes("an end", func() bool { return !w.hasJournal() && w.reason() != config.ReasonRepartitioning })
-		if !w.turns(2000, w.done("all-1g.10gb")) {
+		if !w.passesWithin(2000, w.done("all-1g.10gb")) {
 			t.Errorf("%s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})
 }
 
-// attribute makes the client fill managedFields from here on, as API servers do.
-func (w *world) attribute() {
+// fillManagedFields makes the client fill managedFields from here on, as API servers do.
+func (w *world) fillManagedFields() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
 		n.ManagedFields = []metav1.ManagedFieldsEntry{{
@@ -74,7 +74,7 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 				w.passes("the middle", func() bool { return row.until(w) })
 				w.cordon(false)
 				c := w.settle(config.ReasonCancelled)
-				w.givenBack()
+				w.expectGivenBack()
 				if !strings.Contains(c.Message, "a user or tool has uncordoned the node") {
 					t.Errorf("the message does not say why: %s", c.Message)
 				}
@@ -100,7 +100,7 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 			w := newWorld(t, h100)
 			w.settings.Drain.OnUncordon = config.UncordonRefence
 			w.restart()
-			w.begin("all-balanced")
+			w.startChange("all-balanced")
 			w.cordon(false)
 			w.passes("another cordon", func() bool { return w.node().Spec.Unschedulable })
 			w.reach("all-balanced")
@@ -115,9 +115,9 @@ func TestOtherToolsAreWaitedForByName(t *testing.T) {
 	t.Run("before the release", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.begin("all-balanced")
+			w.startChange("all-balanced")
 			w.annotate(kured, "2000-01-01T00:00:00Z")
-			w.says(config.ReasonOtherMaintenance)
+			w.untilReason(config.ReasonOtherMaintenance)
 			if !w.node().Spec.Unschedulable {
 				t.Error("the node was uncordoned under kured's hands")
 			}

@@ -57,7 +57,7 @@ func TestWhatWouldBeLostIsNamedBeforeTheCordon(t *testing.T) {
 					w.restart()
 				}
 				w.pod("notebook", w.gpus.UUIDs()[0], c.pod)
-				cordons := w.cordons()
+				cordons := w.recordCordons()
 				w.edit(func(n *corev1.Node) {
 					metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationAllowEviction, c.allowed)
 				})
@@ -67,7 +67,7 @@ func TestWhatWouldBeLostIsNamedBeforeTheCordon(t *testing.T) {
 					w.isSpent()
 					return
 				}
-				message := w.says(config.ReasonEvictionBlocked).Message
+				message := w.untilReason(config.ReasonEvictionBlocked).Message
 				w.spend(time.Minute)
 				if !strings.Contains(message, c.refused) || !w.runs("notebook") || len(*cordons) > 0 {
 					t.Errorf("runs: %t, cordons: %d, and the node says %s", w.runs("notebook"), len(*cordons), message)
@@ -94,7 +94,7 @@ func TestAnAllowanceEndsWithItsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.pod("notebook", w.gpus.UUIDs()[0], bare)
-		w.strike(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 10})
+		w.setFault(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 10})
 		w.edit(func(n *corev1.Node) {
 			metav1.SetMetaDataAnnotation(&n.ObjectMeta, config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldUnmanagedPods))
 		})
@@ -127,7 +127,7 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, oneH100)
 				if c.file != "" {
-					w.maintain(c.file)
+					w.setMaintenance(c.file)
 				}
 				if !c.empty {
 					w.pod("holder", w.gpus.UUIDs()[0])
@@ -143,13 +143,13 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 				if strings.Contains(runs, "pool mig.all-1g.10gb can do without") != limited {
 					t.Fatalf("the plan says that it runs %q", runs)
 				}
-				cordons := w.cordons()
+				cordons := w.recordCordons()
 				w.label("all-1g.10gb")
 				if !c.waits {
 					w.reach("all-1g.10gb")
 					return
 				}
-				message := w.says(config.ReasonAwaitingSlot).Message
+				message := w.untilReason(config.ReasonAwaitingSlot).Message
 				w.spend(time.Minute)
 				if !strings.Contains(message, "gpu-2") || len(*cordons) > 0 {
 					t.Errorf("%d cordons, and the node says %s", len(*cordons), message)

@@ -42,22 +42,22 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 		never   string
 	}{
 		{
-			name: "a change that no one has begun", dead: true, provoke: func(w *world) { w.trainer(); w.label("all-1g.10gb") },
+			name: "a change that no one has begun", dead: true, provoke: func(w *world) { w.podOnGPU0(); w.label("all-1g.10gb") },
 			verdict: api.VerdictFree,
 			says:    []string{`"name":"train","devices":["GPU 0"]`, `"leaves":true`, "MayGo", "fence: journal, cordon, taint"},
 		}, {
-			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
+			name: "1: the agent died between cordon and drain end", dead: true, provoke: func(w *world) { w.startDrain(); w.budgetKeepsAll("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseAgentDiedInDrain, api.CauseBudgetBlocks}, verdict: api.VerdictWaitsForYou,
 			says: []string{`"runs":false`, "continues where this one stopped", `"command":"gpuslice-agent recover`, "evict team/train"},
 		}, {
-			name: "4: a budget", provoke: func(w *world) { w.draining(); w.block("team/train: needs 1 healthy pod and has 1") },
+			name: "4: a budget", provoke: func(w *world) { w.startDrain(); w.budgetKeepsAll("team/train: needs 1 healthy pod and has 1") },
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseBudgetBlocks}, verdict: api.VerdictGivesBack,
 			says: []string{"asks again until", "then it undoes the change", `"command":"kubectl get pdb -n team train`},
 		}, {
 			name: "4: a budget that waits for a successor", provoke: func(w *world) {
-				w.draining()
-				w.block("needs 1 healthy pod and has 1")
-				w.successor("train-next", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
+				w.startDrain()
+				w.budgetKeepsAll("needs 1 healthy pod and has 1")
+				w.addSuccessor("train-next", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
 				w.passes("the cause", func() bool { return strings.Contains(w.condition().Message, "train-next") })
 				c := w.condition().Message
 				for _, want := range []string{
@@ -76,15 +76,15 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			},
 		}, {
 			name: "4: a budget before the cordon", provoke: func(w *world) {
-				w.trainer()
-				w.block("team/train: needs 1")
+				w.podOnGPU0()
+				w.budgetKeepsAll("team/train: needs 1")
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CauseBudgetBlocks}, verdict: api.VerdictFree,
 			says: []string{"disturbs nothing until then", "the node takes pods, but does not match all-1g.10gb"},
 		}, {
-			name: "6: kubelet is away", provoke: func(w *world) { w.draining(); w.deaf = true; w.readiness(corev1.ConditionUnknown) },
+			name: "6: kubelet is away", provoke: func(w *world) { w.startDrain(); w.kubeletSilent = true; w.setReadiness(corev1.ConditionUnknown) },
 			causes: []api.Cause{api.CauseNodeNotReady, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{`"ready":"Unknown"`, "evicts nothing until kubelet answers", `"command":"systemctl status kubelet`},
 		}, {
@@ -99,7 +99,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			name: "8: a rule lets a pod end by itself", provoke: func(w *world) {
 				w.settings.Drain.Rules = []config.DrainRule{{Namespaces: []string{"team"}, Selector: labels.Everything(), Action: config.DrainWait, For: 8 * time.Hour}}
 				w.restart()
-				w.trainer()
+				w.podOnGPU0()
 				w.label("all-1g.10gb")
 				w.passes("the fence", w.hasJournal)
 				w.spend(time.Hour)
@@ -108,7 +108,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{"drain.rules[0]", `"deadline":"2000-01-01T09:00:`, "within 8h"},
 		}, {
 			name: "10: our cordon without a journal", provoke: func(w *world) {
-				w.draining()
+				w.startDrain()
 				w.unannotate(config.AnnotationJournal)
 				w.label("")
 			},
@@ -116,17 +116,17 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{`"left":["the cordon since`, "the agent's own, without a journal"},
 		}, {
 			name: "outside of its window", provoke: func(w *world) {
-				w.maintain(until(time.Now()))
+				w.setMaintenance(until(time.Now()))
 				w.turn()
 				w.pod("holder", w.gpus.UUIDs()[0])
 				w.label("all-1g.10gb")
-				w.says(config.ReasonAwaitingWindow)
+				w.untilReason(config.ReasonAwaitingWindow)
 			},
 			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
 			says: []string{"no window comes", "begins by itself when it may", config.AnnotationForce},
 		}, {
 			name: "16: a change that failed", provoke: func(w *world) {
-				w.fail(gpusim.CreateGpuInstanceWithPlacement)
+				w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 				w.label("all-1g.10gb")
 				w.settle(config.ReasonHardwareFailure)
 			},
@@ -134,9 +134,9 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{"does not retry by itself", "nvidia.com/mig.config=all-1g.10gb", "the node takes pods, but does not match all-1g.10gb"},
 		}, {
 			name: "16: a process that does not go", provoke: func(w *world) {
-				w.begin("all-1g.10gb")
-				w.process(4711, "python", "0::/user.slice/session-3.scope", "/dev/nvidia0")
-				w.hold(w.gpus.MIGDevice(0, 0), 4711)
+				w.startChange("all-1g.10gb")
+				w.addProcess(4711, "python", "0::/user.slice/session-3.scope", "/dev/nvidia0")
+				w.holdDevice(w.gpus.MIGDevice(0, 0), 4711)
 				w.label("all-3g.40gb")
 				w.spend(time.Minute)
 			},
@@ -152,38 +152,38 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			says: []string{"the driver is being upgraded", `"command":"kubectl label node gpu-1 nvidia.com/gpu.deploy.dcgm=true --overwrite`},
 		}, {
 			name: "a journal of a newer agent", provoke: func(w *world) {
-				w.draining()
+				w.startDrain()
 				w.annotate(config.AnnotationJournal, `{"version": 99}`)
 				w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\": 99}"}`)
 			},
 			causes: []api.Cause{api.CauseJournalUnreadable}, verdict: api.VerdictWaitsForYou,
 			says: []string{"version 99", `"command":"kubectl annotate node gpu-1 gpuslice.io/journal-`},
 		}, {
-			name: "a journal that another client has written", provoke: func(w *world) { w.draining(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
+			name: "a journal that another client has written", provoke: func(w *world) { w.startDrain(); w.annotate(config.AnnotationJournal, `{"version":1,"target":"evil"}`) },
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{"is not from this host's agent, which ignores it"}, never: "evil",
 		}, {
-			name: "a driver that is not loaded", provoke: func(w *world) { w.draining(); w.unload() },
+			name: "a driver that is not loaded", provoke: func(w *world) { w.startDrain(); w.unloadDriver() },
 			causes: []api.Cause{api.CauseDriverAway, api.CauseChangeUnderWay}, verdict: api.VerdictWaitsForYou,
 			says: []string{`"unseen":[`, "team/train", `"asked":"all-1g.10gb"`, `"before":[{"index":0`},
 		}, {
 			name: "a driver that is not loaded, where a config of the device plugin is asked for", provoke: func(w *world) {
 				w.set(config.LabelDevicePluginConfig, "two")
-				w.unload()
+				w.unloadDriver()
 			},
 			causes: []api.Cause{api.CauseDriverAway}, verdict: api.VerdictFree,
 			says: []string{`"asked":"two"`},
 		}, {
 			name: "capacity that does not come", provoke: func(w *world) {
-				w.begin("all-1g.10gb")
-				w.broken = true
-				w.says(config.ReasonAwaitingCapacity)
+				w.startChange("all-1g.10gb")
+				w.pluginBroken = true
+				w.untilReason(config.ReasonAwaitingCapacity)
 				w.spend(time.Minute)
 			},
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseCapacityMissing}, verdict: api.VerdictGivesBack,
 			says: []string{"the GPUs have 14, kubelet 0", `"command":"kubectl logs -n kube-system plugin-`},
 		}, {
-			name: "a reboot that is awaited", models: passthrough, provoke: func(w *world) { w.label("all-balanced"); w.parked() },
+			name: "a reboot that is awaited", models: passthrough, provoke: func(w *world) { w.label("all-balanced"); w.untilParked() },
 			causes: []api.Cause{api.CauseRebootAwaited}, verdict: api.VerdictFree,
 			says: []string{"pending until the node's next reboot", "the node takes pods, and all-balanced waits for its next reboot"},
 		},
@@ -195,11 +195,11 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 					models = h100
 				}
 				w := newWorld(t, models)
-				w.readiness(corev1.ConditionTrue)
-				w.attribute()
+				w.setReadiness(corev1.ConditionTrue)
+				w.fillManagedFields()
 				w.turn()
 				row.provoke(w)
-				before := w.everything()
+				before := w.allObjects()
 				d := w.diagnose(!row.dead)
 				page := jsonOf(t, d)
 				if diff := cmp.Diff(row.causes, causesOf(d)); diff != "" {
@@ -216,7 +216,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				if row.never != "" && strings.Contains(page, row.never) {
 					t.Errorf("it says %q:\n%s", row.never, page)
 				}
-				if diff := cmp.Diff(before, w.everything()); diff != "" {
+				if diff := cmp.Diff(before, w.allObjects()); diff != "" {
 					t.Errorf("the diagnosis has changed something (-before +after):\n%s", diff)
 				}
 			})
@@ -239,9 +239,9 @@ func TestADiagnosisOfAPartialObservation(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.administer(nil)
-				w.readiness(corev1.ConditionTrue)
-				w.draining()
+				w.setConfigs(nil)
+				w.setReadiness(corev1.ConditionTrue)
+				w.startDrain()
 				verb, resource, _ := strings.Cut(row.deny, " ")
 				w.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, errors.New("connection refused")
@@ -274,9 +274,9 @@ func TestADiagnosisInJSON(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.readiness(corev1.ConditionTrue)
-		w.attribute()
-		w.draining()
+		w.setReadiness(corev1.ConditionTrue)
+		w.fillManagedFields()
+		w.startDrain()
 		text, err := json.Marshal(w.diagnose(true))
 		if err != nil {
 			t.Fatal(err)
@@ -314,8 +314,8 @@ func (w *world) diagnose(running bool) api.Diagnosis {
 	return agent.New(w.optionsFor(&w.host)).Diagnose(w.t.Context(), running)
 }
 
-// everything returns what a diagnosis must not change.
-func (w *world) everything() any {
+// allObjects returns what a diagnosis must not change.
+func (w *world) allObjects() any {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("").List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -324,8 +324,8 @@ func (w *world) everything() any {
 	return []any{w.node(), pods.Items, w.gpus.String()}
 }
 
-// readiness sets the node's condition Ready, as kubelet or the node lifecycle controller does.
-func (w *world) readiness(status corev1.ConditionStatus) {
+// setReadiness sets the node's condition Ready, as kubelet or the node lifecycle controller does.
+func (w *world) setReadiness(status corev1.ConditionStatus) {
 	w.t.Helper()
 	n := w.node()
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.Now(), Message: "Kubelet stopped posting node status."}}
@@ -334,23 +334,23 @@ func (w *world) readiness(status corev1.ConditionStatus) {
 	}
 }
 
-// trainer runs a pod on the first GPU.
-func (w *world) trainer(finalizers ...string) {
+// podOnGPU0 runs a pod on the first GPU.
+func (w *world) podOnGPU0(finalizers ...string) {
 	w.t.Helper()
 	w.pod("train", string(w.snapshot()[0].UUID), func(p *corev1.Pod) { p.Finalizers = finalizers })
 }
 
-// draining lets the agent begin a change for which a pod has to leave, and takes a while.
-func (w *world) draining(finalizers ...string) {
+// startDrain lets the agent begin a change for which a pod has to leave, and takes a while.
+func (w *world) startDrain(finalizers ...string) {
 	w.t.Helper()
 	w.grace = 5 * time.Minute
-	w.trainer(finalizers...)
+	w.podOnGPU0(finalizers...)
 	w.label("all-1g.10gb")
 	w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.hasJournal() })
 }
 
-// block lets a budget keep all pods from now on, even those that are about to end.
-func (w *world) block(message string) {
+// budgetKeepsAll lets a budget keep all pods from now on, even those that are about to end.
+func (w *world) budgetKeepsAll(message string) {
 	w.t.Helper()
 	_, err := w.client.PolicyV1().PodDisruptionBudgets("team").Create(w.t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: "team"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
@@ -378,8 +378,8 @@ func (w *world) block(message string) {
 	})
 }
 
-// successor adds a pod of the budget for which no node has room.
-func (w *world) successor(name, why string) {
+// addSuccessor adds a pod of the budget for which no node has room.
+func (w *world) addSuccessor(name, why string) {
 	w.t.Helper()
 	budgets := w.client.PolicyV1().PodDisruptionBudgets("team")
 	b, err := budgets.Get(w.t.Context(), "train", metav1.GetOptions{})
@@ -398,8 +398,8 @@ func (w *world) successor(name, why string) {
 	}
 }
 
-// unload takes the driver away, for processes that start after it.
-func (w *world) unload() { w.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} } }
+// unloadDriver takes the driver away, for processes that start after it.
+func (w *world) unloadDriver() { w.wrapDriver = func(d nvml.Driver) nvml.Driver { return unloaded{d} } }
 
 type unloaded struct{ nvml.Driver }
 
@@ -413,9 +413,9 @@ func TestADiagnosisWithoutTheDriverSaysThatTheAgentWaits(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.label("nonsense")
 		w.settle(config.ReasonUnknownConfig)
-		w.unload()
+		w.unloadDriver()
 		w.restart()
-		w.says(config.ReasonDriverNotLoaded)
+		w.untilReason(config.ReasonDriverNotLoaded)
 		if seen := w.diagnose(true).Agent; seen.Reason != config.ReasonDriverNotLoaded || seen.Phase != api.PhaseWaiting {
 			t.Errorf("the diagnosis has %s beside the phase %s", seen.Reason, seen.Phase)
 		}

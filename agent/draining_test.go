@@ -16,15 +16,15 @@ func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
-		w.administer(firstOnly)
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
+		w.setConfigs(firstOnly)
 		w.turn()
 		w.pod("leaving", w.gpus.UUIDs()[0], func(p *corev1.Pod) {
 			end := metav1.NewTime(time.Now().Add(30 * time.Second))
 			p.DeletionTimestamp, p.Finalizers = &end, []string{"team/archive"}
 		})
 		w.label("first-1g")
-		if n := w.writes(10 * time.Minute); n > 11 { // the label, the conditions and the annotation are written apart
+		if n := w.countWrites(10 * time.Minute); n > 11 { // the label, the conditions and the annotation are written apart
 			t.Errorf("%d writes in 10 minutes", n)
 		}
 		if !w.hasJournal() || !w.runs("leaving") {
@@ -33,9 +33,9 @@ func TestAPodThatIsLeavingIsNoReasonToWriteAgainAndAgain(t *testing.T) {
 	})
 }
 
-// writes lets the agent pass for d as its watch makes it, at once after each write of its own, while the cluster
+// countWrites lets the agent pass for d as its watch makes it, at once after each write of its own, while the cluster
 // stands still. It returns how often the agent wrote.
-func (w *world) writes(d time.Duration) int {
+func (w *world) countWrites(d time.Duration) int {
 	w.t.Helper()
 	n := 0
 	for began := time.Now(); time.Since(began) < d; {

@@ -35,11 +35,11 @@ func TestPersistenceModeIsOffForAResetAndGivenBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
 			before := w.gpus.String()
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-balanced")
 			w.settle(config.ReasonHardwareFailure)
-			w.givenBack()
-			w.are(before)
+			w.expectGivenBack()
+			w.expectGPUs(before)
 		})
 	})
 }
@@ -80,7 +80,7 @@ func TestPersistenceModeThatCannotBeGivenBackUndoesNothingAndKeepsNoNode(t *test
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "gpus: [{model: A100-80GB, count: 2, persistence: true}]")
-				w.through = driver
+				w.wrapDriver = driver
 				o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
 				o.Events = recorder
 				w.agent = agent.New(o)
@@ -127,13 +127,13 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		f := &flickering{slow: slow{w.gpus.Driver(), time.Second}, pid: 4194304} // the largest pid of Linux
-		w.through = func(nvml.Driver) nvml.Driver { return f }
+		w.wrapDriver = func(nvml.Driver) nvml.Driver { return f }
 		w.restart()
 		w.label("all-balanced")
-		w.says(config.ReasonGPUInUse)
+		w.untilReason(config.ReasonGPUInUse)
 		first := w.condition().Message
 		const minutes = 10
-		if n := w.writes(minutes * time.Minute); n > minutes+1 {
+		if n := w.countWrites(minutes * time.Minute); n > minutes+1 {
 			t.Errorf("%d writes in %d minutes", n, minutes)
 		}
 		if w.condition().Message == first {
@@ -148,10 +148,10 @@ func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		f := &flickering{slow: slow{Driver: w.gpus.Driver()}, pid: 4194304}
-		w.through = func(nvml.Driver) nvml.Driver { return f }
+		w.wrapDriver = func(nvml.Driver) nvml.Driver { return f }
 		w.restart()
 		w.label("all-balanced")
-		w.says(config.ReasonGPUInUse)
+		w.untilReason(config.ReasonGPUInUse)
 		before := f.tries
 		for range 100 {
 			w.agent.Pass(t.Context())
@@ -183,7 +183,7 @@ func TestCDISpecsFollowTheGeometry(t *testing.T) {
 			w.specs = specs{used: true, describes: geometries(w.snapshot()), broken: errors.New("read-only file system")}
 			w.label("all-balanced")
 			c := w.settle(config.ReasonStepFailed)
-			w.givenBack()
+			w.expectGivenBack()
 			if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !strings.Contains(c.Message, "read-only") {
 				t.Errorf("message %q; GPUs (-before +after):\n%s", c.Message, diff)
 			}
@@ -203,11 +203,11 @@ func TestCDISpecsThatCannotBeWrittenKeepNoNodeOnTheWayBack(t *testing.T) {
 				w := newWorld(t, h100)
 				before := w.gpus.String()
 				w.specs = specs{used: true, describes: "what was before the agent", broken: errors.New("read-only file system")}
-				w.begin("all-1g.10gb")
+				w.startChange("all-1g.10gb")
 				w.edit(edit)
 				w.passes("an end of the undo", func() bool { return !w.hasJournal() })
-				w.givenBack()
-				w.are(before)
+				w.expectGivenBack()
+				w.expectGPUs(before)
 			})
 		})
 	}
@@ -263,12 +263,12 @@ func TestNothingThatDoesNotAnswerIsWaitedForWithoutADeadline(t *testing.T) {
 	t.Run("the process table", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.hold(string(w.snapshot()[1].UUID), 4194305)
-			w.through = func(d nvml.Driver) nvml.Driver { return patient{d} }
+			w.holdDevice(string(w.snapshot()[1].UUID), 4194305)
+			w.wrapDriver = func(d nvml.Driver) nvml.Driver { return patient{d} }
 			w.settings.Timeouts.DriverCall = 0
 			w.restart()
 			w.label("all-balanced")
-			w.says(config.ReasonHoldersUnknown)
+			w.untilReason(config.ReasonHoldersUnknown)
 			if c := w.condition(); !strings.Contains(c.Message, context.DeadlineExceeded.Error()) || w.node().Spec.Unschedulable {
 				t.Errorf("the search was not ended, or the node is cordoned: %s", c.Message)
 			}
@@ -302,7 +302,7 @@ func TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.through = func(d nvml.Driver) nvml.Driver { return replaced{d} }
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return replaced{d} }
 		w.restart()
 		w.agent.Pass(t.Context())
 		if c := w.condition(); c.Reason != string(config.ReasonDriverNotLoaded) {
@@ -337,7 +337,7 @@ func TestTheAgentLetsGoOfADriverThatIsBeingUpgraded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		d := &leaving{Driver: w.gpus.Driver()}
-		w.through = func(nvml.Driver) nvml.Driver { return d }
+		w.wrapDriver = func(nvml.Driver) nvml.Driver { return d }
 		w.restart()
 		w.converge("all-balanced")
 		before := d.observed

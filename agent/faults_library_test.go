@@ -18,12 +18,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 )
 
-// throughLibrary gives the agent that starts next the product's driver over the simulated library, instead of the
+// useLibrary gives the agent that starts next the product's driver over the simulated library, instead of the
 // simulator's own.
-func (w *world) throughLibrary() {
+func (w *world) useLibrary() {
 	w.t.Helper()
 	file := gpusimtest.Library(w.t)
-	w.through = func(nvml.Driver) nvml.Driver { return lib.Open(lib.Options{Library: file}) }
+	w.wrapDriver = func(nvml.Driver) nvml.Driver { return lib.Open(lib.Options{Library: file}) }
 }
 
 // Error codes that the simulator does not give by itself.
@@ -203,8 +203,8 @@ func TestEachCallOfTheLibraryFailsOnce(t *testing.T) {
 			failures := 0
 			synctest.Test(t, func(t *testing.T) {
 				w := v.prepare(t, gpusimtest.Dir(t))
-				w.throughLibrary()
-				spots = w.listen()
+				w.useLibrary()
+				spots = w.recordCalls()
 				w.restart()
 				s = v.rehearse(t, w)
 				failures = w.settings.Retry.Failures
@@ -236,8 +236,8 @@ func (v venture) suffer(t *testing.T, s stage, m mishap) (out end, took time.Dur
 	began := time.Now()
 	synctest.Test(t, func(t *testing.T) {
 		w := v.prepare(t, gpusimtest.Dir(t))
-		w.throughLibrary()
-		left := w.ambush(m.spot, m.fault)
+		w.useLibrary()
+		left := w.failAt(m.spot, m.fault)
 		w.restart()
 		w.label(v.request)
 		out = v.conclude(w, s)
@@ -286,11 +286,11 @@ func TestAHalfMadeInstanceDoesNotStay(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := v.prepare(t, gpusimtest.Dir(t))
-				w.throughLibrary()
+				w.useLibrary()
 				w.restart()
-				w.strike(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources})
-				w.strike(gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
-				w.strike(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
+				w.setFault(gpusim.CreateComputeInstance, gpusim.Fault{Return: gpusim.InsufficientResources})
+				w.setFault(gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources, Times: row.times})
+				w.setFault(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
 				w.label(v.request)
 				w.passes("half-made instance", func() bool { return strings.Contains(w.gpus.String(), "half-made") })
 				if row.restarts {

@@ -66,7 +66,7 @@ func (v venture) prepare(t *testing.T, dir string) *world {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.open(gpusim.Create(dir, spec))
+		w.replaceGPUs(gpusim.Create(dir, spec))
 	}
 	d := w.gpus.Driver()
 	for n, gpu := range w.snapshot() {
@@ -84,7 +84,7 @@ func (v venture) prepare(t *testing.T, dir string) *world {
 	}
 	w.restart()
 	if v.config != nil {
-		w.administer(map[string]catalog.MIGConfig{v.request: v.config})
+		w.setConfigs(map[string]catalog.MIGConfig{v.request: v.config})
 	}
 	w.turn() // the device plugin has read what stands
 	for n := 1; n < len(v.stands); n++ {
@@ -93,8 +93,8 @@ func (v venture) prepare(t *testing.T, dir string) *world {
 	return w
 }
 
-// open gives the world other GPUs.
-func (w *world) open(gpus *gpusim.Node, err error) {
+// replaceGPUs gives the world other GPUs.
+func (w *world) replaceGPUs(gpus *gpusim.Node, err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -180,7 +180,7 @@ func (v venture) scout(t *testing.T) (s stage, spots []spot) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := v.prepare(t, "")
-		heard := w.listen()
+		heard := w.recordCalls()
 		w.restart()
 		s = v.rehearse(t, w)
 		spots = *heard
@@ -227,7 +227,7 @@ func (v venture) check(w *world, s stage, got end) {
 	if w.host.held != 0 {
 		w.t.Errorf("%d shutdown inhibitors are left", w.host.held)
 	}
-	w.givenBack()
+	w.expectGivenBack()
 }
 
 // around is a driver that calls a function before and after each of its calls.
@@ -302,16 +302,16 @@ func (s spot) String() string { return fmt.Sprintf("%s %d.%d", s.function, s.cal
 // never is a number of calls that no change makes.
 const never = 1 << 30
 
-// listen notes every call of the library that the agent makes from its next start on.
-func (w *world) listen() *[]spot {
+// recordCalls notes every call of the library that the agent makes from its next start on.
+func (w *world) recordCalls() *[]spot {
 	w.t.Helper()
 	for _, f := range gpusim.Functions() {
-		w.strike(f, gpusim.Fault{After: never}) // counts the calls, of the plugin, too
+		w.setFault(f, gpusim.Fault{After: never}) // counts the calls, of the plugin, too
 	}
 	spots, call := &[]spot{}, 0
 	var before map[string][]gpusim.Fault
-	inner := w.through
-	w.through = func(d nvml.Driver) nvml.Driver {
+	inner := w.wrapDriver
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 		return around{
 			Driver: inner(d),
 			before: func() { before = w.gpus.Faults() },
@@ -329,22 +329,22 @@ func (w *world) listen() *[]spot {
 	return spots
 }
 
-// strike sets a fault of a function of the GPUs' library; the zero Fault removes it.
-func (w *world) strike(function string, f gpusim.Fault) {
+// setFault sets a fault of a function of the GPUs' library; the zero Fault removes it.
+func (w *world) setFault(function string, f gpusim.Fault) {
 	w.t.Helper()
 	if err := w.gpus.Fail(function, f); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// ambush lets the call at the spot fail, and as many calls after it as the fault has times, of the agent that
-// starts next. Only the agent's calls fail: between them ambush removes the fault, so that the plugin does not see it.
+// failAt lets the call at the spot fail, and as many calls after it as the fault has times, of the agent that
+// starts next. Only the agent's calls fail: between them failAt removes the fault, so that the plugin does not see it.
 // It returns what is left of the fault, by which the caller sees that it happened.
-func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
+func (w *world) failAt(at spot, f gpusim.Fault) *[]gpusim.Fault {
 	f.After = at.skip
 	left, call := &[]gpusim.Fault{f}, 0
-	inner := w.through
-	w.through = func(d nvml.Driver) nvml.Driver {
+	inner := w.wrapDriver
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 		return around{
 			Driver: inner(d),
 			before: func() {
@@ -352,7 +352,7 @@ func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
 					return
 				}
 				for _, f := range *left {
-					w.strike(at.function, f)
+					w.setFault(at.function, f)
 				}
 			},
 			after: func() {
@@ -360,7 +360,7 @@ func (w *world) ambush(at spot, f gpusim.Fault) *[]gpusim.Fault {
 					return
 				}
 				*left = w.gpus.Faults()[at.function]
-				w.strike(at.function, gpusim.Fault{})
+				w.setFault(at.function, gpusim.Fault{})
 			},
 		}
 	}
@@ -386,16 +386,16 @@ func pick(spots []spot) []spot {
 	return []spot{spots[0], spots[len(spots)/2], spots[len(spots)-1]}
 }
 
-// hang lets the call at the spot hang, of the agent that starts next, until strike removes the fault.
-func (w *world) hang(at spot) {
+// hangAt lets the call at the spot hang, of the agent that starts next, until setFault removes the fault.
+func (w *world) hangAt(at spot) {
 	call := 0
-	inner := w.through
-	w.through = func(d nvml.Driver) nvml.Driver {
+	inner := w.wrapDriver
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 		return around{
 			Driver: inner(d),
 			before: func() {
 				if call == at.call {
-					w.strike(at.function, gpusim.Fault{Hang: true, After: at.skip})
+					w.setFault(at.function, gpusim.Fault{Hang: true, After: at.skip})
 				}
 				call++
 			},
@@ -404,15 +404,15 @@ func (w *world) hang(at spot) {
 	}
 }
 
-// hangs reports whether a call hangs.
-func (w *world) hangs(function string) bool {
+// isHanging reports whether a call hangs.
+func (w *world) isHanging(function string) bool {
 	left := w.gpus.Faults()[function]
 	return len(left) > 0 && left[0].After == 0
 }
 
-// silent checks that the agent reports that the driver does not answer, and leaves all else as it is. No plugin may look
+// expectDriverUnresponsive checks that the agent reports that the driver does not answer, and leaves all else as it is. No plugin may look
 // at the GPUs until then: it would hang as well.
-func (w *world) silent() {
+func (w *world) expectDriverUnresponsive() {
 	w.t.Helper()
 	gpus, calls, node := w.gpus.String(), w.gpus.Calls(), w.node()
 	for range 5 {
@@ -459,11 +459,11 @@ func (v venture) wait(t *testing.T, s stage, at spot, returns bool) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := v.prepare(t, "")
-		w.hang(at)
+		w.hangAt(at)
 		w.restart()
 		w.label(v.request)
 		var took time.Duration
-		for turns := 0; !w.hangs(at.function); turns++ {
+		for turns := 0; !w.isHanging(at.function); turns++ {
 			if turns == 1000 {
 				t.Fatal("the call is not made")
 			}
@@ -476,27 +476,27 @@ func (v venture) wait(t *testing.T, s stage, at spot, returns bool) {
 		if took > w.settings.Timeouts.DriverCall {
 			t.Errorf("the call was given up after %s, want %s", took, w.settings.Timeouts.DriverCall)
 		}
-		w.silent()
+		w.expectDriverUnresponsive()
 		if returns {
-			w.strike(at.function, gpusim.Fault{})
+			w.setFault(at.function, gpusim.Fault{})
 			synctest.Wait()
 		} else {
-			w.replace(at.function)
+			w.replaceProcess(at.function)
 		}
 		v.conclude(w, s)
 	})
 }
 
-// replace ends the agent's process, with the call that hangs in it, and starts the next one.
-func (w *world) replace(hung string) {
+// replaceProcess ends the agent's process, with the call that hangs in it, and starts the next one.
+func (w *world) replaceProcess(hung string) {
 	w.t.Helper()
 	if err := w.gpus.Close(); err != nil {
 		w.t.Fatal(err)
 	}
 	synctest.Wait()
-	w.open(gpusim.Open(w.gpus.Dir()))
-	w.strike(hung, gpusim.Fault{})
-	w.through = func(d nvml.Driver) nvml.Driver { return d }
+	w.replaceGPUs(gpusim.Open(w.gpus.Dir()))
+	w.setFault(hung, gpusim.Fault{})
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver { return d }
 	w.restart()
 }
 
@@ -541,11 +541,11 @@ func TestAnInstanceThatIsMadeElsewhereIsTakenOrMovedBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := v.prepare(t, "")
 				times := 1
-				w.through = func(d nvml.Driver) nvml.Driver { return astray{d, row.from, row.to, &times} }
+				w.wrapDriver = func(d nvml.Driver) nvml.Driver { return astray{d, row.from, row.to, &times} }
 				w.restart()
 				s := stage{before: w.gpus.String(), after: strings.Replace(w.gpus.String(),
 					"  2g.20gb@0\n", "  1g.10gb@0\n  1g.10gb@1\n  1g.10gb@2\n  1g.10gb@3\n", 1)}
-				w.strike(gpusim.CreateGpuInstanceWithPlacement, row.fails)
+				w.setFault(gpusim.CreateGpuInstanceWithPlacement, row.fails)
 				w.label(v.request)
 				if got := v.conclude(w, s); got != row.end || times != 0 {
 					t.Errorf("it came out %s, want %s; %d instances have still to go astray", got, row.end, times)
@@ -570,10 +570,10 @@ func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := v.prepare(t, "")
 					call := 0
-					w.through = func(d nvml.Driver) nvml.Driver {
+					w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 						return around{d, func() {
 							if call == at {
-								w.lose(1, true)
+								w.setLost(1, true)
 							}
 							call++
 						}, func() {}}
@@ -582,7 +582,7 @@ func TestAGPUThatIsLostInTheMiddleAndComesBackIsBroughtToAnEnd(t *testing.T) {
 					w.label(v.request)
 					w.passes("loss", func() bool { return call > at })
 					w.spend(away)
-					w.lose(1, false)
+					w.setLost(1, false)
 					if got := v.conclude(w, s); got != asRequested {
 						t.Errorf("it came out %s: %s", got, w.condition().Message)
 					}

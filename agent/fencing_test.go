@@ -38,14 +38,14 @@ func TestAHarmlessChangeThatTurnsIntoAnotherIsPreparedLikeOne(t *testing.T) {
 		const kured = "weave.works/kured-reboot-in-progress"
 		w := newWorld(t, h100)
 		before := map[string]string{config.LabelDevicePlugin: "true"}
-		w.operator(before)
+		w.deployOperands(before)
 		w.converge("all-enabled")
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.annotate(kured, "2000-01-01T00:00:00Z")
 		w.label("all-3g.40gb")
-		w.says(config.ReasonOtherMaintenance)
+		w.untilReason(config.ReasonOtherMaintenance)
 		w.spend(minutes)
-		if diff := cmp.Diff(before, w.values()); diff != "" || w.node().Spec.Unschedulable {
+		if diff := cmp.Diff(before, w.operandLabels()); diff != "" || w.node().Spec.Unschedulable {
 			t.Errorf("the node is cordoned, or operands are paused (-before +after):\n%s", diff)
 		}
 		w.unannotate(kured)
@@ -58,11 +58,11 @@ func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return slow{d, time.Second} }
 		w.restart()
 		w.converge("all-disabled")
-		w.begin("all-1g.10gb")
-		w.broken = true
+		w.startChange("all-1g.10gb")
+		w.pluginBroken = true
 		stalled := func() bool {
 			return w.reason() == config.ReasonCapacityMismatch &&
 				strings.Contains(w.condition().Message, "the node stays cordoned until this is mended")
@@ -71,15 +71,15 @@ func TestANodeThatCannotBeGivenBackIsQuiet(t *testing.T) {
 		w.restart()
 		w.spend(2 * w.settings.Timeouts.Capacity) // in which the next agent waits for the capacity too
 
-		if n, beats := w.writes(time.Hour), int(time.Hour/w.settings.NodeHeartbeat); n > beats+1 {
+		if n, beats := w.countWrites(time.Hour), int(time.Hour/w.settings.NodeHeartbeat); n > beats+1 {
 			t.Errorf("%d writes in an hour of %d heartbeats", n, beats)
 		}
 		if !stalled() || !w.hasJournal() || !w.node().Spec.Unschedulable {
 			t.Errorf("the node was given back, or says something else: %s", w.condition().Message)
 		}
-		w.broken = false
+		w.pluginBroken = false
 		w.startPlugin()
 		w.settle(config.ReasonCapacityMismatch)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }

@@ -20,8 +20,8 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedRequestBack(t *testing.
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.setConfigs(firstOnly)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("first-1g")
 		w.settle(config.ReasonHardwareFailure)
 		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
@@ -33,7 +33,7 @@ func TestAFileThatIsBrokenForAMomentDoesNotBringTheFailedRequestBack(t *testing.
 		broken = false
 		w.settle(config.ReasonHardwareFailure)
 		w.spend(10 * time.Minute)
-		w.givenBack()
+		w.expectGivenBack()
 		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
 			t.Errorf("the failed request was tried again, with %d calls", again-calls)
 		}

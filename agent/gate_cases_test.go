@@ -28,7 +28,7 @@ func TestAStepOfTheClockTakesNoSlotFromANode(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.label("all-1g.10gb")
-			w.says(config.ReasonAwaitingSlot)
+			w.untilReason(config.ReasonAwaitingSlot)
 			w.spend(10 * time.Second)
 			c.ahead = step
 			for range 10 {
@@ -78,11 +78,11 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
-				w.attribute()
-				w.maintain("")
-				w.stubborn()
+				w.fillManagedFields()
+				w.setMaintenance("")
+				w.budgetKeepsTeam()
 				w.label("all-1g.10gb")
-				w.fence()
+				w.untilCordoned()
 				w.edit(func(n *corev1.Node) { // a user removes the journal
 					delete(n.Annotations, config.AnnotationJournal)
 					if annotation != "" {
@@ -90,10 +90,10 @@ func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 					}
 				})
 				if annotation == "" {
-					w.maintain(until(time.Now()))
+					w.setMaintenance(until(time.Now()))
 				}
 				w.spend(time.Hour)
-				w.givenBack()
+				w.expectGivenBack()
 				if !w.runs("holder") {
 					t.Error("the pod was evicted")
 				}
@@ -107,17 +107,17 @@ func TestWhatIsProvenIsKnownWhenTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
-		w.maintain("")
+		w.setMaintenance("")
 		w.converge("all-1g.10gb")
 		w.label("all-7g.80gb")
 		w.passes("the end", func() bool { return w.agent.NextStep(t.Context()) == plan.Release })
-		_, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, config.AnnotationJournal+`":null`) }, true)
+		_, revive := w.killAtPatch(func(patch string) bool { return strings.Contains(patch, config.AnnotationJournal+`":null`) }, true)
 		w.agent.Pass(t.Context())
 		revive()
 		if w.hasJournal() {
 			t.Fatal("the node is not given back")
 		}
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		w.label("all-1g.10gb")
 		w.spend(time.Hour)
 		if n := len(w.snapshot()[0].Instances); n != 1 {
@@ -131,16 +131,16 @@ func TestARequestKeepsItsAgeWhileAFileCannotBeRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		w.profiles(onePart)
 		w.profile("seven")
-		w.says(config.ReasonAwaitingWindow)
+		w.untilReason(config.ReasonAwaitingWindow)
 		since := w.status().Asked.Since
 		w.spend(time.Hour)
 		w.setFile("profiles", "nonsense")
-		w.says(config.ReasonInvalidCatalog)
+		w.untilReason(config.ReasonInvalidCatalog)
 		w.setFile("profiles", onePart)
-		w.says(config.ReasonAwaitingWindow)
+		w.untilReason(config.ReasonAwaitingWindow)
 		if again := w.status().Asked.Since; !again.Equal(since) {
 			t.Errorf("the request is %s younger", again.Sub(since))
 		}
@@ -161,13 +161,13 @@ func TestAnAnnotationBetweenTheObservationAndTheFenceCounts(t *testing.T) {
 	for _, key := range []string{config.AnnotationHold, config.AnnotationForce} {
 		synctest.Test(t, func(t *testing.T) {
 			w := busy(t)
-			w.maintain("")
+			w.setMaintenance("")
 			if key == config.AnnotationForce {
 				w.annotate(key, config.ForceNow)
 			}
 			w.label("all-1g.10gb")
 			changed := false
-			w.crowd(func(n *corev1.Node) {
+			w.writeBeforeEachPatch(func(n *corev1.Node) {
 				if changed {
 					return
 				}
@@ -214,19 +214,19 @@ func TestAnEditOfTheConfigBeyondTheWindowWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "gpus:\n- {model: H100-80GB, count: 2}\n")
 		w.turn()
-		w.maintain(until(time.Now().Add(time.Hour)))
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
 		w.profiles(strings.Replace(onePart, "all: true", "index: [0]", 1))
 		w.pod("resident", w.gpus.UUIDs()[1])
 		w.profile("seven")
 		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		w.setFile("profiles", onePart) // all GPUs
 		w.spend(time.Hour)
 		if !w.runs("resident") {
 			t.Error("a pod was evicted outside of the window")
 		}
-		w.givenBack()
-		w.maintain("")
+		w.expectGivenBack()
+		w.setMaintenance("")
 		w.reach("seven")
 	})
 }
@@ -236,13 +236,13 @@ func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(until(time.Now().Add(time.Hour)))
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
 		w.profiles(strings.Replace(onePart, "1g.10gb: 7", "1g.10gb: 5", 1))
 		w.profile("seven")
 		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
 		w.setFile("profiles", onePart)
 		w.passes("two more", func() bool { return len(w.snapshot()[0].Instances) == 3 })
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		w.reach("seven")
 	})
 }
@@ -252,12 +252,12 @@ func TestAnObservationThatEndsEarlyDoesNotSayThatNothingIsPlanned(t *testing.T) 
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(nights)
+		w.setMaintenance(nights)
 		w.spend(5 * time.Hour)
 		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingWindow)
+		w.untilReason(config.ReasonAwaitingWindow)
 		w.upgrade(true)
-		w.says(config.ReasonDriverNotLoaded)
+		w.untilReason(config.ReasonDriverNotLoaded)
 		if p := w.planned(); p.Status != corev1.ConditionTrue {
 			t.Errorf("MaintenancePlanned is %s: %s", p.Status, p.Message)
 		}
@@ -269,7 +269,7 @@ func TestAForceGoesWithItsRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		w.label("nonsense")
 		w.annotate(config.AnnotationForce, config.ForceNow)
 		w.spend(2 * time.Hour)
@@ -278,6 +278,6 @@ func TestAForceGoesWithItsRequest(t *testing.T) {
 		w.spend(2 * time.Hour)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonAwaitingWindow)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }

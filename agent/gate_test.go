@@ -45,8 +45,8 @@ func until(end time.Time) string {
 	return fmt.Sprintf("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '%s'}]\nestimate: 10m\njitter: 0s\n", end.Format(time.RFC3339))
 }
 
-// maintain gives the cluster a maintenance file, in place of the former. It adds apiVersion and kind.
-func (w *world) maintain(text string) {
+// setMaintenance gives the cluster a maintenance file, in place of the former. It adds apiVersion and kind.
+func (w *world) setMaintenance(text string) {
 	w.t.Helper()
 	w.setFile("maintenance", "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\n"+text)
 	key := config.ConfigMapKey{Namespace: "gpuslice", Name: "maintenance", Key: "config.yaml"}
@@ -78,8 +78,8 @@ func (w *world) setFile(name, text string) {
 	}
 }
 
-// stubborn keeps all pods of the team until relent is called, as a budget does that is used up only after the cordon.
-func (w *world) stubborn() (relent func()) {
+// budgetKeepsTeam keeps all pods of the team until relent is called, as a budget does that is used up only after the cordon.
+func (w *world) budgetKeepsTeam() (relent func()) {
 	stays := true
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if action.GetSubresource() != "eviction" || action.GetNamespace() != "team" || !stays {
@@ -99,10 +99,10 @@ type changes struct{ around }
 // Snapshot implements nvml.Driver.
 func (c changes) Snapshot(ctx context.Context) ([]nvml.GPU, error) { return c.Driver.Snapshot(ctx) }
 
-// count starts the agent again with a driver that counts the calls which change something, and calls before ahead of each.
-func (w *world) count(before func(call int)) (calls *int) {
+// countChanges starts the agent again with a driver that counts the calls which change something, and calls before ahead of each.
+func (w *world) countChanges(before func(call int)) (calls *int) {
 	calls = new(int)
-	w.through = func(d nvml.Driver) nvml.Driver {
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 		return changes{around{d, func() {
 			if before != nil {
 				before(*calls)
@@ -147,12 +147,12 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(nights)
+		w.setMaintenance(nights)
 		opens := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
-		calls := w.count(nil)
+		calls := w.countChanges(nil)
 		w.spend(5 * time.Hour) // it begins in the night of Friday
 		w.label("all-1g.10gb")
-		c := w.says(config.ReasonAwaitingWindow)
+		c := w.untilReason(config.ReasonAwaitingWindow)
 		if !strings.Contains(c.Message, "Sat 2000-01-01 22:00:00Z") {
 			t.Errorf("the node does not say when the window opens: %s", c.Message)
 		}
@@ -188,10 +188,10 @@ func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
 				w.settings.NodeHeartbeat = time.Hour
-				w.maintain(row.file)
-				cordons := w.cordons()
+				w.setMaintenance(row.file)
+				cordons := w.recordCordons()
 				w.label("all-1g.10gb")
-				w.fence()
+				w.untilCordoned()
 				if len(*cordons) != 1 { // a change that began too late is put off in the same pass
 					t.Errorf("the node was cordoned %d times, want once", len(*cordons))
 				}
@@ -212,17 +212,17 @@ func TestADrainThatOutlastsItsWindowIsPutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
-		w.maintain(twoHours)
-		relent, calls := w.stubborn(), w.count(nil)
+		w.setMaintenance(twoHours)
+		relent, calls := w.budgetKeepsTeam(), w.countChanges(nil)
 		w.label("all-1g.10gb")
-		w.fence()
+		w.untilCordoned()
 		late := time.Date(2000, 1, 1, 0, 50, 0, 0, time.UTC) // the change takes ten minutes more
 		w.passes("the end of it", func() bool { return !w.node().Spec.Unschedulable || time.Since(late) > time.Minute })
 		if now := time.Now(); now.Before(late) || now.Sub(late) > time.Minute {
 			t.Fatalf("the node is not given back, or was at another time than %v: at %v", late, now)
 		}
 		c := w.settle(config.ReasonAwaitingWindow)
-		w.givenBack()
+		w.expectGivenBack()
 		if *calls > 0 || !w.runs("holder") {
 			t.Errorf("%d calls into the driver; the pod runs: %t", *calls, w.runs("holder"))
 		}
@@ -241,8 +241,8 @@ func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.count(func(call int) {
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
+		w.countChanges(func(call int) {
 			if call == 2 { // MIG is on, and one instance is there
 				<-time.After(2 * time.Hour)
 			}
@@ -257,7 +257,7 @@ func TestAChangeThatHasTouchedAGPUIsFinishedBeyondItsWindow(t *testing.T) {
 			}
 			return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "all-1g.10gb")
 		})
-		w.givenBack()
+		w.expectGivenBack()
 		if said == "" {
 			t.Error("nothing says that the window was overrun")
 		}
@@ -272,13 +272,13 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(until(time.Now().Add(time.Hour)))
-		w.begin("all-1g.10gb")
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
+		w.startChange("all-1g.10gb")
+		w.setMaintenance(until(time.Now()))
 		for range 100 {
 			w.turn()
 			w.agent.Pass(t.Context())
-			w.forget()
+			w.restartUnlessVerifying()
 		}
 		w.reach("all-1g.10gb")
 	})
@@ -297,12 +297,12 @@ func TestAChangeThatIsNoLongerAskedForIsUndoneBeyondItsWindow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
-				w.maintain(until(time.Now().Add(time.Hour)))
-				w.begin("all-1g.10gb")
-				w.maintain(until(time.Now()))
+				w.setMaintenance(until(time.Now().Add(time.Hour)))
+				w.startChange("all-1g.10gb")
+				w.setMaintenance(until(time.Now()))
 				row.ask(w)
 				w.settle(row.says)
-				w.givenBack()
+				w.expectGivenBack()
 				if gpu := w.snapshot()[0]; gpu.Enabled {
 					t.Errorf("the GPU is left with %v", gpu.Geometry())
 				}
@@ -331,16 +331,16 @@ func TestADrainThatMayNotGoOnIsPutOff(t *testing.T) {
 				c := &hostClock{readings: map[time.Time]time.Time{}}
 				w.clock = c
 				w.settings.Timeouts.Drain = 24 * time.Hour
-				w.maintain(nights)
-				relent := w.stubborn()
+				w.setMaintenance(nights)
+				relent := w.budgetKeepsTeam()
 				w.label("all-1g.10gb")
-				w.fence()
-				w.maintain(row.file)
+				w.untilCordoned()
+				w.setMaintenance(row.file)
 				c.ahead = row.step
 				w.settle(row.says)
-				w.givenBack()
+				w.expectGivenBack()
 				if row.says == config.ReasonInvalidMaintenance {
-					w.maintain(nights)
+					w.setMaintenance(nights)
 				} else if next := w.status().Next; next.Hour() != 22 {
 					t.Errorf("the next window is at %v", next)
 				}
@@ -359,14 +359,14 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 	for name, value := range map[string]func(w *world) string{
 		"now": func(*world) string { return config.ForceNow },
 		"the change's own id": func(w *world) string {
-			w.says(config.ReasonAwaitingWindow)
+			w.untilReason(config.ReasonAwaitingWindow)
 			return w.status().Asked.Fingerprint
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := busy(t)
-				w.maintain(until(time.Now()))
+				w.setMaintenance(until(time.Now()))
 				w.label("all-1g.10gb")
 				w.annotate(config.AnnotationForce, value(w))
 				w.reach("all-1g.10gb")
@@ -375,7 +375,7 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 				}
 				w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
 				w.label("all-balanced")
-				w.says(config.ReasonAwaitingWindow)
+				w.untilReason(config.ReasonAwaitingWindow)
 				if w.node().Spec.Unschedulable {
 					t.Error("the next change was forced too")
 				}
@@ -385,10 +385,10 @@ func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // one that is under way
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
-		w.maintain(until(time.Now().Add(time.Hour)))
-		relent := w.stubborn()
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
+		relent := w.budgetKeepsTeam()
 		w.label("all-1g.10gb")
-		w.fence()
+		w.untilCordoned()
 		j, err := journal.Parse(w.node().Annotations[config.AnnotationJournal])
 		if err != nil {
 			t.Fatal(err)
@@ -416,21 +416,21 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.annotate(config.AnnotationHold, "the auditors are here")
 		w.annotate(config.AnnotationForce, config.ForceNow) // which is about windows
 		w.label("all-1g.10gb")
-		if c := w.says(config.ReasonHeld); !strings.Contains(c.Message, "the auditors are here") {
+		if c := w.untilReason(config.ReasonHeld); !strings.Contains(c.Message, "the auditors are here") {
 			t.Errorf("the node says: %s", c.Message)
 		}
 		w.spend(time.Hour)
-		w.givenBack()
+		w.expectGivenBack()
 		w.unannotate(config.AnnotationHold)
 		w.reach("all-1g.10gb")
 	})
 	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another request
 		w := busy(t)
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.annotate(config.AnnotationHold, "")
 		w.label("all-balanced")
 		w.settle(config.ReasonHeld)
-		w.givenBack()
+		w.expectGivenBack()
 		if w.snapshot()[0].Enabled {
 			t.Error("the GPU is not as it was")
 		}
@@ -443,11 +443,11 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		t.Helper()
 		w := newWorld(t, oneH100)
 		w.converge("all-1g.10gb")
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		if err := w.gpus.Reboot(); err != nil { // a Hopper's MIG mode goes too
 			t.Fatal(err)
 		}
-		w.boot()
+		w.nextBoot()
 		w.offered = w.devices()
 		w.restart()
 		return w
@@ -456,7 +456,7 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w := lost(t)
 		w.passes("the restored node", func() bool { return len(w.snapshot()[0].Instances) == 7 && !w.hasJournal() })
 		w.settle(config.ReasonConverged)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 	synctest.Test(t, func(t *testing.T) { // also after another request, which waited for its window
 		w := lost(t)
@@ -469,10 +469,10 @@ func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(strings.Replace(nights, "jitter: 0s", "jitter: 2h", 1))
+		w.setMaintenance(strings.Replace(nights, "jitter: 0s", "jitter: 2h", 1))
 		w.spend(5 * time.Hour)
 		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingWindow)
+		w.untilReason(config.ReasonAwaitingWindow)
 		opens, next := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC), w.status().Next
 		if d := next.Sub(opens); d <= 0 || d >= 36*time.Minute { // a tenth of the window
 			t.Errorf("the node begins %s after the window opens", d)
@@ -482,7 +482,7 @@ func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
 		if again := w.status().Next; !again.Equal(next) {
 			t.Errorf("another agent of the node begins at %v, and not at %v", again, next)
 		}
-		w.fence()
+		w.untilCordoned()
 		if d := time.Since(next); d < 0 || d > time.Second {
 			t.Errorf("the node was fenced %s after its moment", d)
 		}
@@ -493,7 +493,7 @@ func TestAProfileMayHaveWindowsOfItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(nights)
+		w.setMaintenance(nights)
 		w.profiles(`
 apiVersion: gpuslice.io/v1alpha1
 kind: Profiles
@@ -503,7 +503,7 @@ profiles:
     windows: [{days: [Sat], start: "12:00", duration: 1h, timeZone: America/New_York}]
 `)
 		w.profile("noon")
-		c := w.says(config.ReasonAwaitingWindow)
+		c := w.untilReason(config.ReasonAwaitingWindow)
 		if want := "Sat 2000-01-01 12:00:00 EST (Sat 17:00:00Z)"; !strings.Contains(c.Message, want) || !strings.Contains(c.Message, "profile noon") {
 			t.Errorf("the node says: %s", c.Message)
 		}
@@ -516,9 +516,9 @@ func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.count(func(int) { <-time.After(time.Minute) })
+		w.countChanges(func(int) { <-time.After(time.Minute) })
 		w.settings.Timeouts.DriverCall = 2 * time.Minute
-		w.maintain("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '2000-01-01T06:00:00Z'}]\nestimate: 1s\njitter: 0s\n")
+		w.setMaintenance("windows: [{notBefore: '1999-01-01T00:00:00Z', notAfter: '2000-01-01T06:00:00Z'}]\nestimate: 1s\njitter: 0s\n")
 		w.converge("all-1g.10gb") // eight calls
 		took := w.disk.record(t).Learnt.Took
 		if len(took) != 1 || took[0].Rest < 480 || took[0].Rest > 600 || took[0].Whole < took[0].Rest {
@@ -527,10 +527,10 @@ func TestTheEstimateIsWhatEarlierChangesTook(t *testing.T) {
 		w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
 		w.spend(6*time.Hour - time.Minute - time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)))
 		w.label("all-balanced")
-		if c := w.says(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes") {
+		if c := w.untilReason(config.ReasonAwaitingWindow); !strings.Contains(c.Message, "no window comes that is as long as the change takes") {
 			t.Errorf("the node says: %s", c.Message)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -581,8 +581,8 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 	c := &hostClock{readings: map[time.Time]time.Time{}}
 	w.clock = c
 	w.settings.Timeouts.Drain, w.settings.Drain.AfterDeadline = 12*time.Minute, config.AfterDeadlineDelete
-	w.maintain("windows: [{days: [Sat], start: '00:00', duration: 24h}, {days: [Fri], start: '00:00', duration: 24h}]\nestimate: 1m\njitter: 0s\n")
-	relent := w.stubborn()
+	w.setMaintenance("windows: [{days: [Sat], start: '00:00', duration: 24h}, {days: [Fri], start: '00:00', duration: 24h}]\nestimate: 1m\njitter: 0s\n")
+	relent := w.budgetKeepsTeam()
 	deleted := false
 	w.client.PrependReactor("delete", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { deleted = true; return false, nil, nil })
 	w.label("all-1g.5gb")
@@ -609,19 +609,19 @@ func stepsAt(t *testing.T, step time.Duration, kind plan.Kind) {
 	if took := time.Since(began); took > time.Hour {
 		t.Errorf("the change took %s", took)
 	}
-	w.givenBack()
+	w.expectGivenBack()
 }
 
 func TestMetricsShowWindows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.maintain(nights)
+		w.setMaintenance(nights)
 		w.spend(5 * time.Hour)
 		o := w.optionsFor(&w.host)
 		w.agent = agent.New(o)
 		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingWindow)
+		w.untilReason(config.ReasonAwaitingWindow)
 		names := []string{"gpuslice_window_open", "gpuslice_next_window_start_timestamp_seconds", "gpuslice_window_overrun_seconds"}
 		const at = `
 # HELP gpuslice_next_window_start_timestamp_seconds When the waiting change begins; if none waits, when the next window opens.

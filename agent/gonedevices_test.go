@@ -23,8 +23,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// claims runs a pod that has the device by a claim, which the scheduler has made for an extended resource: nothing in its spec is of NVIDIA's.
-func (w *world) claims(name, device string, change ...func(*corev1.Pod)) {
+// podWithClaim runs a pod that has the device by a claim, which the scheduler has made for an extended resource: nothing in its spec is of NVIDIA's.
+func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 	w.t.Helper()
 	w.pod(name, holders.ClaimDriver+"/"+nodeName+"/"+device, append([]func(*corev1.Pod){func(p *corev1.Pod) {
 		p.Annotations["resource"] = "claim " + name + "-gpu"
@@ -50,10 +50,10 @@ func bound(p *corev1.Pod) {
 func cutInSeven(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, h100)
-	w.unplugged, w.drives = true, true
+	w.noPlugin, w.draDriver = true, true
 	w.spend(time.Minute)
 	w.converge("all-1g.10gb")
-	w.claims("of-0", "gpu-0-mig-1g10gb-0")
+	w.podWithClaim("of-0", "gpu-0-mig-1g10gb-0")
 	return w
 }
 
@@ -62,11 +62,11 @@ func cutInSeven(t *testing.T) *world {
 func uncutUnderPods(t *testing.T) *world {
 	t.Helper()
 	w := cutInSeven(t)
-	w.claims("of-1", "gpu-1-mig-1g10gb-0")
-	w.claims("late", "gpu-0-mig-1g10gb-1", bound)
+	w.podWithClaim("of-1", "gpu-1-mig-1g10gb-0")
+	w.podWithClaim("late", "gpu-0-mig-1g10gb-1", bound)
 	w.unset(config.LabelMIGConfig)
 	w.settle(config.ReasonNotRequested)
-	w.uncut()
+	w.uncutGPU0()
 	for _, p := range w.podsIn("dra") {
 		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
 			t.Fatal(err)
@@ -75,8 +75,8 @@ func uncutUnderPods(t *testing.T) *world {
 	return w
 }
 
-// uncut destroys the instances of GPU 0 by hand, and turns its MIG mode off. Config "second" asks for just that, and for seven parts of GPU 1.
-func (w *world) uncut() {
+// uncutGPU0 destroys the instances of GPU 0 by hand, and turns its MIG mode off. Config "second" asks for just that, and for seven parts of GPU 1.
+func (w *world) uncutGPU0() {
 	w.t.Helper()
 	gpu := w.snapshot()[0]
 	for _, i := range gpu.Instances {
@@ -87,11 +87,11 @@ func (w *world) uncut() {
 	if err := w.gpus.Driver().SetMode(w.t.Context(), gpu.UUID, false); err != nil {
 		w.t.Fatal(err)
 	}
-	w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+	w.setConfigs(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 }
 
-// namesGone fails the test unless the node is False, and says which pods have what the driver offers no more, and of no other pod.
-func (w *world) namesGone(words ...string) {
+// expectGoneNamed fails the test unless the node is False, and says which pods have what the driver offers no more, and of no other pod.
+func (w *world) expectGoneNamed(words ...string) {
 	w.t.Helper()
 	c := w.condition()
 	for _, want := range append(words,
@@ -106,9 +106,9 @@ func (w *world) namesGone(words ...string) {
 	}
 }
 
-// saidOfGone fails the test unless recover --dry-run says so of the pods whose devices are gone, by name, and nothing of the kind of the one that has
+// expectGoneDiagnosed fails the test unless recover --dry-run says so of the pods whose devices are gone, by name, and nothing of the kind of the one that has
 // its device.
-func (w *world) saidOfGone(such func(api.PodSeen) bool) api.Diagnosis {
+func (w *world) expectGoneDiagnosed(such func(api.PodSeen) bool) api.Diagnosis {
 	w.t.Helper()
 	d := w.diagnose(true)
 	var names []string
@@ -141,11 +141,11 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := uncutUnderPods(t)
-		calls, fences := w.count(nil), w.cordons()
+		calls, fences := w.countChanges(nil), w.recordCordons()
 		w.spend(time.Hour)
 		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver offers: without one the agent evicts none"
-		w.namesGone(advice)
-		d := w.saidOfGone(stays)
+		w.expectGoneNamed(advice)
+		d := w.expectGoneDiagnosed(stays)
 		missing := slices.IndexFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseCapacityMissing })
 		if missing < 0 || d.Causes[missing].You != "delete these pods, or wait until they have ended" {
 			t.Errorf("the causes are %+v", d.Causes)
@@ -158,7 +158,7 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
 		w.profile("named") // which asks for no GPU
 		w.spend(time.Hour)
-		w.namesGone(advice)
+		w.expectGoneNamed(advice)
 		w.unset(config.LabelProfile)
 
 		w.label("second") // as the GPUs are
@@ -183,7 +183,7 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 			func(w *world) { w.annotate(config.AnnotationHold, "migration") }, func(w *world) { w.unannotate(config.AnnotationHold) }, config.ReasonHeld,
 		},
 		"for its window": {
-			func(w *world) { w.maintain(nights); w.spend(8 * time.Hour) }, func(w *world) { w.spend(14 * time.Hour) }, config.ReasonAwaitingWindow,
+			func(w *world) { w.setMaintenance(nights); w.spend(8 * time.Hour) }, func(w *world) { w.spend(14 * time.Hour) }, config.ReasonAwaitingWindow,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,13 +191,13 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := uncutUnderPods(t)
 				row.begin(w)
-				fences := w.cordons()
+				fences := w.recordCordons()
 				w.label("second")
 				w.spend(30 * time.Minute)
 				if w.reason() != row.reason || len(*fences) > 0 || !w.runs("of-0") {
 					t.Errorf("%s; the node was fenced %d times", w.reason(), len(*fences))
 				}
-				w.namesGone()
+				w.expectGoneNamed()
 				row.ends(w)
 				w.reach("second")
 			})
@@ -208,9 +208,9 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := uncutUnderPods(t)
 			blocks := false
-			w.keeps(func() bool { return blocks }, "of-0")
+			w.budgetKeeps(func() bool { return blocks }, "of-0")
 			w.label("second")
-			w.fence()
+			w.untilCordoned()
 			blocks = true
 			w.passes("a refused eviction", func() bool { return w.reason() == config.ReasonEvictionBlocked })
 			d := w.diagnose(true)
@@ -219,7 +219,7 @@ func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 			}
 			w.unset(config.LabelMIGConfig)
 			w.recoverByHand()
-			w.givenBack()
+			w.expectGivenBack()
 			w.restart()
 			w.spend(time.Minute)
 			if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver no longer advertises") {
@@ -255,13 +255,13 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "gpus: [{model: A100-80GB, count: 2}]")
-				w.unplugged = true
-				calls, fences := w.count(nil), w.cordons()
-				w.driver(dynamicGate, row.gate)
-				w.publish(w.cutAsNow()...)
+				w.noPlugin = true
+				calls, fences := w.countChanges(nil), w.recordCordons()
+				w.startDRADriver(dynamicGate, row.gate)
+				w.publish(w.driverDevices()...)
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
-				w.refused(config.ReasonForeignOwner, "it cuts the GPUs of this node itself, by "+row.evidence)
+				w.expectRefused(config.ReasonForeignOwner, "it cuts the GPUs of this node itself, by "+row.evidence)
 				if d := w.diagnose(true); d.Owner != api.OwnerDRADynamic {
 					t.Errorf("the diagnosis has the owner %q", d.Owner)
 				}
@@ -277,11 +277,11 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 					if c := w.condition(); c.Status != corev1.ConditionFalse {
 						t.Errorf("while the driver is away, and %s, the node says %s: %s", what, c.Reason, c.Message)
 					}
-					w.started = 0
-					w.driver(dynamicGate, row.gate)
-					w.publish(w.cutAsNow()...)
+					w.podsStarted = 0
+					w.startDRADriver(dynamicGate, row.gate)
+					w.publish(w.driverDevices()...)
 					w.spend(time.Minute)
-					w.refused(config.ReasonForeignOwner, row.evidence)
+					w.expectRefused(config.ReasonForeignOwner, row.evidence)
 				}
 				if *calls > 0 || len(*fences) > 0 {
 					t.Errorf("%d calls that change a GPU, %d fences", *calls, len(*fences))
@@ -299,7 +299,7 @@ func driverGone(t *testing.T) *world {
 	t.Helper()
 	w := cutInSeven(t)
 	w.spend(time.Minute)
-	w.drives = false
+	w.draDriver = false
 	for _, p := range w.podsIn("dra") {
 		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
 			t.Fatal(err)
@@ -317,17 +317,17 @@ func TestPodsThatHaveClaimsOutlastTheDRADriver(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := driverGone(t)
-				calls, fences := w.count(nil), w.cordons()
-				w.unplugged = !plugin
+				calls, fences := w.countChanges(nil), w.recordCordons()
+				w.noPlugin = !plugin
 				w.spend(10 * time.Minute)
 				words := []string{"start NVIDIA's DRA driver on this node again, or end the pods that have claims: team/of-0"}
 				if plugin {
 					words = []string{"end the pods that have claims: team/of-0", "NVIDIA's device plugin (pod kube-system/plugin-"}
 				}
-				w.refused(config.ReasonForeignOwner, words...)
+				w.expectRefused(config.ReasonForeignOwner, words...)
 				w.label("all-balanced")
 				w.spend(2 * time.Hour)
-				w.refused(config.ReasonForeignOwner, words...)
+				w.expectRefused(config.ReasonForeignOwner, words...)
 				if *calls > 0 || len(*fences) > 0 || !w.runs("of-0") {
 					t.Errorf("%d calls that change a GPU, %d fences; of-0 runs %t", *calls, len(*fences), w.runs("of-0"))
 				}

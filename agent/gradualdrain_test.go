@@ -11,16 +11,16 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// podEnds lets a pod come to its end by itself.
-func (w *world) podEnds(name string) {
+// endPod lets a pod come to its end by itself.
+func (w *world) endPod(name string) {
 	w.t.Helper()
 	if err := w.client.Tracker().Delete(podResource, "team", name); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// leaves reports whether the agent has evicted the pod.
-func (w *world) leaves(name string) bool {
+// isTerminating reports whether the agent has evicted the pod.
+func (w *world) isTerminating(name string) bool {
 	w.t.Helper()
 	p, err := w.client.CoreV1().Pods("team").Get(w.t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -36,14 +36,14 @@ func TestAGradualChangeLetsPodsEnd(t *testing.T) {
 		w := gradual(t, time.Hour)
 		fenced := time.Now()
 		w.spend(10 * time.Minute)
-		w.podEnds("a")
+		w.endPod("a")
 		w.spend(20 * time.Minute)
-		w.podEnds("b")
+		w.endPod("b")
 		w.spend(time.Hour - time.Minute - time.Since(fenced))
-		if message := w.condition().Message; w.leaves("c") || w.leaves("d") || !strings.Contains(message, "finishes by itself until 2000-01-01T01:00Z (drain.mode)") {
-			t.Fatalf("c has to leave %t, d has to leave %t, and the node says %s", w.leaves("c"), w.leaves("d"), message)
+		if message := w.condition().Message; w.isTerminating("c") || w.isTerminating("d") || !strings.Contains(message, "finishes by itself until 2000-01-01T01:00Z (drain.mode)") {
+			t.Fatalf("c has to leave %t, d has to leave %t, and the node says %s", w.isTerminating("c"), w.isTerminating("d"), message)
 		}
-		w.passes("the eviction", func() bool { return !w.runs("c") || w.leaves("c") })
+		w.passes("the eviction", func() bool { return !w.runs("c") || w.isTerminating("c") })
 		if took := time.Since(fenced); took < time.Hour || took > time.Hour+time.Minute {
 			t.Errorf("evicted %s after the fence, want 1h", took)
 		}
@@ -59,7 +59,7 @@ func TestAGradualChangeGoesOnWhenAllPodsHaveEnded(t *testing.T) {
 		fenced := time.Now()
 		w.spend(time.Hour)
 		for _, name := range []string{"a", "b", "c", "d"} {
-			w.podEnds(name)
+			w.endPod(name)
 		}
 		w.reach("all-balanced")
 		if took := time.Since(fenced); took > 2*time.Hour {
@@ -74,7 +74,7 @@ func TestAGradualChangeEndsAtTheDeadlineThatFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := gradual(t, time.Hour)
 		fenced := time.Now()
-		w.blocks("d")
+		w.budgetKeepsPod("d")
 		w.settle(config.ReasonEvictionBlocked)
 		if took := time.Since(fenced); took < 2*time.Hour || took > 2*time.Hour+10*time.Minute {
 			t.Errorf("given back %s after the fence, want 2h", took)
@@ -82,7 +82,7 @@ func TestAGradualChangeEndsAtTheDeadlineThatFollows(t *testing.T) {
 		if w.runs("c") || !w.runs("d") {
 			t.Errorf("c runs %t, d runs %t; want d only", w.runs("c"), w.runs("d"))
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -97,7 +97,7 @@ func gradual(t *testing.T, gradualFor time.Duration) *world {
 		w.pod(name, gpu)
 	}
 	w.label("all-balanced")
-	w.fence()
+	w.untilCordoned()
 	return w
 }
 
@@ -108,15 +108,15 @@ func TestAGradualChangeSurvivesThatKubeletIsAwayNowAndThen(t *testing.T) {
 		w := gradual(t, config.DefaultGradualFor)
 		for range 2 {
 			w.spend(30 * time.Minute)
-			w.deaf = true
+			w.kubeletSilent = true
 			w.spend(10 * time.Minute)
-			w.deaf = false
+			w.kubeletSilent = false
 		}
 		for _, name := range []string{"a", "b", "c", "d"} {
-			if w.leaves(name) {
+			if w.isTerminating(name) {
 				t.Errorf("%s has to leave", name)
 			}
-			w.podEnds(name)
+			w.endPod(name)
 		}
 		w.reach("all-balanced")
 	})

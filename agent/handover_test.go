@@ -34,8 +34,8 @@ func TestAFreshNodeIsOpenedWithTheSharingOfItsProfile(t *testing.T) {
 		t.Run(p, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.register()
-				w.shares()
+				w.taintAsRegistered()
+				w.deploySharing()
 				w.profile(p)
 				w.reach(p)
 			})
@@ -51,7 +51,7 @@ func TestAConfigFileThatCannotBeWrittenKeepsNoNode(t *testing.T) {
 		w.restart()
 		w.profile("four")
 		w.settle(config.ReasonStepFailed)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -70,17 +70,17 @@ func TestALabelThatTheAPIServerRefusesKeepsNoNode(t *testing.T) {
 		w.profile("four")
 		w.passes("the refusal", func() bool { return refused > 0 })
 		w.passes("the end of the undo", func() bool { return !w.hasJournal() })
-		w.givenBack()
-		if got := w.offers(); got != "gpu=2" {
+		w.expectGivenBack()
+		if got := w.advertised(); got != "gpu=2" {
 			t.Errorf("kubelet offers %s", got)
 		}
 	})
 }
 
-// managed gives the node a plugin with a config manager.
-func (w *world) managed() {
-	w.manager = true
-	w.shares()
+// deployConfigManager gives the node a plugin with a config manager.
+func (w *world) deployConfigManager() {
+	w.configManager = true
+	w.deploySharing()
 	w.pluginFile = ""
 	w.restart()
 	if _, err := w.client.CoreV1().ConfigMaps("kube-system").Create(w.t.Context(), &corev1.ConfigMap{
@@ -112,8 +112,8 @@ func (w *world) setPluginConfigs(namespace, name string, data map[string]string)
 	}
 }
 
-// manage is what the DaemonSet and the config manager of such a plugin do in their turn.
-func (w *world) manage() {
+// configManagerTurn is what the DaemonSet and the config manager of such a plugin do in their turn.
+func (w *world) configManagerTurn() {
 	n := w.node()
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "gpuslice.io/") })
 	pods, _ := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
@@ -122,8 +122,8 @@ func (w *world) manage() {
 		if fenced {
 			return
 		}
-		w.started++
-		name := fmt.Sprintf("managed-%d", w.started)
+		w.podsStarted++
+		name := fmt.Sprintf("managed-%d", w.podsStarted)
 		_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name, Namespace: "kube-system", UID: types.UID(name), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin"),
@@ -159,22 +159,22 @@ func (w *world) manage() {
 	if !there || err != nil && !check.PassedOver(err) || w.refusesConfig != "" && strings.Contains(text, w.refusesConfig) {
 		return
 	}
-	w.under = cmp.Or(c.MIGStrategy, w.under)
-	w.offer(c.Sharing)
+	w.pluginStrategy = cmp.Or(c.MIGStrategy, w.pluginStrategy)
+	w.registerDevices(c.Sharing)
 }
 
 func TestAProfileThatIsWithdrawnInTheMiddleTakesItsConfigAlong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.profile("four")
 		w.passes("our label", func() bool { return w.node().Labels[config.LabelDevicePluginConfig] != "" })
 		w.unset(config.LabelProfile)
 		w.settle(config.ReasonNotRequested)
-		w.givenBack()
+		w.expectGivenBack()
 		if v := w.node().Labels[config.LabelDevicePluginConfig]; v != "" {
-			t.Errorf("our label %s is still there, kubelet offers %s: %s", v, w.offers(), w.condition().Message)
+			t.Errorf("our label %s is still there, kubelet offers %s: %s", v, w.advertised(), w.condition().Message)
 		}
 	})
 }
@@ -196,10 +196,10 @@ func TestWhileTheGPUsAreCutAUsersConfigStaysAndThatOfAFormerProfileGoes(t *testi
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.managed()
+				w.deployConfigManager()
 				row.before(w)
 				w.label("all-1g.10gb")
-				w.passes("the instances", func() bool { return w.done(row.says)() && strings.Contains(w.offers(), "mig-1g.10gb") })
+				w.passes("the instances", func() bool { return w.done(row.says)() && strings.Contains(w.advertised(), "mig-1g.10gb") })
 				if got := w.node().Labels[config.LabelDevicePluginConfig]; name == "a user's" && got != "default" {
 					t.Errorf("the label is %q", got)
 				}
@@ -212,7 +212,7 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.profile("four")
 		w.reach("four")
 		key := func() string { return w.node().Labels[config.LabelDevicePluginConfig] }
@@ -224,10 +224,10 @@ func TestAKeyThatAnotherNodeHasCollectedIsWrittenAgainOnTheWayBack(t *testing.T)
 		delete(keys, first)
 		w.setPluginConfigs("kube-system", "plugin-configs", keys)
 		w.passes("the end of the undo", func() bool { return !w.hasJournal() })
-		w.givenBack()
+		w.expectGivenBack()
 		w.turn()
-		if _, there := w.pluginConfigs()[key()]; !there || w.offers() != "gpu=8" {
-			t.Errorf("the label names %s, which is there: %t; kubelet offers %s", key(), there, w.offers())
+		if _, there := w.pluginConfigs()[key()]; !there || w.advertised() != "gpu=8" {
+			t.Errorf("the label names %s, which is there: %t; kubelet offers %s", key(), there, w.advertised())
 		}
 	})
 }
@@ -238,10 +238,10 @@ func TestLabelsThatLagBehindTheWayBackKeepNoNode(t *testing.T) {
 		w := sharing(t, "four")
 		w.refusesConfig = "replicas: 2"
 		w.profile("two")
-		w.passes("the next config", func() bool { w.recovers(); return w.reads > 1 && w.hasJournal() })
+		w.passes("the next config", func() bool { w.recoverPlugin(); return w.configReads > 1 && w.hasJournal() })
 		w.set("nvidia.com/gpu.replicas", "2")
-		w.passes("the end of the undo", func() bool { w.recovers(); return !w.hasJournal() })
-		w.givenBack()
+		w.passes("the end of the undo", func() bool { w.recoverPlugin(); return !w.hasJournal() })
+		w.expectGivenBack()
 	})
 }
 
@@ -249,14 +249,14 @@ func TestALabelThatIsSetAtTheSameMomentIsNotOverwritten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		once := false
 		w.patched(func(patch string) error {
 			if once || !strings.Contains(patch, `"workload-type":"`) {
 				return nil
 			}
 			once = true
-			if err := w.between(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") }); err != nil {
+			if err := w.writeBetween(func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, "workload-type", "training") }); err != nil {
 				return err
 			}
 			return apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
@@ -274,7 +274,7 @@ func TestLabelsAreWaitedForNoLongerThanCapacityIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Timeouts.Capacity = time.Minute
-		w.shares()
+		w.deploySharing()
 		w.set("nvidia.com/gpu.replicas", "1")
 		w.profile("two")
 		w.reach("two") // the hint does not undo the change
@@ -321,7 +321,7 @@ func TestANoteForWhichThereIsNoRoomNeitherUndoesNorKeeps(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		// The tests may run as root, which can write to any folder: so another folder is in the place of the note.
 		if err := os.MkdirAll(filepath.Join(w.pluginFile+".notified", "full"), 0o755); err != nil {
 			t.Fatal(err)
@@ -336,7 +336,7 @@ func TestAFullFolderOfThePluginsConfigDisturbsNoPodAndIsNamed(t *testing.T) {
 	dir := fullfs.Folder(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		w.pluginFile = filepath.Join(dir, "config.yaml")
 		w.restart()
 		w.profile("two")
@@ -373,14 +373,14 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 			dir := fullfs.Folder(t)
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.shares()
+				w.deploySharing()
 				w.pluginFile = filepath.Join(dir, "config.yaml")
 				w.restart()
 				w.profile("four")
 				w.reach("four")
 				w.pod("train", string(w.snapshot()[0].UUID)+"::3")
 				w.profile("two")
-				w.fence()
+				w.untilCordoned()
 				fullfs.Fill(t, dir)
 				if broken {
 					w.refusesConfig = "replicas: 2"
@@ -390,8 +390,8 @@ func TestAFolderThatFillsInTheMiddleOfAChangeNeitherUndoesNorKeepsIt(t *testing.
 					return
 				}
 				w.settle(config.ReasonPluginFailed)
-				w.givenBack()
-				if got := w.offers(); got != "gpu=8" {
+				w.expectGivenBack()
+				if got := w.advertised(); got != "gpu=8" {
 					t.Errorf("kubelet offers %s", got)
 				}
 			})
@@ -415,7 +415,7 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.managed()
+				w.deployConfigManager()
 				full := true
 				w.client.PrependReactor("patch", "configmaps", func(action k8stesting.Action) (bool, runtime.Object, error) {
 					patch := action.(k8stesting.PatchActionImpl) //nolint:errcheck // it is a patch
@@ -427,7 +427,7 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 					return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, "plugin-configs", field.ErrorList{field.TooLong(field.NewPath("data"), nil, 1<<20)})
 				})
 				w.pod("train", string(w.snapshot()[0].UUID))
-				cordons := w.cordons()
+				cordons := w.recordCordons()
 				if given := w.ask(config.LabelProfile + "=two"); (given.Reason == config.ReasonNoHandover) != !row.takes(false, true) {
 					t.Errorf("a preview is held up by %s: %q", given.Reason, given.HeldUp)
 				}
@@ -446,15 +446,15 @@ func TestAConfigMapThatTakesNoKeyDisturbsNoPodAndIsNamed(t *testing.T) {
 					w.reach("two")
 					return
 				}
-				w.fence()
+				w.untilCordoned()
 				if !row.taken {
 					w.reach("two")
 					return
 				}
 				w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": w.pluginConfigs()["default"]})
 				w.settle(config.ReasonNoHandover)
-				w.givenBack()
-				if got := w.offers(); got != "gpu=2" {
+				w.expectGivenBack()
+				if got := w.advertised(); got != "gpu=2" {
 					t.Errorf("kubelet offers %s", got)
 				}
 			})
@@ -467,13 +467,13 @@ func TestAKeyOfAnUndoneChangeGoes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.profile("four")
 		w.reach("four")
 		w.refusesConfig = "replicas: 2"
 		w.profile("two")
 		w.settle(config.ReasonCapacityMismatch)
-		w.givenBack()
+		w.expectGivenBack()
 		if keys := w.pluginConfigs(); len(keys) != 2 {
 			t.Errorf("beside default and %s there are %v", w.node().Labels[config.LabelDevicePluginConfig], slices.Sorted(maps.Keys(keys)))
 		}
@@ -486,14 +486,14 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.settings.DevicePlugin.DefaultConfig = "default"
 		w.restart()
 		becomes := func(text, want string) {
 			t.Helper()
 			w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"default": text})
-			w.passes(want, func() bool { return w.done("default")() && w.offers() == want })
+			w.passes(want, func() bool { return w.done("default")() && w.advertised() == want })
 		}
 		becomes("version: v1\nflags: {migStrategy: mixed, plugin: {deviceIDStrategy: index}}\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n", "gpu=8")
 		key := w.node().Labels[config.LabelDevicePluginConfig]
@@ -508,9 +508,9 @@ func TestTheSettingsDefaultIsHandedToAConfigManager(t *testing.T) {
 			t.Errorf("key %s is still there, which no node goes by", key)
 		}
 		w.profile("alone")
-		w.passes("the profile in place of the default", func() bool { return w.done("alone")() && w.offers() == "gpu=2" })
+		w.passes("the profile in place of the default", func() bool { return w.done("alone")() && w.advertised() == "gpu=2" })
 		w.unset(config.LabelProfile)
-		w.passes("the default again", func() bool { return w.done("default")() && w.offers() == "gpu=4" })
+		w.passes("the default again", func() bool { return w.done("default")() && w.advertised() == "gpu=4" })
 	})
 }
 
@@ -520,8 +520,8 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
-		w.attribute()
+		w.deployConfigManager()
+		w.fillManagedFields()
 		w.set(config.LabelDevicePluginConfig, "default")
 		fences, set, reported := 0, 0, []string{}
 		pending := false
@@ -584,14 +584,14 @@ func TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.managed()
+				w.deployConfigManager()
 				w.profile("four")
 				w.reach("four")
 				key := w.node().Labels[config.LabelDevicePluginConfig]
 				text := w.pluginConfigs()[key]
 				refuses, tried := true, 0
 				w.refusesKey(key, &refuses, &tried)
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.spend(time.Minute)
 				if row.fenced {
 					row.asks(w)
@@ -633,7 +633,7 @@ func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 	const warning = "the device plugin ignores a part of its config: ConfigMap kube-system/plugin-configs, key any: flags.renameByDefault: is unknown here: it belongs below sharing.timeSlicing or sharing.mps"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"any": passed})
 		w.set(config.LabelDevicePluginConfig, "any")
 		if c := w.settle(config.ReasonConverged); !strings.Contains(c.Message, warning) || w.node().Labels[config.LabelMIGConfigState] == string(config.StateFailed) {
@@ -644,7 +644,7 @@ func TestWhatThePluginPassesOverIsAWarningWhereItRunsByTheRest(t *testing.T) {
 		}
 		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"any": strings.Replace(passed, "flags: {", "flags: {migStrategy: mixed, ", 1)})
 		w.label("all-1g.10gb")
-		if c := w.says(config.ReasonImpossibleSharing); !strings.Contains(c.Message, "nvidia.com/gpu is to be shared, but the node will not have it") {
+		if c := w.untilReason(config.ReasonImpossibleSharing); !strings.Contains(c.Message, "nvidia.com/gpu is to be shared, but the node will not have it") {
 			t.Errorf("a MIG config beside it: %s: %s", c.Reason, c.Message)
 		}
 	})
@@ -670,7 +670,7 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 		says int // Events
 	}{
 		"another text":                           {func(w *world, key string) { put(w, key, evil) }, 1},
-		"another text, and a new agent":          {func(w *world, key string) { put(w, key, evil); w.forget() }, 1},
+		"another text, and a new agent":          {func(w *world, key string) { put(w, key, evil); w.restartUnlessVerifying() }, 1},
 		"none":                                   {func(w *world, key string) { put(w, key, "") }, 1},
 		"one by a key that another node goes by": {func(w *world, _ string) { put(w, "gpuslice-other-uid-"+state.Hash(evil), evil) }, 0},
 		"one by a key of no node":                {func(w *world, _ string) { put(w, "gpuslice-"+state.Hash(evil), evil) }, 0},
@@ -683,7 +683,7 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.managed()
+				w.deployConfigManager()
 				put(w, "default", "version: v1\nflags: {migStrategy: mixed, plugin: {nvidiaCTKPath: /usr/bin/of-people}}\n")
 				w.profile("four")
 				w.reach("four")
@@ -693,9 +693,9 @@ func TestWhatAnotherHasWrittenUnderTheAgentsKeyIsNotBelieved(t *testing.T) {
 					w.pod(fmt.Sprintf("train-%d", i), string(w.snapshot()[i%2].UUID)+fmt.Sprintf("::%d", i))
 				}
 				w.spend(time.Minute)
-				cordons := w.cordons()
+				cordons := w.recordCordons()
 				row.does(w, key)
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.spend(10 * time.Minute)
 				if n := len(w.podsIn("team")); n != 4 || len(*cordons) > 0 {
 					t.Errorf("%d of 4 pods are left, and the node was cordoned %d times: %s", n, len(*cordons), w.condition().Message)

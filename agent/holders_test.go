@@ -27,22 +27,22 @@ func podCgroup(uid string) string {
 		".slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope"
 }
 
-// compute puts a process on the device and into the host's table.
-func (w *world) compute(device string, pid int, command, cgroup string) {
+// startGPUProcess puts a process on the device and into the host's table.
+func (w *world) startGPUProcess(device string, pid int, command, cgroup string) {
 	w.t.Helper()
 	if err := w.gpus.Hold(device, pid, command, 512); err != nil {
 		w.t.Fatal(err)
 	}
-	w.process(pid, command, cgroup)
+	w.addProcess(pid, command, cgroup)
 }
 
-// finish ends such a process.
-func (w *world) finish(pid int) {
+// endGPUProcess ends such a process.
+func (w *world) endGPUProcess(pid int) {
 	w.t.Helper()
 	if err := w.gpus.Release(pid); err != nil {
 		w.t.Fatal(err)
 	}
-	w.ends(pid)
+	w.removeProcess(pid)
 }
 
 // Promise 3. A pod with NVIDIA_VISIBLE_DEVICES=all asks for nothing and has all.
@@ -54,10 +54,10 @@ func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
 		w.pod("intruder", "", func(p *corev1.Pod) {
 			p.UID, p.Spec.Containers[0].Resources = uid, corev1.ResourceRequirements{}
 		})
-		w.compute(string(w.snapshot()[0].UUID), 5000, "python", podCgroup(uid))
+		w.startGPUProcess(string(w.snapshot()[0].UUID), 5000, "python", podCgroup(uid))
 		w.label("all-balanced")
 		w.passes("the eviction", func() bool { return !w.runs("intruder") })
-		w.finish(5000)
+		w.endGPUProcess(5000)
 		w.reach("all-balanced")
 	})
 }
@@ -67,14 +67,14 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		self := filepath.Join(w.table, "self")
+		self := filepath.Join(w.processTable, "self")
 		if err := os.Remove(self); err != nil {
 			t.Fatal(err)
 		}
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
-		fences := w.cordons()
+		fences := w.recordCordons()
 		w.label("all-balanced")
-		w.says(config.ReasonHoldersUnknown)
+		w.untilReason(config.ReasonHoldersUnknown)
 		w.spend(minutes)
 		if len(*fences) > 0 || w.hasJournal() || !w.runs("trainer") {
 			t.Errorf("the node was fenced %d times, there is a journal: %t, the pod runs: %t", len(*fences), w.hasJournal(), w.runs("trainer"))
@@ -96,7 +96,7 @@ func monitored(t *testing.T) *world {
 		if err := w.gpus.HoldHidden(gpu, pid, "nv-hostengine"); err != nil {
 			t.Fatal(err)
 		}
-		w.process(pid, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service", "/dev/nvidia0")
+		w.addProcess(pid, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service", "/dev/nvidia0")
 	}
 	hold()
 	w.units.states = map[string]string{"nvidia-dcgm.service": "active", "nvsm.service": "inactive", "ssh.service": "active"}
@@ -106,7 +106,7 @@ func monitored(t *testing.T) *world {
 		case w.units.states[name] == "active":
 			hold()
 		default:
-			w.finish(pid)
+			w.endGPUProcess(pid)
 		}
 	}
 	return w
@@ -121,11 +121,11 @@ func TestUnitsAreStoppedForAResetAndStartedAgain(t *testing.T) {
 			w.label("all-balanced")
 			w.passes("the end", func() bool {
 				if killed {
-					w.forget()
+					w.restartUnlessVerifying()
 				}
 				return w.done("all-balanced")()
 			})
-			w.givenBack()
+			w.expectGivenBack()
 			if diff := cmp.Diff([]string{"stop nvidia-dcgm.service", "start nvidia-dcgm.service"}, w.units.did); diff != "" {
 				t.Errorf("units (-want +got):\n%s", diff)
 			}
@@ -151,7 +151,7 @@ func TestAUnitThatDoesNotStopEndsTheChange(t *testing.T) {
 				w.passes("the end", func() bool {
 					return !w.hasJournal() && w.reason() == config.ReasonUnitFailed
 				})
-				w.givenBack()
+				w.expectGivenBack()
 				if c := w.condition(); !strings.Contains(c.Message, "nvidia-dcgm.service") {
 					t.Errorf("the message does not name the unit: %s", c.Message)
 				}
@@ -180,14 +180,14 @@ func TestAProcessThatIsStartedAgainAndAgainIsReportedOnceAMinute(t *testing.T) {
 		w := newWorld(t, h100)
 		gpu := string(w.snapshot()[0].UUID)
 		pid := 4711
-		w.compute(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+		w.startGPUProcess(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
 		w.label("all-balanced")
-		w.says(config.ReasonGPUInUse)
+		w.untilReason(config.ReasonGPUInUse)
 		said := map[string]bool{}
 		for range 120 {
-			w.finish(pid)
+			w.endGPUProcess(pid)
 			pid++
-			w.compute(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+			w.startGPUProcess(gpu, pid, "python", "0::/user.slice/user-1000.slice/session-3.scope")
 			w.spend(5 * time.Second)
 			said[w.condition().Message] = true
 		}
@@ -197,7 +197,7 @@ func TestAProcessThatIsStartedAgainAndAgainIsReportedOnceAMinute(t *testing.T) {
 		if c := w.condition(); !strings.Contains(c.Message, " python of session-3.scope") {
 			t.Errorf("the process is not named: %s", c.Message)
 		}
-		w.finish(pid)
+		w.endGPUProcess(pid)
 		w.reach("all-balanced")
 	})
 }
@@ -216,7 +216,7 @@ func TestAUnitThatIsStartedAndFailsIsReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := monitored(t)
-				events := w.listens()
+				events := w.restartWithEvents()
 				before := w.units.changed
 				w.units.changed = func(name string) {
 					if w.units.states[name] == "active" && row.atOnce != "active" {
@@ -264,10 +264,10 @@ func TestAClientOfTheLibraryThatMayNotGoKeepsNoNode(t *testing.T) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})
 		full := true
-		w.keeps(func() bool { return full }, "monitor")
-		cordons := w.cordons()
+		w.budgetKeeps(func() bool { return full }, "monitor")
+		cordons := w.recordCordons()
 		w.label("all-balanced")
-		w.says(config.ReasonEvictionBlocked)
+		w.untilReason(config.ReasonEvictionBlocked)
 		w.spend(10 * time.Minute)
 		if c := w.condition(); w.hasJournal() || len(*cordons) > 0 || c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "team/monitor") {
 			t.Errorf("a journal %t, cordoned %d times; the node says %s: %s", w.hasJournal(), len(*cordons), c.Reason, c.Message)
@@ -302,7 +302,7 @@ func TestNoGPUIsTouchedWhileTheProcessTableCannotBeRead(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
 		w.label("all-3g.40gb")
-		w.fence()
+		w.untilCordoned()
 		w.breakTable()
 		<-time.After(time.Minute)
 		before := w.gpus.String()
@@ -334,8 +334,8 @@ func TestASlowDriverIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.through = func(d nvml.Driver) nvml.Driver { return slow{d, w.settings.Timeouts.APICall + time.Second} }
-		w.administer(firstOnly)
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return slow{d, w.settings.Timeouts.APICall + time.Second} }
+		w.setConfigs(firstOnly)
 		w.turn()
 		w.pod("innocent", w.gpus.UUIDs()[1])
 		w.converge("first-1g")
@@ -350,7 +350,7 @@ func evictsNoneWhile(t *testing.T, kubeletIs func(w *world, so bool)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		w.turn()
 		w.pod("innocent", w.gpus.UUIDs()[1])
 		w.label("first-1g")
@@ -371,11 +371,11 @@ func evictsNoneWhile(t *testing.T, kubeletIs func(w *world, so bool)) {
 // Promise 3. Kubelet may be restarted at any time.
 func TestASilentKubeletIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	t.Parallel()
-	evictsNoneWhile(t, func(w *world, so bool) { w.deaf = so })
+	evictsNoneWhile(t, func(w *world, so bool) { w.kubeletSilent = so })
 }
 
 // Promise 3. Kubelet lists no pod before it knows them, as if none had a device.
 func TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs(t *testing.T) {
 	t.Parallel()
-	evictsNoneWhile(t, func(w *world, so bool) { w.starting = so })
+	evictsNoneWhile(t, func(w *world, so bool) { w.kubeletStarting = so })
 }

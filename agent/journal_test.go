@@ -17,7 +17,7 @@ func TestAChangeGoesOnFromTheMarksWhenTheRecordIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := withPendingRestores(t)
-				w.operator(map[string]string{labelDCGM: "true"})
+				w.deployOperands(map[string]string{labelDCGM: "true"})
 				w.label("all-balanced")
 				w.passes("stop of the unit", func() bool { return w.units.states[dcgm] == "inactive" })
 				if value := w.node().Labels[labelDCGM]; value != "paused-for-gpuslice" {
@@ -32,7 +32,7 @@ func TestAChangeGoesOnFromTheMarksWhenTheRecordIsLost(t *testing.T) {
 					w.unset(config.LabelMIGConfig)
 					w.settle(config.ReasonNotRequested)
 				}
-				w.givenBack()
+				w.expectGivenBack()
 				if value := w.node().Labels[labelDCGM]; value != "true" {
 					t.Errorf("the operand's label is %s", value)
 				}
@@ -58,7 +58,7 @@ func TestDevicePluginsThatComeAndGoMakeNoJournalTooLong(t *testing.T) {
 			w.pass()
 		}
 		if c := w.condition(); c.Reason == string(config.ReasonJournalUnreadable) {
-			t.Errorf("after %d device plugins: %s", w.started, c.Message)
+			t.Errorf("after %d device plugins: %s", w.podsStarted, c.Message)
 		}
 		w.reach("all-1g.10gb")
 	})

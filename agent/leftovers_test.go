@@ -18,9 +18,9 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderARequestThatCannotBeMet(t *testing.T)
 	for _, name := range []string{"no-such-config", "failed"} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.operator(map[string]string{labelDCGM: "true"})
+			w.deployOperands(map[string]string{labelDCGM: "true"})
 			if name == "failed" {
-				w.fail("CreateGpuInstanceWithPlacement")
+				w.failForGood("CreateGpuInstanceWithPlacement")
 				w.label("all-balanced")
 				w.settle(config.ReasonHardwareFailure)
 			} else {
@@ -28,8 +28,8 @@ func TestWhatAnAgentHasLeftIsGivenBackUnderARequestThatCannotBeMet(t *testing.T)
 				w.spend(minutes)
 			}
 			w.set(labelDCGM, fence.PausedValue)
-			if !w.turns(500, func() bool { return w.values()[labelDCGM] == "true" && !w.hasJournal() }) {
-				t.Errorf("%s: label stays %s: %s", name, w.values()[labelDCGM], w.condition().Message)
+			if !w.passesWithin(500, func() bool { return w.operandLabels()[labelDCGM] == "true" && !w.hasJournal() }) {
+				t.Errorf("%s: label stays %s: %s", name, w.operandLabels()[labelDCGM], w.condition().Message)
 			}
 		})
 	}
@@ -41,22 +41,22 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Run("a cordon", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.attribute()
-			w.begin("all-balanced")
+			w.fillManagedFields()
+			w.startChange("all-balanced")
 			w.edit(func(n *corev1.Node) {
 				delete(n.Annotations, config.AnnotationJournal)
 				delete(n.Labels, config.LabelMIGConfig)
 				n.Spec.Taints = nil
 			})
 			w.settle(config.ReasonNotRequested)
-			w.givenBack()
+			w.expectGivenBack()
 		})
 	})
 	t.Run("a cordon that people want to keep", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.attribute()
-			w.begin("all-balanced")
+			w.fillManagedFields()
+			w.startChange("all-balanced")
 			w.annotate(config.AnnotationKeepCordoned, "for the night shift")
 			w.passes("the end", w.done("all-balanced"))
 			w.spend(minutes)
@@ -70,11 +70,11 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Run("a paused operand", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.operator(map[string]string{labelDCGM: fence.PausedValue, labelGFD: "false"})
-			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
+			w.deployOperands(map[string]string{labelDCGM: fence.PausedValue, labelGFD: "false"})
+			w.passes("the operand", func() bool { return w.operandLabels()[labelDCGM] == "true" })
 			w.settle(config.ReasonNotRequested)
-			w.givenBack()
-			if w.values()[labelGFD] != "false" {
+			w.expectGivenBack()
+			if w.operandLabels()[labelGFD] != "false" {
 				t.Error("an operand that a user has switched off was switched on")
 			}
 		})
@@ -83,10 +83,10 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			const another = config.LabelOperandPrefix + "another"
-			w.operator(map[string]string{another: fence.PausedValue, labelGFD: "true"})
+			w.deployOperands(map[string]string{another: fence.PausedValue, labelGFD: "true"})
 			w.settle(config.ReasonNotRequested)
 			w.spend(minutes)
-			if got := w.values()[another]; got != fence.PausedValue {
+			if got := w.operandLabels()[another]; got != fence.PausedValue {
 				t.Errorf("the label is %s", got)
 			}
 		})
@@ -94,31 +94,31 @@ func TestWhatAnAgentHasLeftIsGivenBack(t *testing.T) {
 	t.Run("an operand that was paused before the settings forgot it", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.operator(map[string]string{labelDCGM: "true"})
+			w.deployOperands(map[string]string{labelDCGM: "true"})
 			w.label("all-balanced")
-			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
+			w.passes("the pause", func() bool { return w.operandLabels()[labelDCGM] == fence.PausedValue })
 			w.unannotate(config.AnnotationJournal)
 			w.settings.Operands = slices.DeleteFunc(slices.Clone(w.settings.Operands), func(label string) bool { return label == labelDCGM })
 			w.restart()
-			w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" })
+			w.passes("the operand", func() bool { return w.operandLabels()[labelDCGM] == "true" })
 		})
 	})
 	t.Run("what NVIDIA's mig-manager has left, where that is wanted", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.set(config.LabelMIGConfigState, "pending")
-			w.operator(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "paused-for-mig-change"})
+			w.deployOperands(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "paused-for-mig-change"})
 			w.spend(minutes)
-			if w.values()[labelDCGM] != "paused-for-mig-change" || w.hasJournal() {
+			if w.operandLabels()[labelDCGM] != "paused-for-mig-change" || w.hasJournal() {
 				t.Fatal("it was touched without being asked for")
 			}
 			w.settings.Recover.Adopt = []string{config.AdoptMIGManager}
 			w.restart()
 			w.passes("the operands", func() bool {
-				return w.values()[labelDCGM] == "true" && w.values()[config.LabelDevicePlugin] == "true"
+				return w.operandLabels()[labelDCGM] == "true" && w.operandLabels()[config.LabelDevicePlugin] == "true"
 			})
 			w.settle(config.ReasonNotRequested)
-			w.givenBack()
+			w.expectGivenBack()
 			if state := w.node().Labels[config.LabelMIGConfigState]; state == "pending" {
 				t.Error("the state is still pending")
 			}
@@ -156,14 +156,14 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 			w.turn()
 			w.agent.Pass(w.t.Context())
 		}
-		if got := w.values()[labelDCGM]; got != paused || w.hasJournal() {
+		if got := w.operandLabels()[labelDCGM]; got != paused || w.hasJournal() {
 			w.t.Fatalf("the label is %s, and a journal is there: %t", got, w.hasJournal())
 		}
 	}
 	restored := func(w *world, within time.Duration) {
 		w.t.Helper()
 		began := time.Now()
-		w.passes("the operand", func() bool { return w.values()[labelDCGM] == "true" && !w.hasJournal() })
+		w.passes("the operand", func() bool { return w.operandLabels()[labelDCGM] == "true" && !w.hasJournal() })
 		if took := time.Since(began); took > within {
 			w.t.Errorf("it took %s, want %s at most", took, within)
 		}
@@ -172,7 +172,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := adopting(t)
 			manager(w, "first")
-			w.operator(map[string]string{labelDCGM: paused})
+			w.deployOperands(map[string]string{labelDCGM: paused})
 			untouched(w, minutes)
 			leaves(w, "first")
 			untouched(w, 30*time.Second)
@@ -185,7 +185,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 	t.Run("after a start of the agent", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := adopting(t)
-			w.operator(map[string]string{labelDCGM: paused})
+			w.deployOperands(map[string]string{labelDCGM: paused})
 			untouched(w, 50*time.Second)
 			restored(w, 30*time.Second)
 		})
@@ -193,7 +193,7 @@ func TestWhatAMIGManagerHasPausedIsLeftToItForAMinute(t *testing.T) {
 	t.Run("but what was taken on is given back at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := adopting(t)
-			w.operator(map[string]string{labelDCGM: paused})
+			w.deployOperands(map[string]string{labelDCGM: paused})
 			w.passes("the journal", w.hasJournal)
 			w.restart()
 			w.agent.Begin()

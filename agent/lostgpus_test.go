@@ -17,15 +17,15 @@ func TestALostGPUOutsideTheChangeDoesNotKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		w.settle(config.ReasonNotRequested) // a driver knows the UUID of a lost GPU only if it has seen that GPU before
-		w.lose(1, true)
+		w.setLost(1, true)
 		before := w.gpus.String()
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("first-1g")
 		w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -37,9 +37,9 @@ func TestAGPULostInTheMiddleDoesNotKeepTheNode(t *testing.T) {
 		w.converge("all-3g.40gb")
 		w.label("all-1g.10gb")
 		w.passes("the second GPU's first instance", func() bool { return w.gpus.MIGDevice(1, 1) != "" })
-		w.lose(1, true)
+		w.setLost(1, true)
 		w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
+		w.expectGivenBack()
 		if got, want := w.snapshot()[0].Geometry().String(), "3g.40gb@0 3g.40gb@4"; got != want {
 			t.Errorf("the GPU that is left is cut as %s, want %s", got, want)
 		}
@@ -51,17 +51,17 @@ func TestAGPUThatComesBackDuringAnUndoIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		w.converge("all-1g.10gb")
 		before := w.gpus.String()
-		w.lose(1, true)
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.setLost(1, true)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("first-3g")
 		w.passes("a journal", w.hasJournal)
-		w.lose(1, false)
+		w.setLost(1, false)
 		w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -74,9 +74,9 @@ func TestALostGPUIsNoSuccessForTheNextAgentEither(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.administer(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+				w.setConfigs(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 				w.converge(row.config)
-				w.lose(1, true)
+				w.setLost(1, true)
 				for _, agent := range []string{"the agent that has seen it well", "the next agent"} {
 					w.spend(time.Minute)
 					if c := w.condition(); c.Status != corev1.ConditionFalse || c.Reason != string(config.ReasonHardwareFailure) {

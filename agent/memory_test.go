@@ -48,7 +48,7 @@ func newPressure(t *testing.T, models string) *pressure {
 // again starts the next agent process.
 func (p *pressure) again() {
 	p.t.Helper()
-	p.events = p.listens()
+	p.events = p.restartWithEvents()
 }
 
 // poll lets the agent observe every 15 seconds for d, and once more.
@@ -71,7 +71,7 @@ func (p *pressure) takes(name, device string, mib int) {
 	u := users[name]
 	if !p.runs(name) {
 		p.pod(name, device, func(pod *corev1.Pod) { pod.UID = u.uid })
-		p.process(u.pid, "python", podCgroup(string(u.uid)))
+		p.addProcess(u.pid, "python", podCgroup(string(u.uid)))
 		held, _, _ := strings.Cut(device, "::")
 		if err := p.gpus.Hold(held, u.pid, "python", mib); err != nil {
 			p.t.Fatal(err)
@@ -89,9 +89,9 @@ func (p *pressure) fill(gpu string) {
 	p.takes("large", gpu+"::1", 10000)
 }
 
-func (p *pressure) leaves(name string) {
+func (p *pressure) removePod(name string) {
 	p.t.Helper()
-	p.finish(users[name].pid)
+	p.endGPUProcess(users[name].pid)
 	if err := p.client.CoreV1().Pods("team").Delete(p.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestAGPUIsUnderNoPressureOnceAPodHasLeft(t *testing.T) {
 		p.takes("large", gpu+"::1", 13000)
 		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "team/small")
-		p.leaves("small")
+		p.removePod("small")
 		p.poll(0)
 		p.sufficient() // 84 %, of one pod
 		p.takes("large", gpu+"::1", 15000)
@@ -266,7 +266,7 @@ func TestInstancesAreFullEachForItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
 		p.converge("all-3g.20gb") // two with 19968 MiB each
-		p.offer(catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-3g.20gb": 2}})
+		p.registerDevices(catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{"nvidia.com/mig-3g.20gb": 2}})
 		first, second := p.gpus.MIGDevice(0, 0), p.gpus.MIGDevice(0, 4)
 		p.takes("small", first+"::0", 1000)
 		p.takes("large", first+"::1", 18000)
@@ -282,11 +282,11 @@ func TestMemoryIsNotKnownWhileTheDriverIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		p.sufficient()
-		p.unload()
+		p.unloadDriver()
 		p.again()
 		p.poll(0)
 		p.expect(corev1.ConditionUnknown, config.ReasonGPUMemoryUnknown, "the driver does not say how full the GPUs are")
-		p.through = func(d nvml.Driver) nvml.Driver { return d }
+		p.wrapDriver = func(d nvml.Driver) nvml.Driver { return d }
 		p.again()
 		p.poll(0)
 		p.sufficient()
@@ -299,7 +299,7 @@ func TestADriverThatIsBeingUpgradedIsNotPolledInBetween(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, t4)
 		driver := &leaving{}
-		p.through = func(d nvml.Driver) nvml.Driver { driver.Driver = d; return driver }
+		p.wrapDriver = func(d nvml.Driver) nvml.Driver { driver.Driver = d; return driver }
 		p.again()
 		gpu := p.gpus.UUIDs()[0]
 		p.takes("small", gpu+"::0", 4000)
@@ -334,7 +334,7 @@ func TestTheDaemonOfMPSSharesNoGPU(t *testing.T) {
 			pod.Namespace, pod.OwnerReferences = "gpu-operator", ofDaemonSet("mps")
 			pod.Labels = map[string]string{"app": "nvidia-device-plugin-mps-control-daemon"}
 		})
-		p.compute(gpu, 5009, "nvidia-cuda-mps", podCgroup(uid))
+		p.startGPUProcess(gpu, 5009, "nvidia-cuda-mps", podCgroup(uid))
 		p.poll(time.Minute)
 		p.sufficient()
 		p.takes("small", gpu+"::1", 100)
@@ -350,9 +350,9 @@ func TestPodsAreReportedWithoutTheProcessTable(t *testing.T) {
 		p := newPressure(t, t4)
 		gpu := p.gpus.UUIDs()[0]
 		p.fill(gpu)
-		p.ends(agentPID) // without the agent's own process, the table may be an empty folder
-		p.ends(users["small"].pid)
-		p.ends(users["large"].pid)
+		p.removeProcess(agentPID) // without the agent's own process, the table may be an empty folder
+		p.removeProcess(users["small"].pid)
+		p.removeProcess(users["large"].pid)
 		p.poll(time.Minute)
 		p.expect(corev1.ConditionTrue, config.ReasonGPUMemoryNearlyFull, "has 14000 of 15360 MiB in use (91%), shared by team/large", "team/small")
 	})
@@ -412,7 +412,7 @@ func TestTheMemoryOfAQuietNodeIsPolledWithoutTheAPIServer(t *testing.T) {
 			defer close(woke)
 			p.agent.Rest(t.Context(), time.Hour)
 		}()
-		p.fail("GetCount")
+		p.failForGood("GetCount")
 		began = time.Now()
 		<-woke
 		if took := time.Since(began); took > time.Minute {

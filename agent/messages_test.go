@@ -28,8 +28,8 @@ const (
 	fiveH100  = "gpus:\n- model: H100-80GB\n  count: 5\n"
 )
 
-// budgeted has a budget keep the pods of the app: from now on none of them may be evicted. Healthy of expected pods are.
-func (w *world) budgeted(budget, app string, desired, healthy, expected int32) {
+// budgetKeepsApp has a budget keep the pods of the app: from now on none of them may be evicted. Healthy of expected pods are.
+func (w *world) budgetKeepsApp(budget, app string, desired, healthy, expected int32) {
 	w.t.Helper()
 	_, err := w.client.PolicyV1().PodDisruptionBudgets("team").Create(w.t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: budget, Namespace: "team"},
@@ -58,8 +58,8 @@ func ofApp(app string) func(*corev1.Pod) {
 	}
 }
 
-// trainers runs n pods of the app on the GPUs from the first on.
-func (w *world) trainers(app string, first, n int) {
+// podsOnGPUs runs n pods of the app on the GPUs from the first on.
+func (w *world) podsOnGPUs(app string, first, n int) {
 	w.t.Helper()
 	for i := range n {
 		w.pod(fmt.Sprintf("%s-%d", app, i), w.gpus.UUIDs()[first+i], ofApp(app))
@@ -78,14 +78,14 @@ func TestMessagesOfANode(t *testing.T) {
 	}{
 		{"three pods, one budget, before the cordon", fiveH100, func(w *world) {
 			w.turn()
-			w.trainers("llama", 0, 3)
-			w.budgeted("llama", "llama", 3, 3, 3)
+			w.podsOnGPUs("llama", 0, 3)
+			w.budgetKeepsApp("llama", "llama", 3, 3, 3)
 			w.label("all-1g.10gb")
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
 			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config`},
 		{"three pods, one budget, in the drain", fiveH100, func(w *world) {
 			w.turn()
-			w.trainers("llama", 0, 3)
+			w.podsOnGPUs("llama", 0, 3)
 			w.grace = 10 * time.Minute
 			w.label("all-1g.10gb")
 			w.passes("the drain", func() bool { return w.reason() == config.ReasonEvicting && w.hasJournal() })
@@ -96,17 +96,17 @@ func TestMessagesOfANode(t *testing.T) {
 					w.t.Fatal(err)
 				}
 			}
-			w.budgeted("llama", "llama", 3, 3, 3)
+			w.budgetKeepsApp("llama", "llama", 3, 3, 3)
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
 			`since 2000-01-01 00:00:00Z; at 2000-01-01 01:00:00Z the change is given up and undone; to continue at once, delete the pods; ` +
 			`to cancel, remove the label nvidia.com/mig.config`},
 		{"two budgets, five pods, a successor Pending", fiveH100, func(w *world) {
 			w.turn()
-			w.trainers("llama", 0, 3)
-			w.trainers("mistral", 3, 2)
-			w.budgeted("llama", "llama", 3, 3, 3)
-			w.budgeted("mistral", "mistral", 2, 2, 3)
-			w.roomless("mistral-x", "mistral", "0/12 nodes are available: 4 Insufficient nvidia.com/gpu, 8 node(s) were unschedulable. preemption: none")
+			w.podsOnGPUs("llama", 0, 3)
+			w.podsOnGPUs("mistral", 3, 2)
+			w.budgetKeepsApp("llama", "llama", 3, 3, 3)
+			w.budgetKeepsApp("mistral", "mistral", 2, 2, 3)
+			w.podWithoutRoom("mistral-x", "mistral", "0/12 nodes are available: 4 Insufficient nvidia.com/gpu, 8 node(s) were unschedulable. preemption: none")
 			w.label("all-1g.10gb")
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
 			`give team/mistral-x room on another node: it is Pending (0/12 nodes are available: 4 Insufficient nvidia.com/gpu, 8 node(s) were unschedulable), and PDB team/mistral needs 2 healthy pods and has 2, and keeps team/mistral-0, team/mistral-1; ` +
@@ -117,15 +117,15 @@ func TestMessagesOfANode(t *testing.T) {
 		}, config.ReasonImpossibleGeometry, `ImpossibleGeometry: request 2x 3g.40gb, or 1x 3g.40gb + 4x 1g.10gb on GPU 0: 2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more`},
 		{"a window", oneH100, func(w *world) {
 			w.turn()
-			w.trainers("llama", 0, 1)
-			w.maintain(noon)
+			w.podsOnGPUs("llama", 0, 1)
+			w.setMaintenance(noon)
 			w.label("all-1g.10gb")
 		}, config.ReasonAwaitingWindow, `AwaitingWindow: all-1g.10gb: to begin at once: kubectl annotate node gpu-1 gpuslice.io/force=3906b69e37af; ` +
 			`the change begins at Sat 2000-01-01 12:00:00Z by the windows of the maintenance file, and takes 10m0s; since 2000-01-01 00:00:00Z`},
 		{"a slot, 12 nodes ahead", oneH100, func(w *world) {
 			_, pool, other := w.pool()
 			w.turn()
-			w.trainers("llama", 0, 1)
+			w.podsOnGPUs("llama", 0, 1)
 			slots, _, _ := w.otherNode()
 			if err := slots.Take(w.t.Context(), pool, other); err != nil {
 				w.t.Fatal(err)
@@ -147,18 +147,18 @@ func TestMessagesOfANode(t *testing.T) {
 		}, config.ReasonAwaitingSlot, `AwaitingSlot: all-1g.10gb: pool research: 1 node may be unavailable at once; more than 10 nodes wait longer; since 2000-01-01 00:00:01Z; ` +
 			`changes nothing until then; the node that has waited longest goes first`},
 		{"an undo after a failure of a GPU", eightH100, func(w *world) {
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")
 		}, config.ReasonRollingBack, `RollingBack: undoing all-1g.10gb: 3 steps left; done: GPU 0: turn MIG off; ` +
 			`the cause: creating 1g.10gb@0 on GPU 0: ERROR_UNKNOWN; given up after 10 attempts`},
 		{"after the undo", eightH100, func(w *world) {
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")
 		}, config.ReasonHardwareFailure, `HardwareFailure: to try again, remove the label nvidia.com/mig.config and set it again; creating 1g.10gb@0 on GPU 0: ERROR_UNKNOWN; ` +
 			`given up after 10 attempts; the agent has undone the change`},
 		{"devices that kubelet does not offer", eightH100, func(w *world) {
 			w.converge("all-1g.10gb")
-			w.broken = true
+			w.pluginBroken = true
 			w.label("all-balanced")
 		}, config.ReasonCapacityMismatch, `CapacityMismatch: see the device plugin's log on this node; ` +
 			`the GPUs are restored, but their capacity is not back after 5m0s: nvidia.com/mig-1g.10gb: the GPUs have 56, kubelet 0; ` +
@@ -179,7 +179,7 @@ func TestMessagesOfANode(t *testing.T) {
 			`after one that is not its own: kubectl annotate node gpu-1 weave.works/kured-reboot-in-progress-); since 2000-01-01 00:00:00Z`},
 		{"a process of no pod", oneH100, func(w *world) {
 			w.turn()
-			w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice")
+			w.startGPUProcess(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice")
 			w.label("all-1g.10gb")
 		}, config.ReasonGPUInUse, `GPUInUse: all-1g.10gb: end these processes on the node, or stop their units: pid 5000 python; ` +
 			`they belong to no pod and hold what is to change; since 2000-01-01 00:00:00Z; changes nothing until then`},
@@ -194,14 +194,14 @@ func TestMessagesOfANode(t *testing.T) {
 			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config`},
 		{"pods that end", fiveH100, func(w *world) {
 			w.turn()
-			w.trainers("llama", 0, 5)
+			w.podsOnGPUs("llama", 0, 5)
 			w.grace = 10 * time.Minute
 			w.label("all-1g.10gb")
 		}, config.ReasonEvicting, `Evicting: all-1g.10gb: waiting for pods to leave: team/llama-0, team/llama-1, team/llama-2 and 2 more: terminating, its grace ends at 00:10:00Z; ` +
 			`since 2000-01-01 00:00:00Z; at 2000-01-01 01:00:00Z the change is given up and undone`},
 		{"capacity that is awaited", eightH100, func(w *world) {
 			w.converge("all-1g.10gb")
-			w.broken = true
+			w.pluginBroken = true
 			w.label("all-balanced")
 		}, config.ReasonAwaitingCapacity, `AwaitingCapacity: all-balanced: waiting for kubelet and the device plugin: nvidia.com/mig-1g.10gb: the GPUs have 16, kubelet 0; ` +
 			`nvidia.com/mig-2g.20gb: the GPUs have 8, kubelet 0; nvidia.com/mig-3g.40gb: the GPUs have 8, kubelet 0; since 2000-01-01 00:05:02Z; ` +
@@ -210,10 +210,10 @@ func TestMessagesOfANode(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, s.models)
-				events := w.listens()
+				events := w.restartWithEvents()
 				s.do(w)
-				c := w.says(s.reason)
-				w.turns(2, func() bool { return false })
+				c := w.untilReason(s.reason)
+				w.passesWithin(2, func() bool { return false })
 				if w.reason() == s.reason { // by now it has counted all pods
 					c = w.condition()
 				}
@@ -260,8 +260,8 @@ func (w *world) mustPod(name string) *corev1.Pod {
 	return p
 }
 
-// roomless adds a pod of the app for which no node has room.
-func (w *world) roomless(name, app, why string) {
+// podWithoutRoom adds a pod of the app for which no node has room.
+func (w *world) podWithoutRoom(name, app, why string) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID(name), Labels: map[string]string{"app": app}}, Status: corev1.PodStatus{
 		Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: why}},

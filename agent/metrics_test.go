@@ -59,14 +59,14 @@ gpuslice_pod_gpu_memory_used_bytes{device="GPU",gpu="GPU",namespace="team",pod="
 `, `"GPU"`, `"`+gpu+`"`)
 		expectMetrics(t, m, head, names...)
 
-		p.leaves("small")
+		p.removePod("small")
 		p.poll(0)
 		gone := strings.ReplaceAll(head, `gpuslice_pod_gpu_memory_used_bytes{device="`+gpu+`",gpu="`+gpu+`",namespace="team",pod="small"} 4.294967296e+09`+"\n", "")
 		gone = strings.ReplaceAll(strings.ReplaceAll(gone, "1.5032385536e+10", "1.073741824e+10"), `gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 1`,
 			`gpuslice_gpu_memory_pressure{device="`+gpu+`",gpu="`+gpu+`"} 0`)
 		expectMetrics(t, m, gone, names...)
 
-		p.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
+		p.wrapDriver = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
 		m = p.measured()
 		p.poll(0)
 		expectMetrics(t, m, "", names...)
@@ -122,7 +122,7 @@ func TestStepsThatFailAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: H100-80GB, mig: true}]")
 		m := p.measured()
-		p.strike(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown})
+		p.setFault(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown})
 		p.converge("all-3g.40gb")
 		got := counters(t, m)
 		if failed, done := got["gpuslice_steps_total Create failed"], got["gpuslice_steps_total Create done"]; failed != 1 || done != 2 {
@@ -265,7 +265,7 @@ func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPressure(t, "gpus: [{model: A100-40GB}]")
-		relent, m := p.stubborn(), p.measured()
+		relent, m := p.budgetKeepsTeam(), p.measured()
 		fenced := func() string {
 			p.poll(0)
 			return fmt.Sprint(series(t, m)["gpuslice_node_fenced"], " of ", counters(t, m)["gpuslice_node_fenced"])
@@ -278,13 +278,13 @@ func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 		if got := fenced(); got != "1 of 1" {
 			t.Errorf("while a pod does not leave gpuslice_node_fenced is %s", got)
 		}
-		through := p.through
-		p.through = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
+		through := p.wrapDriver
+		p.wrapDriver = func(d nvml.Driver) nvml.Driver { return unloaded{d} }
 		m = p.measured()
 		if got := fenced(); got != "1 of 1" {
 			t.Errorf("after a restart without a driver gpuslice_node_fenced is %s", got)
 		}
-		p.through = through
+		p.wrapDriver = through
 		m = p.measured()
 		relent()
 		p.converge("all-3g.20gb")

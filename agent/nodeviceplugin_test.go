@@ -23,7 +23,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 		"as it is asked for already": {func(w *world) { w.label("all-disabled") }, "waits for the device plugin, without a limit, and disturbs nothing"},
 		"otherwise than asked for":   {func(w *world) { w.label("all-1g.10gb") }, "waits for the device plugin, without a limit, and disturbs nothing"},
 		"a sharing that is asked for": {
-			func(w *world) { w.shares(); w.profile("two") },
+			func(w *world) { w.deploySharing(); w.profile("two") },
 			"waits for the device plugin, without a limit, and disturbs nothing",
 		},
 		"nothing is asked for": {func(*world) {}, "changes nothing: no label requests a config"},
@@ -31,7 +31,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.unplugged = true
+				w.noPlugin = true
 				w.edit(func(n *corev1.Node) {
 					n.Spec.Taints = []corev1.Taint{{Key: "restricted", Effect: corev1.TaintEffectNoSchedule}}
 				})
@@ -52,7 +52,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				if w.hasJournal() {
 					t.Error("a change has begun")
 				}
-				w.unplugged = false
+				w.noPlugin = false
 				w.settle(config.ReasonConverged, config.ReasonNotRequested)
 			})
 		})
@@ -100,7 +100,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 				if err := w.client.Tracker().Delete(podResource, "kube-system", "plugin-1"); err != nil {
 					w.t.Fatal(err)
 				}
-				w.hosted = true
+				w.pluginOnHost = true
 			},
 			[]string{"NoDevicePlugin: all-1g.10gb: run the node's device plugin as a DaemonSet"},
 		},
@@ -143,7 +143,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowIsNamedBeforeInstancesAreMade(t *
 		w.restart()
 		w.label("all-1g.10gb")
 		w.offered = map[string][]string{"nvidia.com/gpu": {"GPU-of-before"}}
-		if c := w.says(config.ReasonNoDevicePlugin); w.hasJournal() || w.gpus.String() != before || !strings.Contains(c.Message, `add "kube-system" to devicePlugin.namespaces`) {
+		if c := w.untilReason(config.ReasonNoDevicePlugin); w.hasJournal() || w.gpus.String() != before || !strings.Contains(c.Message, `add "kube-system" to devicePlugin.namespaces`) {
 			t.Errorf("a change has begun: %s", c.Message)
 		}
 	})

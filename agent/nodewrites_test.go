@@ -46,9 +46,9 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 			}
 			return nil
 		})
-		w.slowness = 30 * time.Millisecond
+		w.kubeletDelay = 30 * time.Millisecond
 		w.label("all-balanced")
-		if !w.turns(400, w.done("all-balanced")) {
+		if !w.passesWithin(400, w.done("all-balanced")) {
 			t.Errorf("after 400 passes: %s: %s", w.condition().Reason, w.condition().Message)
 		}
 	})
@@ -56,8 +56,8 @@ func TestAChangeComesToItsEndWhileOthersWriteTheNode(t *testing.T) {
 
 var nodeResource = corev1.SchemeGroupVersion.WithResource("nodes")
 
-// crowd lets another program write the node before each guarded patch, unless the agent has read the node just before.
-func (w *world) crowd(write func(*corev1.Node)) {
+// writeBeforeEachPatch lets another program write the node before each guarded patch, unless the agent has read the node just before.
+func (w *world) writeBeforeEachPatch(write func(*corev1.Node)) {
 	fresh := false
 	w.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		patch, ok := action.(k8stesting.PatchAction)
@@ -67,7 +67,7 @@ func (w *world) crowd(write func(*corev1.Node)) {
 		if !refused {
 			return false, nil, nil
 		}
-		if err := w.between(write); err != nil {
+		if err := w.writeBetween(write); err != nil {
 			return true, nil, err
 		}
 		return true, nil, apierrors.NewConflict(nodeResource.GroupResource(), nodeName, nil)
@@ -96,7 +96,7 @@ func TestAWriteThatSomethingNewSpeaksAgainstIsNotMade(t *testing.T) {
 				})
 				w.label("all-balanced")
 				changed := false
-				w.crowd(func(n *corev1.Node) {
+				w.writeBeforeEachPatch(func(n *corev1.Node) {
 					if !changed {
 						change(n)
 					}

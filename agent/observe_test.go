@@ -37,8 +37,8 @@ func TestObservingChangesNothing(t *testing.T) {
 	start := func(w *world) (*leaving, <-chan string) {
 		w.t.Helper()
 		d := &leaving{Driver: w.gpus.Driver()}
-		w.through = func(nvml.Driver) nvml.Driver { return d }
-		return d, w.listens()
+		w.wrapDriver = func(nvml.Driver) nvml.Driver { return d }
+		return d, w.restartWithEvents()
 	}
 	t.Run("before each pass of a change, and while the driver is upgraded", func(t *testing.T) {
 		t.Parallel()

@@ -25,8 +25,8 @@ const (
 	labelGFD      = config.LabelOperandPrefix + "gpu-feature-discovery"
 )
 
-// operator gives the node operands of the GPU operator, each with its label, which may have any value.
-func (w *world) operator(values map[string]string) {
+// deployOperands gives the node operands of the GPU operator, each with its label, which may have any value.
+func (w *world) deployOperands(values map[string]string) {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
 		for label, value := range values {
@@ -38,8 +38,8 @@ func (w *world) operator(values map[string]string) {
 	w.turn()
 }
 
-// values returns the present labels of operands.
-func (w *world) values() map[string]string {
+// operandLabels returns the present labels of operands.
+func (w *world) operandLabels() map[string]string {
 	w.t.Helper()
 	out := map[string]string{}
 	for _, label := range w.operands {
@@ -48,13 +48,13 @@ func (w *world) values() map[string]string {
 	return out
 }
 
-// record notes each change of an operand's label, in the order in which they happen.
-func (w *world) record(until func() bool) []string {
+// recordLabels notes each change of an operand's label, in the order in which they happen.
+func (w *world) recordLabels(until func() bool) []string {
 	w.t.Helper()
 	var changes []string
-	last := w.values()
+	last := w.operandLabels()
 	w.passes("the end", func() bool {
-		for label, value := range w.values() {
+		for label, value := range w.operandLabels() {
 			if last[label] != value {
 				changes = append(changes, strings.TrimPrefix(label, config.LabelOperandPrefix)+" "+value)
 				last[label] = value
@@ -74,10 +74,10 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 			config.LabelDevicePlugin: "true", labelDCGM: "true", labelExporter: "true",
 			labelGFD: "false", config.LabelOperandPrefix + "client": "paused-for-mig-change",
 		}
-		w.operator(before)
+		w.deployOperands(before)
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
 		w.label("all-balanced")
-		got := w.record(w.done("all-balanced"))
+		got := w.recordLabels(w.done("all-balanced"))
 		const paused = fence.PausedValue
 		want := []string{
 			"dcgm-exporter " + paused, "dcgm " + paused, "device-plugin " + paused,
@@ -86,10 +86,10 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(before, w.values()); diff != "" {
+		if diff := cmp.Diff(before, w.operandLabels()); diff != "" {
 			t.Errorf("labels (-before +after):\n%s", diff)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -99,7 +99,7 @@ func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testi
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.operator(map[string]string{config.LabelDevicePlugin: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true"})
 		before := w.gpus.String()
 		w.label("all-balanced")
 		w.passes("the end", func() bool {
@@ -107,21 +107,21 @@ func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testi
 			if w.done("all-balanced")() {
 				return true
 			}
-			if away := w.values()[config.LabelDevicePlugin] != "true"; (away || w.gpus.String() != before) && !n.Spec.Unschedulable && w.hasJournal() {
-				t.Fatalf("the node is open in the middle of the change: plugin %s, GPUs\n%s", w.values()[config.LabelDevicePlugin], w.gpus)
+			if away := w.operandLabels()[config.LabelDevicePlugin] != "true"; (away || w.gpus.String() != before) && !n.Spec.Unschedulable && w.hasJournal() {
+				t.Fatalf("the node is open in the middle of the change: plugin %s, GPUs\n%s", w.operandLabels()[config.LabelDevicePlugin], w.gpus)
 			}
 			return false
 		})
-		w.givenBack()
+		w.expectGivenBack()
 	})
 	t.Run("and a pod that gets it after all is evicted", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+			w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 			w.label("all-balanced")
-			w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
+			w.passes("the pause", func() bool { return w.operandLabels()[labelDCGM] == fence.PausedValue })
 			w.pod("late", string(w.snapshot()[1].UUID))
-			w.fence()
+			w.untilCordoned()
 			w.reach("all-balanced")
 			if w.runs("late") {
 				t.Error("the pod was not evicted")
@@ -136,12 +136,12 @@ func TestOperandsComeBackAlsoWhenTheChangeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"}
-		w.operator(before)
-		w.fail("CreateGpuInstanceWithPlacement")
+		w.deployOperands(before)
+		w.failForGood("CreateGpuInstanceWithPlacement")
 		w.label("all-balanced")
 		w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
-		if diff := cmp.Diff(before, w.values()); diff != "" {
+		w.expectGivenBack()
+		if diff := cmp.Diff(before, w.operandLabels()); diff != "" {
 			t.Errorf("labels (-before +after):\n%s", diff)
 		}
 	})
@@ -153,15 +153,15 @@ func TestTheDriverOfClaimsIsNeverPaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		const label = config.LabelOperandPrefix + "dra-driver"
-		w.driver("", func(p *corev1.Pod) { // a device plugin gives out the GPUs, and this driver compute domains alone
+		w.startDRADriver("", func(p *corev1.Pod) { // a device plugin gives out the GPUs, and this driver compute domains alone
 			p.Spec.NodeSelector = map[string]string{label: "true"}
 			p.Spec.Containers[0].Name, p.Spec.Containers[0].Args = "compute-domains", []string{"compute-domain-kubelet-plugin -v 6"}
 		})
 		w.settings.Operands = append(w.settings.Operands, label)
 		w.restart()
-		w.operator(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", label: "true"})
 		w.label("all-balanced")
-		got := w.record(w.done("all-balanced"))
+		got := w.recordLabels(w.done("all-balanced"))
 		if diff := cmp.Diff([]string{"device-plugin " + fence.PausedValue, "device-plugin true"}, got); diff != "" {
 			t.Errorf("labels, in the order in which they changed (-want +got):\n%s", diff)
 		}
@@ -173,7 +173,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.pod("tenant", "", func(p *corev1.Pod) {
 			p.Labels = map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
 			p.Spec.Volumes = []corev1.Volume{{Name: "registry", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}}
@@ -181,7 +181,7 @@ func TestAPodThatSaysItIsTheDriverOfClaimsKeepsNoOperand(t *testing.T) {
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 		})
 		w.label("all-balanced")
-		got := w.record(w.done("all-balanced"))
+		got := w.recordLabels(w.done("all-balanced"))
 		if want := "dcgm " + fence.PausedValue; !slices.Contains(got, want) {
 			t.Errorf("the operand was not paused: %v", got)
 		}
@@ -193,19 +193,19 @@ func TestAnOperandThatAnotherToolPausesInTheMiddleStaysPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
-		w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] == fence.PausedValue })
+		w.passes("the pause", func() bool { return w.operandLabels()[config.LabelDevicePlugin] == fence.PausedValue })
 		w.set(labelDCGM, "paused-for-mig-change")
 		w.reach("all-balanced")
-		if got := w.values()[labelDCGM]; got != "paused-for-mig-change" {
+		if got := w.operandLabels()[labelDCGM]; got != "paused-for-mig-change" {
 			t.Errorf("the label is %s", got)
 		}
 	})
 }
 
-// blocks lets a disruption budget keep the pod.
-func (w *world) blocks(name string) {
+// budgetKeepsPod lets a disruption budget keep the pod.
+func (w *world) budgetKeepsPod(name string) {
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		if action.GetSubresource() != "eviction" {
 			return false, nil, nil
@@ -223,11 +223,11 @@ func TestOperandsAreBackOnAParkedNodeThatWasNotFenced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
-		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
-		w.parked()
+		w.untilParked()
 		w.spend(time.Hour)
-		for label, value := range w.values() {
+		for label, value := range w.operandLabels() {
 			if value != "true" {
 				t.Errorf("%s is %s on a parked node", label, value)
 			}
@@ -247,10 +247,10 @@ func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 		"an operand's pause": {func(t *testing.T) *world {
 			t.Helper()
 			w := newWorld(t, h100)
-			w.operator(map[string]string{labelDCGM: "true"})
+			w.deployOperands(map[string]string{labelDCGM: "true"})
 			return w
 		}, func(w *world) bool {
-			paused := w.values()[labelDCGM] == fence.PausedValue
+			paused := w.operandLabels()[labelDCGM] == fence.PausedValue
 			if paused {
 				w.set(labelDCGM, "true")
 			}
@@ -281,7 +281,7 @@ func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 				w := row.node(t)
 				w.label("all-balanced")
 				undone := 0
-				if !w.turns(400, func() bool {
+				if !w.passesWithin(400, func() bool {
 					if row.undo(w) {
 						undone++
 					}
@@ -289,7 +289,7 @@ func TestAStepThatIsUndoneAgainAndAgainEndsTheChange(t *testing.T) {
 				}) || undone == 0 {
 					t.Errorf("it was undone %d times; %s: %s", undone, w.reason(), w.condition().Message)
 				}
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}
@@ -300,17 +300,17 @@ func TestAPodThatComesLateAndMayNotGoKeepsNoOperandsPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.operator(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
+		w.deployOperands(map[string]string{config.LabelDevicePlugin: "true", labelDCGM: "true"})
 		w.label("all-balanced")
-		w.passes("the pause", func() bool { return w.values()[labelDCGM] == fence.PausedValue })
+		w.passes("the pause", func() bool { return w.operandLabels()[labelDCGM] == fence.PausedValue })
 		w.pod("late", string(w.snapshot()[1].UUID))
-		w.blocks("late")
-		if !w.turns(2500, func() bool {
-			return !w.hasJournal() && w.values()[config.LabelDevicePlugin] == "true" && w.values()[labelDCGM] == "true"
+		w.budgetKeepsPod("late")
+		if !w.passesWithin(2500, func() bool {
+			return !w.hasJournal() && w.operandLabels()[config.LabelDevicePlugin] == "true" && w.operandLabels()[labelDCGM] == "true"
 		}) {
-			t.Errorf("labels %v: %s", w.values(), w.condition().Message)
+			t.Errorf("labels %v: %s", w.operandLabels(), w.condition().Message)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -321,13 +321,13 @@ func TestAnOperandMayEndAfterTheDeadlineForPods(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.Drain.AfterDeadline = config.AfterDeadlineDelete
 		w.restart()
-		w.operator(map[string]string{labelDCGM: "true"})
+		w.deployOperands(map[string]string{labelDCGM: "true"})
 		w.turn()
 		w.pod("trainer", w.devices()["nvidia.com/gpu"][0])
-		w.lingers, w.grace = 20*time.Second, 24*time.Hour
+		w.operandGrace, w.grace = 20*time.Second, 24*time.Hour
 		w.label("all-balanced")
-		w.fence()
-		w.blocks("trainer")
+		w.untilCordoned()
+		w.budgetKeepsPod("trainer")
 		w.reach("all-balanced")
 	})
 }

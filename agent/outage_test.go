@@ -450,7 +450,7 @@ func (o *oneAtATime) failsFor(c failing) (asked map[string][]time.Time, began, e
 	before := o.begun()
 	o.turns(outage, func() bool {
 		if c.watches {
-			o.restartsIn("team", "holder")
+			o.restartContainer("team", "holder")
 		}
 		return false
 	})
@@ -464,8 +464,8 @@ func (o *oneAtATime) failsFor(c failing) (asked map[string][]time.Time, began, e
 	return asked, began, ended, time.Since(ended)
 }
 
-// restartsIn restarts a container of the pod.
-func (w *world) restartsIn(namespace, name string) {
+// restartContainer restarts a container of the pod.
+func (w *world) restartContainer(namespace, name string) {
 	w.t.Helper()
 	object, err := w.client.Tracker().Get(podResource, namespace, name)
 	if err != nil {

@@ -21,22 +21,22 @@ func registeredAfterCut(t *testing.T, byClaims bool) *world {
 	t.Helper()
 	w := newWorld(t, h100)
 	if byClaims {
-		w.unplugged, w.drives = true, true
+		w.noPlugin, w.draDriver = true, true
 		w.spend(time.Minute)
 	}
 	w.converge("all-balanced")
 	w.label("all-1g.10gb")
 	cut := false
-	w.count(func(call int) { cut = call == 13 })
+	w.countChanges(func(call int) { cut = call == 13 })
 	w.passes("the cut", func() bool { return cut })
-	w.registerAgain()
+	w.recreateNode()
 	w.restart()
 	w.label("all-1g.10gb")
 	return w
 }
 
-// pluginIn returns the UID of the one pod in the namespace of the device plugin, or of NVIDIA's DRA driver.
-func (w *world) pluginIn(byClaims bool) string {
+// pluginUID returns the UID of the one pod in the namespace of the device plugin, or of NVIDIA's DRA driver.
+func (w *world) pluginUID(byClaims bool) string {
 	w.t.Helper()
 	namespace := "kube-system"
 	if byClaims {
@@ -56,9 +56,9 @@ func TestAPluginThatOffersWhatIsGoneIsRestarted(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := registeredAfterCut(t, byClaims)
 				w.spend(30 * time.Second)
-				w.says(config.ReasonCapacityMismatch)
+				w.untilReason(config.ReasonCapacityMismatch)
 				w.settle(config.ReasonConverged)
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}
@@ -68,14 +68,14 @@ func TestAPluginThatOffersWhatIsGoneIsRestarted(t *testing.T) {
 func TestADriverThatOffersWhatWasCutByHandIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged, w.drives = true, true
+		w.noPlugin, w.draDriver = true, true
 		w.spend(time.Minute)
 		w.converge("all-1g.10gb")
 		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
-		w.uncut()
+		w.uncutGPU0()
 		w.converge("second")
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -84,15 +84,15 @@ func TestAPluginThatOffersWhatIsGoneStays(t *testing.T) {
 	for name, keep := range map[string]func(*world){
 		"while the node is held":          func(w *world) { w.annotate(config.AnnotationHold, "x") },
 		"where nothing is asked for":      func(w *world) { w.unset(config.LabelMIGConfig) },
-		"while a budget keeps the plugin": func(w *world) { w.keeps(func() bool { return true }, w.podsIn("dra")[0].Name) },
+		"while a budget keeps the plugin": func(w *world) { w.budgetKeeps(func() bool { return true }, w.podsIn("dra")[0].Name) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := registeredAfterCut(t, true)
 				keep(w)
-				driver := w.pluginIn(true)
+				driver := w.pluginUID(true)
 				w.spend(time.Hour)
-				if w.pluginIn(true) != driver || w.node().Spec.Unschedulable || w.condition().Status == corev1.ConditionTrue && name != "where nothing is asked for" {
+				if w.pluginUID(true) != driver || w.node().Spec.Unschedulable || w.condition().Status == corev1.ConditionTrue && name != "where nothing is asked for" {
 					t.Errorf("unschedulable %t: %+v", w.node().Spec.Unschedulable, w.condition())
 				}
 				if said := w.condition().Message; name == "where nothing is asked for" && !strings.Contains(said, "delete pod dra/driver-2, which read the GPUs before they were cut") {
@@ -107,20 +107,20 @@ func TestAPluginThatOffersWhatIsGoneStays(t *testing.T) {
 func TestAPluginThatGoesOnOfferingWhatIsGoneIsRestartedEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := registeredAfterCut(t, true)
-		w.drives = false // the slices stay those of the former cut
+		w.draDriver = false // the slices stay those of the former cut
 		restarts := 0
 		for range 2 * 360 {
 			w.spend(10 * time.Second)
 			if len(w.podsIn("dra")) == 0 {
 				restarts++
-				w.driver("")
+				w.startDRADriver("")
 			}
 		}
 		if restarts != 3 { // after a minute, ten, and an hour
 			t.Errorf("%d restarts", restarts)
 		}
-		w.says(config.ReasonCapacityMismatch)
-		w.givenBack()
+		w.untilReason(config.ReasonCapacityMismatch)
+		w.expectGivenBack()
 	})
 }
 
@@ -130,9 +130,9 @@ func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
 	t.Parallel()
 	driver := func(gates string) func(*world) {
 		return func(w *world) {
-			w.unplugged = true
-			w.driver(gates)
-			w.publish(w.cutAsNow()...)
+			w.noPlugin = true
+			w.startDRADriver(gates)
+			w.publish(w.driverDevices()...)
 		}
 	}
 	for name, row := range map[string]struct{ begin, later func(*world) }{
@@ -147,7 +147,7 @@ func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
 		"a plugin that registers again":  {nil, func(w *world) { were := w.offered; w.offered = nil; w.spend(2 * time.Second); w.offered = were }},
 		"a plugin beside the driver, of which each offers a GPU": {func(w *world) {
 			w.turn()
-			w.driver("")
+			w.startDRADriver("")
 			w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]))
 			w.offered = map[string][]string{nvml.ResourceGPU: w.gpus.UUIDs()[1:]}
 		}, nil},
@@ -160,9 +160,9 @@ func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
 				}
 				w.spend(30 * time.Second)
 				began := w.podsIn(metav1.NamespaceAll)
-				w.ail(0, 1)
+				w.setRecoveryAction(0, 1)
 				w.passes("the error", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
-				w.ail(0, 0)
+				w.setRecoveryAction(0, 0)
 				w.passes("the end of the error", w.healed)
 				w.spend(10 * time.Minute)
 				if row.later != nil {
@@ -182,11 +182,11 @@ func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {
 func TestADriverThatTaintsAGPUThatIsWellIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, h100, config.HealthResetNever)
-		w.unplugged, w.drives = true, true
+		w.noPlugin, w.draDriver = true, true
 		w.spend(time.Minute)
 		w.converge("all-1g.10gb")
-		driver := w.pluginIn(true)
-		w.ail(0, 1)
+		driver := w.pluginUID(true)
+		w.setRecoveryAction(0, 1)
 		w.passes("the error", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
 		devices := w.published[0].Spec.Devices
 		devices[0].Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/xid", Value: "94", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
@@ -196,14 +196,14 @@ func TestADriverThatTaintsAGPUThatIsWellIsRestarted(t *testing.T) {
 			t.Errorf("the node says %s", said)
 		}
 		w.spend(10 * time.Minute)
-		if w.pluginIn(true) != driver {
+		if w.pluginUID(true) != driver {
 			t.Error("the driver was restarted for a GPU that is not well")
 		}
-		w.ail(0, 0)
+		w.setRecoveryAction(0, 0)
 		w.settle(config.ReasonConverged)
-		if w.pluginIn(true) == driver {
+		if w.pluginUID(true) == driver {
 			t.Error("the driver runs on")
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }

@@ -26,7 +26,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.profiles(onePart)
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.set(config.LabelProfile, "seven")
 				w.reach("seven")
 				w.edit(func(n *corev1.Node) { asksAgain(n, row.label) })
@@ -38,7 +38,7 @@ func TestAnOverriddenLabelIsAnsweredBySuccessOnlyIfItsConfigStands(t *testing.T)
 				if c := w.condition(); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, says) {
 					t.Errorf("the condition is %s, and its message does not say %q: %s", c.Status, says, c.Message)
 				}
-				w.turns(20, func() bool { return false })
+				w.passesWithin(20, func() bool { return false })
 				if n := heard(events, string(config.ReasonKeyIgnored), says); n != 1 {
 					t.Errorf("%d Events say that the label does not count, want 1", n)
 				}
@@ -57,12 +57,12 @@ func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := managedWorld(t)
-		events := w.listens()
+		events := w.restartWithEvents()
 		w.set(config.LabelDevicePluginConfig, "renamed")
 		w.reach("renamed")
 		w.profile("all-disabled")
 		w.passes("all-disabled", w.done("all-disabled"))
-		w.holdsFirst("gpu.shared::3", controlled)
+		w.podOnFirstDevice("gpu.shared::3", controlled)
 		w.spend(time.Minute)
 		says := config.LabelDevicePluginConfig + "=renamed"
 		given := w.ask(config.LabelDevicePluginConfig + "=whole")
@@ -75,7 +75,7 @@ func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T)
 		if c := w.condition(); !strings.Contains(c.Message, says) || !strings.Contains(c.Message, "still obeys") || heard(events, string(config.ReasonKeyIgnored), "still obeys") != 1 {
 			t.Errorf("the node says of %s: %s", says, c.Message)
 		}
-		fences := w.cordons()
+		fences := w.recordCordons()
 		w.set(config.LabelDevicePluginConfig, "whole")
 		w.spend(10 * time.Minute)
 		if len(*fences) == 0 || w.runs("gpu.shared::3") {

@@ -32,11 +32,11 @@ import (
 // dynamicGate has NVIDIA's DRA driver cut the GPUs itself.
 const dynamicGate = "DynamicMIG=true"
 
-// driver starts a pod of NVIDIA's DRA driver with these feature gates.
-func (w *world) driver(gates string, change ...func(*corev1.Pod)) {
+// startDRADriver starts a pod of NVIDIA's DRA driver with these feature gates.
+func (w *world) startDRADriver(gates string, change ...func(*corev1.Pod)) {
 	w.t.Helper()
-	w.started++
-	name := fmt.Sprintf("driver-%d", w.started)
+	w.podsStarted++
+	name := fmt.Sprintf("driver-%d", w.podsStarted)
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "dra", Name: name, UID: types.UID(name), OwnerReferences: ofDaemonSet("dra-driver")},
 		Spec: corev1.PodSpec{
@@ -117,8 +117,8 @@ func crashes(p *corev1.Pod) {
 	}}
 }
 
-// refused fails the test unless the condition refuses with the reason and these words, and the node is undisturbed.
-func (w *world) refused(reason config.Reason, words ...string) {
+// expectRefused fails the test unless the condition refuses with the reason and these words, and the node is undisturbed.
+func (w *world) expectRefused(reason config.Reason, words ...string) {
 	w.t.Helper()
 	c := w.condition()
 	if c.Reason != string(reason) || c.Status != corev1.ConditionFalse {
@@ -132,7 +132,7 @@ func (w *world) refused(reason config.Reason, words ...string) {
 	if strings.Contains(c.Message, "deploy NVIDIA's device plugin") {
 		w.t.Errorf("a device plugin beside the driver would give out each GPU twice: %s", c.Message)
 	}
-	w.givenBack()
+	w.expectGivenBack()
 }
 
 // Where NVIDIA's DRA driver cuts the GPUs itself, it would destroy what the agent makes, and the agent what pods have by claims.
@@ -140,12 +140,12 @@ func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged = true
-		w.driver(dynamicGate)
+		w.noPlugin = true
+		w.startDRADriver(dynamicGate)
 		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {
 			cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {team: a}},
 			shared: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}}}`)
-		calls := w.count(nil)
+		calls := w.countChanges(nil)
 		random := rand.New(rand.NewPCG(1, 2)) // the same labels each time
 		known := catalog.Merge(catalog.Generate(w.snapshot()), nil).Names()
 		for range 200 {
@@ -158,7 +158,7 @@ func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
 			})
 			w.turn()
 			w.agent.Pass(t.Context())
-			w.refused(config.ReasonForeignOwner, "claims of class mig.nvidia.com", "DynamicMIG", "pod dra/driver-1")
+			w.expectRefused(config.ReasonForeignOwner, "claims of class mig.nvidia.com", "DynamicMIG", "pod dra/driver-1")
 		}
 		if s := w.status(); s.Owner != api.OwnerDRADynamic || s.Phase != api.PhaseStalled {
 			t.Errorf("the status is %+v", s)
@@ -179,8 +179,8 @@ func TestLabelsOfAProfileArePublishedWhereTheDRADriverOwnsTheGPUs(t *testing.T) 
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged = true
-		w.driver(dynamicGate)
+		w.noPlugin = true
+		w.startDRADriver(dynamicGate)
 		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {named: {labels: {team: a}}}}`)
 		w.profile("named")
 		w.reach("named")
@@ -202,18 +202,18 @@ func TestSharingIsTheClaimsWhereTheDRADriverOwnsTheGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged = true
-		w.driver(dynamicGate)
-		w.shares()
+		w.noPlugin = true
+		w.startDRADriver(dynamicGate)
+		w.deploySharing()
 		for _, name := range []string{"two", "clients"} {
 			w.profile(name)
 			w.spend(time.Minute)
-			w.refused(config.ReasonImpossibleSharing, "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig", "strategy: TimeSlicing", "MPS", config.LabelProfile+"="+name)
+			w.expectRefused(config.ReasonImpossibleSharing, "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig", "strategy: TimeSlicing", "MPS", config.LabelProfile+"="+name)
 		}
 		w.unset(config.LabelProfile)
 		w.set(config.LabelDevicePluginConfig, "shared")
 		w.spend(time.Minute)
-		w.refused(config.ReasonImpossibleSharing, config.LabelDevicePluginConfig+"=shared")
+		w.expectRefused(config.ReasonImpossibleSharing, config.LabelDevicePluginConfig+"=shared")
 	})
 }
 
@@ -222,17 +222,17 @@ func TestADRADriverThatOffersNothingIsAwaitedForAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.driver("", crashes)
+		w.startDRADriver("", crashes)
 		w.turn()
 		w.agent.Pass(t.Context())
 		w.label("all-1g.10gb")
 		w.spend(50 * time.Second)
-		w.refused(config.ReasonForeignOwner, "changes nothing until NVIDIA's DRA driver (pod dra/driver-1) offers GPUs")
+		w.expectRefused(config.ReasonForeignOwner, "changes nothing until NVIDIA's DRA driver (pod dra/driver-1) offers GPUs")
 		if s := w.status(); s.Phase != api.PhaseWaiting || s.Owner != api.OwnerDRAStarting {
 			t.Errorf("after 50 seconds the status is %+v", s)
 		}
 		w.spend(11 * time.Second)
-		w.refused(config.ReasonForeignOwner, "see the log of NVIDIA's DRA driver (pod dra/driver-1)", "container gpus waits (CrashLoopBackOff)", "exit code 1 (Error)")
+		w.expectRefused(config.ReasonForeignOwner, "see the log of NVIDIA's DRA driver (pod dra/driver-1)", "container gpus waits (CrashLoopBackOff)", "exit code 1 (Error)")
 		if s := w.status(); s.Phase != api.PhaseStalled {
 			t.Errorf("after a minute the status is %+v", s)
 		}
@@ -249,26 +249,26 @@ func TestAChangeEndsWhereTheDRADriverTakesTheGPUsOver(t *testing.T) {
 	t.Run("before the first call", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := busy(t)
-			relent := w.stubborn()
-			calls := w.count(nil)
+			relent := w.budgetKeepsTeam()
+			calls := w.countChanges(nil)
 			w.label("all-1g.10gb")
-			w.fence()
-			w.driver(dynamicGate)
+			w.untilCordoned()
+			w.startDRADriver(dynamicGate)
 			relent()
 			w.settle(config.ReasonForeignOwner)
 			if *calls > 0 {
 				t.Errorf("%d calls that change a GPU", *calls)
 			}
-			w.givenBack()
+			w.expectGivenBack()
 		})
 	})
 	t.Run("after the first call", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.converge("all-balanced")
-			calls := w.count(func(call int) {
+			calls := w.countChanges(func(call int) {
 				if call == 1 {
-					w.driver(dynamicGate)
+					w.startDRADriver(dynamicGate)
 				}
 			})
 			w.label("all-1g.10gb")
@@ -276,7 +276,7 @@ func TestAChangeEndsWhereTheDRADriverTakesTheGPUsOver(t *testing.T) {
 			if *calls != 2 { // that during which it came was the last
 				t.Errorf("%d calls that change a GPU, want 2", *calls)
 			}
-			w.givenBack()
+			w.expectGivenBack()
 		})
 	})
 }
@@ -286,13 +286,13 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		calls := w.count(nil)
+		calls := w.countChanges(nil)
 		w.turn()
-		w.driver("")
+		w.startDRADriver("")
 		w.publish(wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
 		w.label("all-1g.10gb")
 		w.spend(time.Minute)
-		w.refused(config.ReasonForeignOwner, "pod kube-system/plugin-1", "pod dra/driver-2", "both give out GPU 1")
+		w.expectRefused(config.ReasonForeignOwner, "pod kube-system/plugin-1", "pod dra/driver-2", "both give out GPU 1")
 		if s := w.status(); s.Owner != api.OwnerBoth || *calls > 0 {
 			t.Errorf("%d calls that change a GPU; the status is %+v", *calls, s)
 		}
@@ -300,7 +300,7 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 		for _, ask := range []func(){func() { w.unset(config.LabelMIGConfig) }, func() { w.profile("named") }} { // no success, whatever is asked for
 			ask()
 			w.spend(10 * time.Minute)
-			w.refused(config.ReasonForeignOwner, "both give out GPU 1")
+			w.expectRefused(config.ReasonForeignOwner, "both give out GPU 1")
 			if d := w.agent.Diagnose(t.Context(), true); !strings.Contains(d.GPUs.Refused, "both give out GPU 1") {
 				t.Errorf("the diagnosis says %q of the GPUs", d.GPUs.Refused)
 			}
@@ -315,8 +315,8 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 	})
 }
 
-// cutAsNow are the devices that the driver finds on the GPUs.
-func (w *world) cutAsNow() (out []resourcev1.Device) {
+// driverDevices are the devices that the driver finds on the GPUs.
+func (w *world) driverDevices() (out []resourcev1.Device) {
 	w.t.Helper()
 	for _, gpu := range w.snapshot() {
 		if !gpu.Enabled {
@@ -338,14 +338,14 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := &pressure{world: newWorld(t, h100)}
-		w.unplugged, w.drives = true, true
+		w.noPlugin, w.draDriver = true, true
 		m := w.measured()
 		w.spend(time.Minute)
 		given := w.ask(config.LabelMIGConfig + "=all-1g.10gb")
 		if !slices.Contains(given.Steps, "restart NVIDIA's DRA driver dra/driver-1") || len(given.Notes) != 1 || !strings.Contains(given.Notes[0], "GPUCluster's DCGM exporter") {
 			t.Errorf("the plan is %+v", given)
 		}
-		w.withdraw()
+		w.removeRequest()
 		w.converge("all-1g.10gb")
 		for _, name := range []string{"gpuslice_capacity_expected", "gpuslice_capacity_kubelet", "gpuslice_capacity_allocatable"} { // an alert compares the first with the last
 			if got := counters(t, m); got[name+" nvidia.com/mig-1g.10gb"] != 14 {
@@ -358,11 +358,11 @@ func TestGPUsThatTheDRADriverGivesOutAreCutAndItStartsAgain(t *testing.T) {
 		if pods := w.podsIn("dra"); len(pods) != 1 || pods[0].Name != "driver-2" {
 			t.Errorf("pods of the driver: %v, want the second one", pods)
 		}
-		calls := w.count(nil)
-		w.administer(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1}}}})
+		calls := w.countChanges(nil)
+		w.setConfigs(map[string]catalog.MIGConfig{"mine": {{All: true, MIG: true, Devices: map[string]int{"1c.3g.40gb": 1}}}})
 		w.label("mine")
 		w.spend(time.Minute)
-		w.refused(config.ReasonImpossibleGeometry, "pod dra/driver-2")
+		w.expectRefused(config.ReasonImpossibleGeometry, "pod dra/driver-2")
 		if said := jsonOf(t, w.agent.Diagnose(t.Context(), true)); !strings.Contains(said, `"owner":"DRA static"`) || strings.Contains(said, "device plugin on this node") {
 			t.Errorf("the diagnosis says %s", said)
 		}
@@ -378,9 +378,9 @@ func TestADRADriverThatWatchesTheHealthOfGPUsMakesWayForAMode(t *testing.T) {
 	for gates, pauses := range map[string]bool{"": false, "NVMLDeviceHealthCheck=true": true, "NVMLDeviceHealthCheck=false": false, "AllAlpha=true,DynamicMIG=false": true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
-			w.unplugged = true
-			w.driver(gates)
-			w.publish(w.cutAsNow()...)
+			w.noPlugin = true
+			w.startDRADriver(gates)
+			w.publish(w.driverDevices()...)
 			w.spend(time.Minute)
 			steps := w.ask(config.LabelMIGConfig + "=all-1g.10gb").Steps
 			pause, mode := slices.Index(steps, "pause NVIDIA's DRA driver dra/driver-1"), slices.Index(steps, "GPU 0: turn MIG on")
@@ -398,10 +398,10 @@ func TestAPodWithAdminAccessIsPausedBeforeAModeChanges(t *testing.T) {
 	for models, pauses := range map[string]bool{h100: true, cutH100: false} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, models)
-			w.unplugged = true
-			w.driver("")
+			w.noPlugin = true
+			w.startDRADriver("")
 			w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]), wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
-			w.claims("metrics", "gpu-0")
+			w.podWithClaim("metrics", "gpu-0")
 			claims := w.client.ResourceV1().ResourceClaims("team")
 			claim, err := claims.Get(t.Context(), "metrics-gpu", metav1.GetOptions{})
 			if err != nil {
@@ -427,19 +427,19 @@ func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.unplugged, w.drives = true, true
+		w.noPlugin, w.draDriver = true, true
 		w.spend(time.Minute)
 		w.label("all-1g.10gb")
 		w.passes("the cut", func() bool { return len(w.snapshot()[1].Instances) == 7 })
-		w.drives = false
+		w.draDriver = false
 		w.passes("the undo", func() bool { return len(w.snapshot()[0].Instances) == 0 })
 		if c := w.condition(); !strings.Contains(c.Message, "NVIDIA's DRA driver does not run on this node") || !w.node().Spec.Unschedulable {
 			t.Errorf("the node says %s", c.Message)
 		}
 		w.publish() // kubelet deletes the slices of a driver that is away
 		w.spend(time.Minute)
-		w.drives = true
+		w.draDriver = true
 		w.settle(config.ReasonCapacityMismatch)
-		w.refused(config.ReasonCapacityMismatch, "NVIDIA's DRA driver does not run on this node")
+		w.expectRefused(config.ReasonCapacityMismatch, "NVIDIA's DRA driver does not run on this node")
 	})
 }

@@ -110,7 +110,7 @@ func TestAPodWithTheLabelOfAMIGManagerKeepsNoNodeFromItsChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.operator(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "true"})
+		w.deployOperands(map[string]string{labelDCGM: "paused-for-mig-change", config.LabelDevicePlugin: "true"})
 		w.pod("mallory", "", func(p *corev1.Pod) {
 			p.Labels = map[string]string{"app": "nvidia-mig-manager"}
 			p.OwnerReferences = ofDaemonSet(noDaemonSet)

@@ -42,7 +42,7 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 					w := dividedOtherwise.prepare(t, "")
 					w.pod("goes", w.gpus.MIGDevice(0, 0)) // it has the first part
 					parts, whole := w.snapshot()[0].Instances[0].Devices, w.snapshot()[0].Instances[1]
-					w.compute(parts[2].UUID, 5000, "python", podCgroup("stays"))
+					w.startGPUProcess(parts[2].UUID, 5000, "python", podCgroup("stays"))
 					w.pod("stays", parts[2].UUID)
 					calls := -1
 					more = false
@@ -52,12 +52,12 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 							panic(killed{})
 						}
 					}
-					w.through = func(d nvml.Driver) nvml.Driver {
+					w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 						return around{d, func() { calls++; die(!after) }, func() { die(after) }}
 					}
 					w.restart()
 					w.label(dividedOtherwise.request)
-					w.until("the end", func() {}, func() bool { return w.outcome(dividedOtherwise.request) != "" })
+					w.passesReviving("the end", func() {}, func() bool { return w.outcome(dividedOtherwise.request) != "" })
 
 					if w.runs("goes") || !w.runs("stays") {
 						t.Errorf("the pod on the part that goes runs: %v; the pod on the part that stays: %v", w.runs("goes"), w.runs("stays"))
@@ -76,7 +76,7 @@ func TestOnlyPartsThatGoAreTakenWhereverTheAgentIsKilled(t *testing.T) {
 					if diff := cmp.Diff(want, w.changesOf()); diff != "" {
 						t.Errorf("calls (-want +made):\n%s", diff)
 					}
-					w.givenBack()
+					w.expectGivenBack()
 				})
 			})
 		}
@@ -105,6 +105,6 @@ func TestAnotherPartDisturbsNoPod(t *testing.T) {
 		if diff := cmp.Diff(map[string]int{gpusim.CreateComputeInstanceWithPlacement: 1}, w.changesOf()); diff != "" {
 			t.Errorf("calls (-want +made):\n%s", diff)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }

@@ -22,7 +22,7 @@ func TestAPreviewNamesWhatWaitsForAReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, passthrough)
 		w.label("all-balanced")
-		w.parked()
+		w.untilParked()
 		w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
 		p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-balanced")
 		if err != nil {
@@ -68,11 +68,11 @@ func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 		}
 		expect("all-1g.10gb", "at once, since no window has to be waited for")
 		expect("all-disabled", "")
-		w.maintain(nights)
+		w.setMaintenance(nights)
 		expect("all-1g.10gb", "at once: a window is open until Sat 2000-01-01 04:00:00Z")
-		w.maintain(nights + "freezes: [{from: '2000-01-01T00:00:00Z', to: '2000-01-02T00:00:00Z'}]\npools: [{name: all, selector: '!none', maxUnavailable: 2}]\n")
+		w.setMaintenance(nights + "freezes: [{from: '2000-01-01T00:00:00Z', to: '2000-01-02T00:00:00Z'}]\npools: [{name: all, selector: '!none', maxUnavailable: 2}]\n")
 		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when the node gets a slot: pool all can do without 2 nodes at once")
-		w.maintain(until(time.Now()))
+		w.setMaintenance(until(time.Now()))
 		expect("all-1g.10gb", "never: by the windows of the maintenance file no window comes")
 		w.annotate(config.AnnotationHold, "audit")
 		expect("all-1g.10gb", "not before annotation gpuslice.io/hold is taken away")
@@ -85,9 +85,9 @@ func TestAPreviewHasTheInstancesOfGPUsThatTheLabelDoesNotName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
 		w.converge("all-3g.40gb")
-		w.administer(map[string]catalog.MIGConfig{"second": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
+		w.setConfigs(map[string]catalog.MIGConfig{"second": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
 		w.converge("second")
-		w.ail(0, 1)
+		w.setRecoveryAction(0, 1)
 		w.passes("the reset", func() bool { return w.resets() > 0 })
 		if n := len(w.snapshot()[0].Instances); n > 0 {
 			t.Fatalf("GPU 0 has %d instances, so that the preview shows nothing", n)
@@ -109,7 +109,7 @@ func TestAPreviewOfAnotherPoolAsksForASlotThere(t *testing.T) {
 		w := busy(t)
 		const file = "jitter: 0s\nestimate: 1m\npools: [{name: former, selector: nvidia.com/mig.config=all-balanced, maxUnavailable: 1}, " +
 			"{name: research, selector: nvidia.com/mig.config=all-1g.10gb, maxUnavailable: 1}]\n"
-		w.maintain(file)
+		w.setMaintenance(file)
 		w.ready(nodeName)
 		other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: "all-1g.10gb"}}}
 		if _, err := w.client.CoreV1().Nodes().Create(t.Context(), other, metav1.CreateOptions{}); err != nil {

@@ -42,7 +42,7 @@ func (w *world) cutAfterReboot() {
 	w.settings.Reboot.Policy = config.RebootNever
 	w.restart()
 	w.label("all-1g.10gb")
-	w.needsReboot()
+	w.untilNeedsReboot()
 	w.settings.Reboot.Policy = policy
 	w.reboot()
 	w.reach("all-1g.10gb")
@@ -55,7 +55,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 		"since the reboot does not come": func(*world) {},
 		"since the request is withdrawn": func(w *world) { w.unset(config.LabelMIGConfig) },
 		"since the policy becomes never": func(w *world) { w.settings.Reboot.Policy = config.RebootNever; w.restart() },
-		"since a GPU is lost":            func(w *world) { w.lose(1, true) },
+		"since a GPU is lost":            func(w *world) { w.setLost(1, true) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 				})
 				then(w)
 				w.passes("the end of the undo", func() bool { return opened })
-				w.givenBack()
+				w.expectGivenBack()
 				w.spend(time.Hour)
 				if n := len(w.snapshot()[0].Instances); w.asked() || n != 7 {
 					t.Errorf("an hour later the sentinel asks: %t; %d of 7 instances are back: %s", w.asked(), n, w.condition().Message)
@@ -104,7 +104,7 @@ func TestAPendingModeIsCancelledWithItsRequest(t *testing.T) {
 				}
 				w.reboot()
 				w.spend(time.Hour)
-				w.are(before)
+				w.expectGPUs(before)
 			})
 		})
 	}
@@ -121,8 +121,8 @@ func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
 		w.restart()
 		w.label("all-disabled")
 		w.spend(12 * time.Hour)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -157,7 +157,7 @@ func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
 		w.label("all-balanced")
-		w.needsReboot()
+		w.untilNeedsReboot()
 		w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
 		w.turn()
 		w.pod("innocent", w.gpus.UUIDs()[0])
@@ -174,9 +174,9 @@ func TestAFreshNodeThatWaitsForARebootKeepsItsTaint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
-		w.register()
+		w.taintAsRegistered()
 		w.label("all-balanced")
-		w.needsReboot()
+		w.untilNeedsReboot()
 		w.spend(time.Hour)
 		if !w.keepsPodsAway() {
 			t.Errorf("the node is open with %v: %s", w.node().Status.Allocatable, w.condition().Message)
@@ -189,13 +189,13 @@ func TestAFreshNodeWhoseRequestGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(w *world){
 		"nonsense": func(w *world) { w.label("nonsense") },
-		"lost":     func(w *world) { w.lose(1, true) },
+		"lost":     func(w *world) { w.setLost(1, true) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.register()
-				w.begin("all-1g.10gb")
+				w.taintAsRegistered()
+				w.startChange("all-1g.10gb")
 				spoil(w)
 				w.passes("an end", func() bool { return !w.hasJournal() })
 				w.spend(time.Hour)
@@ -212,7 +212,7 @@ func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
-		w.kernelSays("")
+		w.setKernelBootID("")
 		w.label("all-balanced")
 		for i, began := 0, time.Now(); time.Since(began) < time.Minute; i++ {
 			if i > 1000 {
@@ -231,7 +231,7 @@ func TestARebootIsAwaitedUntilTheHostsBootIsAnother(t *testing.T) {
 		w := virtual(t, config.RebootSelf)
 		w.label("all-balanced")
 		w.passes("the reboot", func() bool { return w.host.reboots > 0 })
-		w.claimsBoot(bootID(2))
+		w.forgeBootID(bootID(2))
 		w.spend(time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonNeedsReboot) || !strings.Contains(c.Message, "waiting for logind to reboot the node") {
 			t.Errorf("%s: %s", c.Reason, c.Message)
@@ -246,12 +246,12 @@ func TestARebootByTheAgentTakesNothingFromOtherGPUs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := virtual(t, config.RebootNever)
-		w.administer(map[string]catalog.MIGConfig{
+		w.setConfigs(map[string]catalog.MIGConfig{
 			"first-1g":  {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 			"second-1g": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 		})
 		w.label("second-1g")
-		w.needsReboot()
+		w.untilNeedsReboot()
 		w.reboot()
 		w.reach("second-1g")
 		w.settings.Reboot.Policy = config.RebootSelf
@@ -277,9 +277,9 @@ func TestADriverUpgradeDoesNotUseUpTheTimeForCapacity(t *testing.T) {
 		w.label("all-balanced")
 		w.passes("the wait for capacity", func() bool {
 			if len(w.snapshot()[1].Instances) == 4 {
-				w.broken = true // the plugin takes long to start
+				w.pluginBroken = true // the plugin takes long to start
 			}
-			return w.reason() == config.ReasonAwaitingCapacity && len(w.node().Spec.Taints) == 0 && w.broken
+			return w.reason() == config.ReasonAwaitingCapacity && len(w.node().Spec.Taints) == 0 && w.pluginBroken
 		})
 		w.spend(10 * time.Second)
 		t.Log(w.condition().Reason, w.condition().Message)
@@ -309,7 +309,7 @@ func TestADelegatedRebootThatDoesNotHelpIsNotAskedForAgainAndAgain(t *testing.T)
 			if err := os.Remove(w.settings.Reboot.Sentinel); err != nil { // /run is empty after a reboot
 				t.Fatal(err)
 			}
-			w.boot() // kured reboots the host; the mode is what it was
+			w.nextBoot() // kured reboots the host; the mode is what it was
 			w.restart()
 		}
 		if asked == 0 || asked > 2 {
@@ -323,11 +323,11 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.register()
-		w.broken = true
+		w.taintAsRegistered()
+		w.pluginBroken = true
 		w.label("all-balanced")
 		w.spend(2 * w.settings.Timeouts.Capacity)
-		w.broken = false
+		w.pluginBroken = false
 		w.offered = w.devices()
 		w.spend(6 * time.Hour)
 		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
@@ -361,13 +361,13 @@ func TestAGPUThatCanBeTurnedOffIsBesideOneThatCannotBeReset(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: "+model+"}]")
-				w.administer(map[string]catalog.MIGConfig{
+				w.setConfigs(map[string]catalog.MIGConfig{
 					"second-on":           {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
 					"first-on-second-off": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
 				})
 				w.converge("second-on")
 				w.label("first-on-second-off")
-				w.parked()
+				w.untilParked()
 				if got := w.modes(); got != "false/true false/false" {
 					t.Errorf("modes %s; %s", got, w.condition().Message)
 				}

@@ -23,7 +23,7 @@ func (w *world) reboot() {
 	if err := w.gpus.Reboot(); err != nil {
 		w.t.Fatal(err)
 	}
-	w.boot()
+	w.nextBoot()
 	w.offered = w.devices()
 	w.restart()
 }
@@ -40,8 +40,8 @@ func (w *world) modes() string {
 	return strings.Join(out, " ")
 }
 
-// parked lets turns pass until the node waits for a reboot and is open, with a journal.
-func (w *world) parked() {
+// untilParked lets turns pass until the node waits for a reboot and is open, with a journal.
+func (w *world) untilParked() {
 	w.t.Helper()
 	w.passes("an open node that waits for a reboot", func() bool {
 		c := w.condition()
@@ -52,8 +52,8 @@ func (w *world) parked() {
 	}
 }
 
-// needsReboot lets turns pass until the node says so and is open, parked or not.
-func (w *world) needsReboot() corev1.NodeCondition {
+// untilNeedsReboot lets turns pass until the node says so and is open, parked or not.
+func (w *world) untilNeedsReboot() corev1.NodeCondition {
 	w.t.Helper()
 	w.passes("an open node that needs a reboot", func() bool {
 		n := w.node()
@@ -76,7 +76,7 @@ func TestAModeThatTakesARebootIsLeftPendingOnAllGPUsAndTheNodeIsGivenBack(t *tes
 			synctest.Test(t, func(t *testing.T) {
 				w := virtual(t, policy)
 				w.label("all-balanced")
-				w.parked()
+				w.untilParked()
 				if got, want := w.modes(), "false/true false/true"; got != want {
 					t.Errorf("modes are %s, want %s", got, want)
 				}
@@ -109,9 +109,9 @@ func TestMIGIsNotTurnedOffIfTheAgentMayNotReboot(t *testing.T) {
 		before, destroyed := w.gpus.String(), w.gpus.Calls()[gpusim.GpuInstanceDestroy]
 		w.label("all-disabled")
 		w.settle(config.ReasonNeedsReboot)
-		w.givenBack()
+		w.expectGivenBack()
 		w.spend(time.Hour) // from now on the agent knows that the driver does not reset GPUs here
-		w.are(before)
+		w.expectGPUs(before)
 		if n := w.gpus.Calls()[gpusim.GpuInstanceDestroy] - destroyed; n > 0 || !w.runs("innocent") {
 			t.Errorf("%d instances were destroyed; the pod runs: %t", n, w.runs("innocent"))
 		}
@@ -173,10 +173,10 @@ func TestARebootThatDoesNotHelpIsNotRepeated(t *testing.T) {
 				w.passes("the reboot", func() bool { return w.host.reboots > 0 })
 				w.host.down = false
 				if boots {
-					w.boot()
+					w.nextBoot()
 				}
 				w.settle(config.ReasonNeedsReboot)
-				w.givenBack()
+				w.expectGivenBack()
 				w.spend(time.Hour)
 				if diff := cmp.Diff(before, w.gpus.String()); diff != "" || w.host.reboots != 1 {
 					t.Errorf("%d reboots, want 1; GPUs (-before +after):\n%s", w.host.reboots, diff)
@@ -196,8 +196,8 @@ func TestARebootThatTheHostRefusesIsGivenUp(t *testing.T) {
 		w.pod("web", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
 		w.label("all-balanced")
 		c := w.settle(config.ReasonNeedsReboot)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 		if w.host.reboots != 0 || !w.runs("web") || !strings.Contains(c.Message, "no logind") {
 			t.Errorf("%d reboots; the pod runs: %t; message %q", w.host.reboots, w.runs("web"), c.Message)
 		}
@@ -209,14 +209,14 @@ func TestNoGPUIsTouchedWhileTheHostShutsDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.host.down = true
 		before := w.gpus.String()
 		w.spend(time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonShuttingDown) {
 			t.Errorf("the node says %s: %s", c.Reason, c.Message)
 		}
-		w.are(before)
+		w.expectGPUs(before)
 		w.host.down = false
 		w.reach("all-1g.10gb")
 		if w.host.took < 16 || w.host.held != 0 {
@@ -240,7 +240,7 @@ func TestWhatARebootTakesAwayIsMadeAgain(t *testing.T) {
 				}
 				w.passes("the same geometry", func() bool { return w.gpus.String() == before })
 				w.settle(config.ReasonConverged)
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}

@@ -35,12 +35,12 @@ func withPendingRestores(t *testing.T) *world {
 	if err := w.gpus.Driver().SetPersistence(t.Context(), gpu.UUID, true); err != nil {
 		t.Fatal(err)
 	}
-	w.attribute()
+	w.fillManagedFields()
 	return w
 }
 
-// hostGivenBack fails the test if the host is not as it was.
-func (w *world) hostGivenBack() {
+// expectHostGivenBack fails the test if the host is not as it was.
+func (w *world) expectHostGivenBack() {
 	w.t.Helper()
 	if state := w.units.states[dcgm]; state != "active" {
 		w.t.Errorf("%s is %s", dcgm, state)
@@ -59,8 +59,8 @@ func unitStopped(t *testing.T) *world {
 	return w
 }
 
-// registerAgain deletes the node object, and kubelet registers it again.
-func (w *world) registerAgain() {
+// recreateNode deletes the node object, and kubelet registers it again.
+func (w *world) recreateNode() {
 	w.t.Helper()
 	n := w.node()
 	if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
@@ -97,9 +97,9 @@ func TestAForgedJournalGivesBackOurMarksAndNothingElse(t *testing.T) {
 					before := w.gpus.String()
 					w.annotate(config.AnnotationJournal, strings.ReplaceAll(journal, `"GPU"`, `"`+string(w.snapshot()[0].UUID)+`"`))
 					w.spend(time.Hour)
-					w.givenBack()
-					w.hostGivenBack()
-					w.are(before)
+					w.expectGivenBack()
+					w.expectHostGivenBack()
+					w.expectGPUs(before)
 					if len(w.units.did) > 0 || w.host.reboots > 0 {
 						t.Errorf("units: %v; reboots: %d", w.units.did, w.host.reboots)
 					}
@@ -173,7 +173,7 @@ func TestAForgedJournalWritesNoConfigMapAndNoLabel(t *testing.T) {
 		if value, is := w.node().Labels[label]; is {
 			t.Errorf("the node has label %s=%s", label, value)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -183,8 +183,8 @@ const frozen = "freezes: [{from: '1999-12-31T00:00:00Z', to: '2040-01-01T00:00:0
 func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
-		w.attribute()
-		w.maintain(frozen)
+		w.fillManagedFields()
+		w.setMaintenance(frozen)
 		before := w.gpus.String()
 		w.annotate(config.AnnotationJournal, fmt.Sprintf(`{"version":1,"operation":"op","target":"x","bootID":"00000000-0000-4000-8000-000000000001","started":"2000-01-01T00:00:00Z",`+
 			`"cordoned":true,"verified":true,"previous":[{"gpu":%q,"mig":true}],"undo":{"fingerprint":"x","reason":"y","message":"z"}}`, w.gpus.UUIDs()[0]))
@@ -192,7 +192,7 @@ func TestAForgedUndoPassesNoFreeze(t *testing.T) {
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || !w.runs("holder") {
 			t.Errorf("the pod runs: %t; GPUs (-before +after):\n%s", w.runs("holder"), diff)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -203,15 +203,15 @@ func TestAnOldJournalOfOursIsNotBelievedAgain(t *testing.T) {
 		old := w.node().Annotations[config.AnnotationJournal]
 		w.reach("all-balanced")
 		w.converge("all-1g.10gb")
-		w.maintain(frozen)
+		w.setMaintenance(frozen)
 		w.unset(config.LabelMIGConfig) // the agent undoes a journal's change that no label asks for
 		w.settle(config.ReasonNotRequested)
 		before := w.gpus.String()
 		w.units.did = nil
 		w.annotate(config.AnnotationJournal, old)
 		w.spend(time.Hour)
-		w.givenBack()
-		w.hostGivenBack()
+		w.expectGivenBack()
+		w.expectHostGivenBack()
 		if diff := cmp.Diff(before, w.gpus.String()); diff != "" || len(w.units.did) > 0 {
 			t.Errorf("units: %v; GPUs (-before +after):\n%s", w.units.did, diff)
 		}
@@ -238,12 +238,12 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 			w.converge("all-balanced")
 			proven := w.node().Annotations[config.AnnotationStatus]
 			w.converge("all-1g.10gb")
-			w.maintain(frozen)
+			w.setMaintenance(frozen)
 			before := w.gpus.String()
 			w.label("all-balanced")
 			w.annotate(config.AnnotationStatus, proven)
 			w.spend(time.Hour)
-			w.are(before)
+			w.expectGPUs(before)
 		})
 	})
 	t.Run("failures", func(t *testing.T) {
@@ -304,7 +304,7 @@ func TestALostRecordIsLikeAFreshInstall(t *testing.T) {
 				return nil
 			})
 			w.spend(time.Minute)
-			w.are(before)
+			w.expectGPUs(before)
 			if heard, since := w.condition().LastHeartbeatTime.Time, w.status().Since; fences > 0 || heard.Before(since.Truncate(time.Second)) {
 				t.Errorf("the node was fenced %d times; the condition is of %s, and the status since %s", fences, heard, since)
 			}
@@ -314,15 +314,15 @@ func TestALostRecordIsLikeAFreshInstall(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.converge("all-enabled")
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")
 			w.settle(config.ReasonHardwareFailure)
 			calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
 			lose(w)
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.passes("another attempt", func() bool { return w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement] > calls })
 			w.settle(config.ReasonHardwareFailure)
-			w.givenBack()
+			w.expectGivenBack()
 			calls = w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
 			w.spend(time.Hour)
 			if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {
@@ -336,17 +336,17 @@ func TestALostRecordIsLikeAFreshInstall(t *testing.T) {
 			w.profiles("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {whole: {mig: [{gpus: {all: true}, enabled: false}], labels: {size: whole}, " +
 				"taints: [{key: team, value: a, effect: PreferNoSchedule}]}, cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {size: cut}}}\n")
 			w.profile("whole")
-			w.says(config.ReasonConverged)
+			w.untilReason(config.ReasonConverged)
 			lose(w)
 			w.spend(time.Minute)
-			w.says(config.ReasonConverged)
+			w.untilReason(config.ReasonConverged)
 			w.profile("cut")
-			w.says(config.ReasonNodeKeyConflict)
+			w.untilReason(config.ReasonNodeKeyConflict)
 			if n := w.node(); n.Labels["size"] != "whole" || len(n.Spec.Taints) != 1 {
 				t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
 			}
 			w.edit(func(n *corev1.Node) { delete(n.Labels, "size") }) // as the message says
-			w.says(config.ReasonConverged)
+			w.untilReason(config.ReasonConverged)
 			if n := w.node(); n.Labels["size"] != "cut" || len(n.Spec.Taints) != 1 || n.Annotations[config.AnnotationPublished] != `{"labels":{"size":"cut"}}` {
 				t.Errorf("labels %v, taints %v, note %s", n.Labels, n.Spec.Taints, n.Annotations[config.AnnotationPublished])
 			}
@@ -378,7 +378,7 @@ func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 // Promise 7. Facts of this host are not lost with the node object.
 func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
-		"the node object is deleted": func(w *world) { w.registerAgain() },
+		"the node object is deleted": func(w *world) { w.recreateNode() },
 		"the journal is taken away, and the label": func(w *world) {
 			w.unannotate(config.AnnotationJournal)
 			w.unset(config.LabelMIGConfig)
@@ -397,8 +397,8 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 						w.restart()
 					}
 					w.settle(config.ReasonNotRequested)
-					w.hostGivenBack()
-					w.givenBack()
+					w.expectHostGivenBack()
+					w.expectGivenBack()
 					if r := w.disk.record(t); len(r.ToRestore) > 0 || r.Journal != "" {
 						t.Errorf("the record still holds %v", r.ToRestore)
 					}
@@ -412,8 +412,8 @@ func TestTheHostIsGivenBackWithoutTheJournal(t *testing.T) {
 func TestWhatARebootGivesBackIsNotRestoredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := unitStopped(t)
-		w.registerAgain()
-		w.boot()
+		w.recreateNode()
+		w.nextBoot()
 		w.restart()
 		w.units.did = nil
 		w.settle(config.ReasonNotRequested)
@@ -424,8 +424,8 @@ func TestWhatARebootGivesBackIsNotRestoredAgain(t *testing.T) {
 	})
 }
 
-// claimsBoot writes another boot into the node's status, as any user may who can patch it.
-func (w *world) claimsBoot(id string) {
+// forgeBootID writes another boot into the node's status, as any user may who can patch it.
+func (w *world) forgeBootID(id string) {
 	w.t.Helper()
 	n := w.node()
 	n.Status.NodeInfo.BootID = id
@@ -437,18 +437,18 @@ func (w *world) claimsBoot(id string) {
 // Promise 15. The agent reads the boot id from the host's kernel: by the node's status any user could make it forget what it must restore on the host.
 func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 	for name, claim := range map[string]func(w *world){
-		"another":        func(w *world) { w.claimsBoot(bootID(2)) },
-		"none":           func(w *world) { w.claimsBoot("") },
-		"no boot at all": func(w *world) { w.claimsBoot("\x1b[2J") },
+		"another":        func(w *world) { w.forgeBootID(bootID(2)) },
+		"none":           func(w *world) { w.forgeBootID("") },
+		"no boot at all": func(w *world) { w.forgeBootID("\x1b[2J") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := unitStopped(t)
-				w.registerAgain()
+				w.recreateNode()
 				claim(w)
 				w.restart()
 				w.settle(config.ReasonNotRequested)
-				w.hostGivenBack()
+				w.expectHostGivenBack()
 			})
 		})
 	}
@@ -458,16 +458,16 @@ func TestABootOfTheNodesStatusIsNoReboot(t *testing.T) {
 func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 	for name, spoil := range map[string]func(w *world){
 		"it is gone":      func(w *world) { w.hidesBoot(); w.restart() },
-		"it is no boot":   func(w *world) { w.kernelSays("none\n"); w.restart() },
+		"it is no boot":   func(w *world) { w.setKernelBootID("none\n"); w.restart() },
 		"it was readable": (*world).hidesBoot,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := unitStopped(t)
-				w.registerAgain()
+				w.recreateNode()
 				spoil(w)
 				w.settle(config.ReasonNotRequested)
-				w.hostGivenBack()
+				w.expectHostGivenBack()
 				reported := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: reading which boot of the host this is")
 				if known := name == "it was readable"; reported == known {
 					t.Errorf("it is reported: %t; %s", reported, w.condition().Message)
@@ -503,13 +503,13 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := withPendingRestores(t)
 				w.label("all-balanced")
-				w.fence()
+				w.untilCordoned()
 				lose(w)
 				w.restart()
 				w.unset(config.LabelMIGConfig)
 				w.settle(config.ReasonNotRequested)
-				w.givenBack()
-				w.hostGivenBack() // the change has taken nothing yet
+				w.expectGivenBack()
+				w.expectHostGivenBack() // the change has taken nothing yet
 			})
 		})
 	}
@@ -518,14 +518,14 @@ func TestWithoutARecordOurMarksAreGivenBack(t *testing.T) {
 // killed is the panic by which a process ends in the middle of a write.
 type killed struct{}
 
-// until lets turns pass as passes does; when the agent is killed, it calls then, and starts another.
-func (w *world) until(what string, then func(), stop func() bool) {
+// passesReviving lets turns pass as passes does; when the agent is killed, it calls then, and starts another.
+func (w *world) passesReviving(what string, then func(), stop func() bool) {
 	w.t.Helper()
 	for began := time.Now(); !stop(); {
 		if time.Since(began) > 24*time.Hour {
 			w.t.Fatalf("no %s in a day; the node says %s", what, w.condition().Message)
 		}
-		if w.dies() {
+		if w.diesInTurn() {
 			w.disk.refuses, w.disk.after = nil, nil
 			w.restart()
 			then()
@@ -533,8 +533,8 @@ func (w *world) until(what string, then func(), stop func() bool) {
 	}
 }
 
-// dies lets one turn pass, and reports whether the agent was killed in it.
-func (w *world) dies() (dead bool) {
+// diesInTurn lets one turn pass, and reports whether the agent was killed in it.
+func (w *world) diesInTurn() (dead bool) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -582,7 +582,7 @@ func TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes(t *testing.T) {
 					if time.Since(began) > 24*time.Hour {
 						t.Fatalf("no end in a day; the node says %s", w.condition().Message)
 					}
-					if !w.dies() {
+					if !w.diesInTurn() {
 						continue
 					}
 					if deaths++; deaths > 1 && w.hasJournal() && w.condition().Status == corev1.ConditionTrue {
@@ -590,7 +590,7 @@ func TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes(t *testing.T) {
 					}
 					mortal()
 				}
-				w.givenBack()
+				w.expectGivenBack()
 				if deaths < 5 {
 					t.Errorf("the agent has died %d times", deaths)
 				}
@@ -599,8 +599,8 @@ func TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes(t *testing.T) {
 	}
 }
 
-// diesAtWrite has the agent killed at the n-th write of its record, before or after it, and then sets done; until takes that back once the agent is dead.
-func (w *world) diesAtWrite(n int, after bool, done *bool) {
+// killAtWrite has the agent killed at the n-th write of its record, before or after it, and then sets done; passesReviving takes that back once the agent is dead.
+func (w *world) killAtWrite(n int, after bool, done *bool) {
 	die := func(journal.Record) error {
 		if w.disk.writes == n-1 && !after || w.disk.writes == n && after {
 			*done = true
@@ -628,7 +628,7 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 			w.unannotate(config.AnnotationJournal)
 			w.unset(config.LabelMIGConfig)
 		}, config.ReasonNotRequested},
-		"and the node is registered again": {(*world).registerAgain, config.ReasonNotRequested},
+		"and the node is registered again": {(*world).recreateNode, config.ReasonNotRequested},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, after := range []bool{false, true} {
@@ -637,14 +637,14 @@ func TestAnAgentThatIsKilledAtAWriteOfItsRecordIsFollowedByOneThatEndsTheSame(t 
 						w := withPendingRestores(t)
 						w.turn()
 						more = false
-						w.diesAtWrite(n, after, &more)
+						w.killAtWrite(n, after, &more)
 						w.label("all-balanced")
-						w.until("the end", func() { row.then(w) }, func() bool {
+						w.passesReviving("the end", func() { row.then(w) }, func() bool {
 							reason := config.Reason(w.condition().Reason)
 							return !w.hasJournal() && (reason == row.end || !more && reason == config.ReasonConverged)
 						})
-						w.givenBack()
-						w.hostGivenBack()
+						w.expectGivenBack()
+						w.expectHostGivenBack()
 						if r := w.disk.record(t); r != nil && len(r.ToRestore) > 0 {
 							t.Errorf("killed at write %d, the record still holds %v", n, r.ToRestore)
 						}
@@ -687,7 +687,7 @@ func TestADiskThatIsFullFromAWriteOnKeepsNothing(t *testing.T) {
 					w.restart()
 				}
 				w.reach("all-balanced")
-				w.hostGivenBack()
+				w.expectHostGivenBack()
 			})
 		}
 	}
@@ -712,7 +712,7 @@ func TestAUnitComesBackByTheOneWriteThatTheDiskHasTaken(t *testing.T) {
 		w.unset(config.LabelMIGConfig)
 		w.restart()
 		w.settle(config.ReasonNotRequested)
-		w.hostGivenBack()
+		w.expectHostGivenBack()
 	})
 }
 
@@ -735,7 +735,7 @@ func TestARecordThatCannotBeReadIsReported(t *testing.T) {
 				row.spoil(&w.disk)
 				before := w.gpus.String()
 				w.label("all-balanced")
-				w.says(config.ReasonHostRecordUnavailable)
+				w.untilReason(config.ReasonHostRecordUnavailable)
 				w.spend(10 * time.Minute)
 				c := w.condition()
 				if !strings.Contains(c.Message, row.says) || strings.Contains(c.Message, row.not) {
@@ -757,7 +757,7 @@ func TestAnIdleRecordOfANewerAgentIsSetAside(t *testing.T) {
 		newer := `{"version":9,"knows":"more"}`
 		w.disk.text = []byte(newer)
 		w.converge("all-balanced")
-		w.hostGivenBack()
+		w.expectHostGivenBack()
 		if string(w.disk.aside) != newer {
 			t.Errorf("set aside is %q", w.disk.aside)
 		}
@@ -773,9 +773,9 @@ func TestAJournalOfOursThatCannotBeReadStopsEverything(t *testing.T) {
 		w.annotate(config.AnnotationJournal, journal)
 		w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\":99}"}`)
 		before := w.gpus.String()
-		w.says(config.ReasonJournalUnreadable)
+		w.untilReason(config.ReasonJournalUnreadable)
 		w.spend(time.Minute)
-		w.are(before)
+		w.expectGPUs(before)
 		if got := w.node().Annotations[config.AnnotationJournal]; got != journal {
 			t.Errorf("the journal was changed to %s", got)
 		}
@@ -812,10 +812,10 @@ func TestAChangeThatCouldNotBeRecordedLeavesNothingToRestore(t *testing.T) {
 		w := withPendingRestores(t)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
 		w.label("all-balanced")
-		w.says(config.ReasonHostRecordUnavailable)
+		w.untilReason(config.ReasonHostRecordUnavailable)
 		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
-		w.givenBack()
+		w.expectGivenBack()
 		if len(w.units.did) > 0 {
 			t.Errorf("units: %v", w.units.did)
 		}
@@ -829,16 +829,16 @@ func TestAnAgentThatDiesAtTheEndOfAnUndoLeavesWordOfTheFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-enabled")
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
 		w.passes("a journal", func() bool { return w.node().Annotations[config.AnnotationJournal] != "" })
 		w.settings.DevicePlugin.PodSelector = nil
 		w.restart()
-		died, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, `"`+config.AnnotationJournal+`":null`) }, true)
+		died, revive := w.killAtPatch(func(patch string) bool { return strings.Contains(patch, `"`+config.AnnotationJournal+`":null`) }, true)
 		w.passes("a release", died)
 		calls := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]
 		revive()
-		w.givenBack()
+		w.expectGivenBack()
 		w.settle(config.ReasonHardwareFailure)
 		w.spend(10 * time.Minute)
 		if again := w.gpus.Calls()[gpusim.CreateGpuInstanceWithPlacement]; again != calls {

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// awaiting runs AwaitRecovered, as a process beside the agent's does.
-func (w *world) awaiting(ctx context.Context) (ended chan error, seen *int) {
+// awaitRecovered runs AwaitRecovered, as a process beside the agent's does.
+func (w *world) awaitRecovered(ctx context.Context) (ended chan error, seen *int) {
 	ended, seen = make(chan error, 1), new(int)
 	go func() {
 		ended <- agent.New(w.optionsFor(&w.host)).AwaitRecovered(ctx, func(*corev1.Node) { *seen++ })
@@ -30,8 +30,8 @@ func TestAwaitRecoveredReturnsWhenTheNodeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
-		ended, seen := w.awaiting(t.Context())
+		w.startChange("all-1g.10gb")
+		ended, seen := w.awaitRecovered(t.Context())
 		w.reach("all-1g.10gb")
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -46,11 +46,11 @@ func TestAwaitRecoveredInVainReturnsWhatIsToBeRestored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		late := errors.New("too late")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, late)
 		defer cancel()
-		ended, _ := w.awaiting(ctx)
+		ended, _ := w.awaitRecovered(ctx)
 		if err := <-ended; !errors.Is(err, late) || !strings.Contains(err.Error(), "all-1g.10gb") {
 			t.Errorf("got %v, want what is to be restored for all-1g.10gb", err)
 		}
@@ -66,10 +66,10 @@ func TestAwaitRecoveredReturnsAtOnceIfNothingIsToBeRestored(t *testing.T) {
 		provoke func(w *world)
 	}{
 		{"a node at rest", h100, func(*world) {}},
-		{"a change that is parked", passthrough, func(w *world) { w.label("all-balanced"); w.parked(); w.spend(time.Minute) }},
-		{"an administrator's cordon", h100, func(w *world) { w.attribute(); w.cordon(true) }},
+		{"a change that is parked", passthrough, func(w *world) { w.label("all-balanced"); w.untilParked(); w.spend(time.Minute) }},
+		{"an administrator's cordon", h100, func(w *world) { w.fillManagedFields(); w.cordon(true) }},
 		{"a cordon that people keep", h100, func(w *world) {
-			w.attribute()
+			w.fillManagedFields()
 			w.annotate(config.AnnotationKeepCordoned, "")
 			w.label("all-enabled")
 			w.settle(config.ReasonConverged)
@@ -79,7 +79,7 @@ func TestAwaitRecoveredReturnsAtOnceIfNothingIsToBeRestored(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, row.models)
 				row.provoke(w)
-				ended, _ := w.awaiting(t.Context())
+				ended, _ := w.awaitRecovered(t.Context())
 				if err := <-ended; err != nil {
 					t.Error(err)
 				}
@@ -94,7 +94,7 @@ func TestAJournalThatCannotBeReadIsNotWaitedFor(t *testing.T) {
 		w := newWorld(t, h100)
 		w.annotate(config.AnnotationJournal, `{"version":99}`)
 		w.disk.text = []byte(`{"version":1,"node":"` + nodeName + `","uid":"node-uid","journal":"{\"version\":99}"}`)
-		ended, _ := w.awaiting(t.Context())
+		ended, _ := w.awaitRecovered(t.Context())
 		if err := <-ended; err == nil || !strings.Contains(err.Error(), "version 99") {
 			t.Errorf("got %v, want that the journal cannot be read", err)
 		}

@@ -31,7 +31,7 @@ func TestATaintThatNoJournalBelongsToIsTakenAway(t *testing.T) {
 			n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
 		})
 		w.settle(config.ReasonNotRequested)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -39,7 +39,7 @@ func TestAJournalThatIsRemovedByHandInTheMiddleDoesNotKeepTheNode(t *testing.T) 
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.unannotate(config.AnnotationJournal)
 		w.reach("all-1g.10gb")
 	})
@@ -76,8 +76,8 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.attribute()
-		w.begin("all-1g.10gb")
+		w.fillManagedFields()
+		w.startChange("all-1g.10gb")
 		for _, want := range []struct {
 			who string
 			on  bool
@@ -92,7 +92,7 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 			t.Error("the administrator's cordon was lifted")
 		}
 		w.cordon(false)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -113,12 +113,12 @@ func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
-		w.hold(w.gpus.MIGDevice(0, 0), 4711)
+		w.holdDevice(w.gpus.MIGDevice(0, 0), 4711)
 		w.label("all-3g.40gb")
-		w.says(config.ReasonGPUInUse)
+		w.untilReason(config.ReasonGPUInUse)
 		w.replacePlugin()
 		w.spend(10 * time.Second)
-		w.letGo(4711)
+		w.releaseDevice(4711)
 		w.reach("all-3g.40gb")
 	})
 }
@@ -132,11 +132,11 @@ func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
 		w.restart()
 		w.converge("all-1g.10gb")
 		w.grace = 30 * time.Second
-		w.hold(w.gpus.MIGDevice(1, 0), 4711)
+		w.holdDevice(w.gpus.MIGDevice(1, 0), 4711)
 		w.label("all-3g.40gb")
 		began := time.Now()
 		w.spend(w.settings.Timeouts.Drain - 10*time.Second)
-		w.letGo(4711)
+		w.releaseDevice(4711)
 		w.reach("all-3g.40gb")
 		if took := time.Since(began); took < w.settings.Timeouts.Drain {
 			t.Errorf("the change took %s and never met the deadline", took)
@@ -149,10 +149,10 @@ func TestALabelThatIsSetBackWhileCapacityIsAwaitedIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
-		before := w.started
+		before := w.podsStarted
 		w.label("all-enabled") // destroys alone
 		w.passes("a new plugin that has nothing to offer", func() bool {
-			return w.reason() == config.ReasonAwaitingCapacity && w.started > before && len(w.offered) == 0
+			return w.reason() == config.ReasonAwaitingCapacity && w.podsStarted > before && len(w.offered) == 0
 		})
 		w.converge("all-1g.10gb") // creates alone
 	})
@@ -164,13 +164,13 @@ func TestThePluginHasItsTimeInEachChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		for _, name := range []string{"all-1g.10gb", "all-3g.40gb"} {
-			w.begin(name)
-			w.broken = true
+			w.startChange(name)
+			w.pluginBroken = true
 			w.passes("a plugin with nothing to offer", func() bool {
 				return w.reason() == config.ReasonAwaitingCapacity && len(w.offered) == 0
 			})
 			w.spend(w.settings.Timeouts.Capacity - time.Minute)
-			w.broken = false
+			w.pluginBroken = false
 			w.offered = w.devices()
 			w.reach(name)
 		}
@@ -183,8 +183,8 @@ func TestAPluginThatABudgetKeepsIsRestartedWhenThereIsRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.begin("all-1g.10gb")
-		w.broken = true
+		w.startChange("all-1g.10gb")
+		w.pluginBroken = true
 		w.passes("a plugin with nothing to offer", func() bool {
 			return w.reason() == config.ReasonAwaitingCapacity && len(w.offered) == 0
 		})
@@ -196,11 +196,11 @@ func TestAPluginThatABudgetKeepsIsRestartedWhenThereIsRoom(t *testing.T) {
 		if c := w.condition(); c.Reason != string(config.ReasonEvictionBlocked) || !strings.Contains(c.Message, "until") && !strings.Contains(c.Message, " at 2") {
 			t.Errorf("the node says %s: %s; want that the plugin cannot be evicted, and until when that is waited for", c.Reason, c.Message)
 		}
-		before := w.started
-		full, w.broken = false, false
+		before := w.podsStarted
+		full, w.pluginBroken = false, false
 		w.reach("all-1g.10gb")
-		if w.started != before+1 {
-			t.Errorf("%d plugins were started since there is room, want 1", w.started-before)
+		if w.podsStarted != before+1 {
+			t.Errorf("%d plugins were started since there is room, want 1", w.podsStarted-before)
 		}
 	})
 }
@@ -210,16 +210,16 @@ func TestANodeWhosePluginNeverWorkedIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.broken = true
+		w.pluginBroken = true
 		w.turn()
 		before := w.gpus.String()
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonCapacityMismatch)
-		w.givenBack()
+		w.expectGivenBack()
 		if state := w.node().Labels[config.LabelMIGConfigState]; state != string(config.StateFailed) {
 			t.Errorf("state label is %q, want failed", state)
 		}
-		w.are(before)
+		w.expectGPUs(before)
 	})
 }
 
@@ -228,15 +228,15 @@ func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		before := w.gpus.String()
-		w.begin("first-1g")
+		w.startChange("first-1g")
 		w.client.PrependReactor("get", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "custom", nil)
 		})
 		w.settle(config.ReasonInvalidCatalog)
-		w.givenBack()
-		w.are(before)
+		w.expectGivenBack()
+		w.expectGPUs(before)
 	})
 }
 
@@ -244,7 +244,7 @@ func TestAFileThatMayNoLongerBeReadDoesNotKeepTheNode(t *testing.T) {
 func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 	t.Parallel()
 	for name, keep := range map[string]func(w *world){
-		"a budget": func(w *world) { w.blocks("late") },
+		"a budget": func(w *world) { w.budgetKeepsPod("late") },
 		"a pod that does not end": func(w *world) {
 			w.grace = 24 * time.Hour
 			if err := w.terminate("team", "late"); err != nil {
@@ -255,7 +255,7 @@ func TestAnUndoNamesThePodThatKeepsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.begin("all-balanced")
+				w.startChange("all-balanced")
 				w.turn()
 				w.pod("late", w.snapshot()[0].Instances[0].Devices[0].UUID)
 				keep(w)
@@ -293,7 +293,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 		fail func(w *world)
 		want config.State // long after the label was removed
 	}{
-		"of a request that was withdrawn in the middle": {func(w *world) { w.begin("all-balanced"); w.label("") }, ""},
+		"of a request that was withdrawn in the middle": {func(w *world) { w.startChange("all-balanced"); w.label("") }, ""},
 		"of a request that cannot be":                   {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig); w.label("") }, ""},
 		"of another request, which is asked for":        {func(w *world) { w.label("no-such-config"); w.settle(config.ReasonUnknownConfig) }, config.StateFailed},
 		"which is no failure":                           {func(w *world) { w.converge("all-balanced"); w.label("") }, config.StateSuccess},
@@ -328,7 +328,7 @@ func TestAFailureDoesNotStayOnANodeOfWhichNothingIsAsked(t *testing.T) {
 				if got := state(w); got != row.want {
 					t.Errorf("state label is %q in the end, want %q", got, row.want)
 				}
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}

@@ -71,12 +71,12 @@ func TestPromise10AnUndoUnderADriverWithOtherNamesGoesBySlicesAndPlaces(t *testi
 		w := newWorld(t, h100)
 		w.converge("all-3g.40gb")
 		before := w.gpus.String()
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.renamed = map[string]string{"3g.40gb": "3g.39gb", "1g.10gb": "1g.9gb"}
-		w.through = func(d nvml.Driver) nvml.Driver { return renaming{Driver: d, names: w.renamed} }
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return renaming{Driver: d, names: w.renamed} }
 		w.restart()
 		c := w.settle(config.ReasonUnknownConfig)
-		w.givenBack()
+		w.expectGivenBack()
 		if after := w.gpus.String(); after != before {
 			t.Errorf("the GPUs are not as they were (%s: %s):\n%s", c.Reason, c.Message, after)
 		}
@@ -90,9 +90,9 @@ func TestPromise10AGPUThatCannotBeUndoneKeepsNoOther(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-3g.40gb")
 		gpus := w.snapshot()
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		w.passes("the cut of both", func() bool { return len(w.snapshot()[1].Instances) > 2 })
-		w.through = func(d nvml.Driver) nvml.Driver {
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 			return renaming{Driver: d, fails: func(gpu nvml.UUID, p nvml.Placed) error {
 				if gpu == gpus[0].UUID {
 					return &nvml.Error{Op: "creating " + p.String(), GPU: gpu, Code: "ERROR_UNKNOWN"}

@@ -41,8 +41,8 @@ func (d *healthDisk) Write(_ context.Context, data []byte) error {
 
 // watch has the agent watch the health of the GPUs, in place of the one before.
 func (w *world) watch() {
-	if w.watches != nil {
-		w.watches()
+	if w.stopWatch != nil {
+		w.stopWatch()
 	}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	a, ended := w.agent, make(chan struct{})
@@ -50,10 +50,10 @@ func (w *world) watch() {
 		defer close(ended)
 		a.WatchParts(ctx)
 	}()
-	w.watches = func() {
+	w.stopWatch = func() {
 		cancel()
 		<-ended
-		w.watches = nil
+		w.stopWatch = nil
 	}
 }
 
@@ -64,12 +64,12 @@ func newSickWorld(t *testing.T, models string, reset config.HealthReset) *world 
 	w.settings.Health.Reset = reset
 	w.health = &healthDisk{}
 	w.restart()
-	t.Cleanup(func() { w.watches() })
+	t.Cleanup(func() { w.stopWatch() })
 	return w
 }
 
-// ail has the driver recommend an action for a GPU.
-func (w *world) ail(gpu, action int) {
+// setRecoveryAction has the driver recommend an action for a GPU.
+func (w *world) setRecoveryAction(gpu, action int) {
 	w.t.Helper()
 	if err := w.gpus.SetHealth(gpu, gpusim.Health{RecoveryAction: action}); err != nil {
 		w.t.Fatal(err)
@@ -112,7 +112,7 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 					models = h100
 				}
 				w := newSickWorld(t, models, config.HealthResetCritical)
-				w.unplugged, w.drives = row.byClaims, row.byClaims
+				w.noPlugin, w.draDriver = row.byClaims, row.byClaims
 				w.spend(time.Minute)
 				w.converge("all-3g.40gb")
 				if row.request == "" {
@@ -121,13 +121,13 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 				}
 				stays := w.snapshot()[1].Instances
 				if row.byClaims {
-					w.claims("leaves", "gpu-0-mig-3g40gb-4")
-					w.claims("stays", "gpu-1-mig-3g40gb-0")
+					w.podWithClaim("leaves", "gpu-0-mig-3g40gb-4")
+					w.podWithClaim("stays", "gpu-1-mig-3g40gb-0")
 				} else {
 					w.pod("leaves", w.gpus.MIGDevice(0, 4))
 					w.pod("stays", w.gpus.MIGDevice(1, 0))
 				}
-				w.ail(0, 1)
+				w.setRecoveryAction(0, 1)
 				w.passes("the condition", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
 				if said := w.unhealthy().Message; !strings.Contains(said, "the agent resets it") {
 					t.Errorf("the message does not say who resets it: %s", said)
@@ -140,7 +140,7 @@ func TestAGPUThatIsNotWellIsResetAndCutAgain(t *testing.T) {
 				if now := w.snapshot()[1].Instances; fmt.Sprint(now) != fmt.Sprint(stays) {
 					t.Errorf("the other GPU has %v, and had %v", now, stays)
 				}
-				w.givenBack()
+				w.expectGivenBack()
 				if state := w.node().Labels[config.LabelMIGConfigState]; row.request == "" && state == string(config.StatePending) {
 					t.Errorf("the state label says %q, and nothing is asked for", state)
 				}
@@ -154,10 +154,10 @@ func TestAResetWaitsForItsWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
-		w.maintain(twoHours)
+		w.setMaintenance(twoHours)
 		w.converge("all-3g.40gb")
 		w.spend(65 * time.Minute)
-		w.ail(0, 1)
+		w.setRecoveryAction(0, 1)
 		w.spend(150 * time.Minute) // longer than the drain and the capacity may take
 		if reason := w.condition().Reason; w.resets() != 0 || reason != string(config.ReasonAwaitingWindow) || w.node().Spec.Unschedulable {
 			t.Fatalf("%d resets outside of the window; the node says %s", w.resets(), reason)
@@ -198,7 +198,7 @@ func TestWhichGPUsAreResetIsASetting(t *testing.T) {
 				if w.resets() != row.want {
 					t.Errorf("%d resets, want %d; the node says %s", w.resets(), row.want, w.unhealthy().Message)
 				}
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}
@@ -210,9 +210,9 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
 		w.converge("all-3g.40gb")
-		w.through = func(d nvml.Driver) nvml.Driver { return around{d, func() {}, func() { w.ail(0, 1) }} }
+		w.wrapDriver = func(d nvml.Driver) nvml.Driver { return around{d, func() {}, func() { w.setRecoveryAction(0, 1) }} }
 		w.restart()
-		w.ail(0, 1)
+		w.setRecoveryAction(0, 1)
 		w.passes("a reset", func() bool { return w.resets() > 0 && !w.hasJournal() })
 		w.spend(2 * time.Hour)
 		w.restart()
@@ -221,7 +221,7 @@ func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 		if w.resets() != 1 || c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, "does not try again") {
 			t.Errorf("%d resets, want 1; the node says %s: %s", w.resets(), c.Status, c.Message)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -231,24 +231,24 @@ func TestAGPUThatCannotBeResetIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, "gpus: [{model: H100-80GB, mig: true, count: 2, passthrough: true}]", config.HealthResetCritical)
 		w.converge("all-3g.40gb")
-		w.ail(0, 1)
+		w.setRecoveryAction(0, 1)
 		w.passes("an attempt", func() bool { return w.resets() > 0 && !w.hasJournal() })
 		w.spend(2 * time.Hour)
 		if w.resets() != 1 || w.reason() != config.ReasonConverged || !strings.Contains(w.unhealthy().Message, "does not try again") {
 			t.Errorf("%d attempts; the node says %s: %s, and %s", w.resets(), w.condition().Reason, w.condition().Message, w.unhealthy().Message)
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
-// endsReset checks the end of a reset in the middle of which the agent was killed.
-func (w *world) endsReset() {
+// expectResetEnd checks the end of a reset in the middle of which the agent was killed.
+func (w *world) expectResetEnd() {
 	w.t.Helper()
 	w.spend(15 * time.Minute) // in which a GPU that is not well would be reset again
 	if got := w.snapshot()[0].Geometry().String(); got != "3g.40gb@0 3g.40gb@4" || w.resets() == 0 || w.resets() > 2 || !w.healed() {
 		w.t.Errorf("it is cut as %q after %d resets, and the node says %s", got, w.resets(), w.unhealthy().Message)
 	}
-	w.givenBack()
+	w.expectGivenBack()
 }
 
 // Promise 8: killed before or after each call into the driver.
@@ -268,7 +268,7 @@ func resetKilledAtCall(t *testing.T, n int, after bool) (died bool) {
 	t.Helper()
 	w := newSickWorld(t, cutH100, config.HealthResetCritical)
 	w.converge("all-3g.40gb")
-	w.ail(0, 1)
+	w.setRecoveryAction(0, 1)
 	calls := -1
 	armed := true
 	die := func(here bool) {
@@ -277,13 +277,13 @@ func resetKilledAtCall(t *testing.T, n int, after bool) (died bool) {
 			panic(killed{})
 		}
 	}
-	w.through = func(d nvml.Driver) nvml.Driver {
+	w.wrapDriver = func(d nvml.Driver) nvml.Driver {
 		return around{d, func() { calls++; die(!after) }, func() { die(after) }}
 	}
 	w.restart()
-	w.until("the end", func() {}, func() bool { return w.resets() > 0 && w.healed() })
+	w.passesReviving("the end", func() {}, func() bool { return w.resets() > 0 && w.healed() })
 	armed = false
-	w.endsReset()
+	w.expectResetEnd()
 	return died
 }
 
@@ -295,7 +295,7 @@ func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newSickWorld(t, cutH100, config.HealthResetCritical)
 				w.converge("all-3g.40gb")
-				w.ail(0, 1)
+				w.setRecoveryAction(0, 1)
 				w.passes("the beginning", w.hasJournal)
 				passed := 0
 				w.passes("the end", func() bool {
@@ -306,7 +306,7 @@ func TestAResetComesToItsEndAfterWhicheverPassTheAgentIsKilled(t *testing.T) {
 					return w.resets() > 0 && w.healed()
 				})
 				more = passed > n
-				w.endsReset()
+				w.expectResetEnd()
 			})
 		})
 	}
@@ -321,7 +321,7 @@ func TestWhereNVSentinelMindsTheNodeNothingIsReset(t *testing.T) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "SysLogsXIDError", Status: corev1.ConditionFalse})
 		})
 		w.converge("all-3g.40gb")
-		w.ail(0, 1)
+		w.setRecoveryAction(0, 1)
 		w.spend(time.Hour)
 		if said := w.unhealthy().Message; w.resets() != 0 || !strings.Contains(said, "NVSentinel manages this node") {
 			t.Errorf("%d resets; the node says %s", w.resets(), said)
@@ -334,17 +334,17 @@ func TestAGPUThatTheDRADriverCutsIsNotReset(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, cutH100, config.HealthResetCritical)
-		w.unplugged = true
-		w.driver(dynamicGate)
+		w.noPlugin = true
+		w.startDRADriver(dynamicGate)
 		w.spend(time.Minute)
-		fences := w.cordons()
-		w.ail(0, 1)
+		fences := w.recordCordons()
+		w.setRecoveryAction(0, 1)
 		w.passes("the condition", func() bool { return w.unhealthy().Status == corev1.ConditionTrue })
 		w.spend(time.Hour)
 		if w.resets() != 0 || len(*fences) > 0 {
 			t.Errorf("%d resets, and the node was fenced %d times", w.resets(), len(*fences))
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -354,15 +354,15 @@ func TestAnUndoResetsNoGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSickWorld(t, h100, config.HealthResetCritical)
 		w.converge("all-disabled")
-		w.broken = true
+		w.pluginBroken = true
 		w.label("all-1g.10gb")
 		w.passes("the undo", func() bool { return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`) })
-		w.ail(1, 1)
+		w.setRecoveryAction(1, 1)
 		w.spend(20 * time.Minute)
 		if w.resets() > 0 || !w.hasJournal() {
 			t.Errorf("%d resets during the undo; it is under way: %t", w.resets(), w.hasJournal())
 		}
-		w.broken = false
+		w.pluginBroken = false
 		w.startPlugin()
 		w.settle(config.ReasonCapacityMismatch)
 		w.label("all-disabled")

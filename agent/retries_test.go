@@ -50,7 +50,7 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.settings.Retry.Failures = 1 // so that a request which is not repeated undoes the change
 		w.restart()
 		patches := w.failsEverySecond("patch", "configmaps", "")
@@ -118,7 +118,7 @@ func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
 			return true, nil, apierrors.NewTooManyRequests("the budget", 0)
 		})
 		w.label("all-1g.10gb")
-		w.says(config.ReasonEvictionBlocked)
+		w.untilReason(config.ReasonEvictionBlocked)
 		if asked != 1 {
 			t.Errorf("asked %d times", asked)
 		}

@@ -23,7 +23,7 @@ func TestWrongSettingsAreReportedAndOtherOnesEndTheRun(t *testing.T) {
 		o := w.optionsFor(&w.host)
 		o.Edited = func() (bool, string) { return other, wrong }
 		w.agent = agent.New(o)
-		w.says(config.ReasonConverged)
+		w.untilReason(config.ReasonConverged)
 		rests := func() time.Duration {
 			began := time.Now()
 			w.agent.Rest(t.Context(), time.Hour)

@@ -60,14 +60,14 @@ profiles:
 func sharing(t *testing.T, profile string) *world {
 	t.Helper()
 	w := newWorld(t, h100)
-	w.shares()
+	w.deploySharing()
 	w.profile(profile)
 	w.reach(profile)
 	return w
 }
 
-// shares gives the node a device plugin with a config file, and the cluster a catalog of profiles.
-func (w *world) shares() {
+// deploySharing gives the node a device plugin with a config file, and the cluster a catalog of profiles.
+func (w *world) deploySharing() {
 	w.t.Helper()
 	w.pluginFile = filepath.Join(w.t.TempDir(), "config.yaml")
 	w.tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
@@ -81,8 +81,8 @@ func (w *world) shares() {
 	w.restart()
 }
 
-// presents sets the MIG strategy of the settings.
-func (w *world) presents(s config.MIGStrategy) {
+// setStrategy sets the MIG strategy of the settings.
+func (w *world) setStrategy(s config.MIGStrategy) {
 	w.settings.MIGStrategy = s
 	w.restart()
 }
@@ -96,9 +96,9 @@ func (w *world) profile(name string) {
 // startConfigured starts a new pod of a plugin that reads a config file when it starts, and on SIGHUP.
 func (w *world) startConfigured(name string) {
 	w.t.Helper()
-	pid := 500 + w.started
-	uid := fmt.Sprintf("00000000-0000-4000-8000-%012d", w.started)
-	w.process(pid, "nvidia-device-p", podCgroup(uid))
+	pid := 500 + w.podsStarted
+	uid := fmt.Sprintf("00000000-0000-4000-8000-%012d", w.podsStarted)
+	w.addProcess(pid, "nvidia-device-p", podCgroup(uid))
 	_, err := w.client.CoreV1().Pods("kube-system").Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), Labels: map[string]string{"name": "nvidia-device-plugin-ds"}, OwnerReferences: ofDaemonSet("plugin")},
 		Spec: corev1.PodSpec{
@@ -113,13 +113,13 @@ func (w *world) startConfigured(name string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.read()
+	w.readPluginFile()
 }
 
-// read lets the plugin read its file: it offers what that says, or ends.
-func (w *world) read() {
+// readPluginFile lets the plugin read its file: it offers what that says, or ends.
+func (w *world) readPluginFile() {
 	w.t.Helper()
-	w.reads++
+	w.configReads++
 	w.offered = map[string][]string{}
 	text, err := os.ReadFile(w.pluginFile)
 	if err != nil {
@@ -127,14 +127,14 @@ func (w *world) read() {
 	}
 	c, err := deviceplugin.Parse(text)
 	if err != nil || w.refusesConfig != "" && strings.Contains(string(text), w.refusesConfig) {
-		w.crash()
+		w.crashPlugin()
 		return
 	}
-	w.offer(c.Sharing)
+	w.registerDevices(c.Sharing)
 }
 
-// offer registers what the plugin offers by the sharing.
-func (w *world) offer(s catalog.Sharing) {
+// registerDevices registers what the plugin offers by the sharing.
+func (w *world) registerDevices(s catalog.Sharing) {
 	w.t.Helper()
 	w.offered = map[string][]string{}
 	for resource, ids := range w.devices() {
@@ -153,8 +153,8 @@ func (w *world) offer(s catalog.Sharing) {
 	}
 }
 
-// crash makes the plugin end as often as kubelet starts it.
-func (w *world) crash() {
+// crashPlugin makes the plugin end as often as kubelet starts it.
+func (w *world) crashPlugin() {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -174,8 +174,8 @@ func (w *world) crash() {
 	}
 }
 
-// recovers lets kubelet start a plugin in a crash loop again, now with a file that the plugin accepts.
-func (w *world) recovers() {
+// recoverPlugin lets kubelet start a plugin in a crash loop again, now with a file that the plugin accepts.
+func (w *world) recoverPlugin() {
 	w.t.Helper()
 	pods, err := w.client.CoreV1().Pods("kube-system").List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -188,7 +188,7 @@ func (w *world) recovers() {
 				if _, err := w.client.CoreV1().Pods("kube-system").UpdateStatus(w.t.Context(), &p, metav1.UpdateOptions{}); err != nil {
 					w.t.Fatal(err)
 				}
-				w.read()
+				w.readPluginFile()
 			}
 		}
 	}
@@ -196,18 +196,18 @@ func (w *world) recovers() {
 
 // hangup sends a signal to a process of the host's table.
 func (w *world) hangup(pid int, signal unix.Signal) error {
-	if signal != unix.SIGHUP || pid != 500+w.started {
+	if signal != unix.SIGHUP || pid != 500+w.podsStarted {
 		w.t.Errorf("signal %s to pid %d", signal, pid)
 	}
 	if c := w.condition(); c.Status == corev1.ConditionTrue {
 		w.t.Errorf("the plugin reads its config while the node still says %s: %s", c.Reason, c.Message)
 	}
-	w.read()
+	w.readPluginFile()
 	return nil
 }
 
-// offers lists the resources that kubelet gives out, with their counts.
-func (w *world) offers() string {
+// advertised lists the resources that kubelet gives out, with their counts.
+func (w *world) advertised() string {
 	var out []string
 	for name, ids := range w.offered {
 		out = append(out, fmt.Sprintf("%s=%d", strings.TrimPrefix(name, "nvidia.com/"), len(ids)))
@@ -229,7 +229,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 					w := sharing(t, from)
 					w.profile(to)
 					w.reach(to)
-					if got := w.offers(); got != want {
+					if got := w.advertised(); got != want {
 						t.Errorf("kubelet offers %s, want %s", got, want)
 					}
 				})
@@ -241,7 +241,7 @@ func TestEachSharingIsReachedFromEachOther(t *testing.T) {
 // Promise 9. Under the new config kubelet has the same devices as under the former one, so that observations from before it would agree.
 func TestObservationsFromBeforeTheConfigVerifyNothing(t *testing.T) {
 	t.Parallel()
-	for name, gives := range map[string]func(*world){"by the file": (*world).shares, "by the config manager": (*world).managed} {
+	for name, gives := range map[string]func(*world){"by the file": (*world).deploySharing, "by the config manager": (*world).deployConfigManager} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
@@ -258,7 +258,7 @@ func TestObservationsFromBeforeTheConfigVerifyNothing(t *testing.T) {
 				if !waited {
 					t.Error("the node was given back without another observation")
 				}
-				w.givenBack()
+				w.expectGivenBack()
 			})
 		})
 	}
@@ -289,7 +289,7 @@ func TestHoldersLeaveOnlyWhenTheirReplicaGoes(t *testing.T) {
 					}
 					return w.done(c.to)()
 				})
-				w.givenBack()
+				w.expectGivenBack()
 				for _, replica := range strings.Fields(c.stays) {
 					if !w.runs(strings.TrimPrefix(replica, "::")) {
 						t.Errorf("the pod on replica %s has left", replica)
@@ -320,10 +320,10 @@ func TestAPluginThatEndsOnceIsNoFailure(t *testing.T) {
 			if w.reason() == config.ReasonPluginFailed {
 				t.Fatal(w.condition().Message)
 			}
-			if w.crashed() && ended.IsZero() {
+			if w.pluginCrashed() && ended.IsZero() {
 				ended, w.refusesConfig = time.Now(), ""
-			} else if w.crashed() && time.Since(ended) >= 10*time.Second { // kubelet's first pause
-				w.recovers()
+			} else if w.pluginCrashed() && time.Since(ended) >= 10*time.Second { // kubelet's first pause
+				w.recoverPlugin()
 			}
 			return w.reason() == config.ReasonConverged && strings.HasPrefix(w.condition().Message, "four:")
 		})
@@ -333,8 +333,8 @@ func TestAPluginThatEndsOnceIsNoFailure(t *testing.T) {
 	})
 }
 
-// crashed reports whether a device plugin waits to be started again.
-func (w *world) crashed() bool {
+// pluginCrashed reports whether a device plugin waits to be started again.
+func (w *world) pluginCrashed() bool {
 	return slices.ContainsFunc(w.podsIn("kube-system"), func(p corev1.Pod) bool {
 		return slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil })
 	})
@@ -351,15 +351,15 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 		w.refusesConfig = "replicas: 4"
 		w.profile("four")
 		w.passes("a failure", func() bool {
-			w.recovers()
+			w.recoverPlugin()
 			return w.reason() == config.ReasonPluginFailed && !w.hasJournal()
 		})
-		w.givenBack()
+		w.expectGivenBack()
 		after, err := os.ReadFile(w.pluginFile)
 		if err != nil || string(after) != string(before) {
 			t.Errorf("the file is not what it was (%v):\n%s", err, after)
 		}
-		if got := w.offers(); got != "gpu=4" {
+		if got := w.advertised(); got != "gpu=4" {
 			t.Errorf("kubelet offers %s", got)
 		}
 		if w.node().Labels["workload-type"] != "development" {
@@ -368,14 +368,14 @@ func TestAConfigThatThePluginDoesNotRunByIsTakenBack(t *testing.T) {
 	})
 }
 
-// serves writes on which Unix sockets the present device plugin listens into the host's table: on the one that kubelet asks, or on none.
-func (w *world) serves(kubelet bool) {
+// setPluginSockets writes on which Unix sockets the present device plugin listens into the host's table: on the one that kubelet asks, or on none.
+func (w *world) setPluginSockets(kubelet bool) {
 	w.t.Helper()
 	text := "Num       RefCount Protocol Flags    Type St Inode Path\n"
 	if kubelet {
 		text += "0000000000000000: 00000002 00000000 00010000 0001 01 4711 /var/lib/kubelet/device-plugins/nvidia-gpu.sock\n"
 	}
-	dir := filepath.Join(w.table, strconv.Itoa(500+w.started), "net")
+	dir := filepath.Join(w.processTable, strconv.Itoa(500+w.podsStarted), "net")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
@@ -389,13 +389,13 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
-		w.serves(true)
+		w.deploySharing()
+		w.setPluginSockets(true)
 		w.profile("two")
 		w.reach("two")
 		w.profile("four")
 		w.passes("a failure", func() bool {
-			w.serves(!w.hasJournal()) // kubelet loses the plugin when it reads its config
+			w.setPluginSockets(!w.hasJournal()) // kubelet loses the plugin when it reads its config
 			if w.condition().Status == corev1.ConditionTrue && strings.HasPrefix(w.condition().Message, "four") {
 				t.Fatal("the node says that it gives out four")
 			}
@@ -407,11 +407,11 @@ func TestWhatKubeletGivesOutOfAPluginThatDoesNotServeItProvesNothing(t *testing.
 			t.Errorf("the node says %s: %s; want first %q, and %q", c.Reason, c.Message, first, want)
 		}
 		w.passes("the node to be given back once kubelet has been restarted", func() bool {
-			w.serves(true)
+			w.setPluginSockets(true)
 			return !w.hasJournal()
 		})
-		w.givenBack()
-		if got := w.offers(); got != "gpu=4" {
+		w.expectGivenBack()
+		if got := w.advertised(); got != "gpu=4" {
 			t.Errorf("kubelet offers %s", got)
 		}
 	})
@@ -422,20 +422,20 @@ func TestANodeWhosePluginWasLostBeforeTheChangeIsGivenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
-		w.serves(true)
+		w.deploySharing()
+		w.setPluginSockets(true)
 		w.profile("two")
 		w.reach("two")
 		w.passes("a word at rest", func() bool {
-			w.serves(false)
+			w.setPluginSockets(false)
 			return w.reason() == config.ReasonCapacityMismatch
 		})
 		w.profile("four")
 		w.passes("the change to be given up", func() bool {
-			w.serves(false)
+			w.setPluginSockets(false)
 			return !w.hasJournal() && strings.Contains(w.condition().Message, "the agent has undone the change")
 		})
-		w.givenBack()
+		w.expectGivenBack()
 		if c := w.condition(); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, "restart kubelet on this node") {
 			t.Errorf("the node says %s: %s", c.Reason, c.Message)
 		}
@@ -446,19 +446,19 @@ func TestASharingThatCannotBeDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := sharing(t, "two")
-		reads, cordons := w.reads, w.cordons()
+		reads, cordons := w.configReads, w.recordCordons()
 		w.profile("absent")
 		c := w.settle(config.ReasonImpossibleSharing)
 		if want := "nvidia.com/mig-1g.10gb is to be shared"; !strings.Contains(c.Message, want) {
 			t.Errorf("the node says %q, want %q in it", c.Message, want)
 		}
-		if w.reads != reads {
+		if w.configReads != reads {
 			t.Error("the device plugin has been notified to read its file")
 		}
 		if len(*cordons) > 0 {
 			t.Errorf("the node was cordoned %d times", len(*cordons))
 		}
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -466,10 +466,10 @@ func TestLabelsAndTaintsComeAndGoWithTheProfile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		w.edit(func(n *corev1.Node) { n.Labels = map[string]string{"pool": "a"} })
 		w.profile("four")
-		w.says(config.ReasonConverged)
+		w.untilReason(config.ReasonConverged)
 		n := w.node()
 		if n.Labels["workload-type"] != "research" || !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.ToString() == "gpu=true:NoSchedule" }) {
 			t.Errorf("labels %v, taints %v", n.Labels, n.Spec.Taints)
@@ -491,7 +491,7 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		var file strings.Builder
 		file.WriteString("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n")
 		for _, p := range []struct {
@@ -514,7 +514,7 @@ func TestAsManyLabelsAndTaintsAsAProfileMayHaveComeAndGo(t *testing.T) {
 		set()
 		w.pod("train", "0")
 		w.profile("much")
-		w.turns(50, func() bool { return w.reason() == config.ReasonInvalidCatalog })
+		w.passesWithin(50, func() bool { return w.reason() == config.ReasonInvalidCatalog })
 		if !w.runs("train") {
 			t.Fatalf("a pod had to leave for a profile that cannot be: %s", w.condition().Message)
 		}
@@ -534,11 +534,11 @@ func TestASharingThatIsInPlaceIsLeftAloneByARestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := sharing(t, "four")
-		reads := w.reads
+		reads := w.configReads
 		w.restart()
 		w.spend(10 * time.Minute)
-		if w.reads != reads {
-			t.Errorf("the plugin has read its config %d times more", w.reads-reads)
+		if w.configReads != reads {
+			t.Errorf("the plugin has read its config %d times more", w.configReads-reads)
 		}
 	})
 }
@@ -547,7 +547,7 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		for _, name := range []string{"four", "slices", "two", "alone"} {
 			if name == "two" {
 				w.profile("alone")
@@ -555,7 +555,7 @@ func TestAnAgentThatForgetsEverythingSharesAllTheSame(t *testing.T) {
 			}
 			w.profile(name)
 			w.passes(name, func() bool {
-				w.forget()
+				w.restartUnlessVerifying()
 				c := w.condition()
 				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+":") && !w.hasJournal()
 			})
@@ -584,7 +584,7 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		w.set("nvidia.com/gpu.replicas", "1")
 		w.profile("two")
 		began := time.Now()
@@ -614,13 +614,13 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.settings.StaleResources = setting
-				w.shares()
+				w.deploySharing()
 				n := w.node()
 				n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("0")}
 				if _, err := w.client.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
 					t.Fatal(err)
 				}
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.profile("four")
 				w.reach("four")
 				w.spend(2 * time.Minute)
@@ -644,8 +644,8 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
-		w.shares()
-		w.presents(config.MIGStrategyMixed)
+		w.deploySharing()
+		w.setStrategy(config.MIGStrategyMixed)
 		w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"plain": "version: v1\n"})
 		w.set(config.LabelDevicePluginConfig, "plain")
 		for _, name := range []string{"all-disabled", "all-1g.10gb", "all-balanced"} {
@@ -654,7 +654,7 @@ func TestAConfigThatALabelNamesStaysWhileTheGPUsAreCut(t *testing.T) {
 				if strings.Contains(w.node().Annotations[config.AnnotationJournal], "given up") || w.reason() == config.ReasonRollingBack {
 					t.Fatalf("the change to %s is undone: %s", name, w.condition().Message)
 				}
-				w.forget()
+				w.restartUnlessVerifying()
 				c := w.condition()
 				return c.Reason == string(config.ReasonConverged) && strings.HasPrefix(c.Message, name+" + plain:") && !w.hasJournal()
 			})
@@ -670,8 +670,8 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
-		w.shares()
-		w.presents(config.MIGStrategyMixed)
+		w.deploySharing()
+		w.setStrategy(config.MIGStrategyMixed)
 		w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{
 			"plain": "version: v1\n",
 			"two":   "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
@@ -685,7 +685,7 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 		if given := w.ask(key + "=three"); !strings.Contains(given.Refused, keys) {
 			t.Errorf("a key that is not there: %+v", given)
 		}
-		w.withdraw()
+		w.removeRequest()
 		w.label("all-1g.10gb")
 		w.reach("all-1g.10gb")
 		if given := w.ask(key + "=two"); !strings.Contains(given.Refused, "nvidia.com/gpu") {
@@ -694,7 +694,7 @@ func TestARequestIsAnsweredWithTheLabelsThatTheNodeHas(t *testing.T) {
 		if given := w.ask(key + "=plain"); given.Refused != "" {
 			t.Errorf("a config that fits what stands: %+v", given)
 		}
-		w.withdraw()
+		w.removeRequest()
 		w.set(key, "two")
 		if given := w.ask(config.LabelMIGConfig + "=all-disabled"); given.Refused != "" || len(given.Steps) == 0 {
 			t.Errorf("the MIG config that the plugin's config fits: %+v", given)
@@ -749,8 +749,8 @@ func TestABrokenFileOfMIGConfigsKeepsNoProfileFromItsNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
-		w.administer(nil)
+		w.deploySharing()
+		w.setConfigs(nil)
 		w.fileError = errors.New("version: must be v1")
 		for _, name := range []string{"two", "slices"} {
 			w.profile(name)
@@ -806,7 +806,7 @@ func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 			t.Run(what+", and "+why, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := newWorld(t, h100)
-					w.shares()
+					w.deploySharing()
 					row.spoil(w)
 					w.restart()
 					asked.ask(w)
@@ -824,7 +824,7 @@ func TestAConfigMapThatIsNotThereIsNamedWithTheSettingThatNamesIt(t *testing.T) 
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 		w.restart()
 		w.set(config.LabelDevicePluginConfig, "any")
@@ -841,8 +841,8 @@ func TestAnMPSDaemonThatHasNoLabelToComeByIsMissedByTheLabel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
-		w.presents(config.MIGStrategyNone)
+		w.deploySharing()
+		w.setStrategy(config.MIGStrategyNone)
 		w.settings.Timeouts.Capacity = time.Hour
 		w.restart()
 		w.profile("clients")
@@ -870,7 +870,7 @@ func TestTheLastStepIsOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.shares()
+		w.deploySharing()
 		w.profile("two")
 		one := false
 		w.passes("two", func() bool {

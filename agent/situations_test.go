@@ -73,7 +73,7 @@ func rules(action config.DrainAction) func(w *world) {
 }
 
 func maintains(text func() string) func(w *world) {
-	return func(w *world) { w.maintain(text()) }
+	return func(w *world) { w.setMaintenance(text()) }
 }
 
 // pooled puts the node into a pool of two, and changes the other node.
@@ -143,7 +143,7 @@ var situations = map[string]situation{
 	"another's key on the node": {prepare: func(w *world) { w.profiles(strictProfiles); w.set("workload-type", "other") }, label: config.LabelProfile, name: "marked", want: "refused: NodeKeyConflict"},
 	"a catalog with a mistake":  {prepare: func(w *world) { w.profiles("profiles: [") }, label: config.LabelProfile, name: "strict", want: "refused: InvalidCatalog"},
 	"what has failed before": {prepare: func(w *world) {
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonHardwareFailure)
 	}, want: "refused: HardwareFailure"},
@@ -168,7 +168,9 @@ var situations = map[string]situation{
 	"another node has a slot":  {prepare: hosts(controlled, pooled(func(*corev1.Node) {})), each: taken, want: "held up: AwaitingSlot"},
 	"a paused pool and a hold": {prepare: hosts(controlled, pooled(func(*corev1.Node) {}, paused), func(w *world) { w.annotate(config.AnnotationHold, "") }), want: "held up: Held"},
 
-	"a budget that is used up":            {prepare: hosts(controlled, func(w *world) { w.block("The disruption budget train needs 2 healthy pods and has 2 currently") }), want: "held up: EvictionBlocked"},
+	"a budget that is used up": {prepare: hosts(controlled, func(w *world) {
+		w.budgetKeepsAll("The disruption budget train needs 2 healthy pods and has 2 currently")
+	}), want: "held up: EvictionBlocked"},
 	"a bare pod, refused":                 {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), want: "held up: EvictionBlocked"},
 	"a bare pod, evicted":                 {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainEvict })), want: atOnce},
 	"a bare pod, allowed by the question": {prepare: hosts(bare, drains(func(d *config.Drain) { d.UnmanagedPods = config.DrainRefuse })), allow: []string{config.FieldUnmanagedPods}, want: atOnce},
@@ -190,14 +192,14 @@ var situations = map[string]situation{
 	"a static pod":                            {prepare: hosts(static), want: "held up: EvictionBlocked"},
 	"a tenant's DaemonSet":                    {prepare: hosts(tolerant), want: atOnce},
 	"another tool at work":                    {prepare: func(w *world) { w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z") }, want: "held up: OtherMaintenance"},
-	"kubelet is silent":                       {prepare: hosts(controlled, func(w *world) { w.deaf = true }), want: "held up: KubeletUnavailable"},
-	"a process of no pod":                     {prepare: func(w *world) { w.turn(); w.compute(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice") }, want: "held up: GPUInUse"},
-	"a process table that is closed":          {prepare: func(w *world) { _ = os.Remove(filepath.Join(w.table, "self")) }, want: "held up: HoldersUnknown"},
-	"no device plugin":                        {prepare: func(w *world) { w.unplugged = true }, want: "held up: NoDevicePlugin"},
-	"as it is already, and kubelet is silent": {name: "all-disabled", prepare: func(w *world) { w.settle(config.ReasonNotRequested); w.deaf = true }, want: "held up: KubeletUnavailable"},
+	"kubelet is silent":                       {prepare: hosts(controlled, func(w *world) { w.kubeletSilent = true }), want: "held up: KubeletUnavailable"},
+	"a process of no pod":                     {prepare: func(w *world) { w.turn(); w.startGPUProcess(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice") }, want: "held up: GPUInUse"},
+	"a process table that is closed":          {prepare: func(w *world) { _ = os.Remove(filepath.Join(w.processTable, "self")) }, want: "held up: HoldersUnknown"},
+	"no device plugin":                        {prepare: func(w *world) { w.noPlugin = true }, want: "held up: NoDevicePlugin"},
+	"as it is already, and kubelet is silent": {name: "all-disabled", prepare: func(w *world) { w.settle(config.ReasonNotRequested); w.kubeletSilent = true }, want: "held up: KubeletUnavailable"},
 	"as it is already, and no device plugin": {name: "all-disabled", prepare: func(w *world) {
 		w.settle(config.ReasonNotRequested)
-		w.unplugged = true
+		w.noPlugin = true
 		for _, p := range w.podsIn("kube-system") {
 			if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
 				w.t.Fatal(err)
@@ -205,7 +207,7 @@ var situations = map[string]situation{
 		}
 	}, want: "held up: NoDevicePlugin"},
 	"as it is already, before the second observation": {name: "all-disabled", prepare: func(w *world) { w.restart() }, want: "nothing to do"},
-	"no driver": {prepare: func(w *world) { w.unload(); w.restart() }, want: "held up: DriverNotLoaded"},
+	"no driver": {prepare: func(w *world) { w.unloadDriver(); w.restart() }, want: "held up: DriverNotLoaded"},
 	"the host's disk is read-only": {prepare: func(w *world) {
 		w.settle(config.ReasonNotRequested)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
@@ -251,12 +253,12 @@ func verdictOf(a api.Answer) string {
 	}
 }
 
-// happens is what the agent makes of the label within some passes, in the same words.
-func (w *world) happens(label, name string) string {
+// verdictOfLabel is what the agent makes of the label within some passes, in the same words.
+func (w *world) verdictOfLabel(label, name string) string {
 	w.t.Helper()
-	cordons := w.cordons()
+	cordons := w.recordCordons()
 	w.set(label, name)
-	began := w.turns(8, func() bool { return len(*cordons) > 0 || w.done(name)() })
+	began := w.passesWithin(8, func() bool { return len(*cordons) > 0 || w.done(name)() })
 	var s api.Status
 	if w.node().Annotations[config.AnnotationStatus] != "" { // an agent that has never seen the GPUs writes none
 		s = w.status()
@@ -312,7 +314,7 @@ func (s situation) agrees(t *testing.T) {
 	if s.each != nil {
 		s.each(w)
 	}
-	before, cordons := w.snapshotOrNone(), w.cordons()
+	before, cordons := w.snapshotOrNone(), w.recordCordons()
 	given := w.ask(config.Allowance(label, name, s.allow...))
 	if got := verdictOf(given); got != s.want {
 		t.Errorf("the preview says %q, want %q: %+v", got, s.want, given)
@@ -327,14 +329,14 @@ func (s situation) agrees(t *testing.T) {
 	if len(s.allow) > 0 {
 		w.annotate(config.AnnotationAllowEviction, config.Allowance(label, name, s.allow...))
 	}
-	if got := w.happens(label, name); got != s.want {
+	if got := w.verdictOfLabel(label, name); got != s.want {
 		t.Errorf("what happens is %q, want %q; the node says %s", got, s.want, w.condition().Message)
 	}
 }
 
 // snapshotOrNone is how the GPUs are cut; empty without a driver.
 func (w *world) snapshotOrNone() string {
-	if _, err := w.through(w.gpus.Driver()).Snapshot(w.t.Context()); err != nil {
+	if _, err := w.wrapDriver(w.gpus.Driver()).Snapshot(w.t.Context()); err != nil {
 		return ""
 	}
 	return w.gpus.String()

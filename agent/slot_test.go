@@ -26,7 +26,7 @@ const onePool = "jitter: 0s\nestimate: 1m\npools: [{name: research, selector: po
 // pool puts the node into a pool of two, and returns the other node's view of the slots.
 func (w *world) pool() (*fleet.Leases, fleet.Pool, fleet.Change) {
 	w.t.Helper()
-	w.maintain(onePool)
+	w.setMaintenance(onePool)
 	w.set("pool", "research")
 	w.ready(nodeName)
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{"pool": "research"}}}
@@ -107,9 +107,9 @@ func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
 		if err := slots.Take(t.Context(), pool, other); err != nil {
 			t.Fatal(err)
 		}
-		cordons := w.cordons()
+		cordons := w.recordCordons()
 		w.label("all-1g.10gb")
-		c := w.says(config.ReasonAwaitingSlot)
+		c := w.untilReason(config.ReasonAwaitingSlot)
 		if !strings.Contains(c.Message, "gpu-2") {
 			t.Errorf("the node does not say for whom it waits: %s", c.Message)
 		}
@@ -119,7 +119,7 @@ func TestANodeWaitsForItsTurnInThePool(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		w.givenBack()
+		w.expectGivenBack()
 		if len(*cordons) > 0 {
 			t.Errorf("the node was cordoned %d times while another had the slot", len(*cordons))
 		}
@@ -148,13 +148,13 @@ func TestTheSlotIsTheNodesUntilItIsGivenBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, oneH100)
-				w.operator(map[string]string{config.LabelDevicePlugin: "true"})
-				w.lingers = 24 * time.Hour
+				w.deployOperands(map[string]string{config.LabelDevicePlugin: "true"})
+				w.operandGrace = 24 * time.Hour
 				slots, pool, other := w.pool()
 				w.settings.Timeouts.Drain = 24 * time.Hour
 				w.restart()
 				w.label("all-1g.10gb")
-				w.passes("the pause", func() bool { return w.values()[config.LabelDevicePlugin] != "true" })
+				w.passes("the pause", func() bool { return w.operandLabels()[config.LabelDevicePlugin] != "true" })
 				then(w)
 				for range 10 {
 					w.spend(time.Minute)
@@ -180,14 +180,14 @@ func TestANodeThatHasToWaitAfterAllGivesItsSlotBack(t *testing.T) {
 			}
 			return s.Held
 		}
-		cordons, had := w.cordons(), false
-		w.keeps(func() bool { return had }, "holder") // the budget is used up by the time that the node has its slot
+		cordons, had := w.recordCordons(), false
+		w.budgetKeeps(func() bool { return had }, "holder") // the budget is used up by the time that the node has its slot
 		w.label("all-1g.10gb")
 		w.passes("the slot", func() bool {
 			had = had || held()
 			return had
 		})
-		w.says(config.ReasonEvictionBlocked)
+		w.untilReason(config.ReasonEvictionBlocked)
 		if held() || !free(t, slots, pool, other) {
 			t.Error("a node that cannot be drained has a slot")
 		}
@@ -204,7 +204,7 @@ func TestALostSlotEndsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		w.pool()
-		w.begin("all-1g.10gb")
+		w.startChange("all-1g.10gb")
 		leases := w.client.CoordinationV1().Leases("gpuslice")
 		if err := leases.Delete(t.Context(), config.LeasePrefix+"research", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -219,7 +219,7 @@ func TestTheAgentThatDiedBetweenSlotAndFenceGoesOn(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
 		w.label("all-1g.10gb")
-		_, revive := w.killedBy(func(patch string) bool { return strings.Contains(patch, config.TaintRepartitioning) }, false)
+		_, revive := w.killAtPatch(func(patch string) bool { return strings.Contains(patch, config.TaintRepartitioning) }, false)
 		for range 3 {
 			w.agent.Pass(t.Context())
 		}
@@ -240,13 +240,13 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.turn()
 		slots, pool, other := w.pool()
-		w.fail("CreateGpuInstanceWithPlacement")
+		w.failForGood("CreateGpuInstanceWithPlacement")
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonHardwareFailure)
 		if !free(t, slots, pool, other) {
 			t.Fatal("one failure has paused the pool, or the slot was not given back")
 		}
-		w.fail("CreateGpuInstanceWithPlacement")
+		w.failForGood("CreateGpuInstanceWithPlacement")
 		w.label("all-balanced")
 		w.passes("the second failure", func() bool {
 			return w.reason() == config.ReasonHardwareFailure && strings.HasPrefix(w.status().Desired, "all-balanced") && !w.hasJournal()
@@ -255,7 +255,7 @@ func TestAPoolPausesItselfAfterTooManyFailures(t *testing.T) {
 			t.Fatal("the pool goes on after two failures in a row")
 		}
 		w.label("all-2g.20gb")
-		c := w.says(config.ReasonPoolPaused)
+		c := w.untilReason(config.ReasonPoolPaused)
 		if !strings.Contains(c.Message, "gpu-1") || !strings.Contains(c.Message, config.AnnotationPaused) {
 			t.Errorf("the node does not say who failed and how to go on: %s", c.Message)
 		}
@@ -284,7 +284,7 @@ func saysHowToGoOn(t *testing.T, why string) {
 		metav1.SetMetaDataAnnotation(&l.ObjectMeta, config.AnnotationPaused, why)
 	})
 	w.label("all-1g.10gb")
-	c := w.says(config.ReasonPoolPaused)
+	c := w.untilReason(config.ReasonPoolPaused)
 	for _, want := range []string{
 		`pool research begins no change: its Lease says "` + why + `"; since `,
 		": to go on: kubectl -n gpuslice annotate lease gpuslice-pool-research gpuslice.io/paused-",
@@ -293,7 +293,7 @@ func saysHowToGoOn(t *testing.T, why string) {
 			t.Errorf("the node does not say %q: %s", want, c.Message)
 		}
 	}
-	w.givenBack()
+	w.expectGivenBack()
 }
 
 // A change that is postponed, or that a user has cancelled, has not failed.
@@ -302,10 +302,10 @@ func TestAChangeThatAUserCancelsIsNoFailureOfThePool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := busy(t)
 		slots, pool, other := w.pool()
-		relent := w.stubborn()
+		relent := w.budgetKeepsTeam()
 		for range 3 {
 			w.label("all-1g.10gb")
-			w.fence()
+			w.untilCordoned()
 			w.cordon(false)
 			w.settle(config.ReasonCancelled)
 			w.unset(config.LabelMIGConfig)

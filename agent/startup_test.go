@@ -16,8 +16,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// register gives the node the taint of one that has just been registered.
-func (w *world) register() {
+// taintAsRegistered gives the node the taint of one that has just been registered.
+func (w *world) taintAsRegistered() {
 	w.t.Helper()
 	w.edit(func(n *corev1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule})
@@ -36,7 +36,7 @@ func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
 		t.Run(requested, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.register()
+				w.taintAsRegistered()
 				w.label(requested)
 				w.passes("an open node", func() bool { return !w.keepsPodsAway() })
 				opened, offered := w.gpus.String(), w.node().Status.Allocatable
@@ -56,9 +56,9 @@ func TestAFreshNodeOfWhichNothingIsAskedIsOpened(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.register()
+		w.taintAsRegistered()
 		w.settle(config.ReasonNotRequested)
-		w.givenBack()
+		w.expectGivenBack()
 	})
 }
 
@@ -77,12 +77,12 @@ func registerWith(t *testing.T, known bool, taints ...corev1.Taint) *world {
 	t.Helper()
 	w := newWorld(t, h100)
 	w.edit(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taints...) })
-	w.knows(known)
+	w.setSecondStartup(known)
 	return w
 }
 
-// knows restarts the agent with settings that name the second key, or no more.
-func (w *world) knows(second bool) {
+// setSecondStartup restarts the agent with settings that name the second key, or no more.
+func (w *world) setSecondStartup(second bool) {
 	w.settings.StartupTaint = ""
 	if second {
 		w.settings.StartupTaint = secondStartup
@@ -90,8 +90,8 @@ func (w *world) knows(second bool) {
 	w.restart()
 }
 
-// has fails the test if the node has other taints than these, or a cordon.
-func (w *world) has(taints ...corev1.Taint) {
+// expectTaints fails the test if the node has other taints than these, or a cordon.
+func (w *world) expectTaints(taints ...corev1.Taint) {
 	w.t.Helper()
 	n := w.node()
 	less := func(a, b corev1.Taint) bool { return a.ToString() < b.ToString() }
@@ -111,7 +111,7 @@ func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 	}{
 		"since the request is bad": {func(w *world) { w.label("all-9g.999gb") }, config.ReasonUnknownConfig},
 		"since the change fails": {func(w *world) {
-			w.fail(gpusim.CreateGpuInstanceWithPlacement)
+			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-balanced")
 		}, config.ReasonHardwareFailure},
 	} {
@@ -131,7 +131,7 @@ func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 					}
 					return !settled.IsZero() && time.Since(settled) > time.Hour
 				})
-				w.has(taints...)
+				w.expectTaints(taints...)
 				want := "; the node keeps the taints " + config.TaintNotReady + ", " + secondStartup + " until this is mended"
 				if c := w.condition(); row.says == config.ReasonUnknownConfig && !strings.HasSuffix(c.Message, want) {
 					t.Errorf("the message is %q, want one that ends with %q", c.Message, want)
@@ -160,19 +160,19 @@ func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						w := registerWith(t, true, taints...)
 						if fails {
-							w.fail(gpusim.CreateGpuInstanceWithPlacement)
+							w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 						}
 						more = false
-						w.diesAtWrite(n, after, &more)
+						w.killAtWrite(n, after, &more)
 						w.label("all-balanced")
-						w.until("the end", func() {}, func() bool {
+						w.passesReviving("the end", func() {}, func() bool {
 							reason := config.Reason(w.condition().Reason)
 							return !w.hasJournal() && (reason == config.ReasonConverged || reason == config.ReasonHardwareFailure)
 						})
 						if w.reason() == config.ReasonHardwareFailure {
-							w.has(taints...)
+							w.expectTaints(taints...)
 						} else { // also after a failure that the agent was killed before it could note
-							w.has()
+							w.expectTaints()
 						}
 						ended[w.condition().Reason]++
 					})
@@ -198,15 +198,15 @@ func TestNoStartupTaintIsLostWhenTheSettingsChangeInTheMiddleOfAChange(t *testin
 						w.passes("the fence", func() bool {
 							return w.hasJournal() && slices.ContainsFunc(w.node().Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintNotReady }) != opened
 						})
-						w.knows(!known)
+						w.setSecondStartup(!known)
 						if undone {
 							w.label("all-9g.999gb") // which no node can have: back to what was
 							w.settle(config.ReasonUnknownConfig)
-							w.has(registered...)
+							w.expectTaints(registered...)
 							return
 						}
 						w.settle(config.ReasonConverged)
-						w.has()
+						w.expectTaints()
 					})
 				})
 			}
@@ -226,7 +226,7 @@ func TestAProfileWithTheStartupTaintOfTheSettingsIsRefused(t *testing.T) {
 		if want := `profile seven: taints[0].key: "example.com/fresh" is startupTaint of the settings`; !strings.Contains(c.Message, want) {
 			t.Errorf("the message is %q, want %q in it", c.Message, want)
 		}
-		w.has()
+		w.expectTaints()
 	})
 }
 
@@ -238,10 +238,10 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 		t.Run(from, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.attribute()
+				w.fillManagedFields()
 				switch from {
 				case "the middle of its first change":
-					w.register()
+					w.taintAsRegistered()
 					w.label("all-balanced")
 				default:
 					w.label("all-balanced")
@@ -261,7 +261,7 @@ func TestAStartupTaintThatIsPutBackIsTakenAwayEverMoreRarely(t *testing.T) {
 					}
 				}
 				c := w.settle(config.ReasonConverged) // once nothing puts it back
-				w.has()
+				w.expectTaints()
 				if strings.Contains(c.Message, "is back") {
 					t.Errorf("the message is %q", c.Message)
 				}
@@ -280,7 +280,7 @@ func (w *world) putsStartupTaintsBack(d time.Duration) (put, fenced int, reporte
 			if put++; put > 100 {
 				w.t.Fatalf("the agent has answered each time, for %s by now", time.Since(began))
 			}
-			w.register()
+			w.taintAsRegistered()
 		}
 		pending := w.hasJournal()
 		w.pass()

@@ -49,7 +49,7 @@ func TestASuccessIsNotWrittenBesideALaterRequest(t *testing.T) {
 				return nil
 			}
 			asked = true
-			if err := w.between(func(n *corev1.Node) { asksAgain(n, "all-1g.10gb") }); err != nil {
+			if err := w.writeBetween(func(n *corev1.Node) { asksAgain(n, "all-1g.10gb") }); err != nil {
 				return err
 			}
 			if strings.Contains(patch, "resourceVersion") { // as the API server does

@@ -39,11 +39,11 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
-				w.under = row.under
+				w.pluginStrategy = row.under
 				if row.label != "" {
 					w.set(config.LabelMIGStrategy, string(row.label))
 				}
-				w.presents(row.settings)
+				w.setStrategy(row.settings)
 				w.settle(config.ReasonNotRequested)
 				before := w.gpus.String()
 				named := func(text string) {
@@ -55,7 +55,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 					}
 				}
 				w.label("all-1g.10gb")
-				w.says(config.ReasonAwaitingCapacity)
+				w.untilReason(config.ReasonAwaitingCapacity)
 				w.spend(time.Minute)
 				if c := w.condition(); c.Reason != string(config.ReasonAwaitingCapacity) {
 					t.Errorf("after a minute it says %s: %s", c.Reason, c.Message)
@@ -64,7 +64,7 @@ func TestAPluginUnderAnotherMIGStrategyIsNamedAsTheCause(t *testing.T) {
 				}
 				named(jsonOf(t, w.agent.Diagnose(t.Context(), true)))
 				named(w.settle(config.ReasonWrongMIGStrategy).Message)
-				w.givenBack()
+				w.expectGivenBack()
 				if after := w.gpus.String(); after != before {
 					t.Errorf("the GPUs are not as they were:\n%s", after)
 				}
@@ -81,7 +81,7 @@ func TestAPluginThatIsOnItsWayIsNotTakenForOneUnderAnotherStrategy(t *testing.T)
 		w.settle(config.ReasonNotRequested)
 		former := w.offered
 		w.label("all-1g.10gb")
-		w.says(config.ReasonAwaitingCapacity)
+		w.untilReason(config.ReasonAwaitingCapacity)
 		w.offered = former
 		for range 3 {
 			w.agent.Pass(t.Context())
@@ -100,7 +100,7 @@ func TestPromise1APluginWithoutAStrategyIsNotGuessed(t *testing.T) {
 	t.Parallel()
 	const file = "device-plugin-config"
 	managed := func(w *world) {
-		w.managed()
+		w.deployConfigManager()
 		w.setPluginConfigs("kube-system", "plugin-configs", map[string]string{"default": "version: v1\n"})
 	}
 	for name, row := range map[string]struct {
@@ -123,7 +123,7 @@ func TestPromise1APluginWithoutAStrategyIsNotGuessed(t *testing.T) {
 		}, "flags.migStrategy: mixed", nil},
 		"by the plugin's file": {func(w *world) {
 			w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: file}
-			w.shares()
+			w.deploySharing()
 			w.setPluginConfigs("gpuslice", file, map[string]string{"plain": "version: v1\n"})
 			w.set(config.LabelDevicePluginConfig, "plain")
 		}, "flags.migStrategy", func(w *world) {

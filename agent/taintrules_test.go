@@ -18,8 +18,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// closed are the devices that DeviceTaintRules keep claims from, each with the key of its taint.
-func (w *world) closed() (out []string) {
+// closedDevices are the devices that DeviceTaintRules keep claims from, each with the key of its taint.
+func (w *world) closedDevices() (out []string) {
 	w.t.Helper()
 	list, err := w.client.ResourceV1().DeviceTaintRules().List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -35,17 +35,17 @@ func (w *world) closed() (out []string) {
 // heartbeat is after which a pass has seen what the monitor of health has: only Run is woken by it.
 const heartbeat = 6 * time.Minute
 
-// areClosed spends the time, and fails the test unless claims are kept from these devices then.
-func (w *world) areClosed(after time.Duration, what string, want ...string) {
+// expectClosed spends the time, and fails the test unless claims are kept from these devices then.
+func (w *world) expectClosed(after time.Duration, what string, want ...string) {
 	w.t.Helper()
 	w.spend(after)
-	if diff := cmp.Diff(want, w.closed()); diff != "" {
+	if diff := cmp.Diff(want, w.closedDevices()); diff != "" {
 		w.t.Errorf("%s: closed devices (-want +got):\n%s", what, diff)
 	}
 }
 
-// asksRules counts requests of the verb for DeviceTaintRules from now on.
-func (w *world) asksRules(verb string) (calls *int) {
+// countRuleRequests counts requests of the verb for DeviceTaintRules from now on.
+func (w *world) countRuleRequests(verb string) (calls *int) {
 	calls = new(int)
 	w.client.PrependReactor(verb, "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) {
 		*calls++
@@ -59,7 +59,7 @@ func newClosingWorld(t *testing.T) *world {
 	t.Helper()
 	w := newSickWorld(t, h100, config.HealthResetNever)
 	w.settings.Health.DeviceTaint = config.DeviceTaintNoSchedule
-	w.unplugged, w.drives = true, true
+	w.noPlugin, w.draDriver = true, true
 	w.restart()
 	w.spend(time.Minute)
 	w.converge("all-3g.40gb")
@@ -76,22 +76,22 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newClosingWorld(t)
-		w.areClosed(heartbeat, "all GPUs are well")
-		w.ail(0, 1)
-		w.areClosed(heartbeat, "GPU 0 needs a reset", first, second)
-		deletes := w.asksRules("delete")
-		w.watches()
-		w.listens()
-		w.areClosed(heartbeat, "another process, which does not know the health yet", first, second)
+		w.expectClosed(heartbeat, "all GPUs are well")
+		w.setRecoveryAction(0, 1)
+		w.expectClosed(heartbeat, "GPU 0 needs a reset", first, second)
+		deletes := w.countRuleRequests("delete")
+		w.stopWatch()
+		w.restartWithEvents()
+		w.expectClosed(heartbeat, "another process, which does not know the health yet", first, second)
 		w.watch()
-		w.areClosed(heartbeat, "it knows the health", first, second)
+		w.expectClosed(heartbeat, "it knows the health", first, second)
 
 		offered := w.published
 		w.published = nil
-		w.areClosed(heartbeat, "the slices are away", first, second)
+		w.expectClosed(heartbeat, "the slices are away", first, second)
 		w.published = offered
-		w.areClosed(heartbeat, "they are back", first, second)
-		calls := w.asksRules("*")
+		w.expectClosed(heartbeat, "they are back", first, second)
+		calls := w.countRuleRequests("*")
 		w.spend(time.Hour)
 		if *calls < 5 || *calls > 6 {
 			t.Errorf("%d requests in an hour in which nothing has changed, want one in ten minutes", *calls)
@@ -99,20 +99,20 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 		if err := w.client.ResourceV1().DeviceTaintRules().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.areClosed(15*time.Minute, "a user has deleted the rules", first, second)
+		w.expectClosed(15*time.Minute, "a user has deleted the rules", first, second)
 		if *deletes > 0 {
 			t.Errorf("the agent has deleted %d rules while GPU 0 needed a reset", *deletes)
 		}
 
 		w.label("all-1g.10gb")
 		w.settle(config.ReasonConverged)
-		w.areClosed(heartbeat, "it is cut again",
+		w.expectClosed(heartbeat, "it is cut again",
 			"gpu-0-mig-1g10gb-0 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-1 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-2 gpuslice.io/gpu-unhealthy",
 			"gpu-0-mig-1g10gb-3 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-4 gpuslice.io/gpu-unhealthy", "gpu-0-mig-1g10gb-5 gpuslice.io/gpu-unhealthy",
 			"gpu-0-mig-1g10gb-6 gpuslice.io/gpu-unhealthy")
-		w.ail(0, 0)
-		w.areClosed(heartbeat, "it is well again")
-		calls = w.asksRules("*")
+		w.setRecoveryAction(0, 0)
+		w.expectClosed(heartbeat, "it is well again")
+		calls = w.countRuleRequests("*")
 		w.spend(time.Hour)
 		if *calls > 0 {
 			t.Errorf("%d requests in an hour in which all GPUs are well", *calls)
@@ -130,8 +130,8 @@ func TestRulesThatAnAgentHasLeftAreDeleted(t *testing.T) {
 			w.spend(heartbeat)
 		},
 		"the GPU was mended in the meantime": func(w *world) {
-			w.watches()
-			w.ail(0, 0)
+			w.stopWatch()
+			w.setRecoveryAction(0, 0)
 			w.restart()
 			w.spend(heartbeat)
 		},
@@ -140,10 +140,10 @@ func TestRulesThatAnAgentHasLeftAreDeleted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newClosingWorld(t)
-				w.ail(0, 1)
-				w.areClosed(heartbeat, "GPU 0 needs a reset", first, second)
+				w.setRecoveryAction(0, 1)
+				w.expectClosed(heartbeat, "GPU 0 needs a reset", first, second)
 				end(w)
-				w.areClosed(0, name)
+				w.expectClosed(0, name)
 			})
 		})
 	}
@@ -165,14 +165,14 @@ func TestRulesThatCannotBeMadeAreReportedOnce(t *testing.T) {
 					calls++
 					return !heals, nil, says
 				})
-				w.watches()
-				events := w.listens()
+				w.stopWatch()
+				events := w.restartWithEvents()
 				w.watch()
 				w.spend(time.Minute)
 				if n := heard(events, string(config.ReasonMissingRight), "deviceTaint"); n != 0 {
 					t.Errorf("%d Events while no rule is needed", n)
 				}
-				w.ail(0, 1)
+				w.setRecoveryAction(0, 1)
 				calls = 0
 				w.spend(heartbeat + 10*time.Minute)
 				want := 1
@@ -186,7 +186,7 @@ func TestRulesThatCannotBeMadeAreReportedOnce(t *testing.T) {
 					t.Errorf("%d requests in 16 minutes", calls)
 				}
 				heals = true
-				w.areClosed(heartbeat, "the API server answers", first, second)
+				w.expectClosed(heartbeat, "the API server answers", first, second)
 				if n := heard(events, string(config.ReasonGPUUnhealthy), "gpu-0-mig-3g40gb-0, gpu-0-mig-3g40gb-4"); n != 1 {
 					t.Errorf("%d Events name the devices", n)
 				}

@@ -17,7 +17,7 @@ func TestAUnitHasItsTimeInEachChange(t *testing.T) {
 		const unit = "nvidia-dcgm.service"
 		slowly := func() {
 			w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
-			w.says(config.ReasonStoppingUnits)
+			w.untilReason(config.ReasonStoppingUnits)
 			w.units.refuses = nil
 			w.units.states[unit] = "inactive"
 			w.units.changed(unit)
@@ -40,7 +40,7 @@ func TestAUnitThatIsStillStoppingWhenTheNodeIsGivenBackIsStarted(t *testing.T) {
 		const unit = "nvidia-dcgm.service"
 		w.units.refuses = map[string]error{"stop " + unit: host.ErrJobRunning}
 		w.label("all-balanced")
-		w.says(config.ReasonStoppingUnits)
+		w.untilReason(config.ReasonStoppingUnits)
 		w.units.states[unit], w.units.changed = "deactivating", nil
 		w.passes("the end", func() bool { return !w.hasJournal() })
 		started := false

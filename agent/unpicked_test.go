@@ -12,8 +12,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// withoutDefault deploys the node's config managers without a default, as the GPU Operator does if its ClusterPolicy names none.
-func (w *world) withoutDefault(fallbacks string) {
+// deployWithoutDefault deploys the node's config managers without a default, as the GPU Operator does if its ClusterPolicy names none.
+func (w *world) deployWithoutDefault(fallbacks string) {
 	w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 		pod, ok := action.(k8stesting.CreateAction).GetObject().(*corev1.Pod)
 		if !ok {
@@ -41,8 +41,8 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 	}{
 		"the GPU Operator without a default": {
 			func(w *world) {
-				w.managed()
-				w.withoutDefault("empty")
+				w.deployConfigManager()
+				w.deployWithoutDefault("empty")
 				w.setPluginConfigs("kube-system", "plugin-configs", keys)
 			},
 			[]string{
@@ -52,28 +52,28 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 		},
 		"a plugin with a file of the host": {
 			func(w *world) {
-				w.shares()
+				w.deploySharing()
 				w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 				w.restart()
 				w.setPluginConfigs("gpuslice", "device-plugin-config", keys)
 			},
 			[]string{"ConfigMap gpuslice/device-plugin-config has configs", "to one of its keys (any; tesla-t4)", "devicePlugin.defaultConfig of the settings"},
 		},
-		"a default":                 {func(w *world) { w.managed() }, nil},
-		"a key that is the default": {func(w *world) { w.managed(); w.withoutDefault("named,single") }, nil},
+		"a default":                 {func(w *world) { w.deployConfigManager() }, nil},
+		"a key that is the default": {func(w *world) { w.deployConfigManager(); w.deployWithoutDefault("named,single") }, nil},
 		"a ConfigMap without a key": {func(w *world) {
-			w.managed()
-			w.withoutDefault("empty")
+			w.deployConfigManager()
+			w.deployWithoutDefault("empty")
 			w.setPluginConfigs("kube-system", "plugin-configs", nil)
 		}, nil},
-		"a file, and no such configs": {func(w *world) { w.shares() }, nil},
+		"a file, and no such configs": {func(w *world) { w.deploySharing() }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				test.begin(w)
-				w.turns(5, func() bool { return len(w.offered) > 0 })
+				w.passesWithin(5, func() bool { return len(w.offered) > 0 })
 				c := w.settle(config.ReasonNotRequested)
 				said := jsonOf(t, w.agent.Diagnose(t.Context(), true))
 				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
@@ -102,7 +102,7 @@ func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.managed()
+		w.deployConfigManager()
 		w.client.PrependReactor("create", "pods", func(action k8stesting.Action) (bool, runtime.Object, error) {
 			if pod, ok := action.(k8stesting.CreateAction).GetObject().(*corev1.Pod); ok && strings.HasPrefix(pod.Name, "managed-") {
 				pod.Status.InitContainerStatuses = []corev1.ContainerStatus{{
@@ -111,8 +111,8 @@ func TestAPluginWhosePodDoesNotStartIsNamedWithWhatItNeeds(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		w.broken = true
-		w.says(config.ReasonCapacityMismatch)
+		w.pluginBroken = true
+		w.untilReason(config.ReasonCapacityMismatch)
 		want := ": pod kube-system/managed-1 does not start: its container config-manager-init waits (CrashLoopBackOff); " +
 			"NVIDIA's config manager needs ConfigMap kube-system/plugin-configs, with one key at least; "
 		if c := w.condition(); !strings.Contains(c.Message, want) || strings.Contains(c.Message, "log on this node") {

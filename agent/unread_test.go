@@ -32,7 +32,7 @@ func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.profiles(onePart)
-				events := w.listens()
+				events := w.restartWithEvents()
 				w.profile("seven")
 				w.reach("seven")
 				cut := w.gpus.String()
@@ -45,15 +45,15 @@ func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 				if stays := c.Status == corev1.ConditionTrue; stays != row.stays || stays == (c.Reason == string(config.ReasonInvalidCatalog)) {
 					t.Errorf("the node says %s %s: %s", c.Status, c.Reason, c.Message)
 				}
-				w.turns(20, func() bool { return false })
+				w.passesWithin(20, func() bool { return false })
 				if n := heard(events, "Warning "+string(config.ReasonInvalidCatalog), "ConfigMap gpuslice/profiles"); n != 1 {
 					t.Errorf("%d Events name the file, want 1", n)
 				}
-				w.are(cut)
+				w.expectGPUs(cut)
 				w.profile("seven")
 				w.setFile("profiles", onePart)
 				w.passes("no word about the file", func() bool { return !strings.Contains(w.condition().Message, "ConfigMap") })
-				w.says(config.ReasonConverged)
+				w.untilReason(config.ReasonConverged)
 			})
 		})
 	}
@@ -64,7 +64,7 @@ func TestANewProcessKeepsAGeneratedConfigWhileTheFileIsNoYAML(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		w.converge("all-1g.10gb")
 		w.fileError = errors.New("line 3: is no YAML")
 		w.restart()
@@ -82,7 +82,7 @@ func TestNoChangeBeginsByAFileWithAMistake(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.administer(firstOnly)
+		w.setConfigs(firstOnly)
 		w.converge("all-1g.10gb")
 		w.fileError = errors.New("line 3: is no YAML")
 		w.reboot()

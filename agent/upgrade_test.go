@@ -25,8 +25,8 @@ func (w *world) schedulable() bool {
 	return !n.Spec.Unschedulable && len(n.Spec.Taints) == 0
 }
 
-// opens fails the test if the node does not take pods within a minute.
-func (w *world) opens() {
+// expectOpen fails the test if the node does not take pods within a minute.
+func (w *world) expectOpen() {
 	w.t.Helper()
 	w.spend(time.Minute)
 	if n := w.node(); !w.schedulable() {
@@ -53,7 +53,7 @@ func TestTheNodeIsGivenBackWhileTheDriverIsUpgraded(t *testing.T) {
 				w.label("all-1g.10gb")
 				w.passes("the middle", func() bool { return row.until(w) })
 				w.upgrade(true)
-				w.opens()
+				w.expectOpen()
 				if n := len(w.snapshot()[0].Instances); n >= row.less {
 					t.Errorf("the GPUs were changed before its end: %d instances", n)
 				}
@@ -75,14 +75,14 @@ func TestAnUndoGoesOnAfterTheUpgradeOfTheDriver(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-3g.40gb")
 		before := w.snapshot()[0].Geometry().String()
-		w.fail(gpusim.CreateGpuInstanceWithPlacement)
+		w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 		w.label("all-1g.10gb")
 		w.passes("the way back", func() bool { return strings.Contains(w.node().Annotations[config.AnnotationJournal], `"undo"`) })
 		w.upgrade(true)
-		w.opens()
+		w.expectOpen()
 		w.upgrade(false)
 		w.settle(config.ReasonHardwareFailure)
-		w.givenBack()
+		w.expectGivenBack()
 		if after := w.snapshot()[0].Geometry().String(); after != before {
 			t.Errorf("the GPUs are cut as %s, and were as %s", after, before)
 		}

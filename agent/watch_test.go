@@ -123,7 +123,7 @@ func TestPromise16ANodeAtRestIsObservedOnceASecondAtMost(t *testing.T) {
 		if left := w.agent.Settle(t.Context(), 100*time.Millisecond); left != 0 {
 			t.Errorf("what is to come sooner comes %s later", left)
 		}
-		w.begin("all-3g.40gb") // in the middle of a change
+		w.startChange("all-3g.40gb") // in the middle of a change
 		began = time.Now()
 		if left := w.agent.Settle(t.Context(), 5*time.Second); left != 5*time.Second || time.Since(began) > 0 {
 			t.Errorf("a change is slowed down: %s, %s left", time.Since(began), left)

@@ -58,13 +58,13 @@ var ways = map[string]func(w *world, c withdrawal) (change func(), before, after
 		return func() { w.set(config.LabelDevicePluginConfig, c.to) }, c.from, c.to
 	},
 	"by the operator's default": func(w *world, c withdrawal) (func(), string, string) {
-		w.picks(c.from)
-		return func() { w.picks(c.to) }, "", ""
+		w.setManagedDefault(c.from)
+		return func() { w.setManagedDefault(c.to) }, "", ""
 	},
 	"by the edit of a key": func(w *world, c withdrawal) (func(), string, string) {
-		w.keyIs("edited", c.from)
+		w.setManagedKey("edited", c.from)
 		w.set(config.LabelDevicePluginConfig, "edited")
-		return func() { w.keyIs("edited", c.to) }, "edited", "edited"
+		return func() { w.setManagedKey("edited", c.to) }, "edited", "edited"
 	},
 }
 
@@ -77,10 +77,10 @@ func (w withdrawal) asks(key string) string {
 	return strings.Trim(geometry+" + "+key, " +")
 }
 
-// picks makes one of managedConfigs the config manager's default.
-func (w *world) picks(name string) {
+// setManagedDefault makes one of managedConfigs the config manager's default.
+func (w *world) setManagedDefault(name string) {
 	w.t.Helper()
-	w.keyIs("default", name)
+	w.setManagedKey("default", name)
 	c, err := deviceplugin.Parse([]byte(managedConfigs[name]))
 	if err != nil {
 		w.t.Fatal(err)
@@ -88,8 +88,8 @@ func (w *world) picks(name string) {
 	w.set(config.LabelMIGStrategy, string(c.MIGStrategy)) // by GPU feature discovery
 }
 
-// keyIs gives a key of the config manager's ConfigMap the text of one of managedConfigs.
-func (w *world) keyIs(key, name string) {
+// setManagedKey gives a key of the config manager's ConfigMap the text of one of managedConfigs.
+func (w *world) setManagedKey(key, name string) {
 	w.t.Helper()
 	keys := w.pluginConfigs()
 	keys[key] = managedConfigs[name]
@@ -100,21 +100,21 @@ func (w *world) keyIs(key, name string) {
 func managedWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, h100)
-	w.managed()
+	w.deployConfigManager()
 	for name := range managedConfigs {
-		w.keyIs(name, name)
+		w.setManagedKey(name, name)
 	}
 	return w
 }
 
-// holdsFirst runs a pod that has the first device, as "gpu.shared::3" says.
-func (w *world) holdsFirst(as string, change ...func(*corev1.Pod)) {
+// podOnFirstDevice runs a pod that has the first device, as "gpu.shared::3" says.
+func (w *world) podOnFirstDevice(as string, change ...func(*corev1.Pod)) {
 	w.t.Helper()
 	name, replica, shared := strings.Cut(as, "::")
 	name = "nvidia.com/" + name
 	ids := w.offered[name]
 	if len(ids) == 0 {
-		w.t.Fatalf("kubelet offers no %s: %s", name, w.offers())
+		w.t.Fatalf("kubelet offers no %s: %s", name, w.advertised())
 	}
 	id, _, _ := strings.Cut(ids[0], "::")
 	if shared {
@@ -129,8 +129,8 @@ func (w *world) holdsFirst(as string, change ...func(*corev1.Pod)) {
 	}}, change...)...)
 }
 
-// withdrawn lists the pods that hold what kubelet gives out no more.
-func (w *world) withdrawn() []string {
+// podsWithWithdrawn lists the pods that hold what kubelet gives out no more.
+func (w *world) podsWithWithdrawn() []string {
 	var out []string
 	for _, p := range w.podsIn("team") {
 		if !slices.Contains(w.offered[p.Annotations["resource"]], p.Annotations["device"]) {
@@ -145,7 +145,7 @@ func (w *world) neverTrueWhileWithdrawn(what string, stop func() bool) {
 	w.t.Helper()
 	passed := false
 	w.passes(what, func() bool {
-		if held, c := w.withdrawn(), w.condition(); passed && len(held) > 0 && c.Status == corev1.ConditionTrue {
+		if held, c := w.podsWithWithdrawn(), w.condition(); passed && len(held) > 0 && c.Status == corev1.ConditionTrue {
 			w.t.Fatalf("the node says True while %v hold what kubelet gives out no more: %s: %s", held, c.Reason, c.Message)
 		}
 		if !passed {
@@ -175,18 +175,18 @@ func TestPodsLeaveWhatTheConfigManagerHasWithdrawn(t *testing.T) {
 						}
 						w.reach(c.asks(before))
 						for _, as := range slices.Concat(c.leave, c.stay) {
-							w.holdsFirst(as)
+							w.podOnFirstDevice(as)
 						}
 						w.spend(time.Minute)
-						fences := w.cordons()
+						fences := w.recordCordons()
 						change()
 						w.turn()
 						if restarted {
 							w.restart()
 						}
-						w.neverTrueWhileWithdrawn("the end", func() bool { return w.done(c.asks(after))() && len(w.withdrawn()) == 0 })
+						w.neverTrueWhileWithdrawn("the end", func() bool { return w.done(c.asks(after))() && len(w.podsWithWithdrawn()) == 0 })
 						w.spend(time.Minute)
-						w.givenBack()
+						w.expectGivenBack()
 						for _, as := range c.leave {
 							if w.runs(as) {
 								t.Errorf("pod %s is still there", as)
@@ -213,13 +213,13 @@ func renamedThenWhole(t *testing.T, change ...func(*corev1.Pod)) *world {
 	w := managedWorld(t)
 	w.set(config.LabelDevicePluginConfig, "renamed")
 	w.reach("renamed")
-	w.holdsFirst("gpu.shared::0", change...)
+	w.podOnFirstDevice("gpu.shared::0", change...)
 	w.spend(time.Minute)
 	return w
 }
 
-// namesHolder fails the test unless the node is False, and says that the pod holds the first GPU by the name that was withdrawn.
-func (w *world) namesHolder(c corev1.NodeCondition, words ...string) {
+// expectHolderNamed fails the test unless the node is False, and says that the pod holds the first GPU by the name that was withdrawn.
+func (w *world) expectHolderNamed(c corev1.NodeCondition, words ...string) {
 	w.t.Helper()
 	const says = "pod team/gpu.shared::0 holds GPU 0 (nvidia.com/gpu.shared, replica 0), which kubelet now allocates as nvidia.com/gpu"
 	for _, want := range append(words, says) {
@@ -241,13 +241,13 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 			return func() {}, func() { w.unannotate(config.AnnotationHold) }
 		}},
 		"for its window": {config.ReasonAwaitingWindow, func(w *world) (func(), func()) {
-			w.maintain(nights)
+			w.setMaintenance(nights)
 			w.spend(8 * time.Hour) // the night of Friday ends at four
 			return func() {}, func() { w.spend(14 * time.Hour) }
 		}},
 		"for a budget": {config.ReasonEvictionBlocked, func(w *world) (func(), func()) {
 			blocks := true
-			w.keeps(func() bool { return blocks }, "gpu.shared::0")
+			w.budgetKeeps(func() bool { return blocks }, "gpu.shared::0")
 			return func() {}, func() { blocks = false }
 		}},
 		"for its turn in the pool": {config.ReasonAwaitingSlot, func(w *world) (func(), func()) {
@@ -263,8 +263,8 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 			return func() { must(slots.Renew(w.t.Context(), pool, other)) }, func() { must(slots.Release(w.t.Context(), pool, other)) }
 		}},
 		"for kubelet": {config.ReasonKubeletUnavailable, func(w *world) (func(), func()) {
-			w.deaf = true
-			return func() {}, func() { w.deaf = false }
+			w.kubeletSilent = true
+			return func() {}, func() { w.kubeletSilent = false }
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -272,7 +272,7 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := renamedThenWhole(t)
 				lasts, ends := row.begin(w)
-				fences := w.cordons()
+				fences := w.recordCordons()
 				w.set(config.LabelDevicePluginConfig, "whole")
 				for range 30 {
 					w.neverTrueWhileWithdrawn("another observation", func() bool { return true })
@@ -283,8 +283,8 @@ func TestWhatTheConfigManagerHasWithdrawnWaitsAsAnyChange(t *testing.T) {
 				if len(*fences) > 0 || !w.runs("gpu.shared::0") || c.Reason != string(row.reason) {
 					t.Errorf("the node was fenced %d times, the pod runs: %t; %s: %s", len(*fences), w.runs("gpu.shared::0"), c.Reason, c.Message)
 				}
-				if !w.deaf {
-					w.namesHolder(c)
+				if !w.kubeletSilent {
+					w.expectHolderNamed(c)
 				}
 				ends()
 				w.reach("whole")
@@ -301,17 +301,17 @@ func TestWhereNothingIsAskedThePodsThatHoldWhatWasWithdrawnAreNamedAlone(t *test
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := renamedThenWhole(t)
-		fences := w.cordons()
+		fences := w.recordCordons()
 		w.unset(config.LabelDevicePluginConfig) // the config manager's default shares nothing
 		w.neverTrueWhileWithdrawn("an observation", func() bool { return true })
 		w.spend(time.Hour)
-		w.namesHolder(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
+		w.expectHolderNamed(w.condition(), "delete the pods, or set a label", "without one the agent evicts none")
 		d := w.diagnose(true)
 		stays := func(p api.PodSeen) bool { return !p.Leaves && p.State == "" }
 		if said := jsonOf(t, d); !strings.Contains(said, "kubelet allocates its devices to others") || slices.ContainsFunc(d.Pods, stays) {
 			t.Errorf("recover --dry-run says of the pod:\n%s", said)
 		}
-		if n := w.writes(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
+		if n := w.countWrites(time.Hour); n > int(time.Hour/w.settings.NodeHeartbeat)+2 {
 			t.Errorf("%d writes in an hour", n)
 		}
 		if len(*fences) > 0 || !w.runs("gpu.shared::0") {
@@ -341,19 +341,19 @@ func TestAChangeOfTheConfigManagerIsCalledOff(t *testing.T) {
 			func(w *world) { w.unset(config.LabelDevicePluginConfig) },
 			func(w *world) {
 				w.passes("the end", func() bool { return !w.hasJournal() })
-				w.givenBack()
+				w.expectGivenBack()
 				w.spend(time.Minute)
-				w.namesHolder(w.condition())
+				w.expectHolderNamed(w.condition())
 			},
 			true,
 		},
 		"the node is uncordoned": {
 			func(w *world) { w.cordon(false) },
-			func(w *world) { w.namesHolder(w.settle(config.ReasonCancelled)) }, true,
+			func(w *world) { w.expectHolderNamed(w.settle(config.ReasonCancelled)) }, true,
 		},
 		"the pod does not leave by the deadline": {
 			func(w *world) { w.spend(90 * time.Minute) },
-			func(w *world) { w.namesHolder(w.settle(config.ReasonEvictionBlocked)) }, true,
+			func(w *world) { w.expectHolderNamed(w.settle(config.ReasonEvictionBlocked)) }, true,
 		},
 		"the pod ends by itself": {
 			func(w *world) {
@@ -369,15 +369,15 @@ func TestAChangeOfTheConfigManagerIsCalledOff(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := renamedThenWhole(t)
 				blocks := false
-				w.keeps(func() bool { return blocks }, "gpu.shared::0")
+				w.budgetKeeps(func() bool { return blocks }, "gpu.shared::0")
 				w.set(config.LabelDevicePluginConfig, "whole")
-				w.fence()
+				w.untilCordoned()
 				blocks = true
 				w.neverTrueWhileWithdrawn("a refused eviction", func() bool { return w.reason() == config.ReasonEvictionBlocked })
-				w.namesHolder(w.condition())
+				w.expectHolderNamed(w.condition())
 				row.off(w)
 				row.ends(w)
-				w.givenBack()
+				w.expectGivenBack()
 				if w.runs("gpu.shared::0") != row.runs {
 					t.Errorf("the pod runs: %t", w.runs("gpu.shared::0"))
 				}
@@ -395,10 +395,10 @@ func TestAPodThatEndsAnywayIsWaitedForWithoutAFence(t *testing.T) {
 		if err := w.terminate("team", "gpu.shared::0"); err != nil {
 			t.Fatal(err)
 		}
-		fences := w.cordons()
+		fences := w.recordCordons()
 		w.set(config.LabelDevicePluginConfig, "whole")
 		w.neverTrueWhileWithdrawn("an observation", func() bool { return w.reason() == config.ReasonEvicting })
-		w.namesHolder(w.condition(), "it is ending")
+		w.expectHolderNamed(w.condition(), "it is ending")
 		w.neverTrueWhileWithdrawn("the end", w.done("whole"))
 		if w.runs("gpu.shared::0") || len(*fences) > 0 {
 			t.Errorf("the pod runs: %t; the node was fenced %d times", w.runs("gpu.shared::0"), len(*fences))
@@ -416,24 +416,24 @@ func TestAPluginThatStartsTakesNothingFromItsPods(t *testing.T) {
 		offers func(w *world)
 	}{
 		"with nothing":            {byLabel, func(w *world) { w.offered = map[string][]string{} }},
-		"with the former default": {byLabel, func(w *world) { w.offer(catalog.Sharing{Strategy: catalog.SharingNone}) }},
+		"with the former default": {byLabel, func(w *world) { w.registerDevices(catalog.Sharing{Strategy: catalog.SharingNone}) }},
 		"with another default, which the node does not show yet": {
 			func(t *testing.T) (*world, string) {
 				t.Helper()
 				w := managedWorld(t)
-				w.picks("renamed")
+				w.setManagedDefault("renamed")
 				w.converge("all-disabled")
-				w.holdsFirst("gpu.shared::0")
+				w.podOnFirstDevice("gpu.shared::0")
 				return w, "all-disabled"
 			},
-			func(w *world) { w.offer(catalog.Sharing{Strategy: catalog.SharingNone}) },
+			func(w *world) { w.registerDevices(catalog.Sharing{Strategy: catalog.SharingNone}) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w, asked := row.begin(t)
-				fences := w.cordons()
+				fences := w.recordCordons()
 				for range 3 {
 					w.turn()
 					row.offers(w)
@@ -465,7 +465,7 @@ func TestAPlanNamesWhoLosesWhatTheConfigManagerWillWithdraw(t *testing.T) {
 		if given := w.ask(config.LabelDevicePluginConfig + "=renamed"); len(given.Pods) > 0 {
 			t.Errorf("what is there already takes something from %q: %q", given.Pods, given.Steps)
 		}
-		w.withdraw()
+		w.removeRequest()
 	})
 }
 
@@ -487,8 +487,8 @@ func TestALabelThatWasSetDuringAChangeIsObeyedAfterIt(t *testing.T) {
 				w := managedWorld(t)
 				w.set(config.LabelDevicePluginConfig, row.former)
 				w.reach(row.former)
-				w.holdsFirst(map[string]string{"whole": "gpu", "four": "gpu::3"}[row.former])
-				relent := w.stubborn()
+				w.podOnFirstDevice(map[string]string{"whole": "gpu", "four": "gpu::3"}[row.former])
+				relent := w.budgetKeepsTeam()
 				w.profile("apiece")
 				w.passes("the fence", func() bool { return w.hasJournal() && w.node().Spec.Unschedulable })
 				if !row.early {
@@ -507,7 +507,7 @@ func TestALabelThatWasSetDuringAChangeIsObeyedAfterIt(t *testing.T) {
 					n.Labels[config.LabelDevicePluginConfig] = later
 				})
 				relent()
-				w.turns(300, w.done(later))
+				w.passesWithin(300, w.done(later))
 				c := w.condition()
 				if got := w.node().Labels[config.LabelDevicePluginConfig]; got != later || c.Status != corev1.ConditionTrue || w.node().Spec.Unschedulable {
 					t.Errorf("people have set the label to %s, it is %q; cordoned %t; %s %s: %s", later, got, w.node().Spec.Unschedulable, c.Status, c.Reason, c.Message)
@@ -532,20 +532,20 @@ func TestNoSuccessStandsWhileAPodHoldsWhatWasWithdrawn(t *testing.T) {
 				w.label("all-disabled")
 				w.set(config.LabelDevicePluginConfig, "renamed")
 				w.reach("all-disabled + renamed")
-				w.holdsFirst("gpu.shared::0", controlled)
-				w.stubborn()
+				w.podOnFirstDevice("gpu.shared::0", controlled)
+				w.budgetKeepsTeam()
 				w.spend(time.Minute)
 				then(w)
 				w.turn()
 				for range 30 {
 					w.turn()
 					pause := w.agent.Pass(t.Context())
-					if c := w.condition(); c.Status != corev1.ConditionTrue && len(w.withdrawn()) > 0 && stateOf(w.node()) == config.StateSuccess {
+					if c := w.condition(); c.Status != corev1.ConditionTrue && len(w.podsWithWithdrawn()) > 0 && stateOf(w.node()) == config.StateSuccess {
 						t.Fatalf("success stands beside %s %s: %s", c.Status, c.Reason, c.Message)
 					}
 					<-time.After(pause)
 				}
-				if len(w.withdrawn()) == 0 {
+				if len(w.podsWithWithdrawn()) == 0 {
 					t.Fatal("no pod holds what was withdrawn: this test sees nothing")
 				}
 			})

@@ -56,9 +56,9 @@ func TestAPodLeavesTheGPUThatIsCutAndTheNodeIsGivenBack(t *testing.T) {
 		w := newWorld(t, h100)
 		w.turn() // the device plugin starts, and kubelet advertises what it offers
 		w.pod("holder", w.gpus.UUIDs()[0])
-		cordons := w.cordons()
+		cordons := w.recordCordons()
 		w.label("all-1g.10gb")
-		w.fence()
+		w.untilCordoned()
 		w.restart() // another process, which knows nothing of the one before
 		w.reach("all-1g.10gb")
 		if w.runs("holder") || len(*cordons) != 1 {
@@ -70,50 +70,50 @@ func TestAPodLeavesTheGPUThatIsCutAndTheNodeIsGivenBack(t *testing.T) {
 // world is a node around an agent: simulated GPUs, and as much of kubelet, the DaemonSet controller and the device plugin
 // as the agent sees of them. Locking, eviction and real plugins are tested in test/node, against the real parts.
 type world struct {
-	t             *testing.T
-	gpus          *gpusim.Node
-	client        *client
-	agent         *agent.Agent
-	settings      config.Settings
-	offered       map[string][]string // what the plugin read when it started
-	started       int                 // plugin pods so far
-	broken        bool                // the plugin registers nothing
-	renamed       map[string]string   // what the driver that is loaded calls profiles of the former one
-	unplugged     bool                // there is no plugin
-	drives        bool                // there is a DaemonSet of NVIDIA's DRA driver
-	hosted        bool                // the plugin is a unit of the host, and not a pod
-	under         config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
-	deaf          bool                // kubelet does not answer
-	starting      bool                // kubelet answers, and does not know its pods yet, as for about a second after its start: it lists none
-	grace         time.Duration       // how long an evicted pod takes to end
-	boots         int                 // of the node, so far
-	host          logind
-	units         units
-	specs         specs
-	table         string // the host's process table
-	pluginFile    string // the device plugin's config, as the agent sees it
-	tolerations   []corev1.Toleration
-	refusesConfig string        // the device plugin ends on a config with this in it
-	reads         int           // how often it has read one
-	operands      []string      // labels by which operands of the GPU operator run
-	lingers       time.Duration // how long an operand's pod takes to end
-	slowness      time.Duration // how long kubelet takes to answer
-	clock         clock.WithTicker
+	t               *testing.T
+	gpus            *gpusim.Node
+	client          *client
+	agent           *agent.Agent
+	settings        config.Settings
+	offered         map[string][]string // what the plugin read when it started
+	podsStarted     int                 // plugin pods so far
+	pluginBroken    bool                // the plugin registers nothing
+	renamed         map[string]string   // what the driver that is loaded calls profiles of the former one
+	noPlugin        bool                // there is no plugin
+	draDriver       bool                // there is a DaemonSet of NVIDIA's DRA driver
+	pluginOnHost    bool                // the plugin is a unit of the host, and not a pod
+	pluginStrategy  config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
+	kubeletSilent   bool                // kubelet does not answer
+	kubeletStarting bool                // kubelet answers, and does not know its pods yet, as for about a second after its start: it lists none
+	grace           time.Duration       // how long an evicted pod takes to end
+	boots           int                 // of the node, so far
+	host            logind
+	units           units
+	specs           specs
+	processTable    string // the host's process table
+	pluginFile      string // the device plugin's config, as the agent sees it
+	tolerations     []corev1.Toleration
+	refusesConfig   string        // the device plugin ends on a config with this in it
+	configReads     int           // how often it has read one
+	operands        []string      // labels by which operands of the GPU operator run
+	operandGrace    time.Duration // how long an operand's pod takes to end
+	kubeletDelay    time.Duration // how long kubelet takes to answer
+	clock           clock.WithTicker
 
 	// Options of the next agent process.
 
-	through func(nvml.Driver) nvml.Driver // wraps the driver
-	disk    disk                          // with the host's record
-	health  *healthDisk                   // what it remembers of the health of the GPUs; nil for an agent that does not watch it
-	watches func()                        // ends the watch of the one before
-	file    map[string]catalog.MIGConfig  // the configs in the administrator's ConfigMap
+	wrapDriver func(nvml.Driver) nvml.Driver // wraps the driver
+	disk       disk                          // with the host's record
+	health     *healthDisk                   // what it remembers of the health of the GPUs; nil for an agent that does not watch it
+	stopWatch  func()                        // ends the watch of the one before
+	file       map[string]catalog.MIGConfig  // the configs in the administrator's ConfigMap
 
 	fileError error // why it cannot be read
 
 	published []resourcev1.ResourceSlice // by NVIDIA's DRA driver
 
 	withoutConfig bool // the device plugin reads no config
-	manager       bool // the device plugin has NVIDIA's config manager
+	configManager bool // the device plugin has NVIDIA's config manager
 }
 
 const (
@@ -138,17 +138,17 @@ func newWorld(t *testing.T, models string) *world {
 		}
 	})
 	w := &world{
-		t: t, gpus: gpus, clock: clock.RealClock{}, settings: config.Default(), through: func(d nvml.Driver) nvml.Driver { return d },
+		t: t, gpus: gpus, clock: clock.RealClock{}, settings: config.Default(), wrapDriver: func(d nvml.Driver) nvml.Driver { return d },
 		client: newClient(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid", ResourceVersion: "1"}}),
 	}
 	w.settings.MIGConfigMap, w.settings.Profiles = config.ConfigMapKey{}, config.ConfigMapKey{}
 	w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "reboot-required")
-	w.table = t.TempDir()
-	w.process(agentPID, "gpuslice-agent", "0::/system.slice/gpuslice.service")
-	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(w.table, "self")); err != nil {
+	w.processTable = t.TempDir()
+	w.addProcess(agentPID, "gpuslice-agent", "0::/system.slice/gpuslice.service")
+	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(w.processTable, "self")); err != nil {
 		t.Fatal(err)
 	}
-	w.boot()
+	w.nextBoot()
 	w.client.PrependReactor("create", "pods", w.evict)
 	w.restart()
 	return w
@@ -162,8 +162,8 @@ func (w *world) restart() {
 	}
 }
 
-// forget restarts the agent, unless it is proving the capacity, which takes two observations of one process.
-func (w *world) forget() {
+// restartUnlessVerifying restarts the agent, unless it is proving the capacity, which takes two observations of one process.
+func (w *world) restartUnlessVerifying() {
 	w.t.Helper()
 	if w.reason() != config.ReasonAwaitingCapacity {
 		w.restart()
@@ -173,8 +173,8 @@ func (w *world) forget() {
 // optionsFor returns the options of the next agent process on the host.
 func (w *world) optionsFor(h reboot.Host) agent.Options {
 	o := agent.Options{
-		Node: nodeName, Client: offering{clientset.Of(w.client), w}, Driver: w.through(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
-		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.table, Signal: w.hangup},
+		Node: nodeName, Client: offering{clientset.Of(w.client), w}, Driver: w.wrapDriver(w.gpus.Driver()), Pods: podsOf{w.client}, Kubelet: w, Settings: w.settings,
+		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.processTable, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]catalog.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
 		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
@@ -186,8 +186,8 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 	return o
 }
 
-// listens starts the agent again, and returns the Events that it sends.
-func (w *world) listens() chan string {
+// restartWithEvents starts the agent again, and returns the Events that it sends.
+func (w *world) restartWithEvents() chan string {
 	o, recorder := w.optionsFor(&w.host), record.NewFakeRecorder(1000)
 	o.Events = recorder
 	w.agent = agent.New(o)
@@ -346,10 +346,10 @@ func (d *disk) record(t *testing.T) *journal.Record {
 // agentPID is the agent's own process in the host's table.
 const agentPID = 100
 
-// process adds a process to the host's table, with the files that it has open.
-func (w *world) process(pid int, command, cgroup string, files ...string) {
+// addProcess adds a process to the host's table, with the files that it has open.
+func (w *world) addProcess(pid int, command, cgroup string, files ...string) {
 	w.t.Helper()
-	dir := filepath.Join(w.table, strconv.Itoa(pid))
+	dir := filepath.Join(w.processTable, strconv.Itoa(pid))
 	if err := os.MkdirAll(filepath.Join(dir, "fd"), 0o755); err != nil {
 		w.t.Fatal(err)
 	}
@@ -365,10 +365,10 @@ func (w *world) process(pid int, command, cgroup string, files ...string) {
 	}
 }
 
-// ends removes a process from the host's table.
-func (w *world) ends(pid int) {
+// removeProcess removes a process from the host's table.
+func (w *world) removeProcess(pid int) {
 	w.t.Helper()
-	if err := os.RemoveAll(filepath.Join(w.table, strconv.Itoa(pid))); err != nil {
+	if err := os.RemoveAll(filepath.Join(w.processTable, strconv.Itoa(pid))); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -457,14 +457,14 @@ func geometries(gpus []nvml.GPU) string {
 	return strings.Join(out, "; ")
 }
 
-// boot gives the node the identity of its next boot.
-func (w *world) boot() {
+// nextBoot gives the node the identity of its next boot.
+func (w *world) nextBoot() {
 	w.t.Helper()
 	w.boots++
 	w.host.down = false
 	n := w.node()
 	n.Status.NodeInfo.BootID = bootID(w.boots)
-	w.kernelSays(bootID(w.boots) + "\n")
+	w.setKernelBootID(bootID(w.boots) + "\n")
 	if _, err := w.client.CoreV1().Nodes().UpdateStatus(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
@@ -473,8 +473,8 @@ func (w *world) boot() {
 // bootID is the identity of a boot of the node, counted from 1.
 func bootID(boots int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", boots) }
 
-// kernelSays sets the text that the host's kernel shows as its boot id from now on.
-func (w *world) kernelSays(text string) {
+// setKernelBootID sets the text that the host's kernel shows as its boot id from now on.
+func (w *world) setKernelBootID(text string) {
 	w.t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(w.bootFile()), 0o755), os.WriteFile(w.bootFile(), []byte(text), 0o600)); err != nil {
 		w.t.Fatal(err)
@@ -482,11 +482,11 @@ func (w *world) kernelSays(text string) {
 }
 
 func (w *world) bootFile() string {
-	return filepath.Join(w.table, "sys", "kernel", "random", "boot_id")
+	return filepath.Join(w.processTable, "sys", "kernel", "random", "boot_id")
 }
 
-// administer gives the cluster an administrator's file with the configs, and restarts the agent with it.
-func (w *world) administer(configs map[string]catalog.MIGConfig) {
+// setConfigs gives the cluster an administrator's file with the configs, and restarts the agent with it.
+func (w *world) setConfigs(configs map[string]catalog.MIGConfig) {
 	w.t.Helper()
 	w.file = configs
 	w.settings.MIGConfigMap = config.ConfigMapKey{Namespace: "gpuslice", Name: "custom", Key: "config.yaml"}
@@ -501,12 +501,12 @@ func (w *world) administer(configs map[string]catalog.MIGConfig) {
 
 // Assignments is kubelet's answer: each pod is listed, and has the device that its annotation names. One that is starting lists none, and that is no error.
 func (w *world) Assignments(ctx context.Context) (holders.Assignments, error) {
-	<-time.After(w.slowness)
-	if ctx.Err() != nil || w.deaf {
+	<-time.After(w.kubeletDelay)
+	if ctx.Err() != nil || w.kubeletSilent {
 		return nil, holders.ErrKubeletUnavailable
 	}
 	out := holders.Assignments{}
-	if w.starting {
+	if w.kubeletStarting {
 		return out, nil
 	}
 	pods, err := w.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
@@ -525,7 +525,7 @@ func (w *world) Assignments(ctx context.Context) (holders.Assignments, error) {
 
 // Allocatable is kubelet's answer: what the plugin registered, also while kubelet is starting, since the plugin may be quicker than the list of pods.
 func (w *world) Allocatable(ctx context.Context) (map[string][]string, error) {
-	if ctx.Err() != nil || w.deaf {
+	if ctx.Err() != nil || w.kubeletSilent {
 		return nil, holders.ErrKubeletUnavailable
 	}
 	return w.offered, nil
@@ -578,8 +578,8 @@ func (w *world) podsIn(namespace string) []corev1.Pod {
 	return list.Items
 }
 
-// bury removes the pods that are past their grace period.
-func (w *world) bury() {
+// deleteEndedPods removes the pods that are past their grace period.
+func (w *world) deleteEndedPods() {
 	w.t.Helper()
 	for _, p := range w.podsIn(metav1.NamespaceAll) {
 		if p.DeletionTimestamp == nil || time.Now().Before(p.DeletionTimestamp.Time) || len(p.Finalizers) > 0 {
@@ -595,24 +595,24 @@ func (w *world) bury() {
 // forbids it, the plugin reads the GPUs, and kubelet updates the node.
 func (w *world) turn() {
 	w.t.Helper()
-	w.bury()
-	if w.manager {
-		w.manage()
+	w.deleteEndedPods()
+	if w.configManager {
+		w.configManagerTurn()
 	}
 	n := w.node()
 	fenced := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
 	})
-	w.deploy(n)
-	if w.drives && len(w.podsIn("dra")) == 0 { // it offers the GPUs as they are cut when it starts
-		w.driver("")
-		w.publish(w.cutAsNow()...)
+	w.startAndEndOperands(n)
+	if w.draDriver && len(w.podsIn("dra")) == 0 { // it offers the GPUs as they are cut when it starts
+		w.startDRADriver("")
+		w.publish(w.driverDevices()...)
 	}
 	plugins := w.podsIn("kube-system")
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
 	switch {
-	case w.hosted:
-	case len(plugins) == 0 && (fenced || w.unplugged || byLabel && value != "true"):
+	case w.pluginOnHost:
+	case len(plugins) == 0 && (fenced || w.noPlugin || byLabel && value != "true"):
 		w.offered = map[string][]string{}
 	case len(plugins) == 0:
 		w.startPlugin()
@@ -641,9 +641,9 @@ func (w *world) advertise(n *corev1.Node) {
 	}
 }
 
-// deploy does what the DaemonSet controller does about operands: it starts and ends their pods by the labels of the node. It starts
+// startAndEndOperands does what the DaemonSet controller does about operands: it starts and ends their pods by the labels of the node. It starts
 // the device plugin's as startPlugin does.
-func (w *world) deploy(n *corev1.Node) {
+func (w *world) startAndEndOperands(n *corev1.Node) {
 	w.t.Helper()
 	if len(w.operands) == 0 {
 		return
@@ -657,8 +657,8 @@ func (w *world) deploy(n *corev1.Node) {
 			}
 			runs = true
 			if n.Labels[label] != "true" {
-				if w.lingers > 0 {
-					w.grace = w.lingers
+				if w.operandGrace > 0 {
+					w.grace = w.operandGrace
 					if err := w.terminate(p.Namespace, p.Name); err != nil {
 						w.t.Fatal(err)
 					}
@@ -678,8 +678,8 @@ func (w *world) deploy(n *corev1.Node) {
 // operandPod runs a pod of the DaemonSet that selects on the label.
 func (w *world) operandPod(namespace, label string, labels map[string]string) {
 	w.t.Helper()
-	w.started++
-	name := fmt.Sprintf("%s-%d", strings.TrimPrefix(label, config.LabelOperandPrefix), w.started)
+	w.podsStarted++
+	name := fmt.Sprintf("%s-%d", strings.TrimPrefix(label, config.LabelOperandPrefix), w.podsStarted)
 	_, err := w.client.CoreV1().Pods(namespace).Create(w.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, UID: types.UID(name), Labels: labels,
@@ -710,8 +710,8 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 		w.offered = w.devices()
 		return
 	}
-	w.started++
-	name := fmt.Sprintf("plugin-%d", w.started)
+	w.podsStarted++
+	name := fmt.Sprintf("plugin-%d", w.podsStarted)
 	if w.pluginFile != "" {
 		w.startConfigured(name)
 		return
@@ -769,16 +769,16 @@ func (w *world) runs(name string) bool {
 	return err == nil
 }
 
-// fail lets a function of the GPUs' library fail more often than the agent tries.
-func (w *world) fail(function string) {
+// failForGood lets a function of the GPUs' library fail more often than the agent tries.
+func (w *world) failForGood(function string) {
 	w.t.Helper()
 	if err := w.gpus.Fail(function, gpusim.Fault{Return: gpusim.Unknown, Times: w.settings.Retry.Failures}); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// lose lets a GPU fall off the bus, or come back.
-func (w *world) lose(index int, lost bool) {
+// setLost lets a GPU fall off the bus, or come back.
+func (w *world) setLost(index int, lost bool) {
 	w.t.Helper()
 	if err := w.gpus.SetHealth(index, gpusim.Health{Lost: lost}); err != nil {
 		w.t.Fatal(err)
@@ -789,7 +789,7 @@ func (w *world) lose(index int, lost bool) {
 // devices returns the devices that the plugin offers under its strategy.
 func (w *world) devices() map[string][]string {
 	out := map[string][]string{}
-	if w.broken {
+	if w.pluginBroken {
 		return out
 	}
 	gpus, err := w.gpus.Driver().Snapshot(w.t.Context())
@@ -797,16 +797,16 @@ func (w *world) devices() map[string][]string {
 		return out // like a plugin without a driver
 	}
 	for _, gpu := range gpus {
-		if (!gpu.Enabled || w.under == config.MIGStrategyNone) && !gpu.Lost {
+		if (!gpu.Enabled || w.pluginStrategy == config.MIGStrategyNone) && !gpu.Lost {
 			out["nvidia.com/gpu"] = append(out["nvidia.com/gpu"], string(gpu.UUID))
 		}
 		for _, i := range gpu.Instances {
 			for _, d := range i.Devices {
-				if w.under == config.MIGStrategyNone {
+				if w.pluginStrategy == config.MIGStrategyNone {
 					continue
 				}
 				name := "nvidia.com/mig-" + strings.ReplaceAll(cmp.Or(w.renamed[d.Profile], d.Profile), "+", ".")
-				if w.under == config.MIGStrategySingle {
+				if w.pluginStrategy == config.MIGStrategySingle {
 					name = "nvidia.com/gpu"
 				}
 				out[name] = append(out[name], d.UUID)
@@ -876,8 +876,8 @@ func (w *world) unannotate(key string) {
 	w.edit(func(n *corev1.Node) { delete(n.Annotations, key) })
 }
 
-// between lets another program write the node between the agent's observation and a write of the agent.
-func (w *world) between(change func(*corev1.Node)) error {
+// writeBetween lets another program write the node between the agent's observation and a write of the agent.
+func (w *world) writeBetween(change func(*corev1.Node)) error {
 	object, err := w.client.nodes.Get(nodeResource, "", nodeName)
 	if err != nil {
 		return err
@@ -899,9 +899,9 @@ func (w *world) patched(answer func(patch string) error) {
 	})
 }
 
-// killedBy has the agent die at its first patch of the node that is such a one: before the API server has it, or right after. No request reaches the
+// killAtPatch has the agent die at its first patch of the node that is such a one: before the API server has it, or right after. No request reaches the
 // API server from then on, until revive starts the next agent.
-func (w *world) killedBy(such func(patch string) bool, after bool) (died func() bool, revive func()) {
+func (w *world) killAtPatch(such func(patch string) bool, after bool) (died func() bool, revive func()) {
 	w.t.Helper()
 	dead := false
 	w.client.PrependReactor("*", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
@@ -945,16 +945,16 @@ func (w *world) condition() corev1.NodeCondition {
 
 func (w *world) reason() config.Reason { w.t.Helper(); return config.Reason(w.condition().Reason) }
 
-// hold puts a process that is in no table of processes on a device.
-func (w *world) hold(device string, pid int) {
+// holdDevice puts a process that is in no table of processes on a device.
+func (w *world) holdDevice(device string, pid int) {
 	w.t.Helper()
 	if err := w.gpus.Hold(device, pid, "python", 100); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// letGo ends such a process.
-func (w *world) letGo(pid int) {
+// releaseDevice ends such a process.
+func (w *world) releaseDevice(pid int) {
 	w.t.Helper()
 	if err := w.gpus.Release(pid); err != nil {
 		w.t.Fatal(err)
@@ -1001,28 +1001,28 @@ func (w *world) atMost(n int, what string, stop func() bool) {
 	w.t.Fatalf("no %s in %d passes, which took %s; the node says %s: %s", what, n, time.Since(began), c.Reason, c.Message)
 }
 
-// begin asks for the config and lets turns pass until the first GPU has its first instance.
-func (w *world) begin(name string) {
+// startChange asks for the config and lets turns pass until the first GPU has its first instance.
+func (w *world) startChange(name string) {
 	w.t.Helper()
 	w.label(name)
 	w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
 }
 
-// says lets turns pass until the condition has the reason.
-func (w *world) says(reason config.Reason) corev1.NodeCondition {
+// untilReason lets turns pass until the condition has the reason.
+func (w *world) untilReason(reason config.Reason) corev1.NodeCondition {
 	w.t.Helper()
 	w.passes(string(reason), func() bool { return w.reason() == reason })
 	return w.condition()
 }
 
-// fence lets turns pass until the node is cordoned.
-func (w *world) fence() {
+// untilCordoned lets turns pass until the node is cordoned.
+func (w *world) untilCordoned() {
 	w.t.Helper()
 	w.passes("the fence", func() bool { return w.node().Spec.Unschedulable })
 }
 
-// turns runs at most n passes until stop returns true, and reports whether it did. Before each, the cluster has its turn.
-func (w *world) turns(n int, stop func() bool) bool {
+// passesWithin runs at most n passes until stop returns true, and reports whether it did. Before each, the cluster has its turn.
+func (w *world) passesWithin(n int, stop func() bool) bool {
 	w.t.Helper()
 	for range n {
 		if stop() {
@@ -1063,11 +1063,11 @@ func (w *world) converge(name string) {
 func (w *world) reach(name string) {
 	w.t.Helper()
 	w.passes(name, w.done(name))
-	w.givenBack()
+	w.expectGivenBack()
 }
 
-// givenBack fails the test if anything of a change is left on the node.
-func (w *world) givenBack() {
+// expectGivenBack fails the test if anything of a change is left on the node.
+func (w *world) expectGivenBack() {
 	w.t.Helper()
 	n := w.node()
 	ours := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "gpuslice.io/") })
@@ -1080,7 +1080,7 @@ func (w *world) givenBack() {
 // breakTable makes the host's process table unreadable.
 func (w *world) breakTable() {
 	w.t.Helper()
-	if err := os.Remove(filepath.Join(w.table, "self")); err != nil {
+	if err := os.Remove(filepath.Join(w.processTable, "self")); err != nil {
 		w.t.Fatal(err)
 	}
 }
