@@ -103,7 +103,7 @@ test-nocgo: ## that all but the leaves and the agent builds without cgo, and the
 	for os in linux darwin windows; do GOOS=$$os CGO_ENABLED=0 go list -export -f '' ./cmd/kubectl-gpuslice; done # compiles, and links nothing
 
 .PHONY: test-binaries
-test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd and NVIDIA's device plugin (after make demo, a minute)
+test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd, NVIDIA's device plugin and DRA driver (after make demo, three minutes)
 	go run ./test/binaries/cmd/binaries
 
 .PHONY: demo

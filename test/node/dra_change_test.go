@@ -194,7 +194,7 @@ func (r *rig) undisturbedClaimant(pod *corev1.Pod, devices []string) {
 	}
 }
 
-// Promises 3 to 5 and 9, of pods by claims of each kind.
+// Promises 3 to 5, 9 and 23, of pods by claims of each kind. It is the test of NVIDIA's DRA driver in make test.
 func TestExactlyTheClaimantsOfTheCutGPULeave(t *testing.T) {
 	t.Parallel()
 	s := newClaimStage(t, "")

@@ -40,11 +40,14 @@ var withDRADriver struct {
 	err   error
 }
 
+// withShort is the one test with NVIDIA's DRA driver that runs with -short: a control plane and a minute of a small machine are enough.
+const withShort = "TestExactlyTheClaimantsOfTheCutGPULeave"
+
 // newDRARig starts a node that has NVIDIA's DRA driver in place of its device plugin, in the mode.
 func newDRARig(t *testing.T, spec, settings, mode string) *rig {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("NVIDIA's DRA driver is built for tests at full length alone")
+	if testing.Short() && t.Name() != withShort {
+		t.Skip("with -short, NVIDIA's DRA driver is started by " + withShort + " alone")
 	}
 	build(t)
 	c := clustertest.Apart(t, "dra")

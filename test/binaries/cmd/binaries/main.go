@@ -32,10 +32,10 @@ func main() {
 		{"kube", func(ctx context.Context) (string, error) { return b.Kube(ctx) }}, // b as the flags say
 		{"deviceplugin", b.DevicePlugin},
 		{"pluginconfig", b.PluginConfig},
+		{"dradriver", b.DRADriver},
 		{"libnvidia-ml", b.LibNVML},
 		{"libcuda", b.LibCUDA},
 		{"migparted", b.MigParted}, // the first that tests start at full length alone
-		{"dradriver", b.DRADriver},
 		{"image", b.Image},
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
