@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
@@ -161,5 +162,33 @@ func TestWhatIsLostForGood(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, preview.Losses(seen, []plan.Step{stays, leave, leave})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A config of the device plugin that a user has set stays beside a profile alone, and one that an agent has set stays everywhere.
+func TestTheLabelsOfAPlan(t *testing.T) {
+	t.Parallel()
+	const own = config.OwnPluginKey + "0d1e2f"
+	for name, row := range map[string]struct{ label, asked, former, want string }{
+		"a config":                             {config.LabelMIGConfig, "all-1g.10gb", "", ""},
+		"a config, after one of the plugin":    {config.LabelMIGConfig, "all-1g.10gb", "shared", ""},
+		"a config, after one of the agent's":   {config.LabelMIGConfig, "all-1g.10gb", own, own},
+		"a profile, beside one of the plugin":  {config.LabelProfile, "team", "shared", "shared"},
+		"a profile, after one of the agent's":  {config.LabelProfile, "team", own, own},
+		"a config of the plugin, after one":    {config.LabelDevicePluginConfig, "shared", "other", "shared"},
+		"a config of the plugin, after others": {config.LabelDevicePluginConfig, "shared", own, "shared"},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelMIGConfig: "former", config.LabelProfile: "former"}}}
+		if row.former != "" {
+			node.Labels[config.LabelDevicePluginConfig] = row.former
+		}
+		preview.SetLabels(node, row.label, row.asked)
+		want := map[string]string{row.label: row.asked}
+		if row.want != "" {
+			want[config.LabelDevicePluginConfig] = row.want
+		}
+		if diff := cmp.Diff(want, node.Labels); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
