@@ -58,10 +58,8 @@ func TestRenderRefusesWhatNVIDIAsDRADriverDoesNotTake(t *testing.T) {
 		"dra --to team --pool research=1x8:NVIDIA-A100":                    "pool research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
 		"kueue-config --pool research=1x8:NVIDIA-A100":                     "pool research: it shares devices by time-slicing",
 		"kueue --dra --pool research=1x8:NVIDIA-A100":                      "pool research: it shares devices by time-slicing",
-		"dra --to team --pool parts=1x1":                                   "pool parts: it asks for 1c.3g.40gb, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one",
 		"dra --pool media=1x1":                                             "name the namespace of the templates by --to",
 		"dra --to Team --pool media=1x1":                                   `flag --to is "Team": write the name of a namespace`,
-		"kueue-config --pool media=1x1 --counter memory":                   "pool media: counters are those of a model: name it",
 		"kueue-config --pool media=1x1:NVIDIA-H100 --counter Memory/slice": `flag --counter is "Memory/slice": write the name of a counter`,
 	} {
 		if got := rendered(t, append(strings.Fields(args), from...)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
