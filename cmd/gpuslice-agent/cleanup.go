@@ -57,7 +57,7 @@ It runs where no agent runs. deploy/README.md says how to run it on all nodes, i
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would be removed, and change nothing")
 	cmd.Flags().BoolVar(&c.stay, "stay", false, "for a DaemonSet: wait for an agent that runs to end, be ready when the node is clean, and do not exit")
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text or json")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", 10*time.Minute, "how long to wait until the node is given back")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", 10*time.Minute, "how long to wait until the node is restored")
 	return cmd
 }
 
@@ -95,8 +95,8 @@ func (o *options) clean(ctx context.Context, w io.Writer, c cleaning) error {
 	}
 	report, failed := cleaner.Clean(ctx, c.dryRun)
 	if errors.Is(failed, cleanup.ErrPendingRestore) && c.dryRun {
-		return fmt.Errorf("%w; without --dry-run the command gives the node back first, as recover does, and then removes what the agent has left: "+
-			"what that is can be said when the node is given back", failed)
+		return fmt.Errorf("%w; without --dry-run the command restores the node first, as recover does, and then removes what the agent has left; "+
+			"it can list that when the node is restored", failed)
 	}
 	if err := errors.Join(failed, writeCleaning(w, report, c)); err != nil {
 		return err

@@ -65,13 +65,13 @@ func command() *cobra.Command {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file; without it the pod's service account is used")
 	flags.StringVar(&o.settings, "settings", env("SETTINGS", ""), "settings file; without it the defaults hold (env GPUSLICE_SETTINGS)")
 	flags.StringVar(&o.driverRoot, "driver-root", env("DRIVER_ROOT", "/"), "directory under which NVIDIA's driver is installed (env GPUSLICE_DRIVER_ROOT)")
-	flags.StringVar(&o.devRoot, "dev-root", "/", "directory whose dev holds the node's device files")
+	flags.StringVar(&o.devRoot, "dev-root", "/", "directory with the node's device files in dev")
 	flags.StringSliceVar(&o.specs, "cdi", nil, "directories of the CDI specs to keep up to date (default /etc/cdi,/var/run/cdi)")
 	flags.StringVar(&o.podResources, "pod-resources", "/var/lib/kubelet/pod-resources/kubelet.sock", "kubelet's PodResources socket")
 	flags.StringVar(&o.lockFile, "lock", env("LOCK", "/run/gpuslice/agent.lock"),
-		"file by which agents of one machine keep out of each other's way (env GPUSLICE_LOCK)")
+		"lock file, so that one agent at a time runs on a machine (env GPUSLICE_LOCK)")
 	flags.StringVar(&o.stateDir, "state-dir", env("STATE_DIR", "/var/lib/gpuslice/agent"),
-		"directory of the host's record, by which all that a change takes is given back; root's own (env GPUSLICE_STATE_DIR)")
+		"directory of the host's record of what a change has to restore; root's own (env GPUSLICE_STATE_DIR)")
 	flags.StringVar(&o.pluginConfig, "plugin-config", env("PLUGIN_CONFIG", ""),
 		"where the device plugin's config file is seen; without it where the settings say that the host has it (env GPUSLICE_PLUGIN_CONFIG)")
 	flags.StringVar(&o.procRoot, "proc", "/proc", "the process table of the host")

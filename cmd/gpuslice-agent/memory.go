@@ -28,7 +28,7 @@ func boundMemory(limit string) error {
 	}
 	bytes, err := strconv.ParseInt(limit, 10, 64)
 	if err != nil || bytes < leastMemory {
-		return fmt.Errorf("reading --memory-limit (GPUSLICE_MEMORY_LIMIT) %.40q: it must be a number of bytes, at least %d (32 MiB), in which an agent can run, and at most %d",
+		return fmt.Errorf("reading --memory-limit (GPUSLICE_MEMORY_LIMIT) %.40q: it must be a number of bytes from %d (32 MiB, the least for an agent) to %d",
 			limit, leastMemory, int64(math.MaxInt64))
 	}
 	debug.SetMemoryLimit(bytes / 4 * 3)

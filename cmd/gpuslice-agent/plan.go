@@ -32,7 +32,7 @@ import (
 
 var (
 	errNoName  = errors.New("name what to plan by --profile, or by --mig-config, --device-plugin-config or both, as the node's labels would")
-	errBothAsk = errors.New("--profile is all that is asked for where it is there, as the node's label is: leave out --mig-config and --device-plugin-config")
+	errBothAsk = errors.New("--profile alone counts, as the node's label does: leave out --mig-config and --device-plugin-config")
 )
 
 // planRequest has the values of the labels to plan for, and the files of configs that they may name.
@@ -82,7 +82,7 @@ is asked, and there is no verdict.`,
 	c.Flags().StringVar(&w.Profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	c.Flags().BoolVar(&w.offline, "offline", false, "read the GPUs alone; no cluster is asked")
 	c.Flags().StringArrayVarP(&w.files, "file", "f", nil,
-		"with --offline: file of MIG configs, profiles or configs of the device plugin, as it is or in manifests; several by several flags; - for standard input")
+		"with --offline: file of MIG configs, profiles or configs of the device plugin, bare or in manifests; several by several flags; - for standard input")
 	c.Flags().StringArrayVar(&profiles, "profiles", nil, "the same as --file")
 	return c
 }
@@ -289,7 +289,7 @@ func resetNotes(p preview.Result) []string {
 		if cc := gpu.ComputeCapability; !cc.AtLeast(8, 0) || cc.AtLeast(9, 0) {
 			continue
 		}
-		note := fmt.Sprintf("GPU %d: its MIG mode changes by a reset, for which no process may have the GPU open.", gpu.Index)
+		note := fmt.Sprintf("GPU %d: its MIG mode changes by a reset: no process may have the GPU open.", gpu.Index)
 		if gpu.Virtualization == nvml.PassedThrough {
 			note = fmt.Sprintf("Plan for a reboot of the node: GPU %d is passed through to this virtual machine, and its MIG mode changes by a reset, which most such "+
 				"machines do not let the driver do; see reboot.policy of the settings.", gpu.Index)

@@ -66,8 +66,8 @@ user or tool does, and it is said who; 1 anything else, as when the timeout has 
 	}
 	c.Flags().BoolVar(&r.dryRun, "dry-run", false, "print the diagnosis, and change nothing")
 	c.Flags().StringVarP(&r.output, "output", "o", "text", "text or json")
-	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is given back")
-	c.Flags().StringSliceVar(&r.adopt, "adopt", nil, "whose remains to restore too: "+config.AdoptMIGManager)
+	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is restored")
+	c.Flags().StringSliceVar(&r.adopt, "adopt", nil, "restore also the remains of another program: "+config.AdoptMIGManager)
 	return c
 }
 

@@ -88,7 +88,7 @@ func (o *options) run() *cobra.Command {
 	cmd.Flags().StringVar(&o.pprofAddress, "pprof-address", env("PPROF_ADDRESS", ""),
 		"loopback address to serve Go's profiles of the agent at, as 127.0.0.1:6060; without it none are served (env GPUSLICE_PPROF_ADDRESS)")
 	cmd.Flags().StringVar(&o.memoryLimit, "memory-limit", env("MEMORY_LIMIT", ""),
-		"bytes of memory that the container may take, of which Go's heap gets three quarters (env GPUSLICE_MEMORY_LIMIT)")
+		"bytes of memory that the container may take; Go's heap gets three quarters (env GPUSLICE_MEMORY_LIMIT)")
 	return cmd
 }
 

@@ -183,7 +183,7 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	}
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name) }, "│1g.10gb", held, "1g.10gb@6  free")
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name, "-o", "yaml") }, "- "+namespace+"/notebook", "known: true")
-	says(t, kubectl("status", r.Name, "--ask=false"), 0, "who uses which instance is not known: --ask=false", "1g.10gb@6  ?")
+	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "1g.10gb@6  ?")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 0, "1 pod has to leave: "+namespace+"/notebook",
 		"whether the pods that leave fit elsewhere is not known: listing pods: ")

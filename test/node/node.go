@@ -280,7 +280,7 @@ func (n *Node) Stop(ctx context.Context) error {
 // DriverRoot is the directory under which the node's driver is installed.
 func (n *Node) DriverRoot() string { return filepath.Join(n.Dir, "driver") }
 
-// DevRoot is the directory whose dev holds the node's device files, of which there are only those of capabilities.
+// DevRoot is the directory with the node's device files in dev, of which there are only those of capabilities.
 func (n *Node) DevRoot() string { return n.host() }
 
 // ProcRoot is the node's process table.

@@ -174,9 +174,9 @@ func TestAClusterThatPromisesTooMuchIsFoundOut(t *testing.T) {
 		said = append(said, verdict+f.About+": "+f.Text)
 	}
 	want := []string{
-		"drift ResourceFlavor gone: no node has its labels gpuslice.io/profile=gone: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled gone",
+		"drift ResourceFlavor gone: no node has its labels gpuslice.io/profile=gone: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled gone",
 		"drift ClusterQueue gpus: flavor missing is not there",
-		"drift ClusterQueue gpus: 120 of nvidia.com/mig-1g.10gb may be admitted by flavor small-inference, and its 2 nodes offer 112: workloads are admitted whose pods stay Pending",
+		"drift ClusterQueue gpus: 120 of nvidia.com/mig-1g.10gb may be admitted by flavor small-inference, and its 2 nodes offer 112: pods of admitted workloads stay Pending",
 		"drift ResourceQuota team/gpus: requests.nvidia.com/gpu allows 8, and all nodes offer 0",
 		"drift HardwareProfile team/elsewhere: identifier nvidia.com/mig-1g.10gb: no node with its labels gpuslice.io/profile=gone offers it",
 		"drift HardwareProfile team/large: identifier nvidia.com/mig-1g.10gb: its workloads ask for at least 60, and no node offers more than 56",

@@ -176,7 +176,7 @@ func (c *Checker) findOut(ctx context.Context) {
 	err := wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
 		var err error
 		if found, err = c.Find(ctx); err != nil {
-			c.o.Log.Debug("what the agent's account may do is not known yet", zap.Error(err))
+			c.o.Log.Debug("the rights of the agent's account are not known yet", zap.Error(err))
 		}
 		return err == nil, nil
 	})
@@ -184,7 +184,7 @@ func (c *Checker) findOut(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		c.o.Log.Warn("what the agent's account may do is not known, since the API server does not say; restart the agent to ask again")
+		c.o.Log.Warn("cannot tell the rights of the agent's account: the API server does not say; restart the agent to ask again")
 	}
 	c.report(ctx, found)
 }

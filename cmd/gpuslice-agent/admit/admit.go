@@ -189,7 +189,7 @@ func (d *Door) review(ctx context.Context, token string) error {
 		Spec: authenticationv1.TokenReviewSpec{Token: token},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("asking whose a token is: %w", err)
+		return fmt.Errorf("asking who owns a token: %w", err)
 	}
 	if !who.Status.Authenticated {
 		return errStranger

@@ -106,7 +106,7 @@ func (c *Cleaner) pluginConfig(ctx context.Context) ([]string, error) {
 	if err != nil || !content.Exists {
 		return nil, err
 	}
-	return []string{"file " + c.Plugin.Name() + " of the host, by which the device plugin shares the GPUs; remove it when no device plugin reads it any more"}, nil
+	return []string{"file " + c.Plugin.Name() + " of the host, which has the device plugin share the GPUs; remove it when no device plugin reads it any more"}, nil
 }
 
 func (c *Cleaner) paths() []string {
@@ -224,7 +224,7 @@ func (c *Cleaner) leftOn(node *corev1.Node, wrote written, published nodekeys.Ke
 	}
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig} {
 		if value, there := node.Labels[label]; there {
-			out = append(out, fmt.Sprintf("label %s=%s, by which an agent that is installed again would go; to remove it: kubectl label node %s %s-",
+			out = append(out, fmt.Sprintf("label %s=%s, which an agent would follow if it is installed again; to remove it: kubectl label node %s %s-",
 				label, sanitize.Cut(value, 63), node.Name, label))
 		}
 	}
@@ -234,16 +234,16 @@ func (c *Cleaner) leftOn(node *corev1.Node, wrote written, published nodekeys.Ke
 		}
 	}
 	if key, there := node.Labels[config.LabelDevicePluginConfig]; there && wrote.label(config.LabelDevicePluginConfig) {
-		out = append(out, fmt.Sprintf("label %s=%s, by which the device plugin shares the GPUs; to remove it: kubectl label node %s %s-",
+		out = append(out, fmt.Sprintf("label %s=%s, which has the device plugin share the GPUs; to remove it: kubectl label node %s %s-",
 			config.LabelDevicePluginConfig, sanitize.Cut(key, 63), node.Name, config.LabelDevicePluginConfig))
 	}
 	ready := func(c corev1.NodeCondition) bool { return c.Type == config.ConditionGPUPartitionReady }
 	if slices.ContainsFunc(node.Status.Conditions, ready) && !wrote.condition(config.ConditionGPUPartitionReady) {
-		out = append(out, "conditions, of which the node does not say any more that the agent wrote them: its managedFields were removed")
+		out = append(out, "conditions: the node no longer says that the agent wrote them, since its managedFields were removed")
 	}
 	for _, t := range node.Spec.Taints {
 		if c.Startup.Has(t) {
-			out = append(out, fmt.Sprintf("taint %s, with which the node was registered; to remove it: kubectl taint node %s %s:%s-",
+			out = append(out, fmt.Sprintf("taint %s, which the node was registered with; to remove it: kubectl taint node %s %s:%s-",
 				t.Key, node.Name, t.Key, t.Effect))
 		}
 	}

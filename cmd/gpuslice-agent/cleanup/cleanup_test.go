@@ -62,7 +62,7 @@ func TestWhatUsersAskForIsLeftAndNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(cleanup.Report{Left: []string{
-		"label gpuslice.io/profile=small, by which an agent that is installed again would go; to remove it: kubectl label node gpu-1 gpuslice.io/profile-",
+		"label gpuslice.io/profile=small, which an agent would follow if it is installed again; to remove it: kubectl label node gpu-1 gpuslice.io/profile-",
 		"annotation gpuslice.io/hold, which is a user's; to remove it: kubectl annotate node gpu-1 gpuslice.io/hold-",
 	}}, report); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)

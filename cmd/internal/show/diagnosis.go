@@ -296,15 +296,15 @@ func (d diagnosis) gpus() []string {
 	var out []string
 	switch {
 	case g.Refused != "" && g.Asked != "":
-		out = append(out, fmt.Sprintf("%s is asked for by %s, and cannot be: %s", g.Asked, g.Label, g.Refused))
+		out = append(out, fmt.Sprintf("%s requests %s, which cannot be: %s", g.Label, g.Asked, g.Refused))
 	case g.Refused != "":
-		out = append(out, "no config is asked for, and none would be applied: "+g.Refused)
+		out = append(out, "no config is requested, and none would be applied: "+g.Refused)
 	case g.Asked != "":
-		out = append(out, fmt.Sprintf("%s is asked for by %s", g.Asked, g.Label))
+		out = append(out, fmt.Sprintf("%s requests %s", g.Label, g.Asked))
 	case d.Node == "" && len(g.Now) > 0:
-		out = append(out, "what is asked for is not known")
+		out = append(out, "the request is not known")
 	case d.Node != "":
-		out = append(out, "no config is asked for")
+		out = append(out, "no config is requested")
 	}
 	if g.Unasked != "" {
 		out = append(out, g.Unasked)

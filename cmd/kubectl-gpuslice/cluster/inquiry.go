@@ -93,7 +93,7 @@ func (q *Inquiry) withdraw(ctx context.Context, client kube.Interface, out *cli.
 	})
 	for i, err := range failed {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the node was deleted, or created again
-			out.Printf("warning: %v; to take the request away: kubectl annotate node %s %s-\n", err, q.Nodes[i].Name, config.AnnotationPreview)
+			out.Printf("warning: %v; to remove the request: kubectl annotate node %s %s-\n", err, q.Nodes[i].Name, config.AnnotationPreview)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (s *Selection) OrAll(ctx context.Context, client kube.Interface, names []st
 	found, err := fitting(ctx, client, "")
 	found = slices.DeleteFunc(found, func(n corev1.Node) bool { return ReportOf(&n).None() })
 	if err == nil && len(found) == 0 {
-		err = errors.New("no agent has ever said anything of any node; see deploy/README.md for how to install it")
+		err = errors.New("no agent has ever reported on any node; see deploy/README.md for how to install it")
 	}
 	return found, err
 }

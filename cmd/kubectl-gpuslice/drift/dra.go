@@ -40,7 +40,7 @@ func (c *comparison) readSlices(ctx context.Context) error {
 			continue
 		}
 		if len(n.offers) > 0 {
-			c.promisesMore("Node "+n.name, "NVIDIA's device plugin offers %s, and its DRA driver %s: each GPU is given out twice, so the agent changes nothing there; remove one of the two from the node",
+			c.promisesMore("Node "+n.name, "NVIDIA's device plugin offers %s, and its DRA driver %s: each GPU is advertised twice, so the agent changes nothing there; remove one of the two from the node",
 				resources(n.offers), counts(of))
 			continue
 		}

@@ -42,14 +42,14 @@ func TestNodesOfNVIDIAsDRADriverCountByTheirSlices(t *testing.T) {
 	}{
 		"as they are cut": {"0", offers("a", third+","+whole), drift.Report{Static: []string{"a"}}},
 		"too few": {"0", offers("a", third), drift.Report{Static: []string{"a"}, Findings: []drift.Finding{
-			{About: "ClusterQueue q", Text: "1 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 0: workloads are admitted whose pods stay Pending"},
+			{About: "ClusterQueue q", Text: "1 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 0: pods of admitted workloads stay Pending"},
 		}}},
 		"cut by the driver": {"0", offers("a", dynamic), drift.Report{Dynamic: []string{"a"}}},
 		"no device":         {"1", offers("a", ""), drift.Report{}},
 		"of another node":   {"1", offers("b", whole), drift.Report{}},
 		"both": {"1", offers("a", third+","+whole), drift.Report{Findings: []drift.Finding{{
 			About: "Node a",
-			Text: "NVIDIA's device plugin offers nvidia.com/gpu 1, and its DRA driver 1 of class gpu.nvidia.com, 1 of class mig.nvidia.com 3g.40gb: each GPU is given out twice, " +
+			Text: "NVIDIA's device plugin offers nvidia.com/gpu 1, and its DRA driver 1 of class gpu.nvidia.com, 1 of class mig.nvidia.com 3g.40gb: each GPU is advertised twice, " +
 				"so the agent changes nothing there; remove one of the two from the node",
 		}}}},
 	} {

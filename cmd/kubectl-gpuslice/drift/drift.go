@@ -193,19 +193,19 @@ func (c *comparison) compareFlavors() {
 		}
 		if nodes, _, _ := c.offered(f.Spec.NodeLabels); nodes == 0 {
 			if c.isAutoscaled(f.Name) {
-				c.idle("ResourceFlavor "+f.Name, "no node has its labels %s at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				c.idle("ResourceFlavor "+f.Name, "no node has its labels %s at the moment: admitted workloads wait for nodes that an autoscaler creates",
 					labels.FormatLabels(f.Spec.NodeLabels))
 				continue
 			}
 			c.promisesMore("ResourceFlavor "+f.Name,
-				"no node has its labels %s: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled %s",
+				"no node has its labels %s: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled %s",
 				labels.FormatLabels(f.Spec.NodeLabels), f.Name)
 			continue
 		}
 		if nodes, closing := c.closing(f.Spec); len(closing) > 0 {
 			c.promisesMore("ResourceFlavor "+f.Name,
-				"of its %s none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; "+
-					"add to its tolerations, by which Kueue has pods tolerate it: %s", sanitize.Counted(nodes, "node"), sanitize.Listed(closing))
+				"pods cannot run on its %s: each has a taint that neither its tolerations nor its nodeTaints have; admitted workloads stay Pending; "+
+					"add to its tolerations, which Kueue gives to pods: %s", sanitize.Counted(nodes, "node"), sanitize.Listed(closing))
 		}
 	}
 }
@@ -329,7 +329,7 @@ func (c *comparison) compareFlavor(name string, promised map[corev1.ResourceName
 			c.idle(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s at the moment: the rest waits for nodes that an autoscaler makes",
 				p.sum.String(), of, name, sanitize.Counted(nodes, "node"), offer(nodes), has.String())
 		case left.Sign() > 0:
-			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s: workloads are admitted whose pods stay Pending",
+			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by flavor %s, and its %s %s %s: pods of admitted workloads stay Pending",
 				p.sum.String(), of, name, sanitize.Counted(nodes, "node"), offer(nodes), has.String())
 		case left.Sign() < 0:
 			left.Neg()

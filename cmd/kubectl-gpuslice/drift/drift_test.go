@@ -84,8 +84,8 @@ func profile(counts, scheduling string) string {
 
 // Pods that Kueue has admitted come to no node with a taint that they do not tolerate.
 func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
-	const lacks = "of its 2 nodes none is without a taint that neither its tolerations nor its nodeTaints have: what is admitted by it stays Pending; " +
-		"add to its tolerations, by which Kueue has pods tolerate it: "
+	const lacks = "pods cannot run on its 2 nodes: each has a taint that neither its tolerations nor its nodeTaints have; admitted workloads stay Pending; " +
+		"add to its tolerations, which Kueue gives to pods: "
 	team := corev1.Taint{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}
 	for name, row := range map[string]struct {
 		flavor string        // beside its labels
@@ -137,7 +137,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		"as much as there is": {[]string{flavor("x", "pool: x"), queue("q", "x", "12")}, nil},
 		"two queues together": {
 			[]string{flavor("x", "pool: x"), queue("p", "x", "8"), queue("q", "x", "8")},
-			[]drift.Finding{{About: "ClusterQueues p; q", Text: "16 of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12: workloads are admitted whose pods stay Pending"}},
+			[]drift.Finding{{About: "ClusterQueues p; q", Text: "16 of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12: pods of admitted workloads stay Pending"}},
 		},
 		"less than there is": {
 			[]string{flavor("x", "size: large"), queue("q", "x", "6")},
@@ -149,7 +149,7 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"a flavor that no node has, beside others": {
 			[]string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("p", "x", "12"), queue("q", "z", "8")},
-			[]drift.Finding{{About: "ResourceFlavor z", Text: "no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled z"}},
+			[]drift.Finding{{About: "ResourceFlavor z", Text: "no node has its labels pool=none: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled z"}},
 		},
 		"a queue of a namespace": {[]string{flavor("x", "pool: x"), queue("q", "x", "12"), local("l", "q")}, nil},
 		"a queue of a namespace for none": {
@@ -176,11 +176,11 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"a flavor without nodes": {
 			[]string{flavor("x", "pool: none"), queue("q", "x", "1")},
-			[]drift.Finding{{About: "ResourceFlavor x", Text: "no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled x"}},
+			[]drift.Finding{{About: "ResourceFlavor x", Text: "no node has its labels pool=none: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled x"}},
 		},
 		"more than a number holds": {
 			[]string{flavor("x", "pool: x"), queue("p", "x", "9e18"), queue("q", "x", "9e18")},
-			[]drift.Finding{{About: "ClusterQueues p; q", Text: "18E of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12: workloads are admitted whose pods stay Pending"}},
+			[]drift.Finding{{About: "ClusterQueues p; q", Text: "18E of nvidia.com/gpu may be admitted by flavor x, and its 2 nodes offer 12: pods of admitted workloads stay Pending"}},
 		},
 		"the group of before": {
 			[]string{"{apiVersion: dashboard.opendatahub.io/v1alpha1, kind: HardwareProfile, metadata: {name: a, namespace: b}, spec: {enabled: true}}"},
@@ -240,7 +240,7 @@ func TestPoolsThatAreAutoscaledMayBeEmpty(t *testing.T) {
 	}{
 		"no node": {
 			objects: []string{flavor("z", "pool: none"), queue("q", "z", "8")}, autoscaled: []string{"z"},
-			want: []string{"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes"},
+			want: []string{"idle ResourceFlavor z: no node has its labels pool=none at the moment: admitted workloads wait for nodes that an autoscaler creates"},
 		},
 		"some nodes": {
 			objects: []string{flavor("x", "pool: x"), queue("q", "x", "40")}, autoscaled: []string{"x"},
@@ -248,16 +248,16 @@ func TestPoolsThatAreAutoscaledMayBeEmpty(t *testing.T) {
 		},
 		"nodes that offer something else": {
 			objects: []string{flavor("x", "pool: x"), strings.ReplaceAll(queue("q", "x", "40"), "nvidia.com/gpu", "nvidia.com/mig-1g.10gb")}, autoscaled: []string{"x"},
-			want: []string{"drift ClusterQueue q: 40 of nvidia.com/mig-1g.10gb may be admitted by flavor x, and its 2 nodes offer 0: workloads are admitted whose pods stay Pending"},
+			want: []string{"drift ClusterQueue q: 40 of nvidia.com/mig-1g.10gb may be admitted by flavor x, and its 2 nodes offer 0: pods of admitted workloads stay Pending"},
 		},
 		"another": {
 			objects: []string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("q", "x", "12"), queue("r", "z", "8")}, autoscaled: []string{"x"},
-			want: []string{"drift ResourceFlavor z: no node has its labels pool=none: what is admitted by it stays Pending; if an autoscaler makes its nodes when they are needed, say --autoscaled z"},
+			want: []string{"drift ResourceFlavor z: no node has its labels pool=none: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled z"},
 		},
 		"a quota of what comes": {
 			objects: []string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("q", "x", "12"), queue("r", "z", "8"), quota}, autoscaled: []string{"z"},
 			want: []string{
-				"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"idle ResourceFlavor z: no node has its labels pool=none at the moment: admitted workloads wait for nodes that an autoscaler creates",
 				"idle ResourceQuota team/q: requests.nvidia.com/gpu allows 20, and all nodes offer 12 at the moment: queues promise 8 more of nodes that an autoscaler makes",
 			},
 		},
@@ -272,14 +272,14 @@ func TestPoolsThatAreAutoscaledMayBeEmpty(t *testing.T) {
 		"a hardware profile of the flavor's nodes": {
 			objects: []string{flavor("z", "pool: none, size: s"), queue("q", "z", "8"), wants("pool: none")}, autoscaled: []string{"z"},
 			want: []string{
-				"idle ResourceFlavor z: no node has its labels pool=none,size=s at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"idle ResourceFlavor z: no node has its labels pool=none,size=s at the moment: admitted workloads wait for nodes that an autoscaler creates",
 				"idle HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=none offers it at the moment: its workloads wait for nodes that an autoscaler makes",
 			},
 		},
 		"a hardware profile of other nodes": {
 			objects: []string{flavor("z", "pool: none"), queue("q", "z", "8"), wants("pool: other")}, autoscaled: []string{"z"},
 			want: []string{
-				"idle ResourceFlavor z: no node has its labels pool=none at the moment: what is admitted by it waits for nodes that an autoscaler makes",
+				"idle ResourceFlavor z: no node has its labels pool=none at the moment: admitted workloads wait for nodes that an autoscaler creates",
 				"drift HardwareProfile b/p: identifier nvidia.com/gpu: no node with its labels pool=other offers it",
 			},
 		},
@@ -349,14 +349,14 @@ func TestOlderVersionsAreReadOrAnError(t *testing.T) {
 			served: serving(kueue, olderKueue), objects: []string{in(olderKueue, flavor("x", "pool: x")), in(olderKueue, queue("q", "x", "9")), in(olderKueue, local("l", "none"))},
 			older: []string{"kueue.x-k8s.io/v1beta1 (kueue.x-k8s.io/v1beta2 needs Kueue 0.15 or newer)"},
 			want: []string{
-				"drift ClusterQueue q: 9 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 8: workloads are admitted whose pods stay Pending",
+				"drift ClusterQueue q: 9 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 8: pods of admitted workloads stay Pending",
 				"drift LocalQueue team/l: ClusterQueue none is not there: no workload of the queue is ever admitted",
 			},
 		},
 		"a Kueue that is older still": {
 			served: serving(kueue, "kueue.x-k8s.io/v1alpha2"),
-			err: "the cluster serves the API group kueue.x-k8s.io in v1alpha2 alone, and gpuslice-agent reads it in v1beta2; v1beta1: what its objects promise cannot be compared; " +
-				"kueue.x-k8s.io/v1beta2 needs Kueue 0.15 or newer; what is newer still, a newer gpuslice-agent may read",
+			err: "the cluster serves the API group kueue.x-k8s.io in v1alpha2 alone, and gpuslice-agent reads it in v1beta2; v1beta1: cannot compare what its objects promise; " +
+				"kueue.x-k8s.io/v1beta2 needs Kueue 0.15 or newer; a newer gpuslice-agent may read newer versions",
 		},
 		"a hardware profile of before v1": {
 			served: serving(infra, olderInfra), objects: []string{in(olderInfra, profile("minCount: 1, defaultCount: 9", ""))},

@@ -120,7 +120,7 @@ func (c *comparison) served(ctx context.Context, f family) ([]schema.GroupVersio
 	}
 	read = slices.DeleteFunc(read, func(v schema.GroupVersion) bool { return !slices.Contains(served, v.Version) })
 	if len(read) == 0 {
-		return nil, fmt.Errorf("the cluster serves the API group %s in %s alone, and gpuslice-agent reads it in %s: what its objects promise cannot be compared; %s; what is newer still, a newer gpuslice-agent may read",
+		return nil, fmt.Errorf("the cluster serves the API group %s in %s alone, and gpuslice-agent reads it in %s: cannot compare what its objects promise; %s; a newer gpuslice-agent may read newer versions",
 			strings.SplitN(f.versions[0], "/", 2)[0], sanitize.Listed(served), sanitize.Listed(names), f.needs())
 	}
 	if read[0].Version != names[0] {

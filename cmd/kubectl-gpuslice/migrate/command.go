@@ -50,8 +50,8 @@ func Command(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate --dry-run",
 		Short: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place; changes nothing",
-		Long: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place: what is taken over, what is ignored and why,\n" +
-			"and what is to do, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, labels on nodes and the ClusterPolicy of\n" +
+		Long: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place: what it takes over, what it ignores and why,\n" +
+			"and what you have to change, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, labels on nodes and the ClusterPolicy of\n" +
 			"the GPU Operator; from the cluster, with the rights of the user, or from files.",
 		Example: "kubectl gpuslice migrate --dry-run\nkubectl gpuslice migrate --dry-run -f config.yaml -f clients.yaml",
 		Args:    cobra.NoArgs,
@@ -380,7 +380,7 @@ func (m *migration) print(out *cli.Printer, all []Finding) error {
 	if err := m.printFindings(out, all); err != nil || len(m.unused) == 0 {
 		return err
 	}
-	return fmt.Errorf("give what these files are made of as manifests, or leave them out: nothing of an installation was found in %s; what is read are ConfigMaps, ClusterPolicies, GPUClusters, "+
+	return fmt.Errorf("nothing of an installation was found in %s: give their contents as manifests, or leave them out; migrate reads ConfigMaps, ClusterPolicies, GPUClusters, "+
 		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(m.unused))
 }
 
@@ -417,7 +417,7 @@ func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
 		out.Printf("%d changes are needed before gpuslice is installed.\n", changes)
 	}
 	if unread > 0 && out.Err == nil {
-		return fmt.Errorf("%s of the installation you may not read, and more changes may be needed than these %d: run it with the rights to read what is named above",
+		return fmt.Errorf("you may not read %s of the installation, and more changes may be needed than these %d: run it with the rights to read the parts named above",
 			sanitize.Counted(unread, "part"), changes)
 	}
 	return out.Err

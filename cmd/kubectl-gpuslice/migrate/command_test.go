@@ -98,7 +98,7 @@ func TestMigrateReportsWhatItMayNotRead(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", want, got)
 		}
 	}
-	if err == nil || !strings.Contains(err.Error(), "2 parts of the installation you may not read") || strings.Contains(got, "No change is needed") {
+	if err == nil || !strings.Contains(err.Error(), "you may not read 2 parts of the installation") || strings.Contains(got, "No change is needed") {
 		t.Errorf("error %v\n%s", err, got)
 	}
 }
@@ -301,7 +301,7 @@ func TestMigrateComparesNothingWithoutNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := migrates(t, "--dry-run", "-f", file)
-	if err != nil || !strings.Contains(got, "no node was read by which to compare their counts") || !strings.HasSuffix(got, "1 change is needed before gpuslice is installed.\n") {
+	if err != nil || !strings.Contains(got, "no node was read to compare their counts with") || !strings.HasSuffix(got, "1 change is needed before gpuslice is installed.\n") {
 		t.Errorf("error %v\n%s", err, got)
 	}
 }

@@ -263,7 +263,7 @@ func (j *judge) policy(p Policy, from Sources) {
 		j.say(about, Taken, "", "migManager is off")
 	}
 	if m.Config != nil && m.Config.Default != "" {
-		j.say(about, Ignored, "", "migManager.config.default is %s: the operator has given nodes without a label this one; gpuslice leaves such nodes as they are", m.Config.Default)
+		j.say(about, Ignored, "", "migManager.config.default is %s: the operator has given nodes without a label this one; gpuslice does not change such nodes", m.Config.Default)
 	}
 	for _, e := range m.Env {
 		j.env(about, e)
@@ -277,7 +277,7 @@ func (j *judge) policy(p Policy, from Sources) {
 				"as deploy/README.md says of the ClusterPolicy, and only then unset mig.strategy", s, s, s)
 	default:
 		j.say(about, Change, patch(`{"mig": {"strategy": null}}`),
-			"mig.strategy is %s, which wins over what a config of the device plugin says: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
+			"mig.strategy is %s and wins over configs of the device plugin: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
 	}
 	j.pluginConfig(p, from)
 	j.tolerations(p, from)
@@ -288,7 +288,7 @@ func (j *judge) env(about string, e corev1.EnvVar) {
 	on := strings.EqualFold(e.Value, "true")
 	switch {
 	case e.Name == "WITH_REBOOT" && on && j.settings.Reboot.Policy == config.RebootNever:
-		j.say(about, Change, "", "migManager.env: WITH_REBOOT=true reboots the node without a drain; write reboot: {policy: self} into the settings, by which the agent drains first, or delegate")
+		j.say(about, Change, "", "migManager.env: WITH_REBOOT=true reboots the node without a drain; write reboot: {policy: self} into the settings, and the agent drains first; or delegate")
 	case e.Name == "WITH_REBOOT":
 		j.say(about, Taken, "", "migManager.env: WITH_REBOOT=%s; reboot.policy of the settings is %s", e.Value, j.settings.Reboot.Policy)
 	case e.Name == "WITH_SHUTDOWN_HOST_GPU_CLIENTS":
@@ -339,7 +339,7 @@ func (j *judge) clients(c Clients) {
 		j.say(c.Where, Taken, "", "the settings' units have %s", sanitize.Listed(has))
 	}
 	if len(lacks) > 0 {
-		j.say(c.Where, Change, "", "add to units of the settings, in the order in which they are stopped: %s", sanitize.Listed(lacks))
+		j.say(c.Where, Change, "", "add to units of the settings, in stopping order: %s", sanitize.Listed(lacks))
 	}
 	if len(never) > 0 {
 		j.say(c.Where, Ignored, "", "the agent never stops %s: it evicts pods instead", sanitize.Listed(never))
@@ -376,7 +376,7 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 	case n.Labels[config.LabelProfile] != "":
 		note(Taken, "%s=%s wins over %s", config.LabelProfile, n.Labels[config.LabelProfile], config.LabelMIGConfig)
 	case name == "":
-		note(Ignored, "no label %s: gpuslice leaves the GPUs as they are", config.LabelMIGConfig)
+		note(Ignored, "no label %s: gpuslice does not change the GPUs", config.LabelMIGConfig)
 	case there && j.byClaims && devices.Refused(rules, nil) != "":
 		note(Change, "%s=%s: %s", config.LabelMIGConfig, name, devices.Refused(rules, nil))
 	case there:

@@ -35,11 +35,11 @@ func (j *judge) sameNames(c Catalog, names []string) {
 	}
 	j.sayRows(c.Where, asked)
 	if len(unlike) > 0 {
-		j.say(c.Where, Change, "", "%s of a name that agents make too, for something else: copy what is to count as it is here, else the agent's own counts: %s",
+		j.say(c.Where, Change, "", "%s of a name that agents generate for something else: copy those that are to count, else the agent's own counts: %s",
 			sanitize.Counted(len(unlike), "MIG config"), sanitize.Listed(unlike))
 	}
 	if len(alike) > 0 && !j.nodesRead {
-		j.say(c.Where, Change, "", "%s of a name and form that each agent makes by what its GPUs can be; no node was read by which to compare their counts: give the nodes too, or copy them, and they win: %s",
+		j.say(c.Where, Change, "", "%s of a name and form that each agent makes by what its GPUs can be; no node was read to compare their counts with: give the nodes too, or copy the configs, and they win: %s",
 			sanitize.Counted(len(alike), "MIG config"), sanitize.Listed(alike))
 	} else if len(alike) > 0 {
 		j.say(c.Where, Ignored, "", "%s that no node asks for, of a name and form that each agent makes by what its GPUs can be; if yours has other counts, copy it, and it wins: %s",

@@ -41,16 +41,16 @@ func Command(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "render kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
 		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
-		Long: "Write, as YAML, the objects by which a cluster hands out what profiles make of the GPUs: a quota is what the profile gives out of a node,\n" +
-			"times the nodes of its pool. The nodes are given by --pool, or read from the cluster by --nodes: there each node counts by its labels.\n" +
-			"Whether GPUs have room for a profile's instances says plan, on a node.",
+		Long: "Write, as YAML, queues, quotas and hardware profiles for the devices that profiles make of GPUs. A quota is what a node of the profile\n" +
+			"advertises, times the nodes of its pool. Give the nodes by --pool, or have --nodes read them from the cluster: there each counts by its labels.\n" +
+			"Only plan, on a node, knows whether GPUs have room for a profile's instances.",
 		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
 			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
 		Args: cobra.ArbitraryArgs,
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s is nothing that it renders: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+				return fmt.Errorf("render does not write %s: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
 					sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
 			}
 			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota")
@@ -58,7 +58,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	}
 	flags := c.PersistentFlags()
 	r.of.Bind(flags)
-	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, as it is or in manifests; several by several flags; - for standard input")
+	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, bare or in manifests; several by several flags; - for standard input")
 	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
@@ -87,7 +87,7 @@ func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 		return errors.Join(wrong...)
 	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
 	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "name of the ClusterQueue")
-	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort of the ClusterQueue, with which it lends and borrows")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort that the ClusterQueue lends to and borrows from")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
 	c.Flags().StringArrayVar(&q.Local, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME; several by several flags")
 	return c
@@ -107,7 +107,7 @@ func renderHardwareProfiles(o *cluster.Options, r *rendering) *cobra.Command {
 		return errors.Join(checkName("to", to.Namespace, namespaceForm), orNone("local-queue", to.LocalQueue, queueForm))
 	}, func(given []Given) ([]any, error) { return HardwareProfiles(given, to) })
 	c.Flags().StringVar(&to.Namespace, "to", "redhat-ods-applications", "namespace of the objects; the default is seen by all projects")
-	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue by which workloads are admitted; without it they go to nodes by labels")
+	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue that admits the workloads; without it labels select their nodes")
 	return c
 }
 
@@ -261,7 +261,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 		return nil, nil, unknown[0].Err
 	}
 	for _, of := range unknown {
-		left = append(left, fmt.Sprintf("left out: %s (%s), whose devices cannot be computed: %v",
+		left = append(left, fmt.Sprintf("left out: %s (%s), since their devices cannot be computed: %v",
 			sanitize.Counted(of.Pool.Nodes, "node"), sanitize.Listed(namesOf(nodes[kindOf(of.Pool)])), of.Err))
 	}
 	for i := range given {
@@ -277,7 +277,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, f
 				lacks = append(lacks, taints.Text(t))
 			}
 			slices.Sort(lacks)
-			left = append(left, fmt.Sprintf("%s: each of its %s has a taint that not all of them have, and which pods are not made to tolerate: %s; they come to none of the nodes, until you take such taints away or add tolerations",
+			left = append(left, fmt.Sprintf("%s: each of its %s has a taint that not all of them have, so pods do not tolerate it: %s; remove such taints or add tolerations, or pods run on none of the nodes",
 				given[i].Profile, sanitize.Counted(len(all), "node"), sanitize.Listed(slices.Compact(lacks))))
 		}
 	}
@@ -365,11 +365,11 @@ func poolOf(n *corev1.Node) (p Pool, why string) {
 		p.GPUs = len(reported.GPUs)
 	}
 	if count := n.Labels[features.LabelCount]; p.GPUs == 0 && count != "" {
-		what := fmt.Sprintf("cannot be, of which a machine has 1 to %d", features.MostGPUs)
+		what := fmt.Sprintf("is impossible: a machine has 1 to %d", features.MostGPUs)
 		if strings.Contains(n.Labels[features.LabelProduct], "-MIG-") {
-			what = "is that of the MIG devices, by the device plugin's MIG strategy single"
+			what = "counts MIG devices, under the device plugin's MIG strategy single"
 		}
-		return p, fmt.Sprintf("no agent says how many GPUs it has, and the number of its label %s=%s %s; count it by --pool", features.LabelCount, count, what)
+		return p, fmt.Sprintf("no agent says how many GPUs it has, and its label %s=%s %s; count it by --pool", features.LabelCount, count, what)
 	}
 	if p.GPUs < 1 || p.GPUs > features.MostGPUs {
 		return p, fmt.Sprintf("neither its agent nor the label %s says how many GPUs it has; count it by --pool", features.LabelCount)

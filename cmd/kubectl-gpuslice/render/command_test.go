@@ -75,7 +75,7 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
 		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
 		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
-		"hardwareprofile -f " + pools:        `"hardwareprofile" is nothing that it renders: say kueue`,
+		"hardwareprofile -f " + pools:        `render does not write "hardwareprofile": say kueue`,
 		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,
 		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none": `flag --mig-strategy is "none": write single or mixed`,
 	} {
@@ -147,10 +147,10 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		t.Errorf("pools (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		"node d is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=14 is that of the MIG devices, " +
-			"by the device plugin's MIG strategy single; count it by --pool",
+		"node d is left out: no agent says how many GPUs it has, and its label nvidia.com/gpu.count=14 counts MIG devices, " +
+			"under the device plugin's MIG strategy single; count it by --pool",
 		"node e is left out: it has neither the label gpuslice.io/profile nor nvidia.com/mig.config",
-		"node f is left out: no agent says how many GPUs it has, and the number of its label nvidia.com/gpu.count=560 cannot be, of which a machine has 1 to 64; count it by --pool",
+		"node f is left out: no agent says how many GPUs it has, and its label nvidia.com/gpu.count=560 is impossible: a machine has 1 to 64; count it by --pool",
 		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
 	}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
@@ -221,7 +221,7 @@ func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
 		})
 	}
 	kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
-	const want = "small-inference: each of its 2 nodes has a taint that not all of them have, and which pods are not made to tolerate: team-a:NoSchedule; team-b:NoSchedule; "
+	const want = "small-inference: each of its 2 nodes has a taint that not all of them have, so pods do not tolerate it: team-a:NoSchedule; team-b:NoSchedule; "
 	run := func() string {
 		var aside bytes.Buffer
 		c := (&cluster.Options{}).Root(commands...)
@@ -269,9 +269,9 @@ func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 		t.Errorf("error %v, it says\n%s", err, said)
 	}
 	for _, want := range []string{
-		"left out: 1 node (c), whose devices cannot be computed: all-1g.5gb is not in the files: the agent makes such configs",
-		"left out: 1 node (d), whose devices cannot be computed: no profile or MIG config is named \"reserch\"",
-		"left out: 1 node (e), whose devices cannot be computed: pool training-h100: ",
+		"left out: 1 node (c), since their devices cannot be computed: all-1g.5gb is not in the files: the agent makes such configs",
+		"left out: 1 node (d), since their devices cannot be computed: no profile or MIG config is named \"reserch\"",
+		"left out: 1 node (e), since their devices cannot be computed: pool training-h100: ",
 	} {
 		if !strings.Contains(left, want) {
 			t.Errorf("beside it it does not say %q:\n%s", want, left)

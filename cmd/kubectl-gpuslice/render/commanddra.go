@@ -24,7 +24,7 @@ func renderDRA(o *cluster.Options, r *rendering) *cobra.Command {
 
 func renderKueueConfig(o *cluster.Options, r *rendering) *cobra.Command {
 	var counters []string
-	c := renders(o, r, "kueue-config", "the part of Kueue's config by which its quotas hold for the claims of DRA", func() error {
+	c := renders(o, r, "kueue-config", "the part of Kueue's config that makes its quotas hold for DRA claims", func() error {
 		r.dra = true
 		var wrong []error
 		for _, name := range counters {

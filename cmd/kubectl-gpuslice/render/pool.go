@@ -219,7 +219,7 @@ func bounded(requests map[nvml.UUID]nvml.Request) error {
 		total := 0
 		for _, n := range w.Devices {
 			if total += n; total > nvml.MaxDevices {
-				return fmt.Errorf("more than %d slices of a GPU are asked for, and none holds as many", nvml.MaxDevices)
+				return fmt.Errorf("more than %d slices of a GPU are requested, and none holds as many", nvml.MaxDevices)
 			}
 		}
 	}

@@ -41,19 +41,19 @@ func Apply(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "apply (-l SELECTOR | NODE...) (--profile NAME | --mig-config NAME | --device-plugin-config NAME | --none) [--wait] [--dry-run]",
 		Short: "Ask the selected nodes for a profile, a MIG config or a config of the device plugin, and wait until they have it",
-		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node, and takes the former
-answer away, the label nvidia.com/mig.config.state. The agents do the rest, each when it may;
-with --wait this command shows how far they are. Ending it ends nothing: the same command line shows the roll-out again.
+		Long: `Sets the label gpuslice.io/profile, nvidia.com/mig.config or nvidia.com/device-plugin.config on each selected node, and clears the
+old result, the label nvidia.com/mig.config.state. The agents do the rest, each when it may; with --wait this command shows
+how far they are. Ending it stops no change: the same command line shows the roll-out again.
 
-First it asks agents whether they would refuse, as a name that they do not know: if all that answer would, it labels no node. With --none it takes
-these three labels away: the GPUs stay as they are, and a change that is under way is undone.
+First it asks agents whether they would refuse, for example a name that they do not know: if all that answer would, it labels no node. With --none
+it removes these three labels: the GPUs do not change, and an agent undoes a change that is under way.
 
-An agent does not begin a change that would evict pods which no controller brings back, or whose files on an emptyDir would be lost, unless the settings or the
-profile say so, or --force-unmanaged and --delete-emptydir-data do, for this change alone: the annotation gpuslice.io/allow-eviction, which the agent removes
+An agent does not begin a change that would evict pods without a controller, or lose files on an emptyDir, unless the settings or the profile allow it.
+--force-unmanaged and --delete-emptydir-data allow it for this change alone, by the annotation gpuslice.io/allow-eviction. The agent removes that
 when the change has ended.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
-3 the timeout has come first; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
+3 timeout; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
 		Example: `  # What would happen, node by node; nothing is labelled
   kubectl gpuslice apply -l pool=research --profile research --dry-run
   # Do it, and see it through
@@ -77,7 +77,7 @@ Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has fa
 	flags.BoolVar(&a.wait, "wait", false, "wait until all nodes are as asked, and show how far they are")
 	flags.DurationVar(&a.timeout, "timeout", 0, "with --wait: how long; 0 for as long as it takes")
 	flags.BoolVar(&a.dryRun, "dry-run", false, "print what each node would do, and label nothing")
-	flags.BoolVar(&a.none, "none", false, "ask for nothing any more: take the labels away")
+	flags.BoolVar(&a.none, "none", false, "request nothing any more: remove the labels")
 	c.MarkFlagsMutuallyExclusive("wait", "dry-run")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config", "none")
 	c.MarkFlagsMutuallyExclusive("wait", "none")
@@ -94,9 +94,9 @@ func (a *application) bind(c *cobra.Command, o *cluster.Options) {
 	flags.StringVar(&a.migConfig, "mig-config", "", "name of a MIG config, as in the label "+config.LabelMIGConfig)
 	flags.StringVar(&a.pluginConfig, "device-plugin-config", "", "key of a config of the device plugin, as in the label "+config.LabelDevicePluginConfig)
 	flags.BoolVar(&a.unmanaged, config.FlagForceUnmanaged, false,
-		"let this change evict pods that no controller brings back, which the settings refuse by default")
+		"let this change evict pods without a controller, which the settings refuse by default")
 	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false,
-		"let this change evict pods whose files on an emptyDir are lost with them, which the settings refuse by default")
+		"let this change evict pods that lose files on an emptyDir, which the settings refuse by default")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
 	for flag, label := range map[string]string{
 		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,
@@ -178,9 +178,9 @@ func checkLabelPrecedence(nodes []corev1.Node, w cluster.Target) error {
 	}
 	instead := fmt.Sprintf(", or use --profile %s, which knows MIG configs too", w.Name)
 	if w.Label == config.LabelDevicePluginConfig {
-		instead = "; set beside the profile, NVIDIA's config manager obeys it all the same, and the agent evicts the pods that hold what it withdraws"
+		instead = "; set together with the profile, NVIDIA's config manager still obeys it, and the agent evicts the pods on devices that it withdraws"
 	}
-	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: take that away first"+
+	return fmt.Errorf("%s has label %[2]s, which wins over %[3]s, and nothing was labelled: remove that label first"+
 		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.Label, names[0], instead)
 }
 
@@ -205,7 +205,7 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 				Err:  fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again),
 			}
 		case err != nil:
-			return nil, fmt.Errorf("%w; %d of %s have the label; the same command goes on from there", err, len(asked), cli.Counted(len(nodes), "node"))
+			return nil, fmt.Errorf("%w; %d of %s have the label; run the same command to go on", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
 			out.Printf("%s  labelled %s\n", n.Name, w)
 			asked = append(asked, waitFor(after, w, !has, now))
@@ -259,7 +259,7 @@ func warn(nodes []*followed, out *cli.Printer) {
 		}
 	}
 	if len(never) > 0 {
-		out.Printf("warning: no agent has ever said anything of %s: no GPUs, or no agent there; with --wait given up after %s\n",
+		out.Printf("warning: no agent has ever reported on %s: no GPUs, or no agent there; --wait gives up after %s\n",
 			strings.Join(never, ", "), answerTime)
 	}
 	if len(silent) > 0 {

@@ -366,7 +366,7 @@ func TestANodeWithoutAnAgentIsNamedAndNotWaitedForForEver(t *testing.T) {
 		w.Start(apply("--wait")...)
 		w.Says("gpu-1", agenttest.Done(), "research: as asked")
 		said, code := w.Ended()
-		if code != 1 || !strings.Contains(said, "warning: no agent has ever said anything of cpu-1:") ||
+		if code != 1 || !strings.Contains(said, "warning: no agent has ever reported on cpu-1:") ||
 			!strings.Contains(said, "00:02:00Z  cpu-1  Failed  no agent has answered for 2m0s; see whether its pod runs: kubectl get pods -A") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
@@ -478,7 +478,7 @@ func TestAWriteThatFailsSaysHowManyNodesAreLabelled(t *testing.T) {
 		w.Is(`
 gpu-1  labelled gpuslice.io/profile=research
 gpu-2  was deleted
-error: writing to node gpu-3: connection refused; 1 of 3 nodes have the label; the same command goes on from there
+error: writing to node gpu-3: connection refused; 1 of 3 nodes have the label; run the same command to go on
 `, 1)
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"))
 }

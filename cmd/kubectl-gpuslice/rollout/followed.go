@@ -49,7 +49,7 @@ func waitFor(n *corev1.Node, w cluster.Target, asked bool, now time.Time) *follo
 	f := &followed{Identity: cluster.Identify(n), target: w, asked: asked, first: cluster.ReportOf(n), heard: now}
 	f.message = "waiting for its agent to see the label"
 	if f.first.None() {
-		f.message = "no agent has ever said anything of this node"
+		f.message = "no agent has ever reported on this node"
 	}
 	f.see(n, now)
 	return f

@@ -16,8 +16,8 @@ func Hold(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "hold (-l SELECTOR | NODE...) [--reason TEXT | --release]",
 		Short: "Keep the selected nodes from beginning any change, or let them again",
-		Long: "Sets the annotation " + config.AnnotationHold + ": nothing is begun on the node, whatever its labels ask, until --release takes it away.\n" +
-			"What is begun already is finished or undone.",
+		Long: "Sets the annotation " + config.AnnotationHold + ": the agent begins no change on the node, whatever its labels request, until --release removes it.\n" +
+			"It finishes or undoes a change that has begun.",
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()

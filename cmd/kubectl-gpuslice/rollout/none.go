@@ -26,7 +26,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 		n := &nodes[i]
 		targets := cluster.TargetsOf(n)
 		if len(targets) == 0 {
-			out.Printf("%s  is asked for nothing\n", n.Name)
+			out.Printf("%s  requests nothing\n", n.Name)
 			continue
 		}
 		labels := map[string]*string{}
@@ -42,7 +42,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 			out.Printf("%s  was deleted\n", n.Name)
 			continue
 		case err != nil:
-			return fmt.Errorf("%w; %d of %s are asked for nothing any more; the same command goes on from there", err, asking, cli.Counted(len(nodes), "node"))
+			return fmt.Errorf("%w; %d of %s request nothing any more; run the same command to go on", err, asking, cli.Counted(len(nodes), "node"))
 		}
 		asking++
 		for j, w := range targets {
@@ -50,7 +50,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 		}
 	}
 	if a.dryRun {
-		out.Printf("nothing was changed; without --dry-run %d of %s lose labels, and the GPUs stay as they are\n", asking, cli.Counted(len(nodes), "node"))
+		out.Printf("nothing was changed; without --dry-run %d of %s lose labels, and the GPUs do not change\n", asking, cli.Counted(len(nodes), "node"))
 	}
 	return out.Err
 }

@@ -28,8 +28,8 @@ func TestNoneTakesBackWhatWasAskedFor(t *testing.T) {
 gpu-1  would lose label gpuslice.io/profile=reserch; its agent undoes the change that is under way
 gpu-2  would lose label nvidia.com/mig.config=all-1g.10gb
 gpu-2  would lose label nvidia.com/device-plugin.config=slices; the device plugin takes its default config then
-gpu-3  is asked for nothing
-nothing was changed; without --dry-run 2 of 3 nodes lose labels, and the GPUs stay as they are
+gpu-3  requests nothing
+nothing was changed; without --dry-run 2 of 3 nodes lose labels, and the GPUs do not change
 `, 0)
 		if w.Node("gpu-1").Labels[config.LabelProfile] != "reserch" || w.Node("gpu-2").Labels[config.LabelMIGConfig] == "" {
 			t.Error("a dry run takes labels away")
@@ -39,7 +39,7 @@ nothing was changed; without --dry-run 2 of 3 nodes lose labels, and the GPUs st
 gpu-1  lost label gpuslice.io/profile=reserch; its agent undoes the change that is under way
 gpu-2  lost label nvidia.com/mig.config=all-1g.10gb
 gpu-2  lost label nvidia.com/device-plugin.config=slices; the device plugin takes its default config then
-gpu-3  is asked for nothing
+gpu-3  requests nothing
 `, 0)
 		for node, label := range map[string]string{"gpu-1": config.LabelProfile, "gpu-2": config.LabelMIGConfig} {
 			if value, there := w.Node(node).Labels[label]; there {

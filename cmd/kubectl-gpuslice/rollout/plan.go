@@ -19,11 +19,11 @@ func Plan(o *cluster.Options) *cobra.Command {
 		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME]",
 		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
 		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
-budgets stand in the way. Without a name, the plan is for what the labels of the node ask already. It is apply --dry-run by another name.
+budgets stand in the way. Without a name, the plan is for what the node's labels request already. It is apply --dry-run by another name.
 
-What is said first of a node is its agent's verdict: runs at once, would be held up, would give up after a time, or would be refused.
+The answer for a node begins with its agent's verdict: runs at once, would be held up, would give up after a time, or would be refused.
 
-Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 1 an agent keeps silent, or
+Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 1 an agent does not answer, or
 something else went wrong; 130 interrupted.`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -91,7 +91,7 @@ next:
 		out = append(out, sameTarget{w, []corev1.Node{n}})
 	}
 	if len(none) > 0 {
-		return nil, fmt.Errorf("nothing is asked of %s: say what to plan for, by --profile, --mig-config or --device-plugin-config", strings.Join(none, ", "))
+		return nil, fmt.Errorf("the labels of %s request nothing: say what to plan for, by --profile, --mig-config or --device-plugin-config", strings.Join(none, ", "))
 	}
 	return out, nil
 }

@@ -26,7 +26,7 @@ func TestAPlanIsForWhatTheLabelsAsk(t *testing.T) {
 		if said, code := w.Ended(); code != cli.ExitHeldUp || !strings.Contains(said, "gpu-2: would be refused: there is no research") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
-		if said, code := w.Run("plan", "gpu-2"); code != 1 || !strings.Contains(said, "nothing is asked of gpu-2") {
+		if said, code := w.Run("plan", "gpu-2"); code != 1 || !strings.Contains(said, "the labels of gpu-2 request nothing") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))

@@ -39,14 +39,14 @@ func Recover(o *cluster.Options) *cobra.Command {
 	var r recovery
 	c := &cobra.Command{
 		Use:   "recover NODE [--dry-run]",
-		Short: "Say why a node is kept from pods, and wait until its agent has given it back",
-		Long: `Asks the agent of the node why the node is kept from pods: whose cordon it is, what is to be restored, who is in the way, and what to do.
+		Short: "Say what keeps pods off a node, and wait until its agent has restored it",
+		Long: `Asks the agent of the node what keeps pods off it: who cordoned it, what the agent still has to restore, who is in the way, and what to do.
 
-Where the agent gives the node back by itself, the command waits for that. Where a person has to act first, it says who, and ends. It changes
-nothing on the node but the annotation by which it asks. Where no agent runs, gpuslice-agent recover on the node itself does the work.
+Where the agent restores the node by itself, the command waits for that. Where someone has to act first, it says who, and ends. On the node it
+changes only the annotation with its question. Where no agent runs, run gpuslice-agent recover on the node.
 
-Exit codes: 0 the node is open for pods, or with --dry-run: the agent has answered; 3 nothing of ours keeps it closed, another user or tool does,
-or the timeout has come first; 1 a person has to act, and anything else.`,
+Exit codes: 0 the node is open for pods, or with --dry-run: the agent has answered; 3 another user or tool keeps it closed, and gpuslice does not,
+or timeout; 1 someone has to act, and anything else.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,7 +66,7 @@ or the timeout has come first; 1 a person has to act, and anything else.`,
 	}
 	c.Flags().BoolVar(&r.dryRun, "dry-run", false, "say it, and wait for nothing")
 	c.Flags().StringVarP(&r.format, "output", "o", "text", "text or json")
-	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is given back")
+	c.Flags().DurationVar(&r.timeout, "timeout", 10*time.Minute, "how long to wait until the node is restored")
 	cluster.CompleteFlag(c, "output", "text", diagnosisJSON)
 	return c
 }
@@ -90,7 +90,7 @@ func (r *recovery) run(ctx context.Context, client kube.Interface, node corev1.N
 		case ctx.Err() != nil:
 			return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted; the agent goes on")}
 		case errors.Is(err, cluster.ErrLate):
-			return &cli.ExitError{Code: cli.ExitTimeout, Err: fmt.Errorf("node %s was not given back in %s; the agent goes on", node.Name, r.timeout)}
+			return &cli.ExitError{Code: cli.ExitTimeout, Err: fmt.Errorf("the agent has not restored node %s in %s; it goes on", node.Name, r.timeout)}
 		case err != nil:
 			return err
 		case g.deleted:
@@ -132,7 +132,7 @@ func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node cor
 	case a.Lost != "":
 		return nil, fmt.Errorf("node %s: %s", node.Name, a.Lost)
 	case a.Answer == nil:
-		return nil, fmt.Errorf("the agent of node %s has not answered within %s. Where none runs, give the node back by gpuslice-agent recover on it; "+
+		return nil, fmt.Errorf("the agent of node %s has not answered within %s. If none runs there, run gpuslice-agent recover on the node; "+
 			"to see whether one does: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=%s", node.Name, planTime, node.Name)
 	case a.Answer.Diagnosis == nil:
 		return nil, fmt.Errorf("the agent of node %s does not say: %s", node.Name, a.Answer.Refused)

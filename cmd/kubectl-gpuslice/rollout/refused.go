@@ -98,10 +98,10 @@ func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 		case ctx.Err() != nil:
 			return interrupted(ctx, err)
 		case err != nil:
-			out.Printf("no agent has said whether it would refuse %s: %v; labelled all the same\n", w.Kind(), err)
+			out.Printf("no agent has said whether it would refuse %s: %v; labelled anyway\n", w.Kind(), err)
 			return nil
 		case len(refusals) == 0 && answers(q) == 0:
-			out.Printf("no agent has said within %s whether it would refuse %s; labelled all the same\n", foreseeTime, w.Kind())
+			out.Printf("no agent has said within %s whether it would refuse %s; labelled anyway\n", foreseeTime, w.Kind())
 			return nil
 		case len(wouldRefuse) < answers(q):
 			return nil

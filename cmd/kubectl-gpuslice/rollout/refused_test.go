@@ -59,7 +59,7 @@ error: profile research would be refused by 1 node, and nothing was labelled
 		"as another of the same model": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown}, "\ngpu-1  labelled", true},
 		"but for what may pass":        {map[string]api.Answer{"gpu-1": {Refused: "the API server is away"}, "gpu-2": {HeldUp: "held", Reason: config.ReasonHeld}}, "\ngpu-1  labelled", true},
 		"as far as agents answer": {map[string]api.Answer{"gpu-1": {For: agenttest.KeepsSilent}, "gpu-2": {For: agenttest.KeepsSilent}}, `
-no agent has said within 5s whether it would refuse profile research; labelled all the same
+no agent has said within 5s whether it would refuse profile research; labelled anyway
 gpu-1  labelled`, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,13 +28,13 @@ func draw(v *nodeView, p paper) string {
 		}
 	}
 	if !v.Pods.Known {
-		out = append(out, p.block("pods: ", "who uses which instance is not known: "+v.Pods.Why)...)
+		out = append(out, p.block("pods: ", "cannot tell who uses which instance: "+v.Pods.Why)...)
 	}
 	if len(v.Pods.Asking) > 0 {
-		out = append(out, p.block("pods: ", "here ask for GPUs: "+strings.Join(v.Pods.Asking, ", "))...)
+		out = append(out, p.block("pods: ", "pods that request GPUs: "+strings.Join(v.Pods.Asking, ", "))...)
 	}
 	if len(v.Pods.Anywhere) > 0 {
-		out = append(out, p.block("pods: ", "hold what is not drawn here: "+strings.Join(v.Pods.Anywhere, ", "))...)
+		out = append(out, p.block("pods: ", "hold devices that are not drawn: "+strings.Join(v.Pods.Anywhere, ", "))...)
 	}
 	if len(v.GPUs) == 0 {
 		out = append(out, "no agent has reported how the GPUs are cut")

@@ -26,7 +26,7 @@ const (
 func Explain(*cluster.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain [REASON | METRIC]",
-		Short: "Say what a reason means that a node shows, and what you can do; or what a metric is",
+		Short: "Explain a reason that a node shows, and what you can do; or a metric",
 		Long: "Explains a reason of a condition, an Event or a metric, as in `kubectl describe node`: when it is given, and what you can do.\n" +
 			"Of a metric, it says what it is, and its labels. Without an argument, it lists all. It asks no cluster.",
 		Args: cobra.MaximumNArgs(1),

@@ -73,7 +73,7 @@ func (s *statusRequest) askAgents(ctx context.Context, client kube.Interface, no
 	}
 	switch {
 	case apierrors.IsForbidden(err):
-		return said, "to ask the agent takes the verb patch on nodes, which you do not have", nil
+		return said, "asking the agent needs the verb patch on nodes, which you lack", nil
 	case err != nil && ctx.Err() != nil:
 		return nil, "", &cli.ExitError{Code: cli.ExitInterrupted, Err: err}
 	case err != nil:

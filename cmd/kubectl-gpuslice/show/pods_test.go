@@ -56,8 +56,8 @@ func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 		})
 		for _, args := range [][]string{{"status", "gpu-1"}, {"status", "gpu-1", "--ask=false"}} {
 			said, code := w.Run(args...)
-			if code != 0 || !strings.Contains(said, "who uses which instance is not known: ") || !strings.Contains(said, "  #5   2g.20gb@2  ?\n") ||
-				!strings.Contains(said, "here ask for GPUs: team/notebook (nvidia.com/mig-1g.10gb 1)") {
+			if code != 0 || !strings.Contains(said, "cannot tell who uses which instance: ") || !strings.Contains(said, "  #5   2g.20gb@2  ?\n") ||
+				!strings.Contains(said, "pods that request GPUs: team/notebook (nvidia.com/mig-1g.10gb 1)") {
 				t.Errorf("%q: exit code %d: %s", args, code, said)
 			}
 		}

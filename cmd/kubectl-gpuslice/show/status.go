@@ -40,12 +40,12 @@ func Status(o *cluster.Options) *cobra.Command {
 	var s statusRequest
 	c := &cobra.Command{
 		Use:   "status [-l SELECTOR | NODE...] [-o wide|json|yaml] [--watch]",
-		Short: "Show what the nodes are asked for, how far they are, and how their GPUs are cut",
+		Short: "Show what each node's labels request, how far it is, and how its GPUs are cut",
 		Long: `Shows the selected nodes, or without a selection all on which an agent has ever run, each on a line.
 
-Of nodes that are named, it also draws the memory slices of each GPU, with the instances, their numbers and the pods that use them. The
-agent of the node lists the pods: it is asked by an annotation, which takes the verb patch on nodes. Without it, or with --ask=false, the
-drawing is as of the agent's last word.`,
+Of nodes that you name, it also draws the memory slices of each GPU, with the instances, their numbers and the pods that use them. The
+agent of the node lists the pods: the command asks it by an annotation, which needs the verb patch on nodes. Without that right, or with
+--ask=false, the drawing shows the agent's last report.`,
 		Example: `  # All nodes
   kubectl gpuslice status
   # How the GPUs of one are cut, and who uses them
@@ -72,7 +72,7 @@ drawing is as of the agent's last word.`,
 	s.nodes.Bind(c)
 	c.Flags().StringVarP(&s.format, "output", "o", "", formatWide+", "+formatJSON+" or "+formatYAML)
 	c.Flags().BoolVarP(&s.watch, "watch", "w", false, "go on showing the nodes as they change")
-	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of nodes that are named which pods use the GPUs")
+	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of the named nodes which pods use the GPUs")
 	cluster.CompleteFlag(c, "output", formatWide, formatJSON, formatYAML)
 	return c
 }

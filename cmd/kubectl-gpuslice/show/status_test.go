@@ -84,7 +84,7 @@ func TestStatusNamesPodsThatAskByClaims(t *testing.T) {
 			w.AsksBy("p", c.change)
 			w.Edit("gpu-1", func(n *corev1.Node) { agenttest.Says(n, agenttest.Done(), "as asked") })
 			said, code := w.Run("status", "--ask=false", "gpu-1")
-			_, pods, found := strings.Cut(said, "here ask for GPUs: ")
+			_, pods, found := strings.Cut(said, "pods that request GPUs: ")
 			pods, _, _ = strings.Cut(pods, "\n")
 			want := ""
 			if c.want != "" {

@@ -43,12 +43,12 @@ func Top(o *cluster.Options) *cobra.Command {
 	var r topRequest
 	c := &cobra.Command{
 		Use:   "top [-l SELECTOR | NODE...] [-o wide|json|yaml] [--sort-by memory|busy]",
-		Short: "Show which pod uses how much of which GPU or instance",
+		Short: "Show how much each pod uses of its GPU or instance",
 		Long: `Shows each pod that has a GPU or an instance of one, with the memory of its processes there and how busy they keep it. Without a selection, of
 all nodes on which an agent has ever run.
 
-The agents answer: each is asked by an annotation, which takes the verb patch on nodes. How busy a pod is cannot be had of every GPU; a
-question mark says so, and the line below the table says why.`,
+The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Not every GPU reports how busy a pod is: a
+question mark shows that, and the line below the table says why.`,
 		Example: `  # Who has the GPUs of the pool, the largest first
   kubectl gpuslice top -l pool=research
   # Who has one and does not use it
@@ -106,7 +106,7 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("asking the agents takes the verb patch on nodes: %w", err)
+		return fmt.Errorf("asking the agents needs the verb patch on nodes: %w", err)
 	case err != nil:
 		return err
 	}
@@ -120,7 +120,7 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 		return err
 	}
 	if n := len(all.Silent); n == len(nodes) {
-		return fmt.Errorf("no agent has answered, of %s", cli.Counted(n, "node"))
+		return fmt.Errorf("no agent of %s has answered", cli.Counted(n, "node"))
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ gpu-2: the agent does not say: it must be something else
 		w.Is("no pod has a GPU\n", 0)
 		began := time.Now()
 		w.Start("top", "gpu-1")
-		if said, code := w.Ended(); code != 1 || !strings.Contains(said, "gpu-1: the agent has not answered within 5s\nerror: no agent has answered, of 1 node\n") {
+		if said, code := w.Ended(); code != 1 || !strings.Contains(said, "gpu-1: the agent has not answered within 5s\nerror: no agent of 1 node has answered\n") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 		if took := time.Since(began); took != viewTime {

@@ -63,7 +63,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		out.Printf("read in an older version than render writes: %s\n", sanitize.Cut(version, longestLine))
 	}
 	if len(r.Changing) > 0 {
-		out.Printf("changing, and counted as they are now: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
+		out.Printf("changing, and counted in their present state: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}
 	printDRA(out, r)
 	broken, printed := 0, 0
@@ -95,11 +95,11 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 // printDRA says whose the nodes of NVIDIA's DRA driver are.
 func printDRA(out *cli.Printer, r drift.Report) {
 	if len(r.Static) > 0 {
-		out.Printf("NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: %s\n",
+		out.Printf("NVIDIA's DRA driver advertises the GPUs by its ResourceSlices, which count: %s\n",
 			sanitize.Cut(sanitize.Listed(r.Static), longestLine))
 	}
 	if len(r.Dynamic) > 0 {
-		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG), so agents leave MIG alone there, and each device counts that it could make: %s\n",
+		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG): agents do not change MIG there, and each device counts that it could make: %s\n",
 			sanitize.Cut(sanitize.Listed(r.Dynamic), longestLine))
 	}
 }

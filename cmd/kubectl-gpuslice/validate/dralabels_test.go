@@ -58,7 +58,7 @@ func TestValidateSaysWhatNodesOfTheDRADriverCannotBe(t *testing.T) {
 	})
 	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
 	for _, want := range []string{
-		"NVIDIA's DRA driver offers the GPUs as they are cut, and counts by its ResourceSlices: a; b; c; d; f; g\n",
+		"NVIDIA's DRA driver advertises the GPUs by its ResourceSlices, which count: a; b; c; d; f; g\n",
 		"drift  Node a: its label names profile research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
 		"drift  Node f: its label nvidia.com/device-plugin.config=shared asks for a config of the device plugin, which NVIDIA's DRA driver does not have",
 		"drift  Node b: its label names MIG config parts: it asks for 1c.3g.40gb, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one",

@@ -37,13 +37,13 @@ func Command(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "validate (-f FILE... | --against-cluster)",
 		Short: "Check files before they reach a cluster, or what a cluster promises of its GPUs",
-		Long: "Check files before they reach a cluster. Which kind a file is shows by what is in it: profiles, settings, maintenance, MIG configs in\n" +
-			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. Everything wrong is said at once.\n" +
-			"Of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, of HardwareProfile, ResourceQuota and PriorityClass it reads the manifests too.\n" +
+		Long: "Check files before they reach a cluster. It recognizes a file by its content: profiles, settings, maintenance, MIG configs in\n" +
+			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. It reports all mistakes at once.\n" +
+			"It also reads manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, and of HardwareProfile, ResourceQuota and PriorityClass.\n" +
 			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
-			"Files do not say which nodes have NVIDIA's DRA driver: that it gives out no parts of instances, and shares devices by claims alone, is\n" +
-			"said with --against-cluster, of the labels of such nodes.\n" +
-			"Of maintenance it says when each pool opens next for as long as a change is estimated to take.",
+			"Files do not say which nodes have NVIDIA's DRA driver, which allocates no parts of instances and shares devices by claims alone:\n" +
+			"--against-cluster checks the labels of such nodes.\n" +
+			"For maintenance it says when each pool opens next for as long as a change is estimated to take.",
 		Example: "kubectl gpuslice validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | kubectl gpuslice validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files = append(files, args...) // a shell turns -f *.yaml into -f a.yaml b.yaml
@@ -78,10 +78,10 @@ func Command(o *cluster.Options) *cobra.Command {
 	of.Bind(c.Flags())
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&against, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
-	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile whose nodes an autoscaler makes when they are needed, so that fewer than are promised for, or none, are no drift; several by several flags")
+	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile with nodes that an autoscaler creates on demand: too few of them, or none, are no drift; several by several flags")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false,
-		"pass over what others may read, and take it for no error that nothing here is for gpuslice, as in a folder of all kinds of manifests")
-	c.Flags().StringVar(&at, "at", "", "time from which on the next openings of maintenance are listed, like 2026-12-20T22:00:00Z; without it now")
+		"pass over files for other programs, and accept that nothing here is for gpuslice, as in a folder of all kinds of manifests")
+	c.Flags().StringVar(&at, "at", "", "list the openings of maintenance after this time, like 2026-12-20T22:00:00Z; by default after now")
 	return c
 }
 
@@ -254,7 +254,7 @@ func (c *fileCheck) say(result, format string, args ...any) bool {
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
 	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
-	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign takes that for no error")
+	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign accepts that")
 
 func (c *fileCheck) piece(p manifest.Piece) {
 	switch {
