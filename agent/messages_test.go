@@ -175,8 +175,8 @@ func TestMessagesOfANode(t *testing.T) {
 		{"another tool", oneH100, func(w *world) {
 			w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z")
 			w.label("all-1g.10gb")
-		}, config.ReasonOtherMaintenance, `OtherMaintenance: all-1g.10gb: changes nothing until other tools are done with this node: kured, by annotation weave.works/kured-reboot-in-progress=2000-01-01T00:00:00Z (kured takes it away after the reboot; ` +
-			`after one that is not its own: kubectl annotate node gpu-1 weave.works/kured-reboot-in-progress-); since 2000-01-01 00:00:00Z`},
+		}, config.ReasonOtherMaintenance, `OtherMaintenance: all-1g.10gb: changes nothing until other tools are done with this node: kured, by annotation weave.works/kured-reboot-in-progress=2000-01-01T00:00:00Z (kured removes it after the reboot; ` +
+			`after a reboot by others: kubectl annotate node gpu-1 weave.works/kured-reboot-in-progress-); since 2000-01-01 00:00:00Z`},
 		{"a process of no pod", oneH100, func(w *world) {
 			w.turn()
 			w.startGPUProcess(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice")
@@ -190,7 +190,7 @@ func TestMessagesOfANode(t *testing.T) {
 			}
 			w.label("all-1g.10gb")
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: to let this change evict what would be lost: kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb --force-unmanaged; ` +
-			`team/notebook-0, team/notebook-1, team/notebook-2 and 2 more: no controller would bring it back (drain.unmanagedPods: refuse); ` +
+			`team/notebook-0, team/notebook-1, team/notebook-2 and 2 more: no controller would recreate it (drain.unmanagedPods: refuse); ` +
 			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config`},
 		{"pods that end", fiveH100, func(w *world) {
 			w.turn()

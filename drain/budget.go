@@ -74,10 +74,10 @@ func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (st
 		return state, "", keeps{"see why the controller manager does not count PDB " + name, "it " + state}
 	case sync != nil && sync.Reason == policyv1.SyncFailedReason:
 		state = "its pods cannot be counted: " + sync.Message
-		return state, "", keeps{"mend PDB " + name, "it cannot count its pods (" + sync.Message + ")"}
+		return state, "", keeps{"fix PDB " + name, "it cannot count its pods (" + sync.Message + ")"}
 	case s.ExpectedPods > 0 && s.DesiredHealthy >= s.ExpectedPods:
 		state = fmt.Sprintf("needs %s and has %d of %d", healthy(s.DesiredHealthy), s.CurrentHealthy, s.ExpectedPods)
-		return state, ": it never lets one go, until it is changed or there are more pods", keeps{"change PDB " + name + " or add pods to it", "it " + state}
+		return state, ": it allows no eviction until it is changed or has more pods", keeps{"change PDB " + name + " or add pods to it", "it " + state}
 	case s.CurrentHealthy <= s.DesiredHealthy:
 		state = fmt.Sprintf("needs %s and has %d", healthy(s.DesiredHealthy), s.CurrentHealthy)
 		return state, "", keeps{"make room in PDB " + name, "it " + state}

@@ -60,7 +60,7 @@ type Verdict struct {
 	Awaits   string    // namespace/name of a pod that PDB lacks, since it has not started: mostly the successor of one that was evicted
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
 	Allow    []Choice  // those that refuse it, and that a user may allow for one change
-	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; asked again until 04:02Z"
+	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; retried until 04:02Z"
 	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
@@ -234,11 +234,11 @@ func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	case v.Overdue:
 		v.until = "; it had until " + until
 	case r.dueForDeletion(t):
-		v.until = "; its deletion is tried until " + until
+		v.until = "; its deletion is retried until " + until
 	case r.policy.Delete:
-		v.until = "; asked again until " + until + ", and deleted then"
+		v.until = "; retried until " + until + ", then deleted"
 	default:
-		v.until = "; asked again until " + until
+		v.until = "; retried until " + until
 	}
 	v.Message += v.until
 	return v
@@ -305,7 +305,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 		return Verdict{State: Refused, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, true
 	case pod.UID == "":
 		// The API server takes an empty UID for no precondition at all.
-		return Verdict{State: Refused, Message: "its UID is not known, so another pod of its name might be evicted"}, true
+		return Verdict{State: Refused, Message: "its UID is unknown, so another pod of its name might be evicted"}, true
 	case t.refusal != "":
 		return Verdict{State: Refused, By: t.by, Allow: t.allow, Message: t.refusal}, true
 	case t.wait > 0 && t.until.IsZero():
@@ -325,8 +325,8 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 }
 
 var queued = map[tier]string{
-	critical: "a critical pod, which goes when the ordinary ones have left",
-	daemons:  "of a DaemonSet, which goes when all others have left",
+	critical: "a critical pod: it leaves after the ordinary ones",
+	daemons:  "of a DaemonSet: it leaves after all others",
 }
 
 // ask requests one eviction, or a dry run of it.
@@ -362,7 +362,7 @@ func (r *round) deletePod(ctx context.Context, pod holders.Pod, t terms, last Ve
 	switch {
 	case err == nil:
 		return Verdict{State: Deleted, PDB: last.PDB, Message: fmt.Sprintf(
-			"deleted with a grace of %s, since it was there still at %s: %s", grace, r.shortTime(t.deadline, minutes), last.Message)}
+			"deleted with a grace of %s, since it was still there at %s: %s", grace, r.shortTime(t.deadline, minutes), last.Message)}
 	case r.unanswered(err):
 		return Verdict{State: Failed, Message: r.noAnswer.Error()}
 	case isGone(err):
@@ -425,7 +425,7 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 		return r.blocked(ctx, pod, err)
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// Nothing can be created in such a namespace, evictions included, and all its pods are being deleted.
-		return Verdict{State: Terminating, Message: fmt.Sprintf("namespace %s is terminating and takes its pods along", pod.Namespace)}
+		return Verdict{State: Terminating, Message: fmt.Sprintf("namespace %s is terminating, with its pods", pod.Namespace)}
 	case apierrors.IsTooManyRequests(err):
 		return Verdict{State: Failed, Message: fmt.Sprintf("the API server is busy: %v", err)}
 	case apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown:

@@ -216,7 +216,7 @@ func TestClusterSaysWhichBudgetNeverLetsGo(t *testing.T) {
 	ready(t, client, pods[0])
 	w.guard(t, "strict", 1, 1)
 	pods = w.pods(t.Context(), t)
-	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pod and has 1 of 1: it never lets one go, until it is changed or there are more pods", w.namespace)
+	want := fmt.Sprintf("Blocked PDB %s/strict: needs 1 healthy pod and has 1 of 1: it allows no eviction until it is changed or has more pods", w.namespace)
 	if diff := cmp.Diff([]string{want}, outcome(evictor(t).Evict(t.Context(), pods, drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
@@ -284,7 +284,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Terminating namespace " + ns.Name + " is terminating and takes its pods along"}
+	want := []string{"Terminating namespace " + ns.Name + " is terminating, with its pods"}
 	if diff := cmp.Diff(want, outcome(evictor(t).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil, holders.Claimed{}), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
@@ -417,7 +417,7 @@ func TestClusterSaysThatAFinalizerKeepsAPod(t *testing.T) {
 	}
 	ended := after.DeletionTimestamp.UTC()
 	got := evictorAt(t, ended.Add(time.Minute)).Evict(t.Context(), []holders.Pod{holders.Describe(after)}, drain.Policy{}, time.Time{})
-	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it, until the programs that have set them remove them") {
+	if len(got) != 1 || got[0].State != drain.Terminating || !strings.HasSuffix(got[0].Message, "; finalizers example.io/wait keep it until the programs that set them remove them") {
 		t.Errorf("verdict is %v, want Terminating for its finalizer", outcome(got))
 	}
 }
@@ -430,7 +430,7 @@ func TestClusterLetsAnUnreadyPodGoIfTheBudgetSaysAlwaysAllow(t *testing.T) {
 	running(t, client, pods[1])
 	w.guard(t, "api", 2, 1)
 	pods = w.pods(t.Context(), t)[1:]
-	want := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 1 of 2: it never lets one go, until it is changed or there are more pods; "+
+	want := fmt.Sprintf("Blocked PDB %s/api: needs 2 healthy pods and has 1 of 2: it allows no eviction until it is changed or has more pods; "+
 		"this pod is not ready, and would go if the PDB had unhealthyPodEvictionPolicy: AlwaysAllow", w.namespace)
 	if diff := cmp.Diff([]string{want}, outcome(evictor(t).DryRun(t.Context(), pods, drain.Policy{}))); diff != "" {
 		t.Errorf("dry run (-want +got):\n%s", diff)

@@ -190,7 +190,7 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			"429 of a budget that never lets go",
 			[]runtime.Object{budget("api", 2, 2, 2)},
 			refusal(needsTwo, 0),
-			drain.Blocked, "team/api", "PDB team/api: needs 2 healthy pods and has 2 of 2: it never lets one go",
+			drain.Blocked, "team/api", "PDB team/api: needs 2 healthy pods and has 2 of 2: it allows no eviction",
 		},
 		{
 			"429 of a budget that counts on pods that are not ready",
@@ -288,11 +288,11 @@ func TestEvictSendsNoRequestForPodsThatItCannotHurry(t *testing.T) {
 		{undated, drain.Terminating, "terminating"},
 		{unlisted, drain.Terminating, "the API server does not list it; kubelet still has its devices in use"},
 		{
-			process, drain.Terminating, "the API server does not list it; processes of it still have a GPU: " +
+			process, drain.Terminating, "the API server does not list it; its processes still have a GPU: " +
 				"NVML pid 4711 python, device file /dev/nvidia3 of pid 4711 python",
 		},
 		{static, drain.Refused, "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"},
-		{nameless, drain.Refused, "its UID is not known, so another pod of its name might be evicted"},
+		{nameless, drain.Refused, "its UID is unknown, so another pod of its name might be evicted"},
 	} {
 		s := newServer()
 		e, _ := s.evictor()
@@ -485,8 +485,8 @@ func TestEvictSaysWhatABlockedBudgetWaitsFor(t *testing.T) {
 		"starting":                   {budget("api", 2, 2, 3), []*corev1.Pod{starting, ending, other}, "team/b", needs + "; one of its pods, team/b, has not started on node gpu-7; "},
 		"endless words":              {budget("api", 2, 2, 3), []*corev1.Pod{pending("e", strings.Repeat("ü", 10_000))}, "team/e", needs + "; one of its pods, team/e, is Pending: " + strings.Repeat("ü", 200) + "…; "},
 		"none of its pods":           {budget("api", 2, 2, 3), []*corev1.Pod{ending, other}, "", needs + "; this"},
-		"a budget that lets none go": {budget("api", 2, 1, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 1 of 2: it never"},
-		"a budget that lacks no pod": {budget("api", 2, 2, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 2 of 2: it never"},
+		"a budget that lets none go": {budget("api", 2, 1, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 1 of 2: it allows"},
+		"a budget that lacks no pod": {budget("api", 2, 2, 2), []*corev1.Pod{pending("e", full)}, "", "PDB team/api: needs 2 healthy pods and has 2 of 2: it allows"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(c.budget)

@@ -162,8 +162,8 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	}
 	if p.comesBack(pod) {
 		kind, name, _ := strings.Cut(pod.Controller, "/")
-		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would bring it back at once: remove that toleration, "+
-			"or, where a label of the node deploys it, add that label to the operands", kind, name, p.Fence.Key)}
+		return terms{refusal: fmt.Sprintf("%s %s tolerates the taint %s and would recreate it at once: remove that toleration, "+
+			"or, if a label of the node deploys it, add the label to the operands", kind, name, p.Fence.Key)}
 	}
 	if t, refused := p.loss(pod); refused {
 		return t
@@ -183,7 +183,7 @@ func (p Policy) loss(pod holders.Pod) (terms, bool) {
 		t.allow, lost = append(t.allow, c), append(lost, fmt.Sprintf("%s (%s: refuse)", why, c.Field))
 	}
 	if p.Unmanaged.Refuse && pod.Controller == "" {
-		refuse(p.Unmanaged, "no controller would bring it back")
+		refuse(p.Unmanaged, "no controller would recreate it")
 	}
 	if p.EmptyDir.Refuse && len(pod.EmptyDirs) > 0 {
 		refuse(p.EmptyDir, "its files on emptyDir "+strings.Join(pod.EmptyDirs, ", ")+" would be lost")
@@ -215,7 +215,7 @@ func (p Policy) source(t terms) string {
 func (r Rule) ruling() terms {
 	switch r.Action {
 	case Refuse:
-		return terms{by: r.Field, refusal: r.Field + " says that it is not sent away: delete it yourself, or change the rule"}
+		return terms{by: r.Field, refusal: r.Field + " forbids its eviction: delete it yourself, or change the rule"}
 	case Wait:
 		return terms{by: r.Field, wait: r.For}
 	case Evict:

@@ -62,8 +62,8 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 	second := func(r drain.Rule) drain.Rule { r.Field = "drain.rules[1]"; return r }
 	both := drain.Policy{Unmanaged: choice("drain.unmanagedPods"), EmptyDir: choice("drain.emptyDir")}
 	with := func(p drain.Policy, rules ...drain.Rule) drain.Policy { p.Rules = rules; return p }
-	const byRule = "drain.rules[0] says that it is not sent away: delete it yourself, or change the rule"
-	const bare = "no controller would bring it back (drain.unmanagedPods: refuse)"
+	const byRule = "drain.rules[0] forbids its eviction: delete it yourself, or change the rule"
+	const bare = "no controller would recreate it (drain.unmanagedPods: refuse)"
 	const lost = "its files on emptyDir scratch, tmp would be lost (drain.emptyDir: refuse)"
 
 	for name, c := range map[string]struct {
@@ -97,8 +97,8 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 			of("a", "DaemonSet", toleratesAll),
 			drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}, Rules: []drain.Rule{rule(drain.Evict, db)}},
 			"",
-			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would bring it back at once: remove that toleration, " +
-				"or, where a label of the node deploys it, add that label to the operands",
+			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would recreate it at once: remove that toleration, " +
+				"or, if a label of the node deploys it, add the label to the operands",
 		},
 		"a DaemonSet that would bring it back, and that a rule names": {
 			of("a", "DaemonSet", toleratesAll), drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}, Rules: []drain.Rule{rule(drain.Evict, api)}}, "", "",
@@ -113,8 +113,8 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 			of("a", "DaemonSet", tolerating(fenceTaint.Key, "", "", "NoSchedule")),
 			drain.Policy{Fence: fenceTaint, Daemons: []string{"team"}},
 			"",
-			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would bring it back at once: remove that toleration, " +
-				"or, where a label of the node deploys it, add that label to the operands",
+			"DaemonSet c tolerates the taint gpuslice.io/repartitioning and would recreate it at once: remove that toleration, " +
+				"or, if a label of the node deploys it, add the label to the operands",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 		{after: 8*time.Hour - 1, want: finishing, deadline: 9 * time.Hour},
 		{
 			after: 8 * time.Hour, asked: []string{"train"}, deadline: 9 * time.Hour,
-			want: []string{"Blocked PDB team/api: " + needsTwo + "; asked again until 21:00Z"},
+			want: []string{"Blocked PDB team/api: " + needsTwo + "; retried until 21:00Z"},
 		},
 		{
 			after: 9 * time.Hour, deadline: 9 * time.Hour, overdue: true,
@@ -230,7 +230,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 	t.Run("one by one, until it is time", func(t *testing.T) {
 		s := newServer()
 		const finishing = "Waiting finishes by itself until 2026-03-01T20:00Z (drain.mode)"
-		const forOrdinary = "Queued a critical pod, which goes when the ordinary ones have left"
+		const forOrdinary = "Queued a critical pod: it leaves after the ordinary ones"
 		walk(t, s, []holders.Pod{any1, any2}, policy, []step{
 			{after: 0, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
 			{after: time.Hour, want: []string{finishing, finishing}, deadline: 9 * time.Hour},
@@ -249,7 +249,7 @@ func TestPodsMayFinishBeforeTheyAreEvicted(t *testing.T) {
 		want := []string{
 			"Requested",
 			"Waiting finishes by itself until 2026-03-01T13:00Z (rule drain.rules[1])",
-			"Refused no controller would bring it back (drain.unmanagedPods: refuse)",
+			"Refused no controller would recreate it (drain.unmanagedPods: refuse)",
 		}
 		if diff := cmp.Diff(want, outcome(got)); diff != "" {
 			t.Errorf("verdicts (-want +got):\n%s", diff)
@@ -270,8 +270,8 @@ func TestPodsLeaveOneTierAfterTheOther(t *testing.T) {
 	s := newServer()
 	e, clock := s.evictor()
 	web, job, dns, monitor := of("web", "ReplicaSet"), of("job", "Job"), of("dns", "ReplicaSet", isCritical), of("monitor", "DaemonSet", isCritical)
-	const forOrdinary = "Queued a critical pod, which goes when the ordinary ones have left"
-	const forAll = "Queued of a DaemonSet, which goes when all others have left"
+	const forOrdinary = "Queued a critical pod: it leaves after the ordinary ones"
+	const forAll = "Queued of a DaemonSet: it leaves after all others"
 
 	for _, step := range []struct {
 		name   string
@@ -359,7 +359,7 @@ func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 		walk(t, s, pods, policy, []step{
 			{
 				after: time.Minute, asked: []string{"a"}, deadline: time.Hour,
-				want: []string{"Blocked PDB team/api: needs 2 healthy pods and has 2; asked again until 13:00Z"},
+				want: []string{"Blocked PDB team/api: needs 2 healthy pods and has 2; retried until 13:00Z"},
 			},
 			{
 				after: time.Hour, deadline: time.Hour, overdue: true,
@@ -396,7 +396,7 @@ func TestAPodThatIsOverdueIsAskedAboutAndNotSentAway(t *testing.T) {
 			s.answer = errors.New("connection refused")
 			walk(t, s, pods, drain.Policy{Deadline: 24 * time.Hour}, []step{{
 				after: 0, asked: slices.Repeat([]string{"a"}, sends), deadline: 24 * time.Hour,
-				want: []string{"Failed asking the API server: connection refused; asked again until 2026-03-02T12:00Z"},
+				want: []string{"Failed asking the API server: connection refused; retried until 2026-03-02T12:00Z"},
 			}})
 		})
 	})
@@ -407,7 +407,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 	grace := func(d time.Duration) func(*holders.Pod) {
 		return func(p *holders.Pod) { p.Grace = d; p.Ready = true }
 	}
-	const why = "deleted with a grace of 30s, since it was there still at 13:00Z: PDB team/api: needs 2 healthy pods and has 2"
+	const why = "deleted with a grace of 30s, since it was still there at 13:00Z: PDB team/api: needs 2 healthy pods and has 2"
 	last := time.Hour + 90*time.Second
 
 	t.Run("with its own grace, when its eviction is refused still", func(t *testing.T) {
@@ -416,7 +416,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{
 				after: time.Hour - 1, asked: []string{"a"}, deadline: time.Hour,
-				want: []string{"Blocked PDB team/api: needs 2 healthy pods and has 2; asked again until 13:00Z, and deleted then"},
+				want: []string{"Blocked PDB team/api: needs 2 healthy pods and has 2; retried until 13:00Z, then deleted"},
 			},
 			{after: time.Hour, asked: []string{"a"}, deadline: last, want: []string{"Deleted " + why}},
 			{after: time.Hour + time.Millisecond, deadline: last, want: []string{"Deleted " + why}}, // the list may be older
@@ -455,7 +455,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s := newServer()
 		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(time.Hour))}, policy, []step{{
 			after: time.Hour, deadline: last,
-			want: []string{"Deleted deleted with a grace of 30s, since it was there still at 13:00Z: its own grace is longer"},
+			want: []string{"Deleted deleted with a grace of 30s, since it was still there at 13:00Z: its own grace is longer"},
 		}})
 	})
 
@@ -486,7 +486,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 			s.answer = errors.New("connection refused")
 			walk(t, s, []holders.Pod{of("a", "ReplicaSet")}, policy, []step{{
 				after: time.Hour, asked: slices.Repeat([]string{"a"}, sends), deadline: last,
-				want: []string{"Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
+				want: []string{"Failed asking the API server: connection refused; its deletion is retried until 13:01Z"},
 			}})
 			if len(s.removed) > 0 {
 				t.Errorf("deletions are %v, want none", s.removed)
@@ -510,7 +510,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s.answer = refusal(needsTwo, 0)
 		s.removal = apierrors.NewForbidden(podResource, "a", errors.New("a webhook says no"))
 		const blocked = "PDB team/api: needs 2 healthy pods and has 2"
-		failed := "Failed " + blocked + `; deleting it: pods "a" is forbidden: a webhook says no; its deletion is tried until 13:01Z`
+		failed := "Failed " + blocked + `; deleting it: pods "a" is forbidden: a webhook says no; its deletion is retried until 13:01Z`
 		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{after: time.Hour, asked: []string{"a"}, deadline: last, want: []string{failed}},
 			{after: time.Hour + time.Millisecond, deadline: last, want: []string{failed}},
@@ -535,7 +535,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 		"404":                       {nil, apierrors.NewNotFound(podResource, "a"), "Gone"},
 		"409 of a namesake":         {[]runtime.Object{&namesake}, conflict, "Gone another pod has its name now"},
 		"409 while no one is there": {nil, conflict, "Gone"},
-		"no answer":                 {nil, errors.New("connection refused"), "Failed asking the API server: connection refused; its deletion is tried until 13:01Z"},
+		"no answer":                 {nil, errors.New("connection refused"), "Failed asking the API server: connection refused; its deletion is retried until 13:01Z"},
 	} {
 		s := newServer(c.objects...)
 		s.answer, s.removal = refusal(needsTwo, 0), c.answer
@@ -585,7 +585,7 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 	claims := func(p *holders.Pod) { p.Claims = []string{"data-0", "cache"} }
 	final := func(p *holders.Pod) { p.Finalizers = []string{"example.io/wait", "batch.kubernetes.io/job-tracking"} }
 	gpus := func(p *holders.Pod) { p.DeviceClaims = []string{"gpu-a", "gpu-b"} }
-	const driverAway = "; its containers have ended, and kubelet cannot give its resource claims back (gpu-a, gpu-b): " +
+	const driverAway = "; its containers have ended, but kubelet cannot release its resource claims (gpu-a, gpu-b): " +
 		"their DRA driver gpu.nvidia.com does not run on this node; start it"
 
 	for name, c := range map[string]struct {
@@ -606,11 +606,11 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		"containers run on, and a finalizer waits for them": {
 			end(-2*time.Minute, runs("main", "sidecar"), final), "",
 			"terminating, its grace ended at 11:58:00Z; containers main, sidecar still run: the container runtime or the kernel does not end them, see kubelet's log; " +
-				"finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
+				"finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it until the programs that set them remove them",
 		},
 		"only finalizers are left": {
 			end(-2*time.Minute, final, claims), "",
-			"terminating, its grace ended at 11:58:00Z; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
+			"terminating, its grace ended at 11:58:00Z; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it until the programs that set them remove them",
 		},
 		"its volumes are being unmounted": {
 			end(-2*time.Minute, claims), "",
@@ -627,7 +627,7 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		},
 		"the driver of its claims is away, and a finalizer waits": {
 			end(-2*time.Minute, gpus, final), "", "terminating, its grace ended at 11:58:00Z" + driverAway +
-				"; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it, until the programs that have set them remove them",
+				"; finalizers example.io/wait, batch.kubernetes.io/job-tracking keep it until the programs that set them remove them",
 		},
 		"the driver of its claims is away, and a container runs on": {
 			end(-2*time.Minute, gpus, runs("main")), "",

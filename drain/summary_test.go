@@ -101,7 +101,7 @@ func TestASummaryNamesEachCauseOnce(t *testing.T) {
 			five[:1],
 			drain.Policy{},
 			0,
-			[]string{"mend PDB team/api: it cannot count its pods (found no controllers), and keeps team/a"},
+			[]string{"fix PDB team/api: it cannot count its pods (found no controllers), and keeps team/a"},
 		},
 		"a budget that may not be read": {
 			nil, five[:2],
@@ -128,7 +128,7 @@ func TestASummaryNamesEachCauseOnce(t *testing.T) {
 			five[:2],
 			drain.Policy{Deadline: time.Hour},
 			2 * time.Hour,
-			[]string{"make room in PDB team/api: it needs 2 healthy pods and has 2, and keeps team/a, team/b; asked again until 13:00Z"},
+			[]string{"make room in PDB team/api: it needs 2 healthy pods and has 2, and keeps team/a, team/b; retried until 13:00Z"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

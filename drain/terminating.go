@@ -45,7 +45,7 @@ func (r *round) whatKeeps(pod holders.Pod) string {
 		causes = append(causes, fmt.Sprintf("containers %s still run: the container runtime or the kernel does not end them, see kubelet's log",
 			strings.Join(pod.Running, ", ")))
 	case len(pod.DeviceClaims) > 0 && r.policy.ClaimDriverAway:
-		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet cannot give its resource claims back (%s): their DRA driver %s "+
+		causes = append(causes, fmt.Sprintf("its containers have ended, but kubelet cannot release its resource claims (%s): their DRA driver %s "+
 			"does not run on this node; start it", strings.Join(pod.DeviceClaims, ", "), holders.ClaimDriver))
 	case len(pod.Finalizers) > 0:
 	case len(pod.Claims) > 0:
@@ -55,7 +55,7 @@ func (r *round) whatKeeps(pod holders.Pod) string {
 		causes = append(causes, "its containers have ended, and kubelet is still cleaning up, see kubelet's log")
 	}
 	if len(pod.Finalizers) > 0 {
-		causes = append(causes, fmt.Sprintf("finalizers %s keep it, until the programs that have set them remove them", strings.Join(pod.Finalizers, ", ")))
+		causes = append(causes, fmt.Sprintf("finalizers %s keep it until the programs that set them remove them", strings.Join(pod.Finalizers, ", ")))
 	}
 	return strings.Join(causes, "; ")
 }
@@ -70,7 +70,7 @@ func runsUnlisted(pod holders.Pod) string {
 		}
 		processes = append(processes, string(s))
 	}
-	return text + "processes of it still have a GPU: " + strings.Join(processes, ", ")
+	return text + "its processes still have a GPU: " + strings.Join(processes, ", ")
 }
 
 // shortTime writes a time for users who read the message today. Moments, not spans: a message that changes by itself would be

@@ -24,7 +24,7 @@ var (
 	// ErrNoDriver means that NVIDIA's driver or its library is not loaded.
 	ErrNoDriver = errors.New("driver not loaded")
 	// ErrReplaced means that the driver was replaced by another version; its library has to be loaded by a new process.
-	ErrReplaced = errors.New("driver was replaced by another version, whose library only a new process can load")
+	ErrReplaced = errors.New("driver was replaced by another version: only a new process can load its library")
 	// ErrUnresponsive means that a call into the driver has not come back in time.
 	ErrUnresponsive = errors.New("driver does not answer")
 )

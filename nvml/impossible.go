@@ -153,7 +153,7 @@ func noPlace(g GPU, request []wanted) string {
 	core = present(core)
 	var where []string
 	for _, gr := range groupByProfile(core) {
-		where = append(where, fmt.Sprintf("%s can stand only at %s", gr.profile.Name, starts(gr.profile)))
+		where = append(where, fmt.Sprintf("%s fits only at %s", gr.profile.Name, starts(gr.profile)))
 	}
 	return fmt.Sprintf("no arrangement of %s fits: %s", lines(core), strings.Join(where, ", "))
 }

@@ -349,7 +349,7 @@ func TestSolveExplainsTheImpossible(t *testing.T) {
 		{
 			"places", onlyApart(),
 			map[string]int{"2g": 1, "3g": 1, "1g": 1},
-			"no arrangement of 1x 3g + 1x 2g fits: 3g can stand only at 0, 2g can stand only at 1 or 2; " +
+			"no arrangement of 1x 3g + 1x 2g fits: 3g fits only at 0, 2g fits only at 1 or 2; " +
 				"possible: 1x 3g + 2x 1g, or 1x 2g + 2x 1g",
 		},
 		{

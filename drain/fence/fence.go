@@ -119,7 +119,7 @@ func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup ...corev1.T
 // Park is LiftUnready that leaves a journal: the node takes pods again, as far as its startup taints let it, and a restore is still pending.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
-		return nil, fmt.Errorf("parking the change of node %s: the journal is empty, so no agent would know what to give back", node.Name)
+		return nil, fmt.Errorf("parking the change of node %s: the journal is empty: no agent would know what to restore", node.Name)
 	}
 	return f.lift(node, journal, uncordon, f.registeredWith(node, startup))
 }
@@ -191,7 +191,7 @@ func (f Fence) registeredWith(node *corev1.Node, startup []corev1.Taint) []corev
 
 func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*patch, error) {
 	if journal == "" {
-		return nil, errors.New("the journal is empty, so no agent would know what to give back")
+		return nil, errors.New("the journal is empty: no agent would know what to restore")
 	}
 	p, err := f.guarded(node)
 	if err != nil {

@@ -98,7 +98,7 @@ var knownMarkers = slices.Concat(
 		},
 		{
 			"NVSentinel", taint("nvsentinel.nvidia.com/external-remediation"), markCordons,
-			"NVSentinel takes the taint away when the ExternalRemediationRequest that it names is closed",
+			"NVSentinel removes the taint when the ExternalRemediationRequest that it names is closed",
 		},
 		{
 			"NVSentinel", annotation("nvsentinel.dgxc.nvidia.com/active-maintenance-request"), markCordons,
@@ -110,7 +110,7 @@ var knownMarkers = slices.Concat(
 		// is a setting; this is the one that kured's help proposes.
 		{
 			"kured", annotationTime("weave.works/kured-reboot-in-progress", rfc3339), markCordons,
-			"kured takes it away after the reboot; after one that is not its own: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
+			"kured removes it after the reboot; after a reboot by others: kubectl annotate node {node} weave.works/kured-reboot-in-progress-",
 		},
 		{"kured", taint("weave.works/kured-node-reboot"), markPlanned, "kured reboots the node when its lock is free"},
 
@@ -128,18 +128,18 @@ var knownMarkers = slices.Concat(
 		{"karpenter", deletion(true), markCordons, "Karpenter removes the node when it is drained"},
 		{
 			"karpenter", taint("karpenter.sh/disrupted"), markCordons,
-			"Karpenter removes the node when it is drained, or takes the taint away if it changes its mind",
+			"Karpenter removes the node when it is drained, or removes the taint if it changes its mind",
 		},
-		{"deletion of the node", deletion(false), markCordons, "the node goes when the programs that put the finalizers on it have removed them"},
+		{"deletion of the node", deletion(false), markCordons, "the node is deleted when the programs that set its finalizers have removed them"},
 
 		// kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go. Values are Unix times.
 		{
 			"cluster-autoscaler", taintTime("ToBeDeletedByClusterAutoscaler"), markCordons,
-			"the cluster-autoscaler deletes the node, or takes the taint away if that fails",
+			"the cluster-autoscaler deletes the node, or removes the taint if that fails",
 		},
 		{
 			"cluster-autoscaler", taintTime("DeletionCandidateOfClusterAutoscaler"), markPlanned,
-			"the cluster-autoscaler takes the taint away when the node is needed again",
+			"the cluster-autoscaler removes the taint when the node is needed again",
 		},
 
 		// medik8s/node-maintenance-operator, internal/controller/taint.go. Its lease is no part of the node.
@@ -150,12 +150,12 @@ var knownMarkers = slices.Concat(
 		// medik8s/self-node-remediation, internal/controller/selfnoderemediation_controller.go.
 		{
 			"self-node-remediation", taint("remediation.medik8s.io/self-node-remediation"), markCordons,
-			"the operator takes the taint away when the node is healthy again and its SelfNodeRemediation is deleted",
+			"the operator removes the taint when the node is healthy again and its SelfNodeRemediation is deleted",
 		},
 		// medik8s/fence-agents-remediation, api/v1alpha1/fenceagentsremediation_types.go.
 		{
 			"fence-agents-remediation", taint("remediation.medik8s.io/fence-agents-remediation"), markCordons,
-			"the operator takes the taint away when the node is healthy again and its FenceAgentsRemediation is deleted",
+			"the operator removes the taint when the node is healthy again and its FenceAgentsRemediation is deleted",
 		},
 
 		// aws/aws-node-termination-handler, pkg/node/node.go. It cordons; the taints are a setting. The labels are for
@@ -169,14 +169,14 @@ var knownMarkers = slices.Concat(
 			"aws-node-termination-handler", taint("aws-node-termination-handler/scheduled-maintenance"), markCordons,
 			"the handler uncordons the node when AWS has completed or cancelled the event",
 		},
-		{"aws-node-termination-handler", taint("aws-node-termination-handler/spot-itn"), markCordons, "AWS takes the instance away two minutes after its notice"},
+		{"aws-node-termination-handler", taint("aws-node-termination-handler/spot-itn"), markCordons, "AWS removes the instance two minutes after its notice"},
 		{
 			"aws-node-termination-handler", taint("aws-node-termination-handler/asg-lifecycle-termination"), markCordons,
-			"the Auto Scaling group takes the instance away",
+			"the Auto Scaling group removes the instance",
 		},
 		{
 			"aws-node-termination-handler", taint("aws-node-termination-handler/rebalance-recommendation"), markCordons,
-			"AWS may take the instance away at any time; if it does not: kubectl uncordon {node}",
+			"AWS may remove the instance at any time; if it does not: kubectl uncordon {node}",
 		},
 
 		// rancher/system-upgrade-controller writes nothing on the node before it is done; k8snetworkplumbingwg's
@@ -190,7 +190,7 @@ var knownMarkers = slices.Concat(
 		// holds the cordon.
 		{
 			"nodewright", annotation("skyhook.nvidia.com/cordon_*"), markCordons,
-			"nodewright takes the annotation away and uncordons when the Skyhook that it names is complete on {node}; one whose Skyhook is gone is left over (kubectl skyhook reset)",
+			"nodewright removes the annotation and uncordons when the Skyhook that it names is complete on {node}; without that Skyhook it is left over (kubectl skyhook reset)",
 		},
 
 		// kubernetes-sigs/cluster-api, api/core/v1beta2/common_types.go. When a machine is drained, the node only shows
@@ -205,11 +205,11 @@ var knownMarkers = slices.Concat(
 		},
 		{
 			"machine-controller-manager", taint("node.machine.sapcloud.io/preserved"), markCordons,
-			"the machine-controller-manager takes the taint away when the failed machine need not be preserved any more",
+			"the machine-controller-manager removes the taint when the failed machine need not be preserved any more",
 		},
 		{
 			"machine-controller-manager", label("node.machine.sapcloud.io/candidate-for-update", "true"), markPlanned,
-			"the machine-controller-manager updates the node when its turn has come",
+			"the machine-controller-manager updates the node when it is its turn",
 		},
 		{
 			"machine-controller-manager", taint("deployment.machine.sapcloud.io/prefer-no-schedule"), markPlanned,
@@ -220,14 +220,14 @@ var knownMarkers = slices.Concat(
 		// "Manage GKE node disruption for GPUs and TPUs".
 		{
 			"GKE", taint("cloud.google.com/impending-node-termination"), markCordons,
-			"Google terminates the node, or takes the taint away after the maintenance of its host",
+			"Google terminates the node, or removes the taint after the maintenance of its host",
 		},
 		{"GKE", label("cloud.google.com/active-node-maintenance", "ONGOING"), markCordons, "Google ends the maintenance of the node's host"},
-		{"GKE", label("cloud.google.com/scheduled-maintenance-time"), markPlanned, "the label is the time at which Google begins the maintenance of the node's host"},
+		{"GKE", label("cloud.google.com/scheduled-maintenance-time"), markPlanned, "the label is the time when Google begins the maintenance of the node's host"},
 		// Google Distributed Cloud's manual, "Put nodes into maintenance mode".
 		{
 			"Google Distributed Cloud", taint("baremetal.cluster.gke.io/maintenance"), markCordons,
-			"taking the node out of the cluster's maintenanceBlocks ends its maintenance",
+			"removing the node from the cluster's maintenanceBlocks ends its maintenance",
 		},
 		// Microsoft's API reference of AKS, UndrainableNodeBehavior "Cordon".
 		{
@@ -250,14 +250,14 @@ func operandMarkers(operands []string) []knownMarker {
 		// unloads the driver, and puts everything back. If it dies in between, the labels stay.
 		{
 			ToolDriverManager, pausedOperands(operands, PausedForDriverUpgrade), markCordons,
-			"the k8s-driver-manager sets the labels back when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
+			"the k8s-driver-manager restores the labels when the driver is loaded: see the pod of nvidia-driver-daemonset on {node}",
 		},
 
 		// NVIDIA/mig-parted, pkg/mig/reconfigure/reconfigure.go. It cordons nothing. The agent writes the same state label,
 		// so the label counts only if the mig-manager has written it, by its field manager.
 		{
 			ToolMIGManager, pausedOperands(operands, PausedForMIGChange), markWorks,
-			"the mig-manager sets the labels back when its change is done. If it has failed or is gone, they stay so: set them to true",
+			"the mig-manager restores the labels when its change is done. If it has failed or is gone, they stay so: set them to true",
 		},
 		{
 			ToolMIGManager, writtenBy("nvidia-mig-manager", label("nvidia.com/mig.config.state", "pending", "rebooting")), markWorks,
@@ -279,13 +279,13 @@ func driverUpgrade(tool, driver string) []knownMarker {
 	return []knownMarker{
 		{
 			tool, label(state, "upgrade-failed"), markCordons,
-			"the " + tool + " goes on, and uncordons, when the driver's pod on {node} is ready: delete that pod, or see its log",
+			"the " + tool + " continues, and uncordons, when the driver's pod on {node} is ready: delete that pod, or see its log",
 		},
 		{
 			tool, labelOtherThan(state, "upgrade-done", "upgrade-required"), markCordons,
 			"the " + tool + " uncordons the node when its driver is upgraded and validated, unless it was cordoned before",
 		},
-		{tool, label(state, "upgrade-required"), markPlanned, "the " + tool + " upgrades the driver when the node's turn has come"},
+		{tool, label(state, "upgrade-required"), markPlanned, "the " + tool + " upgrades the driver when it is the node's turn"},
 		{tool, annotation(wait), markPlanned, "the " + tool + " drains the node so that the driver can be loaded"},
 	}
 }

@@ -258,11 +258,11 @@ func TestMarkersOfSeveralToolsAreSortedAndShort(t *testing.T) {
 		{Tool: "Talos", Sign: "annotation talos.dev/cordoned=true", Cordons: true, Done: "Talos uncordons the node when it has booted"},
 		{
 			Tool: "cluster-autoscaler", Sign: "taint ToBeDeletedByClusterAutoscaler:NoSchedule", Cordons: true,
-			Done: "the cluster-autoscaler deletes the node, or takes the taint away if that fails",
+			Done: "the cluster-autoscaler deletes the node, or removes the taint if that fails",
 		},
 		{
 			Tool: "kured", Sign: "annotation weave.works/kured-reboot-in-progress=" + strings.Repeat("a", 63) + "…", Cordons: true,
-			Done: "kured takes it away after the reboot; after one that is not its own: kubectl annotate node n1 weave.works/kured-reboot-in-progress-",
+			Done: "kured removes it after the reboot; after a reboot by others: kubectl annotate node n1 weave.works/kured-reboot-in-progress-",
 		},
 	}
 	if diff := cmp.Diff(want, fence.Markers(n, operands)); diff != "" {

@@ -170,7 +170,7 @@ func (p Processes) self() (int, error) {
 		return 0, fmt.Errorf("looking for the agent itself in the process table: %s leads to %q, which is no pid", link, target)
 	}
 	if pid == 1 {
-		return 0, fmt.Errorf("looking for the agent itself in the process table: it is process 1 of %s, which is thus not the host's "+
+		return 0, fmt.Errorf("looking for the agent itself in the process table: it is process 1 of %s, so this is not the host's "+
 			"and does not show who holds a GPU; the pod needs hostPID: true", p.root())
 	}
 	return pid, nil
@@ -228,8 +228,8 @@ func (u *unreadable) err() error {
 		err = fmt.Errorf("%w (and %d more)", err, u.more)
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; the agent may look at all processes only as root with CAP_SYS_PTRACE, as in a privileged container, "+
-			"and where no policy of a security module (SELinux, AppArmor) or of /proc (hidepid) denies it: the host's audit log names the one that does", err)
+		err = fmt.Errorf("%w; the agent can read all processes only as root with CAP_SYS_PTRACE, as in a privileged container, "+
+			"and if no policy of a security module (SELinux, AppArmor) or of /proc (hidepid) denies it: the host's audit log names the one that does", err)
 	}
 	return err
 }

@@ -20,7 +20,7 @@ type Kernel struct {
 }
 
 // errNoBoot means that the kernel's file of its boot id has no boot id: another file is mounted there.
-var errNoBoot = errors.New("it has no id of a boot, which is a UUID")
+var errNoBoot = errors.New("it has no boot id, which is a UUID")
 
 // Boot gives the id that the host's kernel has given itself when it started, proc(5)'s /proc/sys/kernel/random/boot_id: after a reboot it
 // is another one. The node's status has it too, but any program with the right to write the status may change it there.

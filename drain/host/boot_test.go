@@ -21,10 +21,10 @@ func TestTheBootIsTheKernels(t *testing.T) {
 	}{
 		"as the kernel writes it": {text: new(boot + "\n"), want: boot},
 		"not there":               {fail: "boot_id"},
-		"empty":                   {text: new(""), fail: "no id of a boot"},
-		"another form":            {text: new("urn:uuid:" + boot + "\n"), fail: "no id of a boot"},
-		"two lines":               {text: new(boot + "\n\n"), fail: "no id of a boot"},
-		"escapes":                 {text: new("\x1b[2J" + boot[4:] + "\n"), fail: "no id of a boot"},
+		"empty":                   {text: new(""), fail: "no boot id"},
+		"another form":            {text: new("urn:uuid:" + boot + "\n"), fail: "no boot id"},
+		"two lines":               {text: new(boot + "\n\n"), fail: "no boot id"},
+		"escapes":                 {text: new("\x1b[2J" + boot[4:] + "\n"), fail: "no boot id"},
 		"endless":                 {text: new(strings.Repeat("0", 1<<20)), fail: "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,7 +29,7 @@ var (
 	// ErrLogindRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrLogindRefuses = errors.New("logind refuses")
 	// ErrRebootInhibited means that another program holds a lock that forbids to shut the host down.
-	ErrRebootInhibited = errors.New("another program forbids to shut the host down")
+	ErrRebootInhibited = errors.New("another program blocks the host's shutdown")
 )
 
 const (

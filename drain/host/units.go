@@ -27,7 +27,7 @@ var (
 	ErrSystemdRefuses = errors.New("systemd refuses")
 	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus
 	// hung up. The job goes on, and States has its result later.
-	ErrJobRunning = errors.New("the job of systemd still runs")
+	ErrJobRunning = errors.New("systemd's job still runs")
 )
 
 // JobError is a job that did not stop or start its unit.
@@ -41,10 +41,10 @@ type JobError struct {
 
 func (e *JobError) Error() string {
 	because := map[string]string{
-		"canceled":   ": a job for the contrary took its place",
+		"canceled":   ": an opposite job replaced it",
 		"timeout":    ": it took longer than its JobTimeoutSec allows",
-		"dependency": ": a unit that it needs did not come up",
-		"skipped":    ": it did not fit the state of the unit",
+		"dependency": ": a unit that it needs did not start",
+		"skipped":    ": it did not fit the unit's state",
 	}[e.Result]
 	return fmt.Sprintf(`%s %s: systemd says %q%s; "systemctl status %s" on the host says more`,
 		gerunds[e.Verb], e.Unit, e.Result, because, e.Unit)
@@ -82,7 +82,7 @@ func (u *Units) States(ctx context.Context, names []string) (map[string]string, 
 	}
 	states, err := u.states(ctx, names)
 	if err != nil {
-		return nil, fmt.Errorf("asking how %s are: %w", strings.Join(names, ", "), err)
+		return nil, fmt.Errorf("reading the state of %s: %w", strings.Join(names, ", "), err)
 	}
 	return states, nil
 }

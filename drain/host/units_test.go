@@ -152,7 +152,7 @@ func TestUnitsThatAreAsAskedNeedNothing(t *testing.T) {
 func TestUnitsSayHowAJobEnded(t *testing.T) {
 	h, units := unitsOf(t, nil)
 	for result, says := range map[systemd.Result]string{
-		systemd.Canceled:   "a job for the contrary",
+		systemd.Canceled:   "an opposite job",
 		systemd.Timeout:    "JobTimeoutSec",
 		systemd.Failed:     `says "failed"`,
 		systemd.Dependency: "a unit that it needs",

@@ -57,7 +57,7 @@ type PausedError struct {
 
 // Error implements error.
 func (p *PausedError) Error() string {
-	return fmt.Sprintf("the API server has failed %d requests like this one in a row (%s), and is not asked before %s",
+	return fmt.Sprintf("the API server has failed %d requests like this one in a row (%s); the next is sent at %s",
 		p.Times, p.Last, p.Until.UTC().Format("15:04:05Z"))
 }
 

@@ -49,12 +49,12 @@ type AbandonedError struct {
 
 // Error says where the call hangs.
 func (e *AbandonedError) Error() string {
-	text := e.What + " does not end"
+	text := e.What + " hangs"
 	if e.Hanging != "" {
-		text = fmt.Sprintf("%s is put off: an earlier try, %s, does not end", e.What, e.Hanging)
+		text = fmt.Sprintf("%s is postponed: an earlier try, %s, hangs", e.What, e.Hanging)
 	}
 	if e.At != "" {
-		text += "; it stands at " + e.At
+		text += " at " + e.At
 	}
 	if e.Cause != nil {
 		text += ": " + e.Cause.Error()

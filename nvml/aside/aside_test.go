@@ -47,13 +47,13 @@ func TestACallThatHangsIsAbandonedAndNoneFollowsItUntilItEnds(t *testing.T) {
 		if !aside.Hangs(err) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 			t.Errorf("after %s, got %v", time.Since(began), err)
 		}
-		if want := "reading one does not end; it stands at /mnt/gone/file: context deadline exceeded"; err == nil || err.Error() != want {
+		if want := "reading one hangs at /mnt/gone/file: context deadline exceeded"; err == nil || err.Error() != want {
 			t.Errorf("got %q, want %q", err, want)
 		}
 		began = time.Now()
 		for range 3 { // they fail at once
 			err = aside.Run(short(), &lane, "reading two", stuck)
-			if want := "reading two is put off: an earlier try, reading one, does not end; it stands at /mnt/gone/file"; err == nil || err.Error() != want {
+			if want := "reading two is postponed: an earlier try, reading one, hangs at /mnt/gone/file"; err == nil || err.Error() != want {
 				t.Errorf("got %q, want %q", err, want)
 			}
 		}

@@ -161,7 +161,7 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 		at(f.path)
 		// The GPUs may have changed since they were observed, or NVIDIA's library may see them otherwise.
 		if fits, err := s.fits(updated, gpus); err != nil || !fits {
-			return errors.Join(err, fmt.Errorf("NVIDIA's library gives devices %s, which are not those of the GPUs as they were observed: try again",
+			return errors.Join(err, fmt.Errorf("NVIDIA's library lists devices %s, which differ from the observed GPUs: try again",
 				strings.Join(names(updated), ", ")))
 		}
 		if ctx.Err() != nil { // the caller has given up, and the GPUs may be others by now
@@ -183,12 +183,12 @@ func (s *Specs) answer(ctx context.Context, call func(aside.At) ([]specs.Device,
 	if !abandoned {
 		return devices, err
 	}
-	why := "an earlier call has not come back"
+	why := "an earlier call has not returned"
 	if left.Hanging == "" {
 		why = context.Cause(ctx).Error()
 	}
 	if left.At != "" {
-		why += "; it stands at " + left.At
+		why += "; it hangs at " + left.At
 	}
 	return nil, &nvml.Error{Op: op, Err: nvml.ErrUnresponsive, Code: why}
 }

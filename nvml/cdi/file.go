@@ -125,11 +125,11 @@ func (f file) replace(spec *specs.Spec) error {
 	}
 	pending, err := renameio.NewPendingFile(f.path, renameio.WithTempDir(filepath.Dir(f.path)), renameio.WithExistingPermissions())
 	if err != nil {
-		return fmt.Errorf("writing beside it: %w: its directory must be mounted writable", err)
+		return fmt.Errorf("writing its copy: %w: its directory must be mounted writable", err)
 	}
 	defer pending.Cleanup() //nolint:errcheck // after the rename there is no file left; before it, the first error counts
 	if _, err := pending.Write(text); err != nil {
-		return fmt.Errorf("writing beside it: %w", err)
+		return fmt.Errorf("writing its copy: %w", err)
 	}
 	if _, err := cdilib.ReadSpec(pending.Name(), 0); err != nil {
 		return fmt.Errorf("checking what was generated: %w", err)

@@ -48,7 +48,7 @@ func TestDeviceFilesBehindAMountThatDoesNotAnswerAreNamed(t *testing.T) {
 		<-asked
 		cancel()
 	}()
-	if _, err := cdi.New(o).Stale(ctx, []nvml.GPU{{UUID: "GPU-1", Capable: true}}); !aside.Hangs(err) || !strings.Contains(err.Error(), "it stands at "+filepath.Join(mounted.Dir, "dev")) {
+	if _, err := cdi.New(o).Stale(ctx, []nvml.GPU{{UUID: "GPU-1", Capable: true}}); !aside.Hangs(err) || !strings.Contains(err.Error(), "hangs at "+filepath.Join(mounted.Dir, "dev")) {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -83,12 +83,12 @@ func TestALibraryBehindAMountThatDoesNotAnswerIsNamed(t *testing.T) {
 			s := cdi.New(o)
 			wants := func(err error, want string) {
 				t.Helper()
-				if !errors.Is(err, nvml.ErrUnresponsive) || !strings.Contains(err.Error(), want+"; it stands at "+mounted.Dir) {
+				if !errors.Is(err, nvml.ErrUnresponsive) || !strings.Contains(err.Error(), want+"; it hangs at "+mounted.Dir) {
 					t.Errorf("error is %v", err)
 				}
 			}
 			wants(s.Write(ctx, gpus), "context canceled")
-			wants(s.Write(bounded, gpus), "an earlier call has not come back")
+			wants(s.Write(bounded, gpus), "an earlier call has not returned")
 			mounted.Answer() // there is no library in the file
 			for errors.Is(s.Write(bounded, gpus), nvml.ErrUnresponsive) && bounded.Err() == nil {
 				<-time.After(time.Millisecond)

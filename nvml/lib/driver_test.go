@@ -138,7 +138,7 @@ func TestACallThatHangsIsLeftAloneUntilItIsBack(t *testing.T) {
 
 	// t.Context has no deadline: this returns only because the call before is still out.
 	_, err = d.Snapshot(t.Context())
-	expectError(t, err, nvml.ErrUnresponsive, "an earlier call has not come back")
+	expectError(t, err, nvml.ErrUnresponsive, "an earlier call has not returned")
 
 	fail(t, n, gpusim.GetMigMode, gpusim.Fault{})
 	eventually(t, func() bool {
@@ -287,7 +287,7 @@ func TestResetMakesAPendingModeCurrentIfItCan(t *testing.T) {
 		},
 		{
 			"nothing pending", "gpus: [{model: A100-80GB}]",
-			func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU) {}, nvml.ErrNotSupported, "its program nvidia-smi is not beside it",
+			func(*testing.T, *gpusim.Node, nvml.Driver, nvml.GPU) {}, nvml.ErrNotSupported, "its program nvidia-smi is missing",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -369,7 +369,7 @@ func TestAnInstanceThatNeitherGoesNorStandsAgainIsHalfMade(t *testing.T) {
 	p := create(t, d, g, "3g.40gb@4")
 	fail(t, n, gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse})
 	fail(t, n, gpusim.CreateComputeInstanceWithPlacement, gpusim.Fault{Return: gpusim.InsufficientResources})
-	expectError(t, d.Destroy(t.Context(), g.UUID, p), nvml.ErrInUse, "then making 3g.40gb@4 stand as before")
+	expectError(t, d.Destroy(t.Context(), g.UUID, p), nvml.ErrInUse, "then restoring 3g.40gb@4")
 	if i := snapshot(t, d)[0].Instances; len(i) != 1 || !i[0].HalfMade() || i[0].Span != p.Span {
 		t.Fatalf("got instances %v, want a half-made 3g.40gb@4", i)
 	}

@@ -79,7 +79,7 @@ func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	return out, nil
 }
 
-var errReleased = fmt.Errorf("%w: it is being replaced, and the agent has let go of it", nvml.ErrNoDriver)
+var errReleased = fmt.Errorf("%w: it is being replaced, and the agent has released it", nvml.ErrNoDriver)
 
 // beingReset is why the driver is silent in the midst of a reset.
 const beingReset = "a GPU is being reset"

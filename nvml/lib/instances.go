@@ -37,7 +37,7 @@ func (d *Driver) Create(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error
 			case i.Profile == p.Profile && i.Span == p.Span && i.HalfMade():
 				made = i
 			default:
-				return newError(op, gpu, nvml.ErrNoRoom, "%v stands there", i.Placed)
+				return newError(op, gpu, nvml.ErrNoRoom, "%v is there", i.Placed)
 			}
 		}
 		if made.handle == nil {
@@ -89,7 +89,7 @@ func (d *Driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, w
 			case c.part() == want:
 				return nil
 			case c.part().Overlaps(want.Span):
-				return newError(op, gpu, nvml.ErrNoRoom, "%v stands there", c.part())
+				return newError(op, gpu, nvml.ErrNoRoom, "%v is there", c.part())
 			}
 		}
 		info, err := i.profile.computeInfo(op, dev, want.Name)
@@ -97,7 +97,7 @@ func (d *Driver) CreatePart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, w
 			return err
 		}
 		if !s.placesCompute() {
-			return newError(op, gpu, nvml.ErrNotSupported, "the driver does not take a place for a compute instance")
+			return newError(op, gpu, nvml.ErrNotSupported, "the driver accepts no place for a compute instance")
 		}
 		at := nv.ComputeInstancePlacement{Start: uint32(want.Start), Size: uint32(want.Size)} //nolint:gosec // a compute slice
 		_, err = s.createPart(op, dev, i, part{info: info, at: &at})
@@ -141,7 +141,7 @@ func (d *Driver) onInstance(ctx context.Context, op string, gpu nvml.UUID, p nvm
 		}
 		at := slices.IndexFunc(standing, func(i instance) bool { return i.Profile == p.Profile && i.Span == p.Span })
 		if at < 0 {
-			return newError(op, gpu, nvml.ErrNotFound, "no %s stands there", p.Profile)
+			return newError(op, gpu, nvml.ErrNotFound, "no %s is there", p.Profile)
 		}
 		return work(s, dev, &standing[at])
 	})
@@ -315,7 +315,7 @@ func (s *session) recreateCompute(d device, i *instance, gone []compute) error {
 		if s.placesCompute() {
 			want.at = &nv.ComputeInstancePlacement{Start: c.start, Size: uint32(c.slices)} //nolint:gosec // at most 8
 		}
-		_, err := s.createPart(fmt.Sprintf("making %v stand as before", i.Placed), d, i, want)
+		_, err := s.createPart(fmt.Sprintf("restoring %v", i.Placed), d, i, want)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

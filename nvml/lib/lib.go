@@ -78,7 +78,7 @@ func (d *Driver) call(ctx context.Context, op string, gpu nvml.UUID, f func(cont
 // Release implements nvml.Driver.
 func (d *Driver) Release(ctx context.Context) error {
 	d.released.Store(true)
-	return d.runExclusively(ctx, "letting go of the driver", "", func() error {
+	return d.runExclusively(ctx, "releasing the driver", "", func() error {
 		d.letGo()
 		return nil
 	})
@@ -101,7 +101,7 @@ func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
 	}
 	if d.hung.Load() {
-		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not come back" + d.pathOfCall()}
+		return &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive, Code: "an earlier call has not returned" + d.pathOfCall()}
 	}
 	select {
 	case d.slot <- struct{}{}:
@@ -140,7 +140,7 @@ func (d *Driver) setPath(path string) { d.at.Store(path) }
 // pathOfCall gives, for the end of an error, the file that the call in the library opens; empty if it opens none.
 func (d *Driver) pathOfCall() string {
 	if path, _ := d.at.Load().(string); path != "" {
-		return "; it stands at " + path
+		return "; it hangs at " + path
 	}
 	return ""
 }

@@ -68,7 +68,7 @@ func (s *session) device(op string, uuid nvml.UUID) (device, error) {
 
 // deviceAt gives the GPU at a position in PCI order.
 func (s *session) deviceAt(index int) (device, error) {
-	op := fmt.Sprintf("getting hold of GPU %d", index)
+	op := fmt.Sprintf("getting GPU %d", index)
 	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if err := check(op, s.known.uuid(index), ret); err != nil {
 		return device{}, err

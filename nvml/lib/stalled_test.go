@@ -33,10 +33,10 @@ func TestADriverBehindAMountThatDoesNotAnswerIsLeftAlone(t *testing.T) {
 			}()
 			d := lib.Open(options(mounted.Dir))
 			_, err := d.Snapshot(ctx)
-			expectError(t, err, nvml.ErrUnresponsive, "context canceled; it stands at "+mounted.Dir)
+			expectError(t, err, nvml.ErrUnresponsive, "context canceled; it hangs at "+mounted.Dir)
 			// These return only because the call before is still out: their context ends much later.
 			_, err = d.Snapshot(bounded)
-			expectError(t, err, nvml.ErrUnresponsive, "an earlier call has not come back; it stands at "+mounted.Dir)
+			expectError(t, err, nvml.ErrUnresponsive, "an earlier call has not returned; it hangs at "+mounted.Dir)
 			expectError(t, d.Release(bounded), nvml.ErrUnresponsive, mounted.Dir)
 			mounted.Answer()
 			eventually(t, func() bool { // there is no library in the file

@@ -45,7 +45,7 @@ func Find(library string) (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("%w: NVIDIA's library resets no GPU, and its program %s is not beside it: looked below %s", nvml.ErrNotSupported, Name,
+	return "", fmt.Errorf("%w: NVIDIA's library resets no GPU, and its program %s is missing: looked below %s", nvml.ErrNotSupported, Name,
 		strings.Join(roots, ", "))
 }
 
