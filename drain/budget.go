@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// blocked names the PodDisruptionBudget that keeps a pod, and the state in which the budget would let it go.
+// blocked names the PodDisruptionBudget that keeps a pod, and the budget's state.
 func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Verdict {
 	budgets := r.matching(ctx, pod)
 	cause := budgetCause(refusal)
@@ -57,14 +57,14 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 	}
 }
 
-// keeps is what a message says of a budget, once for all pods that it keeps.
+// keeps is a message's text about a budget, once for all pods that it keeps.
 type keeps struct {
-	do  string // what the reader has to do: "make room in PDB web/api"
+	do  string // what to do: "make room in PDB web/api"
 	why string // "it needs 2 healthy pods and has 2"
 }
 
-// budgetState says how many healthy pods a budget needs and has, or why it never lets a pod go, and until when. It gives the API server's own words
-// only if it knows nothing else, since they repeat the name.
+// budgetState says how many healthy pods a budget needs and has, or why it never allows an eviction, and until when. It quotes the API server only if
+// it knows nothing else, since that text repeats the name.
 func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (state, until string, said keeps) {
 	s := b.Status
 	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
@@ -86,11 +86,11 @@ func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (st
 	}
 }
 
-// awaited is the pod that a budget lacks to let another one go, and what keeps it from starting; without a name there is none to be seen.
+// awaited is the pod that a budget lacks to allow an eviction, and why it has not started. Without a name none is seen.
 type awaited struct {
 	name string
 	text string
-	do   string // what the reader has to do about it
+	do   string // what to do about it
 	why  string // with what follows it; empty if do says all
 }
 
@@ -101,7 +101,7 @@ const (
 	preemptionText = " preemption:" // what follows says the same of preemption
 )
 
-// awaited finds a pod of the budget that has not started, as the successor of one that was evicted.
+// awaited finds a pod of the budget that has not started, such as the successor of an evicted one.
 func (r *round) awaited(ctx context.Context, namespace string, b *policyv1.PodDisruptionBudget) awaited {
 	s := b.Status
 	if s.CurrentHealthy >= s.ExpectedPods || s.ExpectedPods <= s.DesiredHealthy || b.Spec.Selector == nil || r.now.Before(r.blind) {
@@ -122,7 +122,7 @@ func (r *round) awaited(ctx context.Context, namespace string, b *policyv1.PodDi
 	})
 	var out awaited
 	switch {
-	case apierrors.IsForbidden(err): // as in the name of the node, which sees its own pods alone
+	case apierrors.IsForbidden(err): // the identity of the node sees the node's pods only
 		r.blind = r.now.Add(blindness)
 	case err != nil:
 		r.log.Debug("successors not readable", zap.String("namespace", namespace), zap.Error(err))
@@ -136,7 +136,7 @@ func (r *round) awaited(ctx context.Context, namespace string, b *policyv1.PodDi
 	return out
 }
 
-// firstPending is the first pod that no node has room for, or else the first that has not started on its node.
+// firstPending is the first pod without room on any node, or else the first that has not started on its node.
 func firstPending(pods []corev1.Pod) awaited {
 	var out awaited
 	for i := range pods {
@@ -163,7 +163,7 @@ func firstPending(pods []corev1.Pod) awaited {
 	return out
 }
 
-// shortened bounds what another program has written.
+// shortened bounds another program's text.
 func shortened(text string) string {
 	if all := []rune(text); len(all) > longestCause {
 		return string(all[:longestCause]) + "…"
@@ -178,7 +178,7 @@ func healthy(pods int32) string {
 	return fmt.Sprintf("%d healthy pods", pods)
 }
 
-// unreadyHint names a field of the budget that few people know: with it the API server evicts pods that are not ready.
+// unreadyHint names a little-known field of the budget: with it the API server evicts pods that are not ready.
 func unreadyHint(b *policyv1.PodDisruptionBudget, pod holders.Pod) string {
 	if pod.Ready || ptr.Deref(b.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow {
 		return ""
@@ -240,7 +240,7 @@ func (r *round) readBudgets(ctx context.Context, namespace string) ([]policyv1.P
 	}
 }
 
-// budgetCause gives the API server's message about the budget, or else the whole message.
+// budgetCause returns the API server's message about the budget, or else the whole message.
 func budgetCause(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) && status.Status().Details != nil {

@@ -30,7 +30,7 @@ const requestTimeout = 15 * time.Second
 const (
 	firstDelay   = time.Second
 	longestDelay = 30 * time.Second
-	delayJitter  = 0.25 // random share of the delay, so that the agents of many nodes do not ask in step
+	delayJitter  = 0.25 // random share of the delay, so that the agents of many nodes do not retry in step
 )
 
 // State says how far the eviction of a pod has come.
@@ -40,39 +40,39 @@ type State string
 const (
 	Requested   State = "Requested"   // the API server accepted the eviction; in a dry run: it would
 	Deleted     State = "Deleted"     // the API server accepted its deletion, after the deadline
-	Gone        State = "Gone"        // the API server knows the pod no more
+	Gone        State = "Gone"        // the API server no longer knows the pod
 	Terminating State = "Terminating" // kubelet is ending it
 	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself
 	Queued      State = "Queued"      // other pods have to leave before it
-	Blocked     State = "Blocked"     // a PodDisruptionBudget does not let it go
-	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would make it again
+	Blocked     State = "Blocked"     // a PodDisruptionBudget keeps it
+	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would recreate it
 	Failed      State = "Failed"      // any other cause, which Message names
 )
 
 // isStuck reports whether a pod of this state stays unless its budget, its policy or its cause changes.
 func (s State) isStuck() bool { return s == Blocked || s == Refused || s == Failed }
 
-// Verdict is the result of asking for the eviction of a pod.
+// Verdict is the result of requesting the eviction of a pod.
 type Verdict struct {
 	Pod      holders.Pod
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
 	Awaits   string    // namespace/name of a pod that PDB lacks, since it has not started: mostly the successor of one that was evicted
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
-	Allow    []Choice  // those that refuse it, and that a user may allow for one change
+	Allow    []Choice  // choices that refuse it, which a user may allow for one change
 	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; retried until 04:02Z"
 	Since    time.Time // of the first such verdict in a row (Blocked, Refused or Failed); zero for the other states
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
 	Overdue  bool      // the pod is there past its deadline, and Evict does nothing more
 
-	keeps   keeps  // by what PDB keeps it and others
-	unready bool   // it would go by another policy of PDB for pods that are not ready
+	keeps   keeps  // why PDB keeps it and others
+	unready bool   // another policy of PDB for unready pods would let it leave
 	said    string // Message without what withDeadline adds
 	until   string // that
 }
 
-// Evictor evicts pods through the API server, and remembers its requests and their times. It is for one goroutine.
+// Evictor evicts pods through the API server, and remembers its requests and their times. Only one goroutine may use it.
 type Evictor struct {
 	client kube.Interface
 	clock  clock.PassiveClock
@@ -80,7 +80,7 @@ type Evictor struct {
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
-	blind     time.Time              // until when it does not search successors again, since it has not the right to
+	blind     time.Time              // until when it does not search successors again, as it lacks the right
 }
 
 // attempt is the memory of a pod between calls. It may be lost at any time: the agent then sends one request too many.
@@ -98,17 +98,15 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 // Evict evicts pods as the policy says, and returns one verdict for each in the same order. Since is when the node was
 // fenced; without it, or without Policy.Deadline, there is no deadline.
 //
-// Pods are asked for through policy/v1, under their own grace: the ordinary ones first; when none of those is left, the
-// critical ones; those of DaemonSets last. From its deadline on, a pod that the API server still does not let go is
-// deleted if the policy says so. For an overdue pod Evict sends dry runs only, which say what holds it: no pod
-// shall leave for a change that is about to be given up.
+// It requests evictions through policy/v1, with the pods' own grace: first the ordinary pods, then the critical ones, last those of DaemonSets. From
+// its deadline on, Evict deletes a pod that the API server still does not evict, if the policy says so. For an overdue pod it sends dry runs only,
+// which say what holds the pod: no pod may leave for a change that is about to be given up.
 //
-// It never waits for a pod to go. A pod that was asked for a short while ago gets its last verdict again without a request;
-// the delay grows from 1 to 30 seconds and is never below what the API server asks for. Evict remembers the pods of its
-// last call only.
+// It never waits for a pod to leave. Soon after a request, it returns the last verdict again without a new request. The delay grows from 1 to 30
+// seconds, and is never shorter than the API server demands. Evict remembers the pods of its last call only.
 //
-// Callers list the pods again before each call: a verdict of Blocked is about the name, and a pod that was replaced by
-// another of the same name can be reported as blocked for as long as the budget is.
+// Callers list the pods again before each call. A verdict of Blocked is about the name: a replaced pod can count as blocked as long as its budget is
+// used up.
 func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, lastAttempts: e.evictions, nextAttempts: map[types.UID]*attempt{}}
 	e.evictions = r.nextAttempts
@@ -126,10 +124,9 @@ func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, 
 	return out
 }
 
-// DryRun asks the API server for each pod whether it would evict it now, changing nothing: Requested is yes. It judges each pod by
-// itself; of several pods that share a PodDisruptionBudget all may be Requested though they can only go one by one. A pod that
-// may end by itself first is Waiting, without a request.
-// Each call sends new requests; RetryAt says when that is worth while.
+// DryRun asks the API server for each pod whether it would evict it now, changing nothing: Requested is yes. It judges each pod alone: all pods of
+// one PodDisruptionBudget may be Requested though they can only leave one by one. A pod that may end by itself first is Waiting, without a request.
+// Each call sends new requests; RetryAt says when a further call is worthwhile.
 func (e *Evictor) DryRun(ctx context.Context, pods []holders.Pod, policy Policy) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, dryRun: true, lastAttempts: e.dryRuns, nextAttempts: map[types.UID]*attempt{}}
 	e.dryRuns = r.nextAttempts
@@ -155,7 +152,7 @@ type round struct {
 	noAnswer        error                                     // of the first request that the API server did not answer; nil so far
 }
 
-// dueForDeletion reports whether the pod is to be deleted, if it does not go otherwise.
+// dueForDeletion reports whether the pod is to be deleted if eviction fails.
 func (r *round) dueForDeletion(t terms) bool {
 	return r.policy.Delete && !t.deadline.IsZero() && !r.now.Before(t.deadline)
 }
@@ -181,14 +178,13 @@ func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 	return r.withDeadline(v, t)
 }
 
-// stillValid reports whether it is too early to ask again. An answer from before the deadline is outdated after it, when the pod may be
-// deleted.
+// stillValid reports whether it is too early for a new request. An answer from before the deadline is outdated after it, when the pod may be deleted.
 func (r *round) stillValid(before *attempt, t terms) bool {
 	outdated := r.dueForDeletion(t) && before.verdict.State.isStuck() && before.at.Before(t.deadline)
 	return r.now.Before(before.verdict.RetryAt) && !outdated
 }
 
-// remember keeps the verdict for the next call, if there can be one, with when it was first given and when to ask again.
+// remember keeps the verdict for the next call, if there can be one, with the times of the first one and of the next request.
 func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) Verdict {
 	if v.State == Gone || v.State == Terminating {
 		return v
@@ -207,7 +203,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	}
 	switch v.State {
 	case Blocked, Failed, Requested, Deleted:
-		// Also what was accepted: the caller's list may be older than the request, and still show the pod as running.
+		// Accepted requests too: the caller's list may be older than the request, and still show the pod as running.
 		v.RetryAt = r.now.Add(max(now.backoff.Step(), retryAfter))
 	case Waiting, Queued, Refused, Gone, Terminating:
 	}
@@ -216,7 +212,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	return v
 }
 
-// withDeadline adds the fields that change with time alone.
+// withDeadline adds the fields that change with time only.
 func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	v.said = v.Message
 	if t.deadline.IsZero() || v.State == Gone {
@@ -244,7 +240,7 @@ func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	return v
 }
 
-// minutes is the form in which messages give a deadline.
+// minutes is the form of deadlines in messages.
 const minutes = "15:04"
 
 // logNews logs a verdict that differs from the one before.
@@ -283,7 +279,7 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	if !r.dueForDeletion(t) {
 		return r.ask(ctx, pod, r.dryRun)
 	}
-	// A late pod too is evicted rather than deleted if its budget allows it: an agent that was away for hours has not asked before.
+	// Eviction comes before deletion for a late pod too: an agent that did not run for hours has not requested it before.
 	last := Verdict{Message: "its own grace is longer"}
 	if pod.Grace <= r.policy.DeleteGrace {
 		var retryAfter time.Duration
@@ -294,7 +290,7 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	return r.deletePod(ctx, pod, t, last), 0
 }
 
-// withoutRequest gives the verdict on a pod that needs no request.
+// withoutRequest returns the verdict on a pod that needs no request.
 func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	switch {
 	case pod.Unlisted:
@@ -304,7 +300,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	case pod.Mirror:
 		return Verdict{State: Refused, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, true
 	case pod.UID == "":
-		// The API server takes an empty UID for no precondition at all.
+		// For the API server an empty UID is no precondition at all.
 		return Verdict{State: Refused, Message: "its UID is unknown, so another pod of its name might be evicted"}, true
 	case t.refusal != "":
 		return Verdict{State: Refused, By: t.by, Allow: t.allow, Message: t.refusal}, true
@@ -318,7 +314,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	case r.earlierTierLeft:
 		return Verdict{State: Queued, Message: queued[r.policy.tierOf(pod)]}, true
 	case r.noAnswer != nil:
-		// One request without an answer costs requestTimeout. The others would fare no better.
+		// One request without an answer costs requestTimeout. The others would get none either.
 		return Verdict{State: Failed, Message: r.noAnswer.Error()}, true
 	}
 	return Verdict{}, false
@@ -339,7 +335,7 @@ func (r *round) ask(ctx context.Context, pod holders.Pod, dryRun bool) (Verdict,
 	return r.interpret(ctx, pod, err), time.Duration(seconds) * time.Second
 }
 
-// unanswered reports whether the API server did not answer at all, and keeps the error for the pods that follow.
+// unanswered reports whether the API server did not answer at all, and keeps the error for the next pods.
 func (r *round) unanswered(err error) bool {
 	var answered apierrors.APIStatus
 	if err == nil || errors.As(err, &answered) {
@@ -349,8 +345,8 @@ func (r *round) unanswered(err error) bool {
 	return true
 }
 
-// deletePod deletes a pod that is past its deadline. No budget prevents that; the pod gets its own grace, but no longer than
-// the policy has, and never 0, with which the API server would forget a pod that still runs.
+// deletePod deletes a pod that is past its deadline. No budget prevents that. The pod gets its own grace, bounded by the policy's. The grace is never
+// 0: the API server would forget a pod that still runs.
 func (r *round) deletePod(ctx context.Context, pod holders.Pod, t terms, last Verdict) Verdict {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -379,7 +375,7 @@ func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// send requests an eviction, several times if it fails for a cause that may pass. A 429 is no such cause here: it is the answer for a disruption
+// send requests an eviction, several times if it fails for a cause that may pass. A 429 is not such a cause: it is the answer for a disruption
 // budget. The request names the pod by its UID, so that it can be sent twice.
 func (r *round) send(ctx context.Context, pod holders.Pod, dryRun bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -421,7 +417,7 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 	case apierrors.IsConflict(err):
 		return r.explainConflict(ctx, pod, err)
 	case apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause):
-		// Mostly 429. It is 403 for a budget whose status makes no sense, or that awaits too many deletions.
+		// Mostly 429. It is 403 for a budget with an invalid status, or with too many awaited deletions.
 		return r.blocked(ctx, pod, err)
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// Nothing can be created in such a namespace, evictions included, and all its pods are being deleted.
@@ -429,7 +425,7 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 	case apierrors.IsTooManyRequests(err):
 		return Verdict{State: Failed, Message: fmt.Sprintf("the API server is busy: %v", err)}
 	case apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown:
-		// A pod that several budgets match is refused with a bare 500 that names none of them.
+		// For a pod that several budgets match the answer is a bare 500 that names none of them.
 		if len(r.matching(ctx, pod)) > 1 {
 			return r.blocked(ctx, pod, err)
 		}

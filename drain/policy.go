@@ -16,7 +16,7 @@ import (
 // Policy says which pods may be evicted or deleted, and when. The zero Policy evicts them all, and has no deadline.
 type Policy struct {
 	Rules     []Rule // the first that fits a pod counts, also over Unmanaged and EmptyDir
-	Unmanaged Choice // for pods that no controller brings back
+	Unmanaged Choice // for pods that no controller recreates
 	EmptyDir  Choice // for pods with files on the node's disk, which are lost with them
 
 	// EndFor is how long after the fence an ordinary pod without a rule may take to end by itself; 0 for not at all.
@@ -27,25 +27,24 @@ type Policy struct {
 	Delete      bool          // delete pods that are there after the deadline
 	DeleteGrace time.Duration // longest grace of such a deletion
 
-	// Fence is the taint of the fence. A DaemonSet that tolerates it brings its pod back at once, so Evict refuses to evict that pod, where no rule
-	// names it. Without a key it does not refuse: for pods that shall be replaced, and not leave.
+	// Fence is the taint of the fence. A DaemonSet that tolerates it recreates its pod at once, so Evict refuses to evict that pod unless a rule
+	// names it. Without a key it does not refuse: for pods that are to be replaced, not to leave.
 	Fence corev1.Taint
-	// Daemons are the namespaces whose DaemonSets serve the node. Pods of others are ordinary ones: whoever may create a DaemonSet in a namespace
-	// of their own could forbid each change otherwise.
+	// Daemons are the namespaces with DaemonSets that serve the node. Pods of other DaemonSets are ordinary ones: otherwise whoever may create a
+	// DaemonSet in their own namespace could forbid each change.
 	Daemons []string
 
-	// KubeletSilent is why kubelet cannot be expected to end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while
-	// it works.
+	// KubeletSilent is why kubelet will not end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while kubelet works.
 	KubeletSilent string
-	// ClaimDriverAway says that holders.ClaimDriver does not run on the node, without which kubelet ends no pod that has a claim of it.
+	// ClaimDriverAway says that holders.ClaimDriver does not run on the node. Without it kubelet ends no pod that has a claim of it.
 	ClaimDriverAway bool
 }
 
-// Choice says whether certain pods are refused, and by which field of the settings: "drain.emptyDir".
+// Choice says whether certain pods are refused, and names the field of the settings: "drain.emptyDir".
 type Choice struct {
 	Refuse bool
 	Field  string
-	Flag   string // of kubectl gpuslice apply, by which a user allows it for one change: "--delete-emptydir-data"
+	Flag   string // of kubectl gpuslice apply, to allow it for one change: "--delete-emptydir-data"
 }
 
 // Rule says how certain pods are treated.
@@ -64,14 +63,14 @@ type Action string
 const (
 	Evict  Action = "evict"  // as any other pod
 	Wait   Action = "wait"   // the pod may end by itself for a time
-	Refuse Action = "refuse" // the pod is left alone
+	Refuse Action = "refuse" // the pod stays
 )
 
 func (r Rule) fits(pod holders.Pod) bool {
 	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, pod.Namespace)) && r.Selector.Matches(labels.Set(pod.Labels))
 }
 
-// tier orders pods: those of one tier are evicted when no pod of an earlier tier is left.
+// tier orders pods: a tier is evicted when no pod of an earlier tier is left.
 type tier int
 
 const (
@@ -107,14 +106,14 @@ type terms struct {
 	allow   []Choice      // those that refuse it, which a user may allow for one change
 	wait    time.Duration // how long after the fence it may take to end by itself
 
-	// These are zero before the fence stands, and the last two where there is no deadline. They follow from when that was,
-	// from the settings and the pod, so that a restart of the agent moves none of them.
+	// These are zero before the fence is up, and the last two also without a deadline. They follow from the fence's time, the settings and the pod,
+	// so that a restart of the agent moves none of them.
 	until    time.Time // until when it may end by itself
 	deadline time.Time // from when on the policy deletes it, if it deletes
 	end      time.Time // when it has to be gone, evicted or deleted
 }
 
-// terms are those of a pod behind a fence that was raised at since; zero means that no fence stands.
+// terms returns the terms of a pod behind a fence raised at since; zero means that no fence is up.
 func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	t := p.ruling(pod)
 	if since.IsZero() {
@@ -127,7 +126,7 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	mine := p.tierOf(pod)
 	wait := t.wait
 	if mine != ordinary {
-		// It is evicted when the ordinary pods have left, which rules may let stay for hours.
+		// It is evicted when the ordinary pods have left. Rules may let these stay for hours.
 		wait = max(wait, p.longestWait())
 	}
 	t.deadline = since.Add(wait + p.Deadline)
@@ -139,7 +138,7 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	return t
 }
 
-// Patience is how long any pod may stay after the fence before the policy's deadline is over for it; 0 if there is none.
+// Patience is how long any pod may stay after the fence until the policy's deadline for it; 0 if there is none.
 func (p Policy) Patience() time.Duration {
 	if p.Deadline == 0 {
 		return 0
@@ -174,7 +173,7 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	return terms{}
 }
 
-// loss refuses a pod that nothing would bring back, or whose files would be lost with it.
+// loss refuses a pod that no controller would recreate, or that would lose files.
 func (p Policy) loss(pod holders.Pod) (terms, bool) {
 	var t terms
 	var lost []string
@@ -192,7 +191,7 @@ func (p Policy) loss(pod holders.Pod) (terms, bool) {
 	return t, lost != nil
 }
 
-// Flags are those of kubectl gpuslice apply that let one change evict what the policy refuses to evict, each once.
+// Flags lists the flags of kubectl gpuslice apply that let one change evict what the policy refuses, each once.
 func Flags(verdicts []Verdict) []string {
 	var out []string
 	for _, v := range verdicts {
@@ -223,8 +222,8 @@ func (r Rule) ruling() terms {
 	return terms{}
 }
 
-// comesBack reports whether the pod would be evicted for ever: its DaemonSet makes a new one as long as the node's taints
-// allow it, and tolerates the cordon always.
+// comesBack reports whether the pod would be evicted for ever: its DaemonSet recreates it as long as the node's taints allow it, and always tolerates
+// the cordon.
 func (p Policy) comesBack(pod holders.Pod) bool {
 	return p.daemon(pod) && p.Fence.Key != "" && holders.Tolerates(pod.Tolerations, p.Fence)
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Summary says why pods are still there, for users: each cause once, and first what they have to do about it, with the first of the pods and how many
-// more there are. It leaves out the deadline that its reader has from elsewhere.
+// Summary tells users why pods are still there: each cause once, what to do about it first, then the first pods and the number of further ones. It
+// leaves out the given deadline, which its reader knows already.
 func Summary(verdicts []Verdict, deadline time.Time) []string {
 	type group struct {
 		first   Verdict // of the earliest deadline

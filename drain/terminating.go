@@ -8,8 +8,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// endSlack is how long after its grace a pod may take to be gone before a message says what keeps it: kubelet then kills its
-// processes and unmounts its volumes, which takes seconds.
+// endSlack is how long after its grace a pod may take before a message says what keeps it. Kubelet kills its processes and unmounts its volumes then,
+// which takes seconds.
 const endSlack = 10 * time.Second
 
 // terminating says how long a terminating pod has left, or what keeps it.
@@ -34,8 +34,8 @@ func (r *round) terminating(pod holders.Pod) string {
 	}
 }
 
-// whatKeeps says what keeps a pod that is past its grace period, the first cause first: a finalizer can wait for a container. Claims come
-// right after the containers: kubelet reports that a pod has ended only when the drivers of its claims have taken the devices back.
+// whatKeeps says what keeps a pod that is past its grace period, the first cause first: a finalizer can wait for a container. Claims come right after
+// the containers: kubelet reports that a pod has ended only when the drivers of its claims have released the devices.
 func (r *round) whatKeeps(pod holders.Pod) string {
 	var causes []string
 	switch n := len(pod.Running); {
@@ -60,7 +60,7 @@ func (r *round) whatKeeps(pod holders.Pod) string {
 	return strings.Join(causes, "; ")
 }
 
-// runsUnlisted says by what sign a pod still runs which the API server does not list.
+// runsUnlisted says why a pod that the API server does not list still counts as running.
 func runsUnlisted(pod holders.Pod) string {
 	const text = "the API server does not list it; "
 	var processes []string

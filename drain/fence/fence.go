@@ -1,5 +1,5 @@
-// Package fence keeps ordinary pods off a node while its GPUs change, by a cordon and a taint. It finds who has cordoned a node, which other
-// tools maintain it, and by which labels NVIDIA's operands leave it.
+// Package fence keeps ordinary pods off a node while its GPUs change, by a cordon and a taint. It finds who has cordoned a node, which other tools
+// maintain it, and the labels that pause NVIDIA's operands.
 //
 // It reads objects and makes patches, and never sends one. Its callers give it keys and taints.
 package fence
@@ -17,26 +17,25 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what
-// the agent must give back. Its methods change nothing. They return patches for the API server, of types.MergePatchType.
+// Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what the agent must restore. Its
+// methods change nothing. They return patches for the API server, of types.MergePatchType.
 //
-// Every patch is guarded by the node's UID and resourceVersion: the server refuses it with a conflict (409) if the
-// node has changed since the agent read it. That is needed because a merge patch replaces the list of taints as a
-// whole, so an unguarded one would bring back a taint that another program removed in between and lose one that it
-// added; and because a journal of the former state is only true of the node it was read from.
+// Every patch is guarded by the node's UID and resourceVersion: the server refuses it with a conflict (409) if the node has changed since the agent
+// read it. A merge patch replaces the whole list of taints: an unguarded one would restore a taint that another program has just removed, and lose
+// one that it has added. And a journal of the former state is only true of the node it was read from.
 type Fence struct {
 	Taint           corev1.Taint // keeps pods off; no other tool uses its key
-	StartupKeys     []string     // keys of the taints of nodes that have just been registered, which go once they are ready
+	StartupKeys     []string     // keys of the taints of freshly registered nodes, removed once the nodes are ready
 	JournalKey      string       // annotation that holds the journal
-	KeepCordonedKey string       // annotation by which a user asks that the node stays cordoned; any value counts
-	Kept            []string     // annotations by which autoscalers let the node be, which are "true" while the fence is up
+	KeepCordonedKey string       // a user's annotation to keep the node cordoned; any value counts
+	Kept            []string     // autoscalers' annotations to spare the node, "true" while the fence is up
 }
 
-// letBe is the value by which autoscalers let a node be.
+// letBe is the value that makes autoscalers spare a node.
 const letBe = "true"
 
-// Keeps returns the fence with annotations by which autoscalers let the node be. Raise sets those that the node does not have, and Lift and
-// Park remove those that are still "true".
+// Keeps returns the fence with annotations that make autoscalers spare the node. Raise sets those that the node does not have, and Lift and Park
+// remove those that are still "true".
 func (f Fence) Keeps(annotations []string) Fence {
 	f.Kept = annotations
 	return f
@@ -48,7 +47,7 @@ func (f Fence) Registered(keys []string) Fence {
 	return f
 }
 
-// KeptBy returns those of some annotations that are "true", and that a manager has set.
+// KeptBy returns the annotations that are "true" and that a manager has set.
 func KeptBy(node *corev1.Node, manager string, annotations []string) []string {
 	return slices.DeleteFunc(slices.Clone(annotations), func(key string) bool {
 		return node.Annotations[key] != letBe || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
@@ -57,9 +56,9 @@ func KeptBy(node *corev1.Node, manager string, annotations []string) []string {
 	})
 }
 
-// Raise writes the journal, the cordon and the taint in one patch, so that there is no moment at which a crash leaves
-// a cordon without a journal. Raising a fence that is up already is not an error. The journal must not be empty. The same patch
-// takes spent annotations away: the journal has the users' requests that they stood for.
+// Raise writes the journal, the cordon and the taint in one patch, so that a crash never leaves a cordon without a journal. Raising a fence that is
+// up already is not an error. The journal must not be empty. The same patch removes spent annotations: the journal has the users' requests that they
+// stood for.
 func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
 	p, err := f.recording(node, journal, spent)
 	if err != nil {
@@ -79,10 +78,9 @@ func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byt
 	return p.bytes()
 }
 
-// Open removes the taint and leaves the cordon and the journal. Daemons such as the device plugin can come back then:
-// the DaemonSet controller places no pod on a node with a NoSchedule taint that the pod does not tolerate, but it makes
-// its pods tolerate the taint of a cordon. Ordinary pods still stay away: if a user or tool has lifted the cordon since
-// the fence was raised, the same patch puts it back, for without the taint it is all that is left of the fence.
+// Open removes the taint and leaves the cordon and the journal. Daemons such as the device plugin can then start again. The DaemonSet controller
+// places no pod on a node with a NoSchedule taint that the pod does not tolerate, but its pods always tolerate the taint of a cordon. Ordinary pods
+// still stay away: the same patch restores the cordon if a user or tool has lifted it, since without the taint it is all that is left of the fence.
 func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
@@ -93,7 +91,7 @@ func (f Fence) Open(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Uncover is Open for a node whose cordon shall stay as it is, also if a user or tool has lifted it.
+// Uncover is Open that does not change the cordon, even if a user or tool has lifted it.
 func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	p, err := f.guarded(node)
 	if err != nil {
@@ -103,20 +101,20 @@ func (f Fence) Uncover(node *corev1.Node) ([]byte, error) {
 	return p.bytes()
 }
 
-// Lift removes the taints, also all startup taints, and the journal, and the cordon too if uncordon is set and no user has asked to keep it, all in
-// one patch: a journal that outlives its cordon, or the reverse, would be read as work that is still to be done. The caller
-// decides whether the cordon is the agent's to lift.
+// Lift removes the taints, including all startup taints, and the journal. It also removes the cordon if uncordon is set and no user has asked to keep
+// it. It does so in one patch: a journal that outlives its cordon, or the reverse, would look like unfinished work. The caller decides whether the
+// cordon is the agent's to lift.
 func (f Fence) Lift(node *corev1.Node, uncordon bool) ([]byte, error) {
 	return f.lift(node, "", uncordon, f.taintsWithoutFence(node))
 }
 
-// LiftUnready is Lift for a node that has just been registered and could not be made ready: its startup taints, which Open has
-// taken away, keep pods away from it as before.
+// LiftUnready is Lift for a freshly registered node that could not be made ready: it restores the startup taints that Open has removed, so that pods
+// stay away.
 func (f Fence) LiftUnready(node *corev1.Node, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	return f.lift(node, "", uncordon, f.registeredWith(node, startup))
 }
 
-// Park is LiftUnready that leaves a journal: the node takes pods again, as far as its startup taints let it, and a restore is still pending.
+// Park is LiftUnready that keeps a journal: the node takes pods again, as far as its startup taints allow, and a restore is still pending.
 func (f Fence) Park(node *corev1.Node, journal string, uncordon bool, startup ...corev1.Taint) ([]byte, error) {
 	if journal == "" {
 		return nil, fmt.Errorf("parking the change of node %s: the journal is empty: no agent would know what to restore", node.Name)
@@ -152,15 +150,15 @@ func (f Fence) IsRaised(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&f.Taint) })
 }
 
-// Startup gives the taints of a node that has just been registered, whatever their values and effects; none of any other node.
+// Startup returns the startup taints of a freshly registered node, whatever their values and effects; none of any other node.
 func (f Fence) Startup(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return !f.isStartup(t) })
 }
 
 func (f Fence) isStartup(t corev1.Taint) bool { return slices.Contains(f.StartupKeys, t.Key) }
 
-// tainted gives the node's taints with the fence's own. A fence's taint that is there already stays as it is, with its time; one with
-// our key and another value or effect, as another version may have left it, is replaced.
+// tainted returns the node's taints with the fence's own. It keeps a fence's taint that is there already, with its time. It replaces one with our key
+// and another value or effect, which another version may have left.
 func (f Fence) tainted(node *corev1.Node) []corev1.Taint {
 	ours := f.Taint
 	for _, t := range node.Spec.Taints {
@@ -175,13 +173,13 @@ func (f Fence) untainted(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == f.Taint.Key })
 }
 
-// taintsWithoutFence gives the node's taints without the fence's and without those of a node that has just been registered.
+// taintsWithoutFence returns the node's taints without the fence's and without startup taints.
 func (f Fence) taintsWithoutFence(node *corev1.Node) []corev1.Taint {
 	return slices.DeleteFunc(f.untainted(node), f.isStartup)
 }
 
-// registeredWith gives the node's taints without the fence's and with these startup taints. One that is there and not among them stays too: it
-// was put there since they were noted.
+// registeredWith returns the node's taints without the fence's and with these startup taints. Others that are there stay too: they were added after
+// these were noted.
 func (f Fence) registeredWith(node *corev1.Node, startup []corev1.Taint) []corev1.Taint {
 	others := slices.DeleteFunc(f.untainted(node), func(t corev1.Taint) bool {
 		return slices.ContainsFunc(startup, func(s corev1.Taint) bool { return s.MatchTaint(&t) })
@@ -217,7 +215,7 @@ func (f Fence) guarded(node *corev1.Node) (*patch, error) {
 	return guardedPatch(node)
 }
 
-// patch is a JSON merge patch of a node (RFC 7386): a field that is absent stays as it is, and null removes one.
+// patch is a JSON merge patch of a node (RFC 7386): an absent field does not change, and null removes a field.
 type patch struct {
 	Metadata struct {
 		UID             string             `json:"uid"`
@@ -228,7 +226,7 @@ type patch struct {
 	Spec map[string]any `json:"spec,omitempty"`
 }
 
-// guardedPatch is a patch that the API server refuses if the node has changed, or was replaced by another of its name.
+// guardedPatch is a patch that the API server refuses if the node has changed, or another node has its name.
 func guardedPatch(node *corev1.Node) (*patch, error) {
 	if node.UID == "" || node.ResourceVersion == "" {
 		return nil, fmt.Errorf("the node was not read from the API server: its uid is %q and its resourceVersion %q",
@@ -247,7 +245,7 @@ func (p *patch) spec() map[string]any {
 	return p.Spec
 }
 
-// cordon leaves a cordon that stands alone, so that it keeps its owner in managedFields.
+// cordon does not touch an existing cordon, so that it keeps its owner in managedFields.
 func (p *patch) cordon(node *corev1.Node) {
 	if !node.Spec.Unschedulable {
 		p.spec()["unschedulable"] = true
@@ -278,12 +276,11 @@ func (p *patch) bytes() ([]byte, error) {
 
 // Cordoner returns who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
 //
-// The result who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user
-// agent; a program that cordons a cordoned node again does not take it over. Kubectl calls itself "kubectl" when it cordons,
-// uncordons and drains, "kubectl-patch" when it patches; so "kubectl" is a person or a script, and may be either command.
-// It is empty if the node was read through a cache that drops managedFields. Since is the time of the taint that the
-// control plane puts on a cordoned node, or, until it is there, the time at which the manager last changed anything; zero
-// if neither is known.
+// The result who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user agent. A program that
+// cordons a cordoned node again does not become its owner. Kubectl calls itself "kubectl" when it cordons, uncordons and drains, "kubectl-patch" when
+// it patches; so "kubectl" is a person or a script, and may be either command. It is empty if the node was read through a cache that drops
+// managedFields. Since is the time of the taint that the control plane puts on a cordoned node. Until the taint is there, it is the time of the
+// manager's last change. It is zero if neither is known.
 func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
 	if !node.Spec.Unschedulable {
 		return "", time.Time{}, false
@@ -314,8 +311,8 @@ func Labelers(node *corev1.Node, label string) []string {
 	return owners(node, "f:metadata", "f:labels", "f:"+label)
 }
 
-// Annotators returns the managers that own an annotation of the node in managedFields, and when the last of them wrote: that, or another field of
-// theirs since. The time is zero if no manager is known.
+// Annotators returns the managers that own an annotation of the node in managedFields, and the time of their last write, of it or of another field.
+// The time is zero if no manager is known.
 func Annotators(node *corev1.Node, annotation string) (managers []string, at time.Time) {
 	path := []string{"f:metadata", "f:annotations", "f:" + annotation}
 	for _, m := range node.ManagedFields {
@@ -335,23 +332,22 @@ func owners(node *corev1.Node, path ...string) (managers []string) {
 	return managers
 }
 
-// controllerManager is the manager that puts the taint of a cordon on the node and takes it away.
+// controllerManager is the manager that adds and removes the taint of a cordon.
 const controllerManager = "kube-controller-manager"
 
-// atOnce is the longest time from an uncordon until the control plane takes the taint away. It takes less than a second; but
-// managedFields have whole seconds only, and a controller may need a moment from one of its writes to the next.
+// atOnce is the longest time from an uncordon until the control plane removes the taint. It takes less than a second, but managedFields have whole
+// seconds only, and a controller may need a moment between two writes.
 const atOnce = 2 * time.Second
 
 // Uncordoner returns when the cordon of a node was lifted, and which managers may have lifted it. Both are often not known.
 //
-// When is the time at which the control plane took the cordon's taint away, within a second or so. It is zero while the
-// taint is still there, if the node has no taint left, or if another manager has written its taints since: so callers
-// ask as soon as they see the node without its cordon.
+// When is the time when the control plane removed the cordon's taint, within a second or so. It is zero while the taint is still there, if the node
+// has no taint left, or if another manager has written its taints since. So callers ask as soon as they see the node without its cordon.
 //
-// The result who names the managers, other than ours, that wrote another field of the node at that very time, as controllers do that
-// note the end of their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field,
-// so no manager owns it; kubectl, which writes nothing else, is gone from managedFields with it, and the entry of the manager
-// that had cordoned keeps its time. So an empty who is mostly kubectl, and a who that is not empty is a guess.
+// The result who names the managers, other than ours, that wrote another field of the node at that very time, as controllers do that note the end of
+// their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field, so no manager owns it. kubectl writes
+// nothing else, and so is gone from managedFields. The entry of the manager that had cordoned keeps its time. So an empty who is mostly kubectl, and
+// a who that is not empty is a guess.
 func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	if node.Spec.Unschedulable || CordonTaint(node) != nil {
 		return "", time.Time{}
@@ -374,8 +370,8 @@ func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	return strings.Join(managers, ", "), when
 }
 
-// CordonTaint is the taint that the control plane puts on a cordoned node, or nil. It takes the taint away within a second of the
-// uncordon; if it stays, the controller manager is not at work, and pods stay away.
+// CordonTaint is the taint that the control plane puts on a cordoned node, or nil. The control plane removes it within a second of the uncordon. If
+// the taint stays, the controller manager does not work, and pods stay away.
 func CordonTaint(node *corev1.Node) *corev1.Taint {
 	for i, t := range node.Spec.Taints {
 		if t.Key == corev1.TaintNodeUnschedulable {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Marker is a sign on the node that another tool maintains it, or is going to.
+// Marker is a sign on the node that another tool maintains it, or will.
 type Marker struct {
 	Tool  string    // "kured"
 	Sign  string    // the tool's taint, label or annotation: "annotation weave.works/kured-reboot-in-progress=2026-03-01T02:00:00Z"
@@ -31,13 +31,12 @@ type Marker struct {
 // Markers lists the other tools that maintain the node, one marker for each tool, sorted by tool. By them the agent decides
 // whether a cordon is a tool's if managedFields do not say, and its messages name them while it waits.
 //
-// It knows only signs that the tools' own sources or manuals give, as of August 2026. A tool that writes nothing on
-// the node cannot be seen: kured without --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's
-// maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's update operator, EKS; nor is
-// node-problem-detector, whose conditions name a problem and not a plan. Text that stays on the node after a tool is done is no
-// sign, and neither is the agent's own.
+// It knows only signs from the tools' own sources or manuals, as of August 2026. It cannot see tools that write nothing on the node: kured without
+// --annotate-nodes, Rancher's system-upgrade-controller, Mellanox's maintenance-operator, Cluster API while it drains, locksmith, Bottlerocket's
+// update operator, EKS. It ignores node-problem-detector: its conditions name a problem, not a plan. It also ignores text that stays on the node
+// after a tool is done, and the agent's own.
 //
-// Operands are the labels by which NVIDIA's managers pause operands; others of their kind are no sign.
+// Operands are the labels that NVIDIA's managers use to pause operands; similar labels are no sign.
 func Markers(node *corev1.Node, operands []string) []Marker {
 	var out []Marker
 	for _, k := range slices.Concat(knownMarkers, operandMarkers(operands)) {
@@ -78,16 +77,15 @@ const (
 	markPlanned                    // announced
 )
 
-// finder finds a sign. It gives an empty one if there is none, and a zero time if the sign does not say.
+// finder finds a sign. It returns an empty one if there is none, and a zero time if the sign has none.
 type finder func(node *corev1.Node) (sign string, since time.Time)
 
 var knownMarkers = slices.Concat(
 	[]knownMarker{
-		// NVIDIA/NVSentinel. The label: commons/pkg/statemanager/statemanager.go. Each value means that the node is in
-		// quarantine, those of failures (drain-failed, remediation-failed) for good; the label goes with the quarantine.
-		// The annotations: fault-quarantine/pkg/common/common.go, commons/pkg/managed/maintenance_request.go. The taint:
-		// commons/pkg/managed/external_remediation.go. The time: fault-quarantine/pkg/reconciler/reconciler.go, in a
-		// label whose prefix is a setting; this is its default.
+		// NVIDIA/NVSentinel. The label: commons/pkg/statemanager/statemanager.go. Each value means that the node is in quarantine, those of failures
+		// (drain-failed, remediation-failed) for good; the label goes with the quarantine. The annotations: fault-quarantine/pkg/common/common.go,
+		// commons/pkg/managed/maintenance_request.go. The taint: commons/pkg/managed/external_remediation.go. The time:
+		// fault-quarantine/pkg/reconciler/reconciler.go, in a label; its prefix is a setting, and this is the default.
 		{
 			"NVSentinel", sinceLabel(label("dgxc.nvidia.com/nvsentinel-state"), "k8saas.nvidia.com/cordon-timestamp", "2006-01-02T15-04-05Z"), markCordons,
 			"NVSentinel lifts its quarantine when the node is healthy again; drain-failed and remediation-failed wait for a person. kubectl uncordon {node} cancels the quarantine",
@@ -269,10 +267,9 @@ func operandMarkers(operands []string) []knownMarker {
 // driverUpgrade is the upgrade of a driver by NVIDIA/k8s-operator-libs, pkg/upgrade/consts.go and common_manager.go. The
 // GPU Operator calls its driver "gpu" (cmd/gpu-operator/main.go), the Network Operator "ofed" (main.go).
 //
-// Of the states, upgrade-done is rest and upgrade-required a place in a queue, for weeks at times. In upgrade-failed the
-// node stays cordoned until its driver is ready after all. In all others, from cordon-required to uncordon-required, the
-// node is under work. The annotations beside it say nothing by themselves: they stay when upgrades are switched off in
-// the middle, but for the driver's pod that waits for the node to be drained.
+// Of the states, upgrade-done is rest and upgrade-required a place in a queue, for weeks at times. In upgrade-failed the node stays cordoned until
+// its driver is ready after all. In all others, from cordon-required to uncordon-required, the node is under work. The annotations next to it say
+// nothing alone: they stay when upgrades are switched off during one. The exception is the driver's pod that waits for the node to be drained.
 func driverUpgrade(tool, driver string) []knownMarker {
 	state := "nvidia.com/" + driver + "-driver-upgrade-state"
 	wait := "nvidia.com/" + driver + "-driver-upgrade.driver-wait-for-safe-load"
@@ -361,7 +358,7 @@ func taint(key string) finder {
 	}
 }
 
-// taintTime finds a taint whose value is the time at which it was put there, in seconds of Unix.
+// taintTime finds a taint; its value is the time when it was added, in seconds of Unix.
 func taintTime(key string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, since := taint(key)(node)
@@ -398,7 +395,7 @@ func annotation(key string, values ...string) finder {
 	}
 }
 
-// annotationTime finds an annotation whose value is a time.
+// annotationTime finds an annotation that has a time as its value.
 func annotationTime(key, layout string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, _ := annotation(key)(node)
@@ -426,7 +423,7 @@ func entry(kind string, all map[string]string, key string, values []string) stri
 	return ""
 }
 
-// sinceLabel finds a sign whose time a label has.
+// sinceLabel finds a sign with its time in a label.
 func sinceLabel(find finder, key, layout string) finder {
 	return func(node *corev1.Node) (string, time.Time) {
 		sign, _ := find(node)

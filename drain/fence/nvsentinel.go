@@ -9,8 +9,8 @@ import (
 // toolNVSentinel is NVSentinel as a Marker names it.
 const toolNVSentinel = "NVSentinel"
 
-// NVSentinel names the sign by which NVIDIA's NVSentinel minds the health of the node's GPUs: one of its Markers, or a condition that its
-// monitors write. It is empty where NVSentinel is not there, and where a label has it leave the node alone.
+// NVSentinel names the sign that NVIDIA's NVSentinel manages the health of the node's GPUs: one of its Markers, or a condition that its monitors
+// write. It is empty where NVSentinel is not there, and where a label has it leave the node alone.
 //
 // The conditions are those of NVSentinel's health monitors (health-monitors/gpu-health-monitor, syslog-health-monitor): GpuMemWatch,
 // GpuNvlinkWatch, SysLogsXIDError, GpuDcgmConnectivityFailure and their like.

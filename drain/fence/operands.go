@@ -12,12 +12,12 @@ import (
 // The values of an operand's label. The DaemonSet of each operand selects nodes by a label of its own with DeployedValue; any other value
 // sends the pod away. The operator leaves a value alone that it finds, unless it is empty.
 const (
-	// DeployedValue is that of an operand that runs.
+	// DeployedValue is the label's value for an operand that runs.
 	DeployedValue = "true"
-	// PausedValue is that of an operand that the agent keeps away.
+	// PausedValue is the label's value for an operand that the agent has paused.
 	PausedValue = "paused-for-gpuslice"
-	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false", of which it keeps no record (mig-parted v0.14.4,
-	// pkg/mig/reconfigure).
+	// PausedForMIGChange is the value that NVIDIA's mig-manager writes over any other but "false". It keeps no record of the former value (mig-parted
+	// v0.14.4, pkg/mig/reconfigure).
 	PausedForMIGChange = "paused-for-mig-change"
 	// PausedForDriverUpgrade is the value that the k8s-driver-manager writes over "true". To another tool's pause it appends it behind an
 	// underscore; in the end it removes its part, so that the agent's is there again.
@@ -45,9 +45,9 @@ type Operand struct {
 	Pods []holders.Pod
 }
 
-// Operands lists the operands whose labels are on the node, in the order of labels. Pods are all pods of the node. The
-// operator's validations (nvidia-cuda-validator, nvidia-device-plugin-validator) are bound to the node without any
-// selector; while they run they are users of a GPU like others.
+// Operands lists the operands that have a label on the node, in the order of labels. Pods are all pods of the node. The operator's validations
+// (nvidia-cuda-validator, nvidia-device-plugin-validator) are bound to the node without any selector; while they run they are users of a GPU like
+// others.
 func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
 	var out []Operand
 	for _, label := range labels {
@@ -72,8 +72,7 @@ func Operands(node *corev1.Node, pods []corev1.Pod, labels []string) []Operand {
 	return out
 }
 
-// requiresLabel reports whether the pod is still there and cannot be on a node whose label is paused, by its selector or
-// by each term of its required affinity.
+// requiresLabel reports whether the pod is still there, and its selector or each term of its required affinity excludes a node with the label paused.
 func requiresLabel(pod *corev1.Pod, label string) bool {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false // its containers have ended
@@ -115,8 +114,8 @@ func allowsPaused(e corev1.NodeSelectorRequirement) bool {
 	}
 }
 
-// SetLabels writes the labels that values names and no others, in a patch of types.MergePatchType that is guarded as
-// those of Fence are: a decision by a label's value may be wrong once another tool has changed the value.
+// SetLabels writes only the labels that values names, in a patch of types.MergePatchType. It is guarded like Fence's patches: a decision by a label's
+// value may be wrong once another tool has changed it.
 func SetLabels(node *corev1.Node, values map[string]string) ([]byte, error) {
 	p, err := guardedPatch(node)
 	if err != nil {
