@@ -52,8 +52,8 @@ func ParseCgroup(text string) Owner {
 		if len(fields) < 3 {
 			continue
 		}
-		// With v1, some hierarchies do not have the process in a cgroup of its own: a pod's line may stand beside one
-		// that names containerd's unit, and a unit's beside one without any.
+		// With v1, the process has no own cgroup in some hierarchies: next to a pod's line there may be one with containerd's unit, and next to a
+		// unit's line one without any.
 		if of := pathOwner(fields[2]); of.known() > out.known() {
 			out = of
 		}
@@ -100,7 +100,7 @@ func pathOwner(path string) Owner {
 	return o
 }
 
-// podUID gives the UID in the name of a part of a path, if it is a pod's cgroup. Above are the parts before it.
+// podUID returns the UID in the name of a part of a path, if it is a pod's cgroup. above has the parts before it.
 func podUID(above []string, part string) types.UID {
 	if m := podSlice.FindStringSubmatch(part); m != nil {
 		return types.UID(strings.ReplaceAll(m[1], "_", "-"))
@@ -118,8 +118,8 @@ func podUID(above []string, part string) types.UID {
 	return ""
 }
 
-// hostUnit gives the unit as systemd itself defines it: the first part below the slices. Units below a unit are not the host's: those
-// of a user's own systemd below user@1000.service, or of a container below docker.service.
+// hostUnit returns the unit as systemd itself defines it: the first part below the slices. Units below a unit are not the host's: those of a user's
+// own systemd below user@1000.service, or of a container below docker.service.
 func hostUnit(parts []string) string {
 	for _, part := range parts {
 		if part == "" || part == ".." || strings.HasSuffix(part, ".slice") {

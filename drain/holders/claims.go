@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Claims are the resource claims of pods, those that could be read. A claim that several pods use is in it for each of them.
+// Claims are the readable resource claims of pods. A claim that several pods use is in it once for each of them.
 type Claims map[PodClaim]Claim
 
 // PodClaim is a claim that a pod has, by the claim's name. It is in the namespace of the pod.
@@ -21,18 +21,18 @@ type PodClaim struct {
 	Name string
 }
 
-// Claim is what is kept of a resource claim.
+// Claim has the fields of a resource claim that count here.
 type Claim struct {
 	Allocated bool
-	Devices   []ClaimedDevice // those that the scheduler has allocated to it
-	Pods      []types.UID     // those for which it is reserved
+	Devices   []ClaimedDevice // devices that the scheduler has allocated to it
+	Pods      []types.UID     // pods that it is reserved for
 	Others    bool            // it is reserved for more than pods, so that Pods does not say who uses it
 }
 
 // ClaimedDevice is a device that is allocated to a claim. Several claims may have shares of one device.
 type ClaimedDevice struct {
 	Device
-	// Admin says that the claim has it by admin access, as for metrics: it then takes the device from no other claim.
+	// Admin says that the claim has the device by admin access, for example for metrics: other claims can still have it.
 	Admin bool
 }
 
@@ -45,7 +45,7 @@ type Claimed struct {
 	UUIDs  map[Device]string // of the GPUs and MIG devices that NVIDIA's DRA driver offers; see UUIDs
 }
 
-// ReadClaim keeps of a claim what counts. A claim with more devices or consumers than any API server lets it have counts as not allocated.
+// ReadClaim reads the fields of a claim that count. A claim with more devices or consumers than any API server allows counts as not allocated.
 func ReadClaim(of *resourcev1.ResourceClaim) Claim {
 	var out Claim
 	allocation := of.Status.Allocation
@@ -68,12 +68,12 @@ func ReadClaim(of *resourcev1.ResourceClaim) Claim {
 }
 
 // IsSettledFor reports whether the claim's devices are those of the pod until the pod has ended: the claim is reserved for it, and for pods alone.
-// The scheduler and kubelet take none of them back before.
+// The scheduler and kubelet release none of them before.
 func (c Claim) IsSettledFor(pod types.UID) bool {
 	return c.Allocated && !c.Others && pod != "" && slices.Contains(c.Pods, pod)
 }
 
-// ClaimNames lists the names of the pod's claims, as far as they are made. Kubelet may know more of them.
+// ClaimNames lists the names of the pod's existing claims. Kubelet may know more of them.
 func ClaimNames(pod *corev1.Pod) []string {
 	names := slices.DeleteFunc(claimsOf(pod), func(name string) bool { return name == "" })
 	slices.Sort(names)
@@ -98,8 +98,8 @@ func (c Claimed) AsAdmin(pod *corev1.Pod) bool {
 	return admin
 }
 
-// Claimants names the pods that surely have devices of NVIDIA's DRA driver, admin access aside, and that have not ended: kubelet has prepared one for the
-// pod, or a claim that is reserved for it has one of its node. A claim that could not be read, and that kubelet has not prepared, says nothing.
+// Claimants names the pods that have not ended and surely have devices of NVIDIA's DRA driver, admin access aside. Kubelet has prepared one for the
+// pod, or a claim reserved for it has one of its node. A claim that could not be read, and that kubelet has not prepared, says nothing.
 func (c Claimed) Claimants(pods []corev1.Pod, assigned Assignments) []string {
 	var out []string
 	listed := map[types.NamespacedName]bool{}
@@ -135,8 +135,8 @@ func (c Claimed) isPrepared(pod *corev1.Pod, given map[string][]string) bool {
 	return false
 }
 
-// isSettled reports whether a claim that is reserved for the pod has a device of the driver, other than by admin access. The driver's pools have the names
-// of their nodes: a user can bind a pod to this node whose claim has a device of another.
+// isSettled reports whether a claim that is reserved for the pod has a device of the driver, other than by admin access. The driver's pools have the
+// names of their nodes: a user can bind a pod to this node though its claim has a device of another.
 func (c Claimed) isSettled(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(ClaimNames(pod), func(name string) bool {
 		claim := c.Claims[PodClaim{pod.UID, name}]
@@ -233,7 +233,7 @@ func byClaim(pod *corev1.Pod, resource string) bool {
 		func(m corev1.ContainerExtendedResourceRequest) bool { return m.ResourceName == resource })
 }
 
-// partClaims parts a pod's assignments: devices by resource, and what is prepared of its claims by their names.
+// partClaims splits a pod's assignments: devices by resource, and the prepared devices of claims by the claims' names.
 func partClaims(given map[string][]string) (devices map[string][]string, claims map[string][]Device) {
 	devices, claims = map[string][]string{}, map[string][]Device{}
 	for name, ids := range given {

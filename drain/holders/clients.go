@@ -8,26 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open, which is enough
-// to keep the GPU from being reset.
+// Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open. Either prevents a reset of the GPU.
 type Client struct {
 	PID     int
 	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
 	Owner
 	Devices []string // those of the sought devices that it holds, sorted
-	Sources []Source // signs by which it was found, at least one; NVML comes first
+	Sources []Source // signs that it was found by, at least one; NVML comes first
 	Self    bool     // the agent's own process, whose handles the agent closes by itself
 
-	// Sibling says that it is another process of the agent's own pod, as one that kubectl exec starts there. It ends by
-	// itself, and the agent does not send itself away for it.
+	// Sibling says that it is another process of the agent's own pod, for example one that kubectl exec starts there. It ends by itself, and the
+	// agent does not evict itself for it.
 	Sibling bool
 	// Unlisted says that NVML reports the process while the process table does not show it: it has just ended, or runs
 	// in a PID namespace that the table is not of.
 	Unlisted bool
 }
 
-// Source is a sign by which a client or a pod was found, in words. A process is found by "NVML", or by "device file /dev/nvidia3" as
-// the process itself names it; those of pods are with Pod.
+// Source is the sign that a client or a pod was found by, in words. For a process it is "NVML", or "device file /dev/nvidia3" in the process's own
+// spelling. Pod has the sources of pods.
 type Source string
 
 // SourceNVML is the source of processes that NVML reports.
@@ -45,8 +44,8 @@ func (s Source) IsOpenFile() bool { return strings.HasPrefix(string(s), openFile
 // API server gave the mirror pod another one.
 const configHash = "kubernetes.io/config.hash"
 
-// NameClients gives each client a name for messages: that of its pod if it is one of the pods, which are those of the
-// node, and otherwise the systemd unit, the container or the UID.
+// NameClients gives each client a name for messages: its pod's name if it belongs to one of the node's pods, else the systemd unit, the container or
+// the UID.
 //
 //	pid 4711 python of pod team-a/trainer-0
 //	pid 812 nvidia-persiste of nvidia-persistenced.service
@@ -65,7 +64,7 @@ func NameClients(clients []Client, pods []corev1.Pod) []string {
 	return out
 }
 
-// owners finds pods, as places in a list, by the owner that the process table gives for a process.
+// owners finds pods, as places in a list, by the owner that the process table has for a process.
 type owners map[string]int
 
 func ownersOf(pods []corev1.Pod) owners {
@@ -81,7 +80,7 @@ func ownersOf(pods []corev1.Pod) owners {
 	}
 	for i := range pods {
 		pod := &pods[i]
-		// If two pods claim the hash, a process with it counts as unowned, and never as that of the pod with the false claim.
+		// If two pods claim the hash, a process with it counts as unowned, and never belongs to the pod with the false claim.
 		if key, ok := staticKey(pod); ok && static[key] == 1 {
 			if _, taken := out[key]; !taken {
 				out[key] = i
@@ -102,18 +101,18 @@ func ownersOf(pods []corev1.Pod) owners {
 	return out
 }
 
-// staticKey gives the key of a static pod's processes, which kubelet writes into the mirror pod. On any other pod the annotation proves
-// nothing: the pod's creator wrote it.
+// staticKey returns the key of a static pod's processes, which kubelet writes into the mirror pod. On any other pod the annotation means nothing: the
+// pod's creator wrote it.
 func staticKey(pod *corev1.Pod) (string, bool) {
 	hash := pod.Annotations[configHash]
 	return uidKey(types.UID(hash)), hash != "" && isMirror(pod)
 }
 
-// uidKey gives the same key for a UID from the API server and from the process table. A custom UID may have underscores of its
-// own, which cannot be distinguished from dashes in the name of a slice.
+// uidKey returns the same key for a UID from the API server and from the process table. A custom UID may have underscores of its own, which cannot be
+// distinguished from dashes in the name of a slice.
 func uidKey(uid types.UID) string { return "pod " + strings.ReplaceAll(string(uid), "_", "-") }
 
-// find gives the place of the pod that a process with this owner is of. The pod's UID counts more than the container's id.
+// find returns the place of the pod that a process with this owner belongs to. The pod's UID counts more than the container's id.
 func (o owners) find(of Owner) (place int, ok bool) {
 	key := "container " + of.Container
 	if of.PodUID != "" {
@@ -130,7 +129,7 @@ func Unowned(clients []Client, pods []corev1.Pod) []Client {
 	return byOwner(clients, pods).unowned
 }
 
-// PodsOf gives the pods of the clients, by pid. Clients that are of none of the pods are not in it.
+// PodsOf returns the pods of the clients, by pid. Clients outside of these pods are not in it.
 func PodsOf(clients []Client, pods []corev1.Pod) map[int]*corev1.Pod {
 	index, out := ownersOf(pods), map[int]*corev1.Pod{}
 	for _, c := range clients {

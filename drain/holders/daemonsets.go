@@ -46,12 +46,12 @@ func NewDaemonSets(client kube.Interface, clock clock.PassiveClock) *DaemonSets 
 	return &DaemonSets{client: client, clock: clock, known: map[daemonSet]daemonSetAnswer{}}
 }
 
-// Forget drops all answers, which hold for a time by the clock as it was.
+// Forget drops all answers: they expire by a clock that has been set since.
 func (d *DaemonSets) Forget(time.Time) { clear(d.known) }
 
-// Believe gives copies of the pods without the owners that they only claim to have: a DaemonSet stays as owner if it exists, with this
-// UID, in the pod's namespace, and a node if it is the one with this UID. Nothing else of a pod changes, and the pods that are passed in are not
-// changed. The pods are all of the node: Believe forgets answers about other DaemonSets.
+// Believe returns copies of the pods without the owners that they only claim to have. A DaemonSet stays as owner if it exists, with this UID, in the
+// pod's namespace. A node stays if it is the one with this UID. Nothing else of a pod changes, and the pods that are passed in are not changed. The
+// pods are all of the node: Believe forgets answers about other DaemonSets.
 //
 // The error means that the API server did not answer. Then the caller may decide nothing by the owner of any pod.
 func (d *DaemonSets) Believe(ctx context.Context, node types.UID, pods []corev1.Pod) ([]corev1.Pod, error) {

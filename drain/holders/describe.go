@@ -36,8 +36,7 @@ func Describe(pod *corev1.Pod) Pod {
 	return p
 }
 
-// systemCritical is the priority from which on a pod counts as critical for the cluster or for its node. PriorityClasses of
-// users lie below it.
+// systemCritical is the lowest priority of a pod that counts as critical for the cluster or for its node. PriorityClasses of users lie below it.
 const systemCritical = 2_000_000_000
 
 func isCritical(spec *corev1.PodSpec) bool {
@@ -78,8 +77,8 @@ func volumes(pod *corev1.Pod) (emptyDirs, claims []string) {
 	return emptyDirs, claims
 }
 
-// requests adds up the GPU resources of a pod as the scheduler does: sidecars run beside the containers, while
-// an ordinary init container runs alone with the sidecars that were started before it.
+// requests adds up the GPU resources of a pod as the scheduler does. Sidecars run next to the containers; an ordinary init container runs alone with
+// the sidecars that were started before it.
 func requests(spec *corev1.PodSpec) map[string]int64 {
 	running, peak := map[string]int64{}, map[string]int64{}
 	for _, c := range spec.InitContainers {

@@ -17,12 +17,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Hangup sends SIGHUP, on which daemons read their config again, to every process of the pods whose command, as the kernel
-// names it, is one of commands. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that
-// got the signal. A command alone is not enough: many nodes run a program of the same name twice.
+// Hangup sends SIGHUP, which makes daemons read their config again, to every process of the pods with one of these commands, in the kernel's
+// spelling. The kernel keeps the first 15 bytes of a command, and so many count here. It returns the processes that got the signal. A command alone
+// is not enough: many nodes run a program of the same name twice.
 //
-// A process that ends before its signal is none. The error is of the first process that Hangup could not read or signal; the others
-// get the signal all the same.
+// A process that ends before its signal is none. The error is of the first process that Hangup could not read or signal; the others still get the
+// signal.
 func (p Processes) Hangup(ctx context.Context, pods []types.UID, commands []string) ([]Client, error) {
 	pids, err := openfiles.Numbers(p.root())
 	if err != nil {

@@ -61,8 +61,8 @@ type Kubelet struct {
 // DialKubelet names the socket of kubelet's PodResources API, as a path. It connects at the first call.
 func DialKubelet(socket string) *Kubelet { return &Kubelet{socket: socket} }
 
-// Assignments asks which devices are in which pod's hands. Its error matches ErrKubeletUnavailable if kubelet does not
-// answer before ctx ends; the Assignments are then nil.
+// Assignments lists the devices of each pod. Its error matches ErrKubeletUnavailable if kubelet does not answer before ctx ends; the Assignments are
+// then nil.
 func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 	var answer *podresources.ListPodResourcesResponse
 	err := k.call(func(client podresources.PodResourcesListerClient) (err error) {
@@ -122,8 +122,8 @@ func (k *Kubelet) Close() {
 	k.drop(k.conn)
 }
 
-// Premature reports whether kubelet has answered before it knew its pods, as it does for about a second after its start: it lists
-// none, though one of these runs. Such an answer does not mean that no device is assigned.
+// Premature reports whether kubelet has answered before it knew its pods, as it does for about a second after its start: it lists none, though one of
+// these runs. After such an answer devices may still be assigned.
 func (a Assignments) Premature(pods []corev1.Pod) bool {
 	return a != nil && len(a) == 0 && slices.ContainsFunc(pods, func(p corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil

@@ -70,11 +70,11 @@ func (p Pod) String() string {
 //     picked all the same: its containers may still run;
 //   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
 //
-// A pod that has succeeded or failed holds nothing but what its clients do: its containers have ended before kubelet says
-// so, while kubelet may go on listing its devices.
+// A pod that has succeeded or failed holds only its clients' devices: its containers have ended before kubelet says so, while kubelet may still list
+// its devices.
 //
-// The devices of a pod are not known either if kubelet could not be asked (assigned is nil), if kubelet lists no device
-// of a resource that the pod requests, as between binding and admission, or if it lists one that is not named by UUID.
+// A pod's devices are also unknown if kubelet did not answer (assigned is nil), or if it lists a device that is not named by UUID. The same holds if
+// it lists no device of a requested resource, as between binding and admission.
 func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed Claimed) []Pod {
 	var out []Pod
 	using := byOwner(clients, pods)
@@ -117,8 +117,8 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed 
 	return out
 }
 
-// Drainable picks the pods that have to leave before the node is rebooted: all but those that have ended, those of
-// DaemonSets, which come back to any node that is up, and static ones, which no API request can move.
+// Drainable picks the pods that have to leave before a reboot of the node. It leaves out pods that have ended, pods of DaemonSets, which return to
+// any node that is up, and static pods, which no API request can move.
 func Drainable(pods []corev1.Pod) []Pod {
 	var out []Pod
 	for i := range pods {

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// Sought is a device whose holders the caller wants.
+// Sought is a device; the caller wants its holders.
 type Sought struct {
 	Device   string // UUID of a GPU or of a MIG device, as kubelet knows it
 	Reported []int  // pids that NVML reports on it
@@ -31,7 +31,7 @@ type Sought struct {
 
 // Values of Sought.Minor that are no minor number.
 const (
-	// AnyGPU is for a GPU whose minor number the driver does not say: an open device file of any GPU counts.
+	// AnyGPU is for a GPU if the driver does not report its minor number: an open device file of any GPU counts.
 	AnyGPU = -1
 	// NoFiles is of one instance of several: its clients have the same /dev/nvidiaN open as those of the others.
 	NoFiles = -2
@@ -60,9 +60,9 @@ func (p Processes) lanes() *Lanes { return cmp.Or(p.Lanes, &Lanes{}) }
 // devices' files open. It reads the process table once for all devices; if no files count, it reads the reported
 // processes alone.
 //
-// A process that cannot be looked at may hold any of the devices, so it is an error, which names the process; the holders that were
-// found come with the error. A process that ends in the meantime is none. Once ctx ends, Holders returns its error and no holders, also while
-// the observation hangs: the observation is then abandoned, and until it ends no other begins. aside.Hangs distinguishes that error from others.
+// A process that Holders cannot read may hold any of the devices. The error names the process, and comes with the holders that were found. A process
+// that ends in the meantime is none. Once ctx ends, Holders returns its error without holders, also while the observation hangs. It abandons the
+// observation, and begins no other until that one ends. aside.Hangs distinguishes that error from others.
 func (p Processes) Holders(ctx context.Context, sought []Sought) ([]Client, error) {
 	clients, err := aside.Do(ctx, &p.lanes().table, "looking at the process table", func(ctx context.Context, at aside.At) ([]Client, error) {
 		return p.holders(ctx, at, sought)
@@ -107,7 +107,7 @@ type search struct {
 // mostSources bounds the names of device files in a message about a process, which may have one device open under many names.
 const mostSources = 8
 
-// note adds a source by which a process was found, and the devices that it thus holds.
+// note adds a process's source, and the devices that the process holds by it.
 func (s *search) note(pid int, source Source, devices ...string) {
 	c := s.found[pid]
 	if c == nil {
@@ -156,8 +156,8 @@ func (s *search) identifyAll(ctx context.Context, self int) ([]Client, error) {
 
 // self gives the agent's own pid in the PID namespace of the table, which need not be the agent's.
 //
-// It is also the proof that the table is one of processes, and of more than the agent's own: in a folder where the host's
-// procfs was never mounted, or in a PID namespace of the agent's own, every GPU would look free.
+// It also verifies that the table is one of processes, and not only of the agent's own. In a folder without the host's procfs, or in the agent's own
+// PID namespace, every GPU would look free.
 func (p Processes) self() (int, error) {
 	link := filepath.Join(p.root(), "self")
 	target, err := os.Readlink(link)

@@ -80,7 +80,7 @@ func UUIDs(complete []resourcev1.ResourceSlice) map[Device]string {
 	return out
 }
 
-// attribute returns the text of an attribute of NVIDIA's, whose name may have the driver's domain.
+// attribute returns the text of one of NVIDIA's attributes. Its name may have the driver's domain.
 func attribute(d resourcev1.Device, name resourcev1.QualifiedName) string {
 	for _, key := range []resourcev1.QualifiedName{name, ClaimDriver + "/" + name} {
 		if value := d.Attributes[key].StringValue; value != nil {
@@ -90,9 +90,9 @@ func attribute(d resourcev1.Device, name resourcev1.QualifiedName) string {
 	return ""
 }
 
-// ShortenSlice removes from a slice what the agent does not decide by, and cuts it to what an API server lets it have. One device more than that stays,
-// by which CurrentSlices sees that some are missing; a device whose UUID is too long has none. Of its taints the first stays that keeps claims away.
-// Attributes of NVIDIA's lose its domain.
+// ShortenSlice removes the fields of a slice that the agent does not use, and cuts it to an API server's limits. It keeps one device more than these
+// allow, so that CurrentSlices sees that some are missing. It drops a UUID that is too long. Of a device's taints it
+// keeps the first that keeps claims away. NVIDIA's attributes lose its domain.
 func ShortenSlice(s *resourcev1.ResourceSlice) {
 	s.ManagedFields, s.Annotations, s.Labels, s.OwnerReferences = nil, nil, nil, nil
 	s.Spec.NodeSelector = nil

@@ -68,12 +68,11 @@ type Logind struct {
 // Inhibit keeps the host from going down until release is called, or this process ends; logind shows why to users who ask
 // what keeps the host. The error matches ErrNoLogind, ErrShuttingDown, ErrLogindSilent or ErrLogindRefuses.
 //
-// It is a delay, bounded by InhibitDelayMaxSec of logind.conf (5 s unless the administrator, or kubelet for its own
-// graceful shutdown, sets more), and it holds for everyone, root's "systemctl reboot" too: logind does not ask who wants
-// to go down when it looks for delays (manager_dispatch_delayed in systemd's src/login/logind-dbus.c). A lock of mode
-// "block" would not do that before systemd 257: "systemd-logind now always obeys block inhibitor locks, where previously
-// it ignored locks taken by the caller or when the caller was root" (its NEWS). And it would let a hung agent keep a
-// host up. Neither holds up "systemctl reboot --force", nor a host that loses power.
+// It is a delay, bounded by InhibitDelayMaxSec of logind.conf (5 s unless the administrator, or kubelet for its own graceful shutdown, sets more). It
+// holds for everyone, also for root's "systemctl reboot": logind applies delays whoever requests the shutdown (manager_dispatch_delayed in systemd's
+// src/login/logind-dbus.c). A lock of mode "block" does not do that before systemd 257. Its NEWS: "systemd-logind now always obeys block inhibitor
+// locks, where previously it ignored locks taken by the caller or when the caller was root". And it would let a hung agent keep a host up. Neither
+// holds up "systemctl reboot --force", nor a host that loses power.
 //
 // The function release may be called more than once and from any goroutine, with or without a bus.
 func (l *Logind) Inhibit(ctx context.Context, why string) (release func(), err error) {
@@ -130,7 +129,7 @@ func (l *Logind) canReboot(ctx context.Context) error {
 // The error matches ErrNoLogind, ErrShuttingDown (another program asked first), ErrLogindSilent, ErrLogindRefuses or
 // ErrRebootInhibited.
 //
-// After any other error the host may be going down all the same: the bus is among what goes first.
+// After any other error the host may still be going down: the bus is among the first to end.
 //
 // Logind waits for every inhibitor of mode "delay" first, and makes no exception for those of the caller: release them
 // before, or the reboot comes only when their time is up.

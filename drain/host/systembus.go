@@ -33,7 +33,7 @@ type peer struct {
 	advice                map[error]string // an administrator's remedy for each
 }
 
-// busAddress gives the address of the system bus: that of the setting, of the environment, or the default.
+// busAddress returns the address of the system bus: from the setting, the environment, or the default.
 func busAddress(set string) string {
 	if set != "" {
 		return set
@@ -55,10 +55,9 @@ type line struct {
 // dial connects to the bus and says hello. When ctx ends, so does every call that is under way, and the connection; the
 // caller hangs up in any case.
 //
-// When a context ends, godbus (v5.2.2) forgets the call, or closes the socket in the middle of a message; an inhibitor's descriptor
-// that is just coming in is lost then, and this process cannot release that inhibitor before it ends. So the end
-// of ctx only ends reading: godbus still reads the data that the kernel has received by then, and then ends every call,
-// once. Nor does a bus that has stopped to read hold up the caller.
+// When a context ends, godbus (v5.2.2) forgets the call, or closes the socket in the middle of a message. It then loses an inhibitor's descriptor
+// that is just arriving, and this process cannot release that inhibitor before it ends. So the end of ctx only ends reading: godbus still reads the
+// data that the kernel has received by then, and then ends every call, once. Nor does a bus that has stopped to read hold up the caller.
 //
 // It connects in the lane: the kernel resolves the socket's path, and does not return before the file system has answered.
 func dial(ctx context.Context, lane *aside.Lane, address string, options ...dbus.ConnOption) (*line, error) {
@@ -99,8 +98,8 @@ func (l *line) endWith(ctx context.Context) {
 	l.takeTime = context.AfterFunc(ctx, l.end)
 }
 
-// hangUp ends the connection. It lets godbus read to the end: a Close while godbus reads the
-// head of a message makes it panic (v5.2.2: the Read of its oobReader returns -1, which bytes.Buffer does not accept).
+// hangUp ends the connection. It lets godbus read to the end. A Close while godbus reads the head of a message makes it panic (v5.2.2: the Read of
+// its oobReader returns -1, which bytes.Buffer does not accept).
 func (l *line) hangUp() {
 	l.takeTime()
 	_ = l.socket.CloseRead() // its error means that the socket is closed already

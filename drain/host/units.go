@@ -21,7 +21,7 @@ var (
 	// ErrNoSystemd means that there is no systemd to ask: no system bus, or no systemd on it. That is normal on Talos and
 	// on machines that do not boot by systemd, and no fault: such a host has no units.
 	ErrNoSystemd = errors.New("this host has no systemd")
-	// ErrSystemdSilent means that the bus or systemd did not answer in time. Systemd may have begun the job all the same.
+	// ErrSystemdSilent means that the bus or systemd did not answer in time. Systemd may still have begun the job.
 	ErrSystemdSilent = errors.New("systemd does not answer")
 	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
 	ErrSystemdRefuses = errors.New("systemd refuses")
@@ -34,8 +34,8 @@ var (
 type JobError struct {
 	Unit string
 	Verb string // "stop" or "start"
-	// Result is systemd's word for the end of the job, such as "failed"; if the agent did not get that, the unit's state after it; or, if
-	// the job did not even begin, the message by which systemd refused it.
+	// Result is systemd's word for the end of the job, such as "failed". If the agent did not get it, it is the unit's state after the job. If the
+	// job did not begin, it is systemd's message.
 	Result string
 }
 
@@ -64,8 +64,7 @@ var systemd1 = peer{
 type Units struct {
 	// Address of the system bus, as Logind has it.
 	Address string
-	// Patience bounds each answer, beside the context, but not the job that comes of it. 0 means 25 s, as with systemd's
-	// own tools.
+	// Patience bounds each answer, in addition to the context, but not the resulting job. 0 means 25 s, as with systemd's own tools.
 	Patience time.Duration
 	// Pause between two observations whether a job has ended, which systemd reports besides. 0 means a second.
 	Pause time.Duration
@@ -141,7 +140,7 @@ func (u *Units) run(ctx context.Context, verb, name string, begin beginning) err
 	return nil
 }
 
-// beginning is a method of go-systemd's by which systemd begins a job. It gives the job's number, and later systemd's word for its end.
+// beginning is a method of go-systemd that makes systemd begin a job. It gives the job's number, and later systemd's word for its end.
 type beginning func(c *systemd.Conn, ctx context.Context, name, mode string, word chan<- string) (int, error)
 
 // job makes systemd begin a job and waits for its end. Patience is for each answer.
@@ -197,8 +196,8 @@ func (e jobEnd) reached(verb string) bool {
 
 const jobPause = time.Second
 
-// awaitJob waits until systemd has the job no more, which the unit's state shows. The signal of the job's end may be lost, and any
-// program on the bus can send one: so the signal only says when to ask, and gives the word for the end.
+// awaitJob waits until systemd has the job no more, which the unit's state shows. The signal of the job's end may be lost, and any program on the bus
+// can send one. So the signal only says when to read the state, and has the word for the end.
 func (u *Units) awaitJob(ctx context.Context, bus *unitBus, name string, number int, words <-chan string) (jobEnd, error) {
 	tick := time.NewTicker(cmp.Or(u.Pause, jobPause))
 	defer tick.Stop()
@@ -293,14 +292,14 @@ func (b *unitBus) hangUp() {
 	b.signals.hangUp()
 }
 
-// endWith makes it end with ctx instead of the context by which it was begun.
+// endWith makes it end with ctx instead of its first context.
 func (b *unitBus) endWith(ctx context.Context) {
 	b.calls.endWith(ctx)
 	b.signals.endWith(ctx)
 }
 
-// listeners receive signals as long as the line stands. With godbus's own (v5.2.2), a caller that comes after the line's end waits for ever,
-// which is a goroutine of go-systemd's for each bus that hangs up early; and they keep all signals that no caller reads.
+// listeners receive signals as long as the line stands. With godbus's own (v5.2.2), a caller after the line's end waits for ever: one goroutine of
+// go-systemd for each bus that hangs up early. And they keep all signals that no caller reads.
 type listeners struct {
 	mu          sync.Mutex
 	over        bool

@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of about five requests, and a roll-out writes
-// each node once; with client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
+// Requests in a second, and at once: kubelet's own limits. A change takes some fifty passes of about five requests, and a rollout writes each node
+// once. With client-go's default of 5 a second each step would take a second, and 400 nodes more than a minute.
 const (
 	requestsPerSecond = 50
 	requestsAtOnce    = 100
@@ -169,7 +169,7 @@ func listed[T, L any, O object[T], OL list[L]](of *rest.RESTClient, resource, na
 	return gentype.NewClientWithList(resource, of, metav1.ParameterCodec, namespace, newObject, newList, gentype.PrefersProtobuf[O]())
 }
 
-// single makes the client of a kind whose objects no program lists.
+// single makes the client of a kind that no program lists.
 func single[T any, O object[T]](of *rest.RESTClient, resource, namespace string) *gentype.Client[O] {
 	return gentype.NewClient(resource, of, metav1.ParameterCodec, namespace, func() O { return new(T) }, gentype.PrefersProtobuf[O]())
 }

@@ -1,7 +1,7 @@
 // Package kube is the client of the API server, with the kinds and the verbs that the programs use.
 //
-// client-go's own client of all kinds brings the types of every API group into a program, a quarter of its size, of which the programs use
-// six. This one is made of the same parts, and sends the same requests.
+// client-go's own client of all kinds brings the types of every API group into a program, a quarter of its size. The programs use six of these
+// groups. This client is made of the same parts, and sends the same requests.
 //
 // It stands below drain, which evicts through it and stands alone: drain may import no package of the agent, and all others may import this one.
 package kube
@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Interface reads and writes the objects of a cluster. Its methods send nothing; those of what they return do. Errors of these are the API
-// server's own.
+// Interface reads and writes the objects of a cluster. Its methods send nothing; the methods of their results do, and return the API server's own
+// errors.
 type Interface interface {
 	ConfigMaps(namespace string) ConfigMaps
 	DaemonSets(namespace string) DaemonSets
@@ -124,7 +124,7 @@ type SubjectAccessReviews interface {
 	Create(ctx context.Context, review *authorizationv1.SubjectAccessReview, o metav1.CreateOptions) (*authorizationv1.SubjectAccessReview, error)
 }
 
-// TokenReviews say whose a token is.
+// TokenReviews say which user a token belongs to.
 type TokenReviews interface {
 	Create(ctx context.Context, review *authenticationv1.TokenReview, o metav1.CreateOptions) (*authenticationv1.TokenReview, error)
 }

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// longestPause bounds the pause after a failure, with its jitter. It is a third of the time for which a node keeps its slot of a pool, so that a slot is
+// longestPause bounds the pause after a failure, with its jitter. It is a third of the time that a node keeps its slot of a pool, so that a slot is
 // renewed in time once the API server answers again.
 const longestPause = 30 * time.Second
 
@@ -30,8 +30,8 @@ func Backoff() wait.Backoff {
 // longestRetryAfter bounds what the API server, or a proxy before it, asks for.
 const longestRetryAfter = 2 * time.Minute
 
-// pauses sends requests. While the API server fails all that are alike, by method and path, it sends one of them after each pause, and answers the others
-// itself: so whatever asks, an observation, a reflector or a recorder of Events, the API server is asked ever less often.
+// pauses sends requests. While the API server fails all requests of the same method and path, it sends one of them after each pause, and answers the
+// others itself. So the API server gets fewer and fewer requests, from observations, reflectors and recorders of Events alike.
 type pauses struct {
 	next http.RoundTripper
 
@@ -97,7 +97,7 @@ func (p *pauses) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// fails reports whether the answer says nothing but that the API server cannot perform the request now. To an eviction, 429 says that a disruption budget
+// fails reports whether the answer only says that the API server cannot perform the request now. To an eviction, 429 says that a disruption budget
 // does not allow it, and 500 that more than one selects the pod.
 func fails(request *http.Request, response *http.Response) bool {
 	switch code := response.StatusCode; code {

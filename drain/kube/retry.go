@@ -18,9 +18,9 @@ const (
 	firstPause = 50 * time.Millisecond
 )
 
-// Retry sends the request until it succeeds, fails for a permanent cause, or has been sent six times, as long as ctx lasts; in the last two cases the
-// error is an *UnansweredError. The pauses add up to some two seconds, and more if the server asks for it. While the server fails all requests like this
-// one, it is not asked so soon, and Retry returns at once. The server may have performed a request that failed: so the request must be one that can be sent
+// Retry sends the request until it succeeds, fails for a permanent cause, has been sent six times, or ctx ends. In the last two cases the error is an
+// *UnansweredError. The pauses add up to some two seconds, and more if the server asks for it. While the server fails all requests like this one, it
+// is not asked so soon, and Retry returns at once. The server may have performed a request that failed: so the request must be one that can be sent
 // twice.
 func Retry(ctx context.Context, request func() error) error {
 	pause := firstPause

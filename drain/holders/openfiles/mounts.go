@@ -29,8 +29,8 @@ type mounts struct {
 	asked map[int]bool    // processes whose mounts were read
 }
 
-// memoryTypes are the file systems of device files, which are in memory, without a server: that of the kernel's own devices, and the
-// one on which container runtimes make device files.
+// memoryTypes are the file systems of device files. They are in memory, without a server: the one of the kernel's own devices, and the one that
+// container runtimes make device files on.
 var memoryTypes = map[string]bool{"devtmpfs": true, "tmpfs": true}
 
 // diskTypes are file systems on a disk, which answer a stat of an open file without reading the disk. A container with
@@ -60,7 +60,7 @@ func (m *mounts) note(mount mountPoint) {
 	}
 }
 
-// of gives the answer for a mount that a process has a file of. A process that has ended shows no mounts.
+// of returns the answer for a mount that a process has a file of. A process that has ended shows no mounts.
 func (m *mounts) of(mount int, root string, pid int) answer {
 	if a := m.known[mount]; a != unknown || m.asked[pid] {
 		return a

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// named reads a process of a table that is not the kernel's: of a simulated machine, whose links are names and lead to no file.
-// It goes by these names, and touches no file.
+// named reads a process of a simulated machine's table, which is not the kernel's: its links are only names, and lead to no file. It goes by these
+// names, and touches no file.
 func (s *Scan) named(ctx context.Context, pid int) error {
 	process := filepath.Join(s.Root, strconv.Itoa(pid))
 	if err := s.namedFiles(ctx, pid, filepath.Join(process, "fd")); err != nil {
@@ -50,8 +50,8 @@ func (s *Scan) namedFiles(ctx context.Context, pid int, folder string) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// gpuNamed reads the minor number of a GPU from the name of its device file. The file may have been deleted since, as when a driver's
-// container was replaced, and may be below another folder, as that of such a container.
+// gpuNamed reads the minor number of a GPU from the name of its device file. The file may have been deleted since, for example with a replaced driver
+// container, and may be below another folder, such as that container's.
 func gpuNamed(target string) (gpu int, ok bool) {
 	folder, name := filepath.Split(strings.TrimSuffix(target, " (deleted)"))
 	if number, ok := strings.CutPrefix(name, "nvidia-cap"); ok && strings.HasSuffix(folder, "/dev/nvidia-caps/") {

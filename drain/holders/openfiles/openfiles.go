@@ -29,7 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// File is an open file by which a process holds a GPU.
+// File is an open file: by it a process holds a GPU.
 type File struct {
 	GPU  int    // N of the GPU whose device file is /dev/nvidiaN: its minor number
 	Path string // as the process has named the file, as far as that can be printed and is short
@@ -63,16 +63,16 @@ type open struct {
 // may have a million open.
 const mostLater = 4096
 
-// nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open
-// kernel modules). That of /dev/nvidia-caps differs.
+// nvidiaMajor is the major number of /dev/nvidiaN, the same on every machine (NV_MAJOR_DEVICE_NUMBER of NVIDIA's open kernel modules). The major
+// number of /dev/nvidia-caps differs.
 const nvidiaMajor = 195
 
 const (
 	// lastGPU is the greatest minor number that is a GPU's (NV_MINOR_DEVICE_NUMBER_REGULAR_MAX). Beyond are nvidia-modeset
 	// and nvidiactl, which every client has open besides.
 	lastGPU = 247
-	// The minor numbers of /dev/nvidia-caps begin with MIG's config and monitor, which are of no GPU in particular, and go on
-	// with 15 GPU instances for each GPU, each of itself and 8 compute instances. The GPU is named by its own minor number.
+	// The minor numbers of /dev/nvidia-caps begin with MIG's config and monitor, which belong to no GPU in particular. 15 GPU instances for each GPU
+	// follow, each with itself and 8 compute instances. The GPU is named by its own minor number.
 	firstCapability   = 3
 	capabilitiesOfGPU = 15 * (1 + 8)
 	// maxInfo bounds the reading of /proc/PID/fdinfo/N. Flags and mount are in the first three lines; a program may make the
@@ -82,8 +82,7 @@ const (
 	maxPath = 100
 )
 
-// Run takes the observation. Its error means that it could not read the table at all, or is that of ctx, which ends the observation between two
-// files.
+// Run takes the observation. Its error means that it could not read the table at all, or is ctx's error. ctx ends the observation between two files.
 func (s *Scan) Run(ctx context.Context) error {
 	if s.At == nil {
 		s.At = func(string) {}
@@ -283,7 +282,7 @@ func (s *Scan) file(fds, infos int, f open) error {
 	return nil
 }
 
-// facts gives the flags that the file was opened with, and the mount that it was opened on. Reading them touches neither.
+// facts returns the flags that the file was opened with, and the mount that it was opened on. Reading them touches neither.
 func (s *Scan) facts(infos int, name string) (flags, mount int, err error) {
 	fd, err := unix.Openat(infos, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -334,8 +333,8 @@ func (s *Scan) ask(fds int, f open) error {
 	return nil
 }
 
-// gpuOf gives the minor number of the GPU that a character device belongs to. Some devices of NVIDIA's driver belong to no single
-// GPU: nvidiactl and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
+// gpuOf returns the minor number of the GPU that a character device belongs to. Some devices of NVIDIA's driver belong to no single GPU: nvidiactl
+// and nvidia-uvm, which every client has open besides, nvidia-modeset, and those of NVSwitch.
 func (s *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	switch {
 	case major == s.gpus:
@@ -346,9 +345,9 @@ func (s *Scan) gpuOf(major uint32, minor int) (gpu int, ok bool) {
 	return 0, false
 }
 
-// askLater asks for the files whose mounts no process had shown when the observation met them. By now another process may have shown
-// the mount. A mount that no process shows has been unmounted since the file was opened, or is the kernel's own; only a stat of the file,
-// which may hang, shows more: so askLater asks for these files last, or when they are many, and gives each to At.
+// askLater checks the files on mounts that no process had shown when the observation met them. Another process may have shown the mount since. A
+// mount that no process shows was unmounted after the file was opened, or is the kernel's own. Only a stat of the file shows more, and it may hang:
+// so askLater checks these files last, or when they are many, and reports each to At.
 func (s *Scan) askLater(ctx context.Context) {
 	for _, f := range s.later {
 		if ctx.Err() != nil {
@@ -393,7 +392,7 @@ func Numbers(folder string) ([]int, error) {
 // Gone reports whether the error of reading from procfs means that the process, or its file, is not there any more.
 func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// read gives the text of a file of procfs of at most limit bytes.
+// read returns the text of a file of procfs of at most limit bytes.
 func read(path string, limit int64) (string, error) {
 	f, err := os.Open(filepath.Clean(path))
 	if err != nil {
@@ -407,9 +406,9 @@ func read(path string, limit int64) (string, error) {
 	return string(text), err
 }
 
-// Read gives the text of a file of procfs.
+// Read returns the text of a file of procfs.
 func Read(path string) (string, error) { return read(path, maxText) }
 
-// maxText bounds the reading of /proc/PID/cgroup, the longest file that callers read whole: the kernel shows up to 4096 bytes
-// for each hierarchy of cgroups, of which version 1 has some 14.
+// maxText bounds the reading of /proc/PID/cgroup, the longest file that callers read whole. The kernel shows up to 4096 bytes for each hierarchy of
+// cgroups, and version 1 has some 14.
 const maxText = 128 << 10
