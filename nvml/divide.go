@@ -12,8 +12,8 @@ type division struct {
 	worth           int    // of the devices that stay
 }
 
-// divide finds the cheapest way to divide an existing instance as compute says, in the form of Placed.Compute. It is false if
-// parts are missing, and their possible places are not known: then the GPU instance has to be made again, unless it has no part yet.
+// divide finds the cheapest way to divide an existing instance as compute says, in the form of Placed.Compute. It is false if parts are missing and
+// their possible places are unknown. The GPU instance must then be recreated, unless it has no part yet.
 //
 // It solves for the compute slices of one instance what Solve solves for the memory slices of a GPU.
 func divide(g GPU, i Instance, compute string) (division, bool) {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Errors that callers decide by. Any of these may be wrapped in an *Error that says which call on which GPU it came from.
+// Errors that callers decide by. An *Error may wrap any of these. It names the call and the GPU.
 var (
 	// ErrInUse means that a process, or another client of the driver, holds the GPU or the instance.
 	ErrInUse = errors.New("in use")
@@ -25,7 +25,7 @@ var (
 	ErrNoDriver = errors.New("driver not loaded")
 	// ErrReplaced means that the driver was replaced by another version; its library has to be loaded by a new process.
 	ErrReplaced = errors.New("driver was replaced by another version: only a new process can load its library")
-	// ErrUnresponsive means that a call into the driver has not come back in time.
+	// ErrUnresponsive means that a call into the driver has not returned in time.
 	ErrUnresponsive = errors.New("driver does not answer")
 )
 

@@ -11,8 +11,8 @@ type HealthReader interface {
 	// Health reports every GPU that the driver counts, in PCI order, those that are lost too. It reads values that take more than some
 	// microseconds, or that the driver may not give at all, only if thorough.
 	//
-	// It returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and Health is
-	// ErrUnresponsive until it does. With no driver loaded it is ErrNoDriver.
+	// It returns when ctx ends, at the latest. It then abandons the call into the driver, and Health is ErrUnresponsive until that call returns. With
+	// no driver loaded it is ErrNoDriver.
 	Health(ctx context.Context, thorough bool) ([]Health, error)
 	// Events delivers news until ctx ends, then closes the channel.
 	Events(ctx context.Context) (<-chan Event, error)
@@ -44,7 +44,7 @@ func Answered[T any](v T) Reading[T] { return Reading[T]{Value: v, Known: true} 
 // IsSet reports whether a flag is known, and set.
 func IsSet(flag Reading[bool]) bool { return flag.Known && flag.Value }
 
-// Health has the values by which a GPU reports its health.
+// Health has the values of a GPU's health report.
 type Health struct {
 	UUID  UUID // empty of one that has never answered
 	Index int

@@ -30,7 +30,7 @@ func explain(g GPU, request []wanted) *Impossible {
 	return &Impossible{Reason: reason, Possible: nearest(g, request)}
 }
 
-// excess names the resources of which the groups need more than the GPU has, at any places; empty if it has enough of all.
+// excess names the resources that the GPU has too little of for the groups, at any places; empty if it has enough of all.
 func excess(g GPU, groups []group) string {
 	return cmp.Or(tooMany(groups), tooMuchMemory(g, groups), tooMuchCompute(g, groups), tooManyEngines(g, groups))
 }
@@ -187,8 +187,8 @@ func nearest(g GPU, request []wanted) []string {
 	return out
 }
 
-// largestParts gives so many choices of counts, none above the request, that fit, and none of which is part of another. Those
-// that drop the fewest devices come first, and of these those that keep the most of the first lines.
+// largestParts returns so many choices of counts that fit. None exceeds the request, and none is part of another. Those that drop the fewest devices
+// come first, and of these those that keep the most of the first lines.
 func largestParts(g GPU, request []wanted, most int) [][]int {
 	p := parts{gpu: g, request: request, part: slices.Clone(request), bounds: bounds(g, request), most: most}
 	for i := range p.part {
@@ -322,7 +322,7 @@ func fillUp(g GPU, request []wanted, counts []int) []wanted {
 	return out
 }
 
-// within reports whether no count of a is above that of b.
+// within reports whether no count of a exceeds b's.
 func within(a, b []int) bool {
 	for i := range a {
 		if a[i] > b[i] {

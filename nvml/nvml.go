@@ -54,7 +54,7 @@ type ComputeProfile struct {
 	Placements []Span
 }
 
-// Part is one compute instance at its place within a GPU instance. That of an instance that is not divided fills it.
+// Part is one compute instance at its place within a GPU instance. The part of an undivided instance fills it.
 type Part struct {
 	Name string // name of the compute instance profile: "1c"
 	Span        // compute slices of the GPU instance
@@ -159,7 +159,7 @@ func (i Instance) Divided(p Profile, devices []Device) Instance {
 	return i
 }
 
-// ProcessesOn lists the processes on one of the instance's devices, and those whose device the driver does not report.
+// ProcessesOn lists the processes on one of the instance's devices, and those that the driver reports no device for.
 func (i Instance) ProcessesOn(d Device) []Process {
 	var out []Process
 	for _, p := range i.Processes {
@@ -259,7 +259,7 @@ const (
 // Virtualization says which part of a GPU this operating system has. Empty means that the driver does not say.
 type Virtualization string
 
-// The ways in which a GPU is virtualized, or not, as NVIDIA's library distinguishes them.
+// The kinds of a GPU's virtualization, as NVIDIA's library distinguishes them.
 const (
 	NotVirtualized    Virtualization = "none"        // bare metal
 	PassedThrough     Virtualization = "passthrough" // all of it is handed to this virtual machine
@@ -301,8 +301,8 @@ func (g GPU) Profile(name string) (Profile, bool) {
 	return Profile{}, false
 }
 
-// Named returns the instance under the name that this GPU's driver has for one of its compute slices, its attribute and its place: a driver may call
-// a profile otherwise than the one before. It returns p as it is where the driver knows the name, or has no such profile.
+// Named returns the instance by this driver's name for its compute slices, attribute and place: another driver version may use another name. It
+// returns p unchanged if the driver knows the name, or has no such profile.
 func (g GPU) Named(p Placed) Placed {
 	if _, known := g.Profile(p.Profile); known {
 		return p
@@ -332,7 +332,7 @@ type Request struct {
 	Devices map[string]int // count by name of the MIG device: "1g.10gb", "1c.3g.40gb"
 }
 
-// With returns the GPU once it has the devices of w, which have neither places nor UUIDs yet. A GPU that cannot be divided stays as it is.
+// With returns the GPU once it has the devices of w, which have neither places nor UUIDs yet. A GPU that cannot be divided stays unchanged.
 func (g GPU) With(w Request) GPU {
 	if !g.Capable {
 		return g
@@ -378,12 +378,10 @@ const (
 	EventWatching EventKind = "watching"
 )
 
-// Driver is everything the agent may do to this node's GPUs. The caller serialises calls, except that of Events, which may
-// come at any time.
+// Driver is everything the agent may do to this node's GPUs. The caller serialises calls, except to Events, which it may call at any time.
 //
-// Every method returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and
-// the method returns ErrUnresponsive, as do all further calls until the driver answers again.
-// Errors are *Error and match one of the Err… values where the cause is one that callers decide by.
+// Every method returns when ctx ends, at the latest. It then abandons the call into the driver, and returns ErrUnresponsive. So do all further calls
+// until the driver answers again. Errors are *Error and match one of the Err… values where the cause is one that callers decide by.
 type Driver interface {
 	// Snapshot reports every GPU of the node in PCI order, those that are lost too. It changes nothing.
 	// With no driver loaded it returns ErrNoDriver, which may pass: the next call tries again from the start.
@@ -400,8 +398,8 @@ type Driver interface {
 	// the compute instance exists already; if other parts are in its place it is ErrNoRoom, and without the GPU
 	// instance ErrNotFound. CreatePart touches nothing else of the GPU instance.
 	CreatePart(ctx context.Context, gpu UUID, p Placed, part Part) error
-	// DestroyPart removes one compute instance, and leaves the GPU instance and its other parts as they are. An absent one is
-	// not an error; one with a running process is ErrInUse, and stays as before.
+	// DestroyPart removes one compute instance. The GPU instance and its other parts do not change. An absent one is not an error; one with a running
+	// process is ErrInUse, and stays as before.
 	DestroyPart(ctx context.Context, gpu UUID, p Placed, part Part) error
 	// Reset resets the GPU: it makes a pending mode change current, and destroys every instance. A GPU with a client is ErrInUse;
 	// if the GPU cannot be reset at all, as in many virtual machines, it is ErrNotSupported.
@@ -409,15 +407,14 @@ type Driver interface {
 	// SetPersistence turns persistence mode on or off. It is no error if the mode is so already; a driver that does
 	// not have the mode is ErrNotSupported.
 	//
-	// The driver, or NVIDIA's persistence daemon, holds a GPU in persistence mode as any client does, so that a reset of
-	// it is ErrInUse: turning the mode off on that one GPU lets the reset pass. It does not survive a reboot, unless the
-	// daemon sets it again.
+	// The driver, or NVIDIA's persistence daemon, holds a GPU in persistence mode as any client does, so that a reset of it is ErrInUse. Turning the
+	// mode off on that one GPU allows the reset. It does not survive a reboot, unless the daemon sets it again.
 	SetPersistence(ctx context.Context, gpu UUID, on bool) error
 	// SetComputeMode sets how many processes may have a context on the GPU. It is no error if the mode is so already. It
 	// applies to processes that start later: those that run go on. It does not survive a reboot or a reset.
 	//
-	// With MIG mode on a GPU has the default, and any other is ErrNotSupported ("Setting compute mode to EXCLUSIVE_PROCESS is
-	// not supported on a MIG-enabled device", says nvidia-smi), as are all where the GPU is a vGPU.
+	// With MIG mode on a GPU has the default, and any other is ErrNotSupported (nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not
+	// supported on a MIG-enabled device"). On a vGPU all are.
 	SetComputeMode(ctx context.Context, gpu UUID, mode ComputeMode) error
 	// Release closes the driver, so that it can be unloaded: the kernel keeps one that a process has open. The next
 	// Snapshot opens it again, and after it so does the wait for events.

@@ -63,8 +63,8 @@ func (g *group) pack() {
 	}
 }
 
-// spread adds the ways of dividing more instances than the fewest: parts stay where they stand, though fewer instances would
-// hold them, and what is missing may not fit between those that stay. Each instance beyond the fewest is one that stands.
+// spread adds the ways of dividing more instances than the fewest. Parts stay in their places, though fewer instances would hold them, and missing
+// ones may not fit between them. Each instance beyond the fewest exists already.
 func (g *group) spread(gpu GPU) {
 	if g.unpackable || g.divided == 0 {
 		return
@@ -139,8 +139,7 @@ func (p *packing) fewest(left []int, most int) [][][]int {
 	return p.found
 }
 
-// fill divides the parts left among exactly n further instances, none of which holds more than the one before, so that
-// every division is found once.
+// fill divides the parts left among exactly n further instances. None holds more than the one before, so that every division is found once.
 func (p *packing) fill(left []int, n int, before []int) {
 	need := 0
 	for i, c := range left {

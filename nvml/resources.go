@@ -2,7 +2,7 @@ package nvml
 
 import "strings"
 
-// The names of resources and devices by which NVIDIA's device plugin offers GPUs to kubelet.
+// NVIDIA's device plugin advertises GPUs to kubelet by these names of resources and devices.
 const (
 	// ResourceGPU is the resource of GPUs that are not divided, and under the MIG strategy single of MIG devices too.
 	ResourceGPU = "nvidia.com/gpu"

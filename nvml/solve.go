@@ -26,14 +26,13 @@ type Change struct {
 
 // Solve finds places for the wanted MIG devices, counted by their names ("1g.10gb", "1c.3g.40gb"), at most MaxDevices each.
 //
-// Of all arrangements that the GPU admits it takes the one that destroys the fewest busy MIG devices (held, or with a process), then the fewest MIG
-// devices, then the one that takes the fewest GPU and compute instances to be destroyed and created, then the one that destroys GPU
-// instances of the fewest memory slices, then the one that divides instances most evenly, since the parts of one share its memory,
-// then the one that stands lowest. A GPU instance at a place that is wanted is never destroyed if the compute instances that it
-// lacks can be made beside those that stay.
+// Of all arrangements that the GPU admits it takes the one that destroys the fewest busy MIG devices (held, or with a process). It breaks ties in
+// this order: the fewest destroyed MIG devices; the fewest GPU and compute instances to destroy and create; the fewest memory slices of destroyed GPU
+// instances; the most even division of instances, since their parts share memory; the lowest places. It never destroys a GPU instance at a requested
+// place if its missing compute instances fit next to those that stay.
 //
-// The solution depends on the arguments alone, and after any part of it has been carried out a further Solve has the same
-// target, so that an interrupted change is resumed and not begun again.
+// The solution depends on the arguments only. After any part of it has been performed a further Solve has the same target, so that an interrupted
+// change continues instead of starting over.
 //
 // The error is *Impossible: the GPU does not offer a device of the request, or no arrangement has all of them.
 func Solve(g GPU, devices map[string]int) (Solution, error) {
@@ -149,10 +148,10 @@ type budget struct {
 	engines         Engines
 }
 
-// budgetOf derives the budget from the profiles. The library does not report the engines of the whole GPU. The GPU has at least
-// those of as many instances of a profile as it holds; on some GPUs the library gives the largest profile fewer than its
-// parts have together. Of an engine that no smaller plain profile has, though, the GPU has no more than the largest: some profiles with
-// an attribute take it, and the library may count too many of these.
+// budgetOf derives the budget from the profiles. The library does not report the engines of the whole GPU. The GPU has at least those of as many
+// instances of a profile as it holds; on some GPUs the library gives the largest profile fewer than its parts have together. But if no smaller plain
+// profile has an engine, the GPU has no more of it than the largest: some profiles with an attribute take it, and the library may count too many of
+// these.
 func budgetOf(g GPU) budget {
 	b := budget{memory: g.MemorySlices()}
 	var largest Profile
@@ -197,8 +196,8 @@ func places(p Profile) int {
 	return n
 }
 
-// Holds returns how many instances of the profile an empty GPU holds: as many as the library says, and no more than there are places, slices and
-// engines for, since the library counts wrongly on some GPUs (NVIDIA's mig-parted has a table of its own for the A30).
+// Holds returns how many instances of the profile an empty GPU holds: the library's number, bounded by places, slices and engines. The library counts
+// wrongly on some GPUs (NVIDIA's mig-parted has its own table for the A30).
 func (g GPU) Holds(p Profile) int {
 	b := budgetOf(g)
 	n := min(p.Max, places(p), share(b.compute, p.Slices), share(b.memory, memorySize(p)))
@@ -257,8 +256,8 @@ type kind struct {
 	count   int
 }
 
-// search walks the memory slices from the lowest, and remembers for each slice and each set of instances that are still
-// without a place the worth of the best arrangement from there on.
+// search walks the memory slices from the lowest. For each slice and each set of instances still without a place it remembers the worth of the best
+// arrangement from there on.
 type search struct {
 	options [][]option // by first memory slice, each in the order of ComparePlaced
 	radix   []int      // the weight of one instance of a kind in the number of a set of instances
@@ -363,8 +362,8 @@ func (s *search) chosen(set int) Geometry {
 	return out
 }
 
-// The weights of a solution. One busy device that is kept outweighs all idle ones, one device all calls into the driver, and one call
-// all memory slices (each of which weighs 1), as no GPU has a thousand of either.
+// The weights of a solution. One kept busy device outweighs all idle ones, one device all calls into the driver, and one call all memory slices (each
+// weighs 1): no GPU has a thousand of either.
 const (
 	worthCall   = 1000
 	worthDevice = 1000 * worthCall
@@ -379,8 +378,8 @@ type worths struct {
 
 func newWorths(g GPU) worths { return worths{gpu: g, known: map[Placed]int{}} }
 
-// of gives the worth of the existing part of an instance at its place: of the GPU instance, which would take a call to destroy and one to
-// create, and of its devices.
+// of returns the worth of the existing part of an instance at its place. It counts the GPU instance, which would take a call to destroy and one to
+// create, and its devices.
 func (w worths) of(p Placed) int {
 	if worth, asked := w.known[p]; asked {
 		return worth

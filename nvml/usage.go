@@ -7,11 +7,11 @@ import "context"
 type UsageReader interface {
 	// Usage reports every GPU that the driver counts, in PCI order, those that are lost too.
 	//
-	// It samples the instances that the caller names, by the driver's numbers of them, as far as a process is on one. That takes a fifth of
-	// a second, in which the driver keeps a sample of each; Usage keeps nothing of an instance when it returns.
+	// It samples the instances that the caller names, by the driver's numbers of them, as far as a process is on one. That takes a fifth of a second,
+	// while the driver keeps a sample of each; Usage keeps nothing of an instance when it returns.
 	//
-	// It returns when ctx ends, at the latest: a call into the driver that does not come back is left alone, and Usage is
-	// ErrUnresponsive until it does. With no driver loaded it is ErrNoDriver.
+	// It returns when ctx ends, at the latest. It then abandons the call into the driver, and Usage is ErrUnresponsive until that call returns. With
+	// no driver loaded it is ErrNoDriver.
 	Usage(ctx context.Context, sampled map[UUID][]int) ([]Usage, error)
 }
 
@@ -27,8 +27,8 @@ type Usage struct {
 
 	// Processes are those with a context on the GPU or on an instance of it, in order of their ids. Not known means that there may be any.
 	Processes Reading[[]ProcessUsage]
-	// Instances say how busy those are that were to be sampled, by the driver's numbers of them: the percentage of the time for which
-	// anything computed there, or of the multiprocessors that did. One without a process is at 0 %. There are none unless MIG mode is on.
+	// Instances has the use of the sampled instances, by the driver's numbers: the percentage of the time that anything computed there, or of the
+	// multiprocessors that did. An instance without a process is at 0 %. There are none unless MIG mode is on.
 	Instances map[int]Reading[float64]
 }
 
@@ -37,7 +37,7 @@ type ProcessUsage struct {
 	PID     int
 	GI      int // the driver's number of the GPU instance that it is on, or WholeGPU
 	UsedMiB int // memory that it holds there; 0 if the driver does not say
-	// Busy is the percentage of the time since the observation before for which the busiest kind of engine has worked for the process: that which
-	// computes, copies memory, encodes or decodes.
+	// Busy is the percentage of the time since the last observation that the busiest kind of engine has worked for the process. Kinds are computing,
+	// copying memory, encoding and decoding.
 	Busy Reading[float64]
 }

@@ -1,6 +1,5 @@
-// Package aside runs calls that may hang, each in a goroutine of its own, and abandons them at their deadline: reads of files
-// behind a mount that does not answer any more, above all. The kernel does not end such a call, so a caller can only
-// abandon it. It knows nothing of the calls' subjects.
+// Package aside runs calls that may hang, each in its own goroutine, and abandons them at their deadline. Most are reads of files behind a mount that
+// no longer answers. The kernel does not end such a call, so a caller can only abandon it. It knows nothing of the calls' subjects.
 //
 // It stands below nvml, which is ground to all others: each program part that waits for a device, a file or a bus abandons its calls by this package.
 package aside
@@ -65,7 +64,7 @@ func (e *AbandonedError) Error() string {
 // Unwrap gives the error of the context, or nothing.
 func (e *AbandonedError) Unwrap() error { return e.Cause }
 
-// Hangs reports whether the error is of a call that was abandoned, or put off for one that was.
+// Hangs reports whether the error is of an abandoned call, or of a call postponed for one.
 func Hangs(err error) bool {
 	_, is := errors.AsType[*AbandonedError](err)
 	return is
@@ -73,9 +72,9 @@ func Hangs(err error) bool {
 
 // Do runs f in the lane and returns its results. What names the call in errors: "reading the device plugin's config".
 //
-// Once ctx ends Do returns an *AbandonedError at once, also in the middle of f, and the lane stays taken until f returns: f must not
-// write to memory that its caller goes on using. While an abandoned f hangs, Do of other callers fails at once; while f merely runs,
-// they wait for their turn, as long as their own context lasts.
+// Once ctx ends Do returns an *AbandonedError at once, also in the middle of f. The lane stays taken until f returns, so f must not write to memory
+// that its caller still uses. While an abandoned f hangs, Do of other callers fails at once; while f merely runs, they wait for their turn, as long
+// as their own context lasts.
 func Do[T any](ctx context.Context, lane *Lane, what string, f func(ctx context.Context, at At) (T, error)) (T, error) {
 	var none T
 	c, err := lane.enter(ctx, what)
@@ -153,7 +152,7 @@ func (c *call) hangs() (at string, abandoned bool) {
 	return c.at, c.abandoned
 }
 
-// Run is Do for a call that gives nothing but an error.
+// Run is Do for a call that returns only an error.
 func Run(ctx context.Context, lane *Lane, what string, f func(ctx context.Context, at At) error) error {
 	_, err := Do(ctx, lane, what, func(ctx context.Context, at At) (struct{}, error) { return struct{}{}, f(ctx, at) })
 	return err

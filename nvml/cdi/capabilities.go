@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is the folder in which the driver lists the capabilities of the existing instances. /proc/driver is the same in every
-// container that does not cover it.
+// kernel is the driver's folder with the capabilities of the existing instances. /proc/driver is the same in every container that does not cover it.
 const kernel = "/proc/driver/nvidia/capabilities"
 
 // kernelDevices are the MIG devices that the kernel lists.

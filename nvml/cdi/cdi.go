@@ -1,6 +1,5 @@
-// Package cdi keeps the node's CDI specs true to its GPUs. A container runtime that injects GPUs by CDI knows only the
-// devices that a spec names, and NVIDIA's tools write one when the driver is installed or the machine boots, not when MIG
-// instances come and go.
+// Package cdi keeps the node's CDI specs true to its GPUs. A container runtime that injects GPUs by CDI knows only the devices that a spec names.
+// NVIDIA's tools write a spec when the driver is installed or the machine boots, but not when MIG instances change.
 //
 // Of a spec, only the devices follow from the geometry. These are generated again by NVIDIA's own library, pkg/nvcdi of
 // nvidia-container-toolkit; everything else in the file (libraries, hooks, environment, entries of whole GPUs) stays as the
@@ -38,8 +37,8 @@ type Options struct {
 	Dirs []string
 	// DriverRoot is the root of the file system that NVIDIA's driver is installed in; "/" if empty.
 	DriverRoot string
-	// DevRoot is the directory whose dev has the node's device files; DriverRoot if empty. Each spec has the container runtime's
-	// path of that directory.
+	// DevRoot is the parent directory of dev with the node's device files; DriverRoot if empty. Each spec has the container runtime's path of that
+	// directory.
 	DevRoot string
 	// Library is the path of libnvidia-ml.so.1 itself, and wins over DriverRoot.
 	Library string
@@ -82,11 +81,10 @@ func New(o Options) *Specs {
 	return s
 }
 
-// Stale gives the paths of those specs that do not describe the GPUs as they are, none where CDI is not in use. It only
-// reads files. An error names each spec that cannot be read, and says what to do; it reports the others beside it.
+// Stale returns the paths of the specs that do not describe the present GPUs; none if CDI is not in use. It only reads files. An error names each
+// unreadable spec, and says what to do; the result still has the others.
 //
-// It returns when ctx ends, at the latest: files behind a mount that does not answer are left alone, and the error is an
-// *aside.AbandonedError.
+// It returns when ctx ends, at the latest. It then abandons files behind a mount that does not answer, and the error is an *aside.AbandonedError.
 //
 // A lost GPU's instances are not known: specs are stale then only if they lack a device of another GPU.
 func (s *Specs) Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error) {
@@ -98,15 +96,15 @@ func (s *Specs) Stale(ctx context.Context, gpus []nvml.GPU) ([]string, error) {
 	return paths, err
 }
 
-// Write brings every stale spec up to date, each by one rename over the old file, in the format and with the kinds of
-// device names that it had. A spec that no device is left for gets NVIDIA's empty device "none", since one without devices
-// is not valid; when devices come back they are named by index and by UUID, as nvidia-ctk does by default.
+// Write brings every stale spec up to date, each by one rename over the old file, in the format and with the kinds of device names that it had. A
+// spec without remaining devices gets NVIDIA's empty device "none", since one without devices is not valid. New devices are then named by index and
+// by UUID, as nvidia-ctk does by default.
 //
-// Device files of instances that are missing under DevRoot are made first, as nvidia-smi does.
+// It first creates missing device files of instances under DevRoot, as nvidia-smi does.
 //
-// It returns when ctx ends, at the latest: a call into NVIDIA's library that does not come back is left alone, and
-// it and all further calls are nvml.ErrUnresponsive until it is back. Other errors name the spec and say what to do; it is
-// then as it was. Specs that are as they should be are not touched.
+// It returns when ctx ends, at the latest. It then abandons the call into NVIDIA's library, and this and all further calls fail with
+// nvml.ErrUnresponsive until that one returns. Other errors name the spec, which has not changed, and say what to do. Write does not touch correct
+// specs.
 func (s *Specs) Write(ctx context.Context, gpus []nvml.GPU) error {
 	stale, err := s.stale(ctx, gpus)
 	if len(stale) == 0 {

@@ -88,7 +88,7 @@ func uuids(g nvml.GPU) []string {
 	return out
 }
 
-// strategy is a way in which nvidia-ctk names devices.
+// strategy is one of nvidia-ctk's ways to name devices.
 type strategy struct {
 	name     string // as nvidia-ctk's --device-name-strategy takes it
 	gpu, mig string // what precedes the index

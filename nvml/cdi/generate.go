@@ -68,8 +68,8 @@ func idsOf(gpus []nvml.GPU) []string {
 
 func isEmpty(devices []specs.Device) bool { return len(devices) == 1 && devices[0].Name == "none" }
 
-// optionsOf gives the options with which a spec was generated, as far as devices show them. Hooks are restricted to those in
-// the file: another one may be newer than the program that is called for it, which would keep containers from starting.
+// optionsOf returns the options that a spec was generated with, as far as devices show them. Hooks are restricted to those in the file: another one
+// may be newer than the program that is called for it, which would keep containers from starting.
 func optionsOf(old *specs.Spec) []nvcdi.Option {
 	var namers []nvcdi.DeviceNamer
 	for _, s := range strategiesOf(old) {
@@ -190,8 +190,8 @@ func keepWholeGPUs(old *specs.Spec, devices []specs.Device) []specs.Device {
 	return devices
 }
 
-// open finds NVIDIA's library and keeps it loaded. nvcdi initialises it and shuts it down, as nvml/lib does in the same process; the
-// library counts both. go-nvml unloads it after that, and has its functions bound for the life of the process.
+// open finds NVIDIA's library and keeps it loaded. nvcdi initialises it and shuts it down, as nvml/lib does in the same process; the library counts
+// both. After that go-nvml unloads it, though its functions stay bound for the life of the process.
 func (s *Specs) open(at aside.At) (nv.Interface, error) {
 	path, err := s.find(at)
 	if err == nil {

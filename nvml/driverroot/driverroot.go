@@ -17,8 +17,8 @@ import (
 // Library is the file name of NVIDIA's management library.
 const Library = "libnvidia-ml.so.1"
 
-// The folder of the GPU Operator's driver container, and the file in which the operator names the driver that it found to work. From
-// its validator and its chart (hostPaths.driverInstallDir), v26.7.
+// The folder of the GPU Operator's driver container, and the operator's file with the name of the driver that works. From its validator and its chart
+// (hostPaths.driverInstallDir), v26.7.
 const (
 	containers = "run/nvidia/driver"
 	readyFile  = "run/nvidia/validations/driver-ready"
@@ -37,8 +37,8 @@ var folders = []string{
 // Find gives the path of the library in the file system at root: where the GPU Operator says, below the root itself, or in the driver's
 // container. The error, which matches fs.ErrNotExist, names the places.
 //
-// It asks for files of the host, any of which may be behind a server that does not answer: call it where a deadline abandons it. At is
-// called with each file first, so that the error of an abandoned call names the file; it may be nil.
+// It stats files of the host. Any of them may be behind a server that does not answer, so callers abandon it at a deadline. At is called with each
+// file first, so that the error of an abandoned call names the file; it may be nil.
 func Find(root string, at aside.At) (string, error) {
 	if at == nil {
 		at = func(string) {}
@@ -101,10 +101,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Touch reads a library's file to its end, if path is more than a name for the dynamic loader to look up. It leaves errors to the loader.
-// It is for files that may be behind a server which does not answer: a thread that waits for the file in the loader holds the loader's
-// lock, other threads of the Go runtime wait for that lock before they let garbage be collected, and so the whole program stops. A thread
-// that waits in Touch holds no lock.
+// Touch reads a library's file to its end, if path is more than a name for the dynamic loader to look up. It leaves errors to the loader. It is for
+// files that may be behind a server that does not answer. A thread that waits for the file in the loader holds the loader's lock. Other threads of
+// the Go runtime wait for that lock before garbage collection can start, and so the whole program stops. A thread that waits in Touch holds no lock.
 func Touch(path string) {
 	if !strings.ContainsRune(path, filepath.Separator) {
 		return

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// lookout is what reading takes beside the driver's own calls.
+// lookout has what reading needs in addition to the driver's own calls.
 type lookout struct {
 	lane    aside.Lane
 	session *session       // only for who is in the lane

@@ -24,8 +24,8 @@ const (
 
 // Bus is the machine's PCI bus as sysfs shows it, which takes no driver.
 //
-// go-nvlib reads it too, but reads a database of all names of devices for each observation and each GPU: 1.5 MB of the program, and several times
-// as much garbage.
+// go-nvlib reads it too, but with a database of all device names for each observation and each GPU: 1.5 MB of the program, and several times as much
+// garbage.
 type Bus struct {
 	devices string
 	lane    aside.Lane

@@ -18,8 +18,7 @@ var computeModes = map[nvml.ComputeMode]nv.ComputeMode{
 
 // computeMode reads a GPU's compute mode; empty is one that the driver does not report.
 //
-// It does not ask a GPU in MIG mode: such a GPU has always the default, drivers up to 580 say so, and later ones want a call
-// about a MIG device instead.
+// It does not query a GPU in MIG mode, which always has the default. Drivers up to 580 say so, and later ones want a call about a MIG device instead.
 func (s *session) computeMode(d device, m mode) (nvml.ComputeMode, error) {
 	if m.current || !s.has("nvmlDeviceGetComputeMode") {
 		return "", nil

@@ -12,8 +12,8 @@ import (
 // errMismatch is an ErrNoDriver until Driver.judge has found out more.
 var errMismatch = fmt.Errorf("%w: its kernel module and its library are of different versions", nvml.ErrNoDriver)
 
-// check turns a result code into an error with the operation, the GPU, and the error by which callers decide.
-// Success is nil. Result codes are errors themselves in go-nvml, success included: none may leave this package.
+// check turns a result code into an error with the operation, the GPU, and the error that callers test for. Success is nil. Result codes are errors
+// themselves in go-nvml, success included: none may leave this package.
 func check(op string, gpu nvml.UUID, ret nv.Return) error {
 	if ret == nv.SUCCESS {
 		return nil
@@ -21,7 +21,7 @@ func check(op string, gpu nvml.UUID, ret nv.Return) error {
 	return &nvml.Error{Op: op, GPU: gpu, Code: name(ret), Err: cause(ret)}
 }
 
-// cause gives the error by which callers decide, or nil for a code by which none decides.
+// cause returns the error that callers test for, or nil for other codes.
 func cause(ret nv.Return) error {
 	switch ret {
 	case nv.ERROR_IN_USE:
@@ -86,8 +86,8 @@ func isAbsent(ret nv.Return) bool {
 // isNotProvided reports whether the library says that the GPU has no such thing, or has no such function itself.
 func isNotProvided(ret nv.Return) bool { return isAbsent(ret) || ret == nv.ERROR_FUNCTION_NOT_FOUND }
 
-// askTwice asks again if the answer is that there is no such thing. It is for values that callers remember for longer than one observation: a
-// profile that the library once left out would hide its instances, and a mode would not be given back.
+// askTwice asks again if the answer is that there is no such thing. It is for values that callers remember for longer than one observation: a profile
+// that the library once left out would hide its instances, and a mode would not be restored.
 func askTwice[T any](ask func() (T, nv.Return)) (T, nv.Return) {
 	out, ret := ask()
 	if isAbsent(ret) {

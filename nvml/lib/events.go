@@ -16,10 +16,10 @@ import (
 const (
 	// eventWait bounds one wait inside the library, and so the time until Events notices that its caller has gone.
 	eventWait = time.Second
-	// firstRetry is how long after a wait that has failed the events are registered again, and eventRetry how long after each try that fails,
-	// too. A wait that reports a lost GPU comes back at once for as long as it is lost: it must not be repeated at once.
+	// firstRetry is how long after a wait that has failed the events are registered again, and eventRetry how long after each try that fails, too. A
+	// wait that reports a lost GPU returns at once as long as the GPU is lost: callers must pause before the next one.
 	firstRetry, eventRetry = time.Second, 10 * time.Second
-	// registerWait is how long registering may take. The context of Events is that of the listener's life, which ends no wait.
+	// registerWait is how long registering may take. The context of Events covers the listener's life, and ends no wait.
 	registerWait = 30 * time.Second
 )
 
@@ -51,7 +51,7 @@ type eventSet struct {
 	gpus map[nv.Device]nvml.UUID
 }
 
-// Events implements nvml.Driver. It waits beside the other calls, which the library allows.
+// Events implements nvml.Driver. It waits in parallel to other calls, which the library allows.
 func (d *Driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	set, err := d.register(ctx)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml/aside"
 )
 
-// health is what reading health takes beside the driver's own calls.
+// health has what reading health needs in addition to the driver's own calls.
 type health struct{ lookout }
 
 var _ nvml.HealthReader = (*Driver)(nil)
@@ -52,8 +52,8 @@ func (h *health) read(ctx context.Context, thorough bool, at aside.At) ([]nvml.H
 	return out, nil
 }
 
-// gpu reads one GPU. The error is ErrLost if any of its answers is, or one that says that there is no driver: what the driver
-// otherwise does not report is left unknown.
+// gpu reads one GPU. The error is ErrLost if any of its answers is, or says that there is no driver. Other values that the driver does not report
+// stay unknown.
 func (h *health) gpu(index int, thorough bool) (nvml.Health, error) {
 	s := h.session
 	d, err := s.deviceAt(index)

@@ -60,8 +60,8 @@ type Driver struct {
 
 var _ nvml.Driver = (*Driver)(nil)
 
-// Open prepares a Driver. It does not touch the library yet: a driver that is loaded later is found by the first call
-// after that, and a missing one is an ErrNoDriver of each call until then.
+// Open prepares a Driver. It does not touch the library yet. The first call after the driver was loaded finds it; until then each call is
+// ErrNoDriver.
 func Open(o Options) *Driver {
 	log := o.Logger
 	if log == nil {

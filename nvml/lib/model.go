@@ -87,7 +87,7 @@ func (s *session) minor(d device) (int, error) {
 // memoryInfo is in bytes.
 type memoryInfo struct{ total, used uint64 }
 
-// memory reads that of a GPU or a MIG device. The first version of the function counts the driver's reserve as used.
+// memory reads the memory of a GPU or a MIG device. The first version of the function counts the driver's reserve as used.
 func (s *session) memory(d nv.Device, what string, gpu nvml.UUID) (memoryInfo, error) {
 	if s.has("nvmlDeviceGetMemoryInfo_v2") {
 		if info, ret := d.GetMemoryInfo_v2(); ret == nv.SUCCESS {
@@ -98,7 +98,7 @@ func (s *session) memory(d nv.Device, what string, gpu nvml.UUID) (memoryInfo, e
 	return memoryInfo{info.Total, info.Used}, check("reading "+what, gpu, ret)
 }
 
-// usedMiB gives the memory in use on a GPU or a MIG device, or -1 if the driver does not say: if the processor and the GPU share
+// usedMiB returns the memory in use on a GPU or a MIG device, or -1 if the driver does not report it. It does not if the processor and the GPU share
 // memory, or if this process may not see all instances.
 func (s *session) usedMiB(d nv.Device, gpu nvml.UUID) (int, error) {
 	info, err := s.memory(d, "the memory in use", gpu)

@@ -6,8 +6,8 @@ import (
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// opened counts the users of the open library: the driver's session, and those that read beside it. The last one shuts it down,
-// since a library that was not shut down does not find a driver that is loaded again.
+// opened counts the users of the open library: the driver's session, and the readers next to it. The last one shuts it down, since a library that was
+// not shut down does not find a driver that is loaded again.
 type opened struct {
 	mu    sync.Mutex
 	lib   nv.Interface

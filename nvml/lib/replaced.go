@@ -14,10 +14,9 @@ import (
 
 // mapped is the library's file that this process has mapped.
 //
-// There is one for the life of the process: go-nvml leaves its calls to the dynamic linker, which binds each of them at its
-// first use to the library that was loaded first, and never again. When the driver is replaced by another version, that
-// library talks to a kernel module that is not its own, and answers every call with a mismatch. The new library would be
-// mapped beside it and never be called: only a new process can use it.
+// There is one for the life of the process. go-nvml leaves its calls to the dynamic linker. The linker binds each call at its first use to the
+// library that was loaded first, and never again. When the driver is replaced by another version, that library talks to a kernel module of the other
+// version, and answers every call with a mismatch. The process could map the new library too, but would never call it: only a new process can use it.
 var mapped struct {
 	mu    sync.Mutex
 	place string      // its path, which will be that of a replacing driver's library too

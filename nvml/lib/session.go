@@ -31,8 +31,8 @@ type modelCache map[int]*model
 // close ends the session.
 func (s *session) close() { s.opened.leave() }
 
-// has reports whether the library has a function. go-nvml resolves functions when they are called, and a missing one
-// aborts the process: newer ones, and those that drivers before MIG lack, must be asked for first.
+// has reports whether the library has a function. go-nvml resolves functions when they are called, and a missing one aborts the process. Check newer
+// functions first, and those that drivers before MIG lack.
 func (s *session) has(function string) bool {
 	lacks, asked := s.lacks[function]
 	if !asked {

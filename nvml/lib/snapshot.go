@@ -103,7 +103,7 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 	return g, nil
 }
 
-// count asks an empty GPU, once, how many instances of each profile it holds. What the profiles say of that is wrong on some GPUs.
+// count asks an empty GPU, once, how many instances of each profile it holds. The profiles are wrong about that on some GPUs.
 func (s *session) count(d device, m *model) {
 	if m.counted || !s.has("nvmlDeviceGetGpuInstanceRemainingCapacity") {
 		return

@@ -22,7 +22,7 @@ const (
 	mostSampled = 256
 )
 
-// usage is what reading the use takes beside the driver's own calls.
+// usage has what reading the use needs in addition to the driver's own calls.
 type usage struct {
 	lookout
 	reads map[nvml.UUID]read // only for who is in the lane
@@ -95,8 +95,7 @@ func (u *usage) read(ctx context.Context, sampled map[nvml.UUID][]int, at aside.
 	return out, nil
 }
 
-// gpu reads one GPU. The error is that of a GPU which is lost, or says that there is no driver: what the driver otherwise does not report is
-// left unknown.
+// gpu reads one GPU. The error is ErrLost, or says that there is no driver. Other values that the driver does not report stay unknown.
 func (u *usage) gpu(index int, r *reader) (nvml.Usage, error) {
 	s := u.session
 	d, err := s.deviceAt(index)
@@ -143,7 +142,7 @@ func (u *usage) processes(r *reader, found []nv.ProcessInfo) []nvml.ProcessUsage
 	return out
 }
 
-// busy gives the percentage for which each process has kept the GPU busy since the last read. Those that have not are not in it.
+// busy returns the percentage of the time since the last read that each process has kept the GPU busy. Those that have not are not in it.
 func (u *usage) busy(r *reader) (busy map[uint32]float64, ret nv.Return) {
 	if !r.session.has("nvmlDeviceGetProcessUtilization") {
 		return nil, nv.ERROR_FUNCTION_NOT_FOUND
@@ -167,7 +166,7 @@ func (u *usage) busy(r *reader) (busy map[uint32]float64, ret nv.Return) {
 	return busy, ret
 }
 
-// utilization lists the samples of processes that are newer than since. No sample is no error.
+// utilization lists the samples of processes that are newer than since. A missing sample is not an error.
 func utilization(d device, since uint64) (samples []nv.ProcessUtilizationSample, ret nv.Return) {
 	defer func() {
 		// go-nvml asks for the number of samples and then for the samples. If there are more by then, it slices beyond what it has made.
@@ -250,7 +249,7 @@ func (m *measurement) sample() nv.Return {
 	return s.MigGet(m.reader.device.Device, m.gi)
 }
 
-// end takes the second sample, frees both, and gives the percentage of the time between them for which the instance was busy.
+// end takes the second sample, frees both, and returns the instance's busy percentage of the time between them.
 func (m *measurement) end() nvml.Reading[float64] {
 	defer m.free()
 	if ret := m.sample(); ret != nv.SUCCESS {
@@ -274,10 +273,10 @@ func (m *measurement) end() nvml.Reading[float64] {
 	return out
 }
 
-// free lets go of the samples, since no one has measured whether an instance can be destroyed of which a program keeps one.
+// free releases the samples: it is untested whether an instance can be destroyed while a program keeps one.
 func (m *measurement) free() {
 	for _, s := range m.samples {
-		_ = s.Free() // it only fails for what is none
+		_ = s.Free() // it fails only for an invalid sample
 	}
 	m.samples = nil
 }

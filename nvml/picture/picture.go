@@ -21,7 +21,7 @@ const border = "│"
 //	│1g.10gb│1g.10gb│ 2g.20gb       │ 3g.40gb                       │
 //	│ 4g.40gb                       │1g.10gb│   ·       ·       ·   │
 //
-// A GPU whose MIG mode is off is one box, unless the geometry is one for the time when the mode is on.
+// A GPU with MIG mode off is one box, unless the geometry is for MIG mode on.
 func GPU(g nvml.GPU, geometry nvml.Geometry) string {
 	slots := g.MemorySlices()
 	if slots == 0 {

@@ -71,8 +71,8 @@ func Reset(ctx context.Context, program, library string, gpu nvml.UUID) error {
 	return &nvml.Error{Op: "resetting", GPU: gpu, Code: said.text(err), Err: cause(err, said.String())}
 }
 
-// cause gives the error by which callers decide, by the program's code, which is that of the library where it is one (see RETURN VALUE in its manual), and
-// nil for none. A client of the GPU has no code of its own in the manual.
+// cause returns the error that callers test for, or nil, by the program's exit code. It is mostly the library's code (see RETURN VALUE in its
+// manual). A client of the GPU has no code of its own in the manual.
 func cause(err error, said string) error {
 	exit := new(exec.ExitError)
 	if !errors.As(err, &exit) {
