@@ -120,7 +120,7 @@ const (
 	// DefaultPluginConfigMap is the usual name of the ConfigMap of the device plugin's configs, in the agent's namespace.
 	DefaultPluginConfigMap = "device-plugin-config"
 
-	// DefaultPressureThreshold: a framework that grows its pool asks for some per cent of the GPU at a time.
+	// DefaultPressureThreshold: a framework that grows its pool requests some per cent of the GPU at a time.
 	DefaultPressureThreshold = 90
 	// DefaultPressureClear is low enough that a memory pool which shrinks and grows again causes one Event, not many.
 	DefaultPressureClear = 80

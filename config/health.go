@@ -61,7 +61,7 @@ func (HealthReset) Values() []string {
 	return check.Words(HealthResetNever, HealthResetCritical, HealthResetDegraded)
 }
 
-// DeviceTaint is the effect of TaintGPUUnhealthy on devices that claims ask for.
+// DeviceTaint is the effect of TaintGPUUnhealthy on devices that claims request.
 type DeviceTaint string
 
 // The effects. NoExecute is missing: the API server would delete pods for it, whatever their disruption budgets.

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Summary tells users why pods are still there: each cause once, what to do about it first, then the first pods and the number of further ones. It
+// Summary says to users why pods are still there: each cause once, what to do about it first, then the first pods and the number of further ones. It
 // leaves out the given deadline, which its reader knows already.
 func Summary(verdicts []Verdict, deadline time.Time) []string {
 	type group struct {

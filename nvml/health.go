@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// HealthReader reads the health of the node's GPUs. It changes nothing, and may be used beside a Driver on the same GPUs: a call that hangs
-// here holds up none there.
+// HealthReader reads the health of the node's GPUs. It changes nothing, and works in parallel to a Driver on the same GPUs: a call that hangs here
+// holds up none there.
 type HealthReader interface {
 	// Health reports every GPU that the driver counts, in PCI order, those that are lost too. It reads values that take more than some
 	// microseconds, or that the driver may not give at all, only if thorough.

@@ -9,11 +9,11 @@ import (
 
 // Impossible is a request that no arrangement on the GPU grants.
 type Impossible struct {
-	Reason   string   // the proof: "2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more"
+	Reason   string   // why: "2x 3g.40gb take all 8 memory slices; 1g.10gb needs 1 more"
 	Possible []string // up to three requests next to it that fit, each like "1x 3g.40gb + 4x 1g.10gb"
 }
 
-// Error gives the proof and the possible requests in one sentence.
+// Error has the reason and the possible requests in one sentence.
 func (e *Impossible) Error() string {
 	if len(e.Possible) == 0 {
 		return e.Reason
@@ -21,7 +21,7 @@ func (e *Impossible) Error() string {
 	return e.Reason + "; possible: " + strings.Join(e.Possible, ", or ")
 }
 
-// explain proves that a request does not fit, and finds the nearest ones that do.
+// explain finds out why a request does not fit, and the nearest ones that do.
 func explain(g GPU, request []wanted) *Impossible {
 	reason := excess(g, groupByProfile(request))
 	if reason == "" {
@@ -137,8 +137,7 @@ func tooManyEngines(g GPU, groups []group) string {
 	return ""
 }
 
-// noPlace proves that a request has no arrangement although the GPU has enough of all resources for it. It names
-// only lines that the proof needs.
+// noPlace explains why a request has no arrangement although the GPU has enough of all resources for it. It names only the lines that matter.
 func noPlace(g GPU, request []wanted) string {
 	core := slices.Clone(request)
 	for i := range core {
@@ -344,7 +343,7 @@ func allLines(groups []group) []wanted {
 	return out
 }
 
-// lines writes a request as people do: "2x 3g.40gb + 1x 1g.10gb".
+// lines writes a request as users do: "2x 3g.40gb + 1x 1g.10gb".
 func lines(request []wanted) string {
 	var out []string
 	for _, w := range request {

@@ -78,7 +78,7 @@ type Placed struct {
 	Compute string
 }
 
-// String writes the instance as people read it in plans and logs: "3g.40gb@4", "3g.40gb(1c+2c)@0".
+// String writes the instance for plans and logs: "3g.40gb@4", "3g.40gb(1c+2c)@0".
 func (p Placed) String() string {
 	if p.Compute == "" {
 		return fmt.Sprintf("%s@%d", p.Profile, p.Start)
@@ -317,7 +317,7 @@ func (g GPU) Named(p Placed) Placed {
 	return p
 }
 
-// kindOf returns what is in a profile's name beside its memory: "1g" and "+me" of "1g.10gb+me".
+// kindOf returns the parts of a profile's name other than its memory: "1g" and "+me" of "1g.10gb+me".
 func kindOf(profile string) (size, attribute string) {
 	size, memory, _ := strings.Cut(profile, ".")
 	if at := strings.IndexAny(memory, "+-"); at >= 0 {
@@ -410,8 +410,8 @@ type Driver interface {
 	// The driver, or NVIDIA's persistence daemon, holds a GPU in persistence mode as any client does, so that a reset of it is ErrInUse. Turning the
 	// mode off on that one GPU allows the reset. It does not survive a reboot, unless the daemon sets it again.
 	SetPersistence(ctx context.Context, gpu UUID, on bool) error
-	// SetComputeMode sets how many processes may have a context on the GPU. It is no error if the mode is so already. It
-	// applies to processes that start later: those that run go on. It does not survive a reboot or a reset.
+	// SetComputeMode sets how many processes may have a context on the GPU. It is no error if the mode is so already. It applies to processes that
+	// start later: running ones continue. It does not survive a reboot or a reset.
 	//
 	// With MIG mode on a GPU has the default, and any other is ErrNotSupported (nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not
 	// supported on a MIG-enabled device"). On a vGPU all are.

@@ -182,7 +182,7 @@ func budgetOf(g GPU) budget {
 // plain reports whether the profile has no attribute, as "+me" is one.
 func (p Profile) plain() bool { return !strings.ContainsAny(p.Name, "+-") }
 
-// places counts the instances of a profile that have a place beside each other.
+// places counts the instances of a profile that fit next to each other.
 func places(p Profile) int {
 	if len(p.Placements) == 0 {
 		return p.Max // the driver reports no places

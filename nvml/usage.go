@@ -2,8 +2,8 @@ package nvml
 
 import "context"
 
-// UsageReader reads how much of the node's GPUs processes use. It changes nothing, and may be used beside a Driver on the same GPUs: a call
-// that hangs here holds up none there.
+// UsageReader reads how much of the node's GPUs processes use. It changes nothing, and works in parallel to a Driver on the same GPUs: a call that
+// hangs here holds up none there.
 type UsageReader interface {
 	// Usage reports every GPU that the driver counts, in PCI order, those that are lost too.
 	//

@@ -156,8 +156,8 @@ var knownMarkers = slices.Concat(
 			"the operator removes the taint when the node is healthy again and its FenceAgentsRemediation is deleted",
 		},
 
-		// aws/aws-node-termination-handler, pkg/node/node.go. It cordons; the taints are a setting. The labels are for
-		// events after which the node comes back, and go with its uncordon.
+		// aws/aws-node-termination-handler, pkg/node/node.go. It cordons; the taints are a setting. The labels are for events after which the node
+		// returns, and go with its uncordon.
 		{
 			"aws-node-termination-handler",
 			sinceLabel(label("aws-node-termination-handler/action", "UncordonAfterReboot"), "aws-node-termination-handler/action-time", unixSeconds), markCordons,

@@ -39,7 +39,7 @@ type ClaimedDevice struct {
 // Device names a device of a DRA driver as Kubernetes does. Its name says nothing of the hardware: minor numbers change with a reboot.
 type Device struct{ Driver, Pool, Name string }
 
-// Claimed is what GPUPods knows of resource claims, beside what kubelet says.
+// Claimed is GPUPods's knowledge of resource claims, in addition to kubelet's.
 type Claimed struct {
 	Claims Claims
 	UUIDs  map[Device]string // of the GPUs and MIG devices that NVIDIA's DRA driver offers; see UUIDs

@@ -90,8 +90,8 @@ func (k *Kubelet) Assignments(ctx context.Context) (Assignments, error) {
 	return out, nil
 }
 
-// Allocatable asks which devices kubelet can give to pods, given out or not: sorted ids by resource, nvidia.com/ only.
-// Its error matches ErrKubeletUnavailable if kubelet does not answer before ctx ends.
+// Allocatable lists the devices that kubelet can allocate, allocated ones included: sorted ids by resource, nvidia.com/ only. Its error matches
+// ErrKubeletUnavailable if kubelet does not answer before ctx ends.
 func (k *Kubelet) Allocatable(ctx context.Context) (map[string][]string, error) {
 	var answer *podresources.AllocatableResourcesResponse
 	err := k.call(func(client podresources.PodResourcesListerClient) (err error) {

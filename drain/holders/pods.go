@@ -22,7 +22,7 @@ type Pod struct {
 	Sources      []Source         // signs by which it was found, at least one if GPUPods has picked it
 	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; without the numbers of replicas
 	DevicesKnown bool             // Devices is complete; otherwise the pod counts as holding any device
-	Requests     map[string]int64 // GPU resources that it asks for, as the scheduler counts them
+	Requests     map[string]int64 // GPU resources that it requests, as the scheduler counts them
 
 	Controller   string        // the controller that brings it back, "ReplicaSet/api"; empty if none does
 	Critical     bool          // the cluster or the node depends on it

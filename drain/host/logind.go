@@ -23,10 +23,10 @@ var (
 	ErrNoLogind = errors.New("this host has no logind")
 	// ErrShuttingDown means that the host is going down already, so that nothing can delay it any more.
 	ErrShuttingDown = errors.New("the host is shutting down")
-	// ErrLogindSilent means that the bus or logind did not answer in time. Whether logind has done what the call asks for is not
-	// known then; an inhibitor that it may still hand out is closed.
+	// ErrLogindSilent means that the bus or logind did not answer in time. Whether logind has performed the call is not known then; an inhibitor that
+	// it may still hand out is closed.
 	ErrLogindSilent = errors.New("logind does not answer")
-	// ErrLogindRefuses means that the host's security policy does not let this process do what it asked for.
+	// ErrLogindRefuses means that the host's security policy does not allow this process's request.
 	ErrLogindRefuses = errors.New("logind refuses")
 	// ErrRebootInhibited means that another program holds a lock that forbids to shut the host down.
 	ErrRebootInhibited = errors.New("another program blocks the host's shutdown")
@@ -59,7 +59,7 @@ type Logind struct {
 	// Address of the system bus, in D-Bus's own form: "unix:path=/run/dbus/system_bus_socket", no other kind. Empty means
 	// DBUS_SYSTEM_BUS_ADDRESS, or that path where the variable is not set.
 	Address string
-	// Patience bounds each call, beside its context. 0 means 25 s, as with systemd's own tools.
+	// Patience bounds each call, in addition to its context. 0 means 25 s, as with systemd's own tools.
 	Patience time.Duration
 
 	connecting aside.Lane

@@ -23,10 +23,10 @@ var (
 	ErrNoSystemd = errors.New("this host has no systemd")
 	// ErrSystemdSilent means that the bus or systemd did not answer in time. Systemd may still have begun the job.
 	ErrSystemdSilent = errors.New("systemd does not answer")
-	// ErrSystemdRefuses means that the host's security policy does not let this process do what it asked for.
+	// ErrSystemdRefuses means that the host's security policy does not allow this process's request.
 	ErrSystemdRefuses = errors.New("systemd refuses")
-	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus
-	// hung up. The job goes on, and States has its result later.
+	// ErrJobRunning means that a job has begun, and that Stop or Start waits for its end no longer: the time was up, or the bus hung up. The job
+	// continues, and States has its result later.
 	ErrJobRunning = errors.New("systemd's job still runs")
 )
 
@@ -121,8 +121,8 @@ func (u *Units) Stop(ctx context.Context, name string) error {
 	return u.run(ctx, "stop", name, (*systemd.Conn).StopUnitContext)
 }
 
-// Start is the contrary of Stop. It is no error if the unit is active; one that is about to stop comes back. A unit that the host does not
-// have is a JobError.
+// Start is the opposite of Stop. It is no error if the unit is active; one that is about to stop comes back. A unit that the host does not have is a
+// JobError.
 func (u *Units) Start(ctx context.Context, name string) error {
 	return u.run(ctx, "start", name, (*systemd.Conn).StartUnitContext)
 }
@@ -239,7 +239,7 @@ func stillRunning(ctx context.Context) error {
 	return fmt.Errorf(`%w, but the bus has hung up: "systemctl list-jobs" on the host shows it`, ErrJobRunning)
 }
 
-// read asks for the unit's state.
+// read reads the unit's state.
 func (u *Units) read(ctx context.Context, bus *unitBus, name string) (systemd.UnitStatus, error) {
 	call, cancel := context.WithTimeout(ctx, u.patience())
 	defer cancel()

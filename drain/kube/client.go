@@ -105,7 +105,7 @@ func newClient(c *rest.Config, sender *http.Client) (*client, error) {
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
 	}
 	shared.NegotiatedSerializer = serializer.NewCodecFactory(kinds).WithoutConversion()
-	if shared.ContentType == "" { // JSON takes more memory to read; watches and lists through RawCore ask for what the config says
+	if shared.ContentType == "" { // JSON takes more memory to read; watches and lists through RawCore request the config's type
 		shared.ContentType = runtime.ContentTypeProtobuf
 		shared.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	}

@@ -27,7 +27,7 @@ func Backoff() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: jitter, Steps: 16, Cap: time.Duration(float64(longestPause) / (1 + jitter))}
 }
 
-// longestRetryAfter bounds what the API server, or a proxy before it, asks for.
+// longestRetryAfter bounds the pause that the API server, or a proxy before it, requests.
 const longestRetryAfter = 2 * time.Minute
 
 // pauses sends requests. While the API server fails all requests of the same method and path, it sends one of them after each pause, and answers the

@@ -19,7 +19,7 @@ const (
 )
 
 // Retry sends the request until it succeeds, fails for a permanent cause, has been sent six times, or ctx ends. In the last two cases the error is an
-// *UnansweredError. The pauses add up to some two seconds, and more if the server asks for it. While the server fails all requests like this one, it
+// *UnansweredError. The pauses add up to some two seconds, and more if the server requests it. While the server fails all requests like this one, it
 // is not asked so soon, and Retry returns at once. The server may have performed a request that failed: so the request must be one that can be sent
 // twice.
 func Retry(ctx context.Context, request func() error) error {

@@ -162,7 +162,7 @@ func (s *Specs) rewrite(ctx context.Context, f file, gpus []nvml.GPU) error {
 			return errors.Join(err, fmt.Errorf("NVIDIA's library lists devices %s, which differ from the observed GPUs: try again",
 				strings.Join(names(updated), ", ")))
 		}
-		if ctx.Err() != nil { // the caller has given up, and the GPUs may be others by now
+		if ctx.Err() != nil { // the caller has given up, and the GPUs may have changed
 			return ctx.Err()
 		}
 		return f.replace(updated)

@@ -20,7 +20,7 @@ import (
 
 const libraryName = driverroot.Library
 
-// generate gives the devices of a spec for the GPUs. It runs beside its caller, which may have given up: it must not write.
+// generate returns the devices of a spec for the GPUs. It runs in parallel to its caller, which may have given up: it must not write.
 func (s *Specs) generate(old *specs.Spec, gpus []nvml.GPU, at aside.At) ([]specs.Device, error) {
 	library, err := s.open(at)
 	if err != nil {

@@ -20,8 +20,7 @@ type facing struct {
 	pci  string
 }
 
-// beside runs f with the library open, in the lane of the lookout: it waits for the driver's own calls only where the library is not
-// open yet.
+// beside runs f with the library open, in the lane of the lookout: it waits for the driver's own calls only if the library is not open yet.
 func beside[T any](ctx context.Context, d *Driver, l *lookout, op string, f func(ctx context.Context, at aside.At) (T, error)) (T, error) {
 	var none T
 	out, err := aside.Do(ctx, &l.lane, op, func(ctx context.Context, at aside.At) (T, error) {

@@ -65,7 +65,7 @@ func (d *Driver) SetComputeMode(ctx context.Context, gpu nvml.UUID, want nvml.Co
 			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
 		}
 		err = check(op, gpu, dev.SetComputeMode(number))
-		if isUnsupported(err) && before != "" { // and yet it can be read: as an ErrNotSupported the mode would never be given back
+		if isUnsupported(err) && before != "" { // yet it can be read: with ErrNotSupported the mode would never be restored
 			err = check(op, gpu, dev.SetComputeMode(number))
 		}
 		return err

@@ -292,8 +292,8 @@ func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInsta
 	return nv.ComputeInstanceProfileInfo{}, newError(op, d.uuid, nvml.ErrNotSupported, "%s cannot be divided into %s", p.Name, name)
 }
 
-// destroy removes an instance with its compute instances. If the instance cannot go, destroy makes the removed compute instances again;
-// those that it cannot make again are missing in the next Snapshot, and a later Destroy takes the rest.
+// destroy removes an instance with its compute instances. If the instance cannot go, destroy makes the removed compute instances again; those that it
+// cannot recreate are missing in the next Snapshot, and a later Destroy takes the rest.
 func (s *session) destroy(op string, d device, i instance) error {
 	for n, c := range i.compute {
 		if ret := c.handle.Destroy(); ret != nv.SUCCESS {

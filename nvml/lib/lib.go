@@ -1,6 +1,5 @@
-// Package lib is the Driver over NVIDIA's management library, libnvidia-ml.so.1. It owns everything about that library:
-// finding and opening it, handles and instance ids, result codes, which of its functions an older driver lacks, and calls
-// that do not come back.
+// Package lib is the Driver over NVIDIA's management library, libnvidia-ml.so.1. It owns everything about that library: finding and opening it,
+// handles and instance ids, result codes, which of its functions an older driver lacks, and calls that do not return.
 //
 // It is the only importer of go-nvml and go-nvlib, and needs cgo. It must not know the agent's plans.
 package lib
@@ -35,22 +34,22 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Driver is nvml.Driver on the hardware. A driver that is unloaded is ErrNoDriver until it is loaded again in the same version;
-// then the next call finds it. One that is replaced by another version is ErrNoDriver while that goes on, and ErrReplaced
-// when its library is in place: only a new process can load that, see mapped.
+// Driver is nvml.Driver on the hardware. A driver that is unloaded is ErrNoDriver until it is loaded again in the same version; then the next call
+// finds it. One that another version replaces is ErrNoDriver during the replacement, and ErrReplaced once the new library is in place: only a new
+// process can load that, see mapped.
 type Driver struct {
 	options Options
 	log     *zap.Logger
 
 	slot chan struct{} // holds a token while a call is in the library
-	hung atomic.Bool   // that call was given up by its caller, and has not come back yet
+	hung atomic.Bool   // that call was given up by its caller, and has not returned yet
 	at   atomic.Value  // path that it is about to open, which may be behind a server that does not answer; empty if there is none
 
 	released  atomic.Bool    // nothing may be opened before the next Snapshot
 	resetting atomic.Bool    // a GPU is being reset, which a client of it would keep from being done
-	waits     sync.WaitGroup // waits for events, which have the library open beside the slot
+	waits     sync.WaitGroup // waits for events, which have the library open without the slot
 
-	opened opened // the library's users: the session, and those that read health or the use beside it
+	opened opened // the library's users: the session, and the readers of health and use
 	health health
 	usage  usage
 
@@ -94,8 +93,8 @@ func (d *Driver) letGo() {
 	d.opened.wait() // until health and the use are read, too
 }
 
-// runExclusively runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given
-// up goes on by itself, so that nothing is left half done; until it is back every call fails at once.
+// runExclusively runs one operation while no other runs, and returns when it is done or when ctx ends. An operation that is given up continues by
+// itself, so that nothing is left half done. Until it returns every call fails at once.
 func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f func() error) error {
 	if ctx.Err() != nil {
 		return &nvml.Error{Op: op, GPU: gpu, Err: ctx.Err()}
@@ -110,7 +109,7 @@ func (d *Driver) runExclusively(ctx context.Context, op string, gpu nvml.UUID, f
 	}
 	done := make(chan error, 1)
 	go func() {
-		// In this order: a caller that gives up between two of these lines finds the result, or has its mark taken away.
+		// In this order: a caller that gives up between two of these lines finds the result, or its mark is removed.
 		done <- f()
 		d.hung.Store(false)
 		<-d.slot

@@ -38,7 +38,7 @@ func (d *Driver) SetPersistence(ctx context.Context, gpu nvml.UUID, on bool) err
 			return check(op, gpu, nv.ERROR_FUNCTION_NOT_FOUND)
 		}
 		err = check(op, gpu, dev.SetPersistenceMode(want))
-		if isUnsupported(err) { // and yet it can be read: as an ErrNotSupported the mode would never be given back
+		if isUnsupported(err) { // yet it can be read: with ErrNotSupported the mode would never be restored
 			err = check(op, gpu, dev.SetPersistenceMode(want))
 		}
 		return err
