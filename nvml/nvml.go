@@ -35,7 +35,7 @@ type Profile struct {
 	MemoryMiB  int              // memory of one instance
 	Max        int              // how many instances of it an empty GPU holds
 	Placements []Span           // where an instance may stand, in ascending order
-	Engines    Engines          // engines of one instance, of which a GPU has only a few
+	Engines    Engines          // engines of one instance; a GPU has only a few
 	Compute    []ComputeProfile // compute instances that an instance of it can be divided into, smallest first
 }
 
@@ -128,7 +128,7 @@ func ComparePlaced(a, b Placed) int {
 // Instance is a GPU instance that exists.
 type Instance struct {
 	Placed
-	ID        int       // the driver's number of it, by which an Event names it; another instance gets it later
+	ID        int       // the driver's number of it, as in an Event; another instance gets it later
 	Devices   []Device  // its MIG devices, one for each compute instance; none if the instance is only half made
 	Processes []Process // processes with a context on it, on whatever part
 	UsedMiB   int       // memory in use, which its devices share; -1 if the driver does not say

@@ -19,8 +19,8 @@ import (
 // limits bound a text, with its aliases expanded.
 type limits struct {
 	bytes int // of the text
-	json  int // bytes as JSON, in which a character may take six; an honest file takes little more than as YAML
-	parts int // keys, values and entries, each of which takes up to 400 bytes decoded, however short it is in the text
+	json  int // bytes as JSON, where a character may take six; an honest file takes little more than as YAML
+	parts int // keys, values and entries; each takes up to 400 bytes decoded, however short it is in the text
 }
 
 var (

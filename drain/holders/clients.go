@@ -11,11 +11,11 @@ import (
 // Client is a process that holds a GPU or a part of one: it computes on it, or has its device file open. Either prevents a reset of the GPU.
 type Client struct {
 	PID     int
-	Command string // its program's name, of which the kernel keeps 15 bytes; what is not printable is shown as "?"
+	Command string // the first 15 bytes of its program's name, which the kernel keeps, with "?" for unprintable characters
 	Owner
 	Devices []string // those of the sought devices that it holds, sorted
 	Sources []Source // signs that it was found by, at least one; NVML comes first
-	Self    bool     // the agent's own process, whose handles the agent closes by itself
+	Self    bool     // the agent's own process; the agent closes its handles by itself
 
 	// Sibling says that it is another process of the agent's own pod, for example one that kubectl exec starts there. It ends by itself, and the
 	// agent does not evict itself for it.

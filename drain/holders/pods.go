@@ -19,7 +19,7 @@ type Pod struct {
 	UID             types.UID
 	Labels          map[string]string
 
-	Sources      []Source         // signs by which it was found, at least one if GPUPods has picked it
+	Sources      []Source         // signs that it was found by, at least one if GPUPods has picked it
 	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; without the numbers of replicas
 	DevicesKnown bool             // Devices is complete; otherwise the pod counts as holding any device
 	Requests     map[string]int64 // GPU resources that it requests, as the scheduler counts them
@@ -35,7 +35,7 @@ type Pod struct {
 	Running      []string // containers that run, as kubelet says
 
 	Daemon      bool      // of a DaemonSet
-	Mirror      bool      // the image of a static pod, whose manifest is a file on the node
+	Mirror      bool      // the image of a static pod; its manifest is a file on the node
 	Terminating bool      // kubelet is ending it
 	GraceEnds   time.Time // when the grace of a terminating pod is over
 	Finalizers  []string  // keep a terminating pod, even when its containers have ended

@@ -23,7 +23,7 @@ const eventTimeout = 30 * time.Second
 
 // forAnEvent is the context of one request. A recorder hands over none: Events are sent as long as the process lives.
 func forAnEvent() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), eventTimeout) //nolint:forbidigo // there is no caller whose context it could be
+	return context.WithTimeout(context.Background(), eventTimeout) //nolint:forbidigo // no caller has a context for it
 }
 
 // Create implements record.EventSink.

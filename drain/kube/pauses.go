@@ -138,7 +138,7 @@ func (p *pauses) fails(kind, why string, least time.Duration) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(p.failing, func(_ string, f *failing) bool { return now.Sub(f.until) > longestRetryAfter }) // as of Events, whose names are used once
+	maps.DeleteFunc(p.failing, func(_ string, f *failing) bool { return now.Sub(f.until) > longestRetryAfter }) // such as Events: each name is used once
 	p.failed++
 	f := p.failing[kind]
 	if f == nil {

@@ -30,7 +30,7 @@ type usage struct {
 
 // read is one read of the samples that the driver keeps of processes.
 type read struct {
-	at   time.Time // by the host's clock, from which the driver takes its times, too
+	at   time.Time // by the host's clock, which the driver's times are from, too
 	last uint64    // time of the newest sample, in microseconds
 }
 

@@ -26,7 +26,7 @@ const (
 type mounts struct {
 	known map[int]answer
 	host  map[string]bool // numbers of the file systems that the host itself has mounted, "8:1"
-	asked map[int]bool    // processes whose mounts were read
+	asked map[int]bool    // processes with mounts that were read
 }
 
 // memoryTypes are the file systems of device files. They are in memory, without a server: the one of the kernel's own devices, and the one that

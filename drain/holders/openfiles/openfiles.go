@@ -31,7 +31,7 @@ import (
 
 // File is an open file: by it a process holds a GPU.
 type File struct {
-	GPU  int    // N of the GPU whose device file is /dev/nvidiaN: its minor number
+	GPU  int    // N of the GPU with the device file /dev/nvidiaN: its minor number
 	Path string // as the process has named the file, as far as that can be printed and is short
 }
 
