@@ -75,7 +75,7 @@ func TestAnUncordonInTheMiddleCallsTheChangeOff(t *testing.T) {
 				w.cordon(false)
 				c := w.settle(config.ReasonCancelled)
 				w.expectGivenBack()
-				if !strings.Contains(c.Message, "a user or tool has uncordoned the node") {
+				if !strings.Contains(c.Message, "a user or tool uncordoned the node") {
 					t.Errorf("the message does not say why: %s", c.Message)
 				}
 				if after := w.gpus.String(); after != before {

@@ -68,7 +68,7 @@ func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	case e.Pool.Slot.Paused != "":
 		wait = a.actors.slot.Paused(e.Observed, e.Pool.Slot.Paused)
 	case e.Pool.Slot.Waiting:
-		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s can do without %s at once, and other nodes have its slots", e.Pool.Name, e.Pool.MaxUnavailable)}
+		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s changes at most %s at a time, and other nodes have its slots", e.Pool.Name, e.Pool.MaxUnavailable)}
 	}
 	return wait
 }

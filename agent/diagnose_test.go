@@ -123,7 +123,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.untilReason(config.ReasonAwaitingWindow)
 			},
 			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
-			says: []string{"no window comes", "begins by itself when it may", config.AnnotationForce},
+			says: []string{"none of the windows of ", "begins by itself when it may", config.AnnotationForce},
 		}, {
 			name: "16: a change that failed", provoke: func(w *world) {
 				w.failForGood(gpusim.CreateGpuInstanceWithPlacement)

@@ -64,7 +64,7 @@ func TestAFileThatCannotBeReadEndsNoObservationThatDoesNotNeedIt(t *testing.T) {
 		w.spend(time.Minute)
 		lost = map[string]bool{}
 		c := w.settle(config.ReasonUnknownConfig)
-		if want := "ConfigMap gpuslice/profiles, key profiles.yaml, which the settings name, is not there"; !strings.Contains(c.Message, want) {
+		if want := "the settings name ConfigMap gpuslice/profiles, key profiles.yaml, which does not exist"; !strings.Contains(c.Message, want) {
 			t.Errorf("the condition says %q, without %q", c.Message, want)
 		}
 	})

@@ -171,7 +171,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.annotate(config.AnnotationHold, "audit until Friday")
 			w.label("all-1g.10gb")
 		}, config.ReasonHeld, `Held: all-1g.10gb: to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; ` +
-			`changes nothing until annotation gpuslice.io/hold is gone, which says "audit until Friday"; since 2000-01-01 00:00:00Z`},
+			`changes nothing until annotation gpuslice.io/hold ("audit until Friday") is removed; since 2000-01-01 00:00:00Z`},
 		{"another tool", oneH100, func(w *world) {
 			w.annotate("weave.works/kured-reboot-in-progress", "2000-01-01T00:00:00Z")
 			w.label("all-1g.10gb")

@@ -292,7 +292,7 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 		w.publish(wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
 		w.label("all-1g.10gb")
 		w.spend(time.Minute)
-		w.expectRefused(config.ReasonForeignOwner, "pod kube-system/plugin-1", "pod dra/driver-2", "both give out GPU 1")
+		w.expectRefused(config.ReasonForeignOwner, "pod kube-system/plugin-1", "pod dra/driver-2", "both allocate GPU 1")
 		if s := w.status(); s.Owner != api.OwnerBoth || *calls > 0 {
 			t.Errorf("%d calls that change a GPU; the status is %+v", *calls, s)
 		}
@@ -300,8 +300,8 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 		for _, ask := range []func(){func() { w.unset(config.LabelMIGConfig) }, func() { w.profile("named") }} { // no success, whatever is asked for
 			ask()
 			w.spend(10 * time.Minute)
-			w.expectRefused(config.ReasonForeignOwner, "both give out GPU 1")
-			if d := w.agent.Diagnose(t.Context(), true); !strings.Contains(d.GPUs.Refused, "both give out GPU 1") {
+			w.expectRefused(config.ReasonForeignOwner, "both allocate GPU 1")
+			if d := w.agent.Diagnose(t.Context(), true); !strings.Contains(d.GPUs.Refused, "both allocate GPU 1") {
 				t.Errorf("the diagnosis says %q of the GPUs", d.GPUs.Refused)
 			}
 		}

@@ -66,16 +66,17 @@ func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 				t.Errorf("%s runs %q, want %q", name, got, want)
 			}
 		}
-		expect("all-1g.10gb", "at once, since no window has to be waited for")
+		const slot = "when a slot is free (pool mig.all-1g.10gb changes at most 10% of its nodes at a time)"
+		expect("all-1g.10gb", slot)
 		expect("all-disabled", "")
 		w.setMaintenance(nights)
-		expect("all-1g.10gb", "at once: a window is open until Sat 2000-01-01 04:00:00Z")
+		expect("all-1g.10gb", slot+": a window is open until Sat 2000-01-01 04:00:00Z")
 		w.setMaintenance(nights + "freezes: [{from: '2000-01-01T00:00:00Z', to: '2000-01-02T00:00:00Z'}]\npools: [{name: all, selector: '!none', maxUnavailable: 2}]\n")
-		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when the node gets a slot: pool all can do without 2 nodes at once")
+		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when a slot is free (pool all changes at most 2 nodes at a time)")
 		w.setMaintenance(until(time.Now()))
-		expect("all-1g.10gb", "never: by the windows of the maintenance file no window comes")
+		expect("all-1g.10gb", "never: none of the windows of the maintenance file is as long as")
 		w.annotate(config.AnnotationHold, "audit")
-		expect("all-1g.10gb", "not before annotation gpuslice.io/hold is taken away")
+		expect("all-1g.10gb", `only after annotation gpuslice.io/hold ("audit") is removed`)
 	})
 }
 

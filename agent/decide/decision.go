@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Decide turns the error that ended a pass into a decision. On steps that fail or find a GPU in use it decides by how often and how long they have.
+// Decide turns the error that ended a pass into a decision. For a step that fails or finds a GPU in use, the decision depends on how often and how long it has.
 func (r *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	var waiting *outcome.Waiting
 	var stalled *outcome.Stalled
@@ -59,8 +59,8 @@ func (r *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 	return r.Failed(step, want, err)
 }
 
-// unsupported decides on a step that the driver does not support, so that no retry helps. A reboot does the work of a reset, but only
-// if the boot ID shows the agent that the reboot has happened.
+// unsupported decides on a step that the driver does not support: no retry helps. A reboot replaces a reset, but only if the boot ID shows the agent
+// that the host has rebooted.
 func unsupported(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	if step.Kind == plan.Reset && seen.Boot.ID != "" {
 		return outcome.Decision{NoReset: true}

@@ -17,12 +17,12 @@ import (
 // Gate says whether a change of one node may begin or go on.
 type Gate struct {
 	Settings config.Settings
-	Wall     clock.PassiveClock // the host's, by which windows open
+	Wall     clock.PassiveClock // the host's: windows open by it
 	Clock    *monotonic.Clock
 }
 
-// Allow returns why the agent may not perform the first step now: a *Waiting before it has disturbed anything, and a *Failure that postpones
-// the change after that.
+// Allow returns why the agent may not perform the first step now: a *Waiting before the change has disturbed anything, later a *Failure that postpones
+// the change.
 func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step) error {
 	now := g.Wall.Now()
 	v := judge(seen, want, steps, now)
@@ -40,28 +40,31 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 // Runs says when a change with these steps would begin.
 func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step) string {
 	v := judge(seen, want, steps, g.Wall.Now())
-	when := ""
+	now, slot := "at once", ""
+	if plan.Has(steps, plan.AcquireSlot) && seen.Pool.MaxUnavailable != nil {
+		now = fmt.Sprintf("when a slot is free (pool %s changes at most %s at a time)", seen.Pool.Name, seen.Pool.MaxUnavailable)
+		slot = ", " + now
+	}
 	switch v.ruling {
 	case unrestricted:
-		when = "at once, since no window has to be waited for"
+		if slot == "" {
+			now += ": no window restricts it"
+		}
+		return now
 	case undisturbing:
-		when = "at once, since no pod is disturbed"
+		return now + ": it disturbs no pod"
 	case windowOpen:
-		when = fmt.Sprintf("at once: a window is open until %s, by %s", v.end(), scheduleOf(seen, want))
+		return fmt.Sprintf("%s: a window is open until %s, by %s", now, v.end(), scheduleOf(seen, want))
 	case held:
-		return fmt.Sprintf("not before annotation %s is taken away, which says %q", config.AnnotationHold, holdText(seen))
+		return fmt.Sprintf("only after annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
 	case unreadable:
-		return fmt.Sprintf("not before the maintenance file can be read: %v", seen.Pool.Err)
+		return fmt.Sprintf("only after the maintenance file can be read: %v", seen.Pool.Err)
 	case windowClosed:
 		if v.begins.IsZero() {
 			return "never: " + v.noWindow(seen, want)
 		}
-		when = fmt.Sprintf("at %s, by %s", outcome.Zoned(v.begins), scheduleOf(seen, want))
 	}
-	if plan.Has(steps, plan.AcquireSlot) && seen.Pool.MaxUnavailable != nil {
-		when += fmt.Sprintf(", when the node gets a slot: pool %s can do without %s at once", seen.Pool.Name, seen.Pool.MaxUnavailable)
-	}
-	return when
+	return fmt.Sprintf("at %s, by %s%s", outcome.Zoned(v.begins), scheduleOf(seen, want), slot)
 }
 
 // waiting words a verdict against a change that has not begun.
@@ -70,12 +73,12 @@ func (g *Gate) waiting(v verdict, seen *state.Observed, want state.Desired, now 
 	switch {
 	case v.ruling == held:
 		w.Reason, w.After = config.ReasonHeld, outcome.EvictionRetry
-		w.Message = fmt.Sprintf("changes nothing until annotation %s is gone, which says %q", config.AnnotationHold, holdText(seen))
+		w.Message = fmt.Sprintf("changes nothing until annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
 		w.Advice = fmt.Sprintf("to go on: kubectl annotate node %s %s-", seen.Node.Name, config.AnnotationHold)
 	case v.ruling == unreadable:
 		w.Reason = config.ReasonInvalidMaintenance
-		w.Message = fmt.Sprintf("changes nothing until it can be read when this node may be disturbed: %v", seen.Pool.Err)
-		w.Advice = "mend the maintenance file, or take its ConfigMap away to have no windows"
+		w.Message = fmt.Sprintf("changes nothing until the file says when this node may be disturbed: %v", seen.Pool.Err)
+		w.Advice = "fix the maintenance file, or delete its ConfigMap to have no windows"
 	default:
 		w.Reason = config.ReasonAwaitingWindow
 		w.Advice = fmt.Sprintf("to begin at once: kubectl annotate node %s %s=%s", seen.Node.Name, config.AnnotationForce, want.Fingerprint)
@@ -96,11 +99,11 @@ func (v verdict) postponed(seen *state.Observed, want state.Desired) *api.Failur
 	switch {
 	case v.ruling == held:
 		reason = config.ReasonHeld
-		why = fmt.Sprintf("annotation %s says %q, and what was begun was for %s", config.AnnotationHold, holdText(seen), seen.Journal.Target)
+		why = fmt.Sprintf("annotation %s says %q, and the change had begun for another target, %s", config.AnnotationHold, holdText(seen), seen.Journal.Target)
 	case v.ruling == unreadable:
-		reason, why = config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file cannot be read any more: %v", seen.Pool.Err)
+		reason, why = config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file can no longer be read: %v", seen.Pool.Err)
 	case v.within:
-		why = fmt.Sprintf("the window closes at %s, and the change takes %s from here on", v.end(), v.takes.AfterFirstTouch)
+		why = fmt.Sprintf("the window closes at %s, and the rest of the change takes %s", v.end(), v.takes.AfterFirstTouch)
 	case !v.opening.End.IsZero():
 		why = fmt.Sprintf("the window closed at %s before a GPU was touched", v.end())
 	}
@@ -112,5 +115,5 @@ func (v verdict) end() string { return outcome.Zoned(v.opening.End.In(zone(v.ope
 
 // noWindow words why the change never begins.
 func (v verdict) noWindow(seen *state.Observed, want state.Desired) string {
-	return fmt.Sprintf("by %s no window comes that is as long as the change takes, %s", scheduleOf(seen, want), v.takes.AfterFirstTouch)
+	return fmt.Sprintf("none of %s is as long as the change takes, %s", scheduleOf(seen, want), v.takes.AfterFirstTouch)
 }

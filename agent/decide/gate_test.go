@@ -188,7 +188,7 @@ func TestAChangeWaitsForAWindowThatIsLongEnough(t *testing.T) {
 	}{
 		"no windows":                    {window.Schedule{}, nil, time.Time{}, ""},
 		"open to the second":            {openFor(10 * time.Minute), nil, time.Time{}, ""},
-		"a second less":                 {openFor(10*time.Minute - time.Second), nil, time.Time{}, "no window comes that is as long as the change takes, 10m0s"},
+		"a second less":                 {openFor(10*time.Minute - time.Second), nil, time.Time{}, " is as long as the change takes, 10m0s"},
 		"later":                         {nights(), nil, noon.Add(10 * time.Hour), "the change begins at Sat 2000-01-01 22:00:00Z by the windows of the maintenance file, and takes 10m0s"},
 		"earlier changes took longer":   {openFor(11 * time.Minute), []journal.Took{{Whole: 660, Rest: 10}, {Whole: 20, Rest: 15}}, time.Time{}, ""},
 		"one drain took hours":          {window.Schedule{Windows: []window.Window{{NotBefore: noon, NotAfter: noon.Add(time.Hour)}}}, []journal.Took{{Whole: 7200, Rest: 600}}, time.Time{}, ""},
@@ -267,19 +267,19 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 	unlimited := func(seen *state.Observed) { seen.Pool.MaxUnavailable = nil }
 	takesSlot := append([]plan.Kind{plan.AcquireSlot}, evicts...)
 	const (
-		unrestricted, undisturbing = "at once, since no window has to be waited for", "at once, since no pod is disturbed"
+		unrestricted, undisturbing = "at once: no window restricts it", "at once: it disturbs no pod"
 		isOpen                     = "at once: a window is open until Sat 2000-01-01 13:00:00Z, by the windows of the maintenance file"
 		tonight                    = "at Sat 2000-01-01 22:00:00Z, by the windows of "
-		turn                       = ", when the node gets a slot: pool trainers can do without 2 nodes at once"
-		none                       = "no window comes that is as long as the change takes, 10m0s"
-		untilGone                  = `not before annotation gpuslice.io/hold is taken away, which says "audit"`
+		turn                       = "when a slot is free (pool trainers changes at most 2 nodes at a time)"
+		none                       = " is as long as the change takes, 10m0s"
+		untilGone                  = `only after annotation gpuslice.io/hold ("audit") is removed`
 		force                      = "to begin at once: kubectl annotate node gpu-1 gpuslice.io/force=asked; "
 		begins                     = force + "the change begins at Sat 2000-01-01 22:00:00Z by the windows of "
 		since, takes               = "; since 2000-01-01 12:00:00Z", ", and takes 10m0s; since 2000-01-01 12:00:00Z"
 		heldUp                     = "to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; " +
-			`changes nothing until annotation gpuslice.io/hold is gone, which says "audit"` + since
+			`changes nothing until annotation gpuslice.io/hold ("audit") is removed` + since
 		longer = "make a window longer in the maintenance file or the profile; " + force
-		putOff = "; the change is put off"
+		putOff = "; the change is postponed"
 	)
 	for name, row := range map[string]struct {
 		changes []func(*state.Observed)
@@ -291,18 +291,18 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		"no pod is disturbed":     {of(), adds, undisturbing, ""},
 		"a window is open":        {of(opens), evicts, isOpen, ""},
 		"a window comes":          {of(), evicts, tonight + "the maintenance file", begins + "the maintenance file" + takes},
-		"no window comes":         {of(never), evicts, "never: by the windows of the maintenance file " + none, longer + "by the windows of the maintenance file " + none + since},
+		"no window comes":         {of(never), evicts, "never: none of the windows of the maintenance file" + none, longer + "none of the windows of the maintenance file" + none + since},
 		"held":                    {of(held), evicts, untilGone, heldUp},
 		"held, and begun":         {of(cordoned, always, held), evicts, unrestricted, ""},
-		"another was begun, held": {of(cordoned, always, held, other), evicts, untilGone, `annotation gpuslice.io/hold says "audit", and what was begun was for other` + putOff},
+		"another was begun, held": {of(cordoned, always, held, other), evicts, untilGone, `annotation gpuslice.io/hold says "audit", and the change had begun for another target, other` + putOff},
 		"the file cannot be read": {
-			of(unread), evicts, "not before the maintenance file can be read: no Caturday",
-			"mend the maintenance file, or take its ConfigMap away to have no windows; " +
-				"changes nothing until it can be read when this node may be disturbed: no Caturday" + since,
+			of(unread), evicts, "only after the maintenance file can be read: no Caturday",
+			"fix the maintenance file, or delete its ConfigMap to have no windows; " +
+				"changes nothing until the file says when this node may be disturbed: no Caturday" + since,
 		},
 		"begun, the file cannot be read": {
-			of(cordoned, unread), evicts, "not before the maintenance file can be read: no Caturday",
-			"the maintenance file cannot be read any more: no Caturday" + putOff,
+			of(cordoned, unread), evicts, "only after the maintenance file can be read: no Caturday",
+			"the maintenance file can no longer be read: no Caturday" + putOff,
 		},
 		"forced":                    {of(forced), evicts, unrestricted, ""},
 		"forced in an open window":  {of(forced, opens), evicts, unrestricted, ""},
@@ -311,7 +311,7 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		"begun in an open window":   {of(cordoned, opens), evicts, isOpen, ""},
 		"begun, the window closes": {
 			of(cordoned, closes), evicts, tonight + "the maintenance file",
-			"the window closes at Sat 2000-01-01 12:01:00Z, and the change takes 10m0s from here on" + putOff,
+			"the window closes at Sat 2000-01-01 12:01:00Z, and the rest of the change takes 10m0s" + putOff,
 		},
 		"begun, the window has closed": {
 			of(cordoned), evicts, tonight + "the maintenance file",
@@ -321,12 +321,12 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 			of(cordoned, later), evicts, "at Sat 2000-01-01 13:00:00Z, by the windows of the maintenance file",
 			"the window is closed before a GPU was touched" + putOff,
 		},
-		"a slot is to be taken":  {of(always, pool), takesSlot, unrestricted + turn, ""},
-		"and a window comes":     {of(pool), takesSlot, tonight + "pool trainers" + turn, begins + "pool trainers" + takes},
+		"a slot is to be taken":  {of(always, pool), takesSlot, turn, ""},
+		"and a window comes":     {of(pool), takesSlot, tonight + "pool trainers, " + turn, begins + "pool trainers" + takes},
 		"a slot was taken":       {of(pool), evicts, tonight + "pool trainers", begins + "pool trainers" + takes},
 		"the pool has no limit":  {of(pool, unlimited), takesSlot, tonight + "pool trainers", begins + "pool trainers" + takes},
 		"a slot for a held node": {of(pool, held), takesSlot, untilGone, heldUp},
-		"a slot, and no window":  {of(pool, never), takesSlot, "never: by the windows of pool trainers " + none, longer + "by the windows of pool trainers " + none + since},
+		"a slot, and no window":  {of(pool, never), takesSlot, "never: none of the windows of pool trainers" + none, longer + "none of the windows of pool trainers" + none + since},
 	} {
 		seen, want := waiting()
 		for _, change := range row.changes {

@@ -17,13 +17,13 @@ type Kind int
 
 // The kinds of goals.
 const (
-	// Wanted is what the labels ask for.
+	// Wanted is what the labels request.
 	Wanted Kind = iota
-	// StandStill changes nothing: Why says what is in the way.
+	// StandStill changes nothing; Why says why.
 	StandStill
 	// Cancel gives the change up, since a user or another program has uncordoned the node.
 	Cancel
-	// CleanUp restores what an earlier agent has left, or a slot that no change needs, although what the labels ask for is refused.
+	// CleanUp restores what an earlier agent has left, or returns a slot that no change needs, although the request is refused.
 	CleanUp
 	// Undo restores the former config.
 	Undo
@@ -32,12 +32,12 @@ const (
 // Goal is what a pass works towards.
 type Goal struct {
 	Kind    Kind
-	Targets plan.Targets // of the GPUs; nil leaves them as they are
-	Why     error        // why it is not what the labels ask for; nil if it is, and if a change was given up before
+	Targets plan.Targets // of the GPUs; nil leaves them unchanged
+	Why     error        // why the request is not the goal; nil if it is, and if a change was given up before
 }
 
-// GoalOf returns what a pass works towards, before there is a plan. Err is why what the labels ask for is refused; under is the strategy under which the
-// device plugin runs by what they ask for.
+// GoalOf returns what a pass works towards, before there is a plan. Err says why the request is refused; under is the device plugin's MIG strategy if the
+// request is carried out.
 func GoalOf(seen *state.Observed, want state.Desired, err error, under config.MIGStrategy) Goal {
 	switch {
 	case outcome.IsUnseen(err):
@@ -52,14 +52,14 @@ func GoalOf(seen *state.Observed, want state.Desired, err error, under config.MI
 		return Goal{Kind: StandStill, Why: &api.Failure{Fingerprint: want.Fingerprint, Reason: config.ReasonNeedsReboot, Message: err.Error()}}
 	}
 	back := Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
-	if seen.Owner.Kind == api.OwnerDRADynamic { // the geometry is not the agent's any more, nor is the way back
+	if seen.Owner.Kind == api.OwnerDRADynamic { // the agent may not cut the GPUs any more, not even back
 		back.Targets = nil
 	}
 	return back
 }
 
-// Revised returns the goal once its steps are known. Only these show whether they begin a change although a file could not be read, and whether they disturb
-// a node that was uncordoned in their middle.
+// Revised returns the goal once its steps are known. Only the steps show whether a change would begin although a file could not be read, and whether a
+// change that someone has uncordoned the node of would still disturb pods.
 func (g Goal) Revised(seen *state.Observed, want state.Desired, steps []plan.Step, on config.OnUncordon, under config.MIGStrategy) Goal {
 	switch {
 	case g.Kind != Wanted:
@@ -72,8 +72,8 @@ func (g Goal) Revised(seen *state.Observed, want state.Desired, steps []plan.Ste
 }
 
 // uncordonedInTime reports whether a user or another program has uncordoned the node while the change still has pods to evict or GPUs to touch. Later an
-// uncordon harms no pod: only the capacity is left to verify. A config that was asked for since the cordon is not cancelled: its
-// change gets a cordon of its own.
+// uncordon harms no pod: only the capacity is left to verify. A config that was requested after the cordon is not cancelled: its change cordons the node
+// again.
 func uncordonedInTime(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	changes := plan.Disrupts(steps) || plan.Has(steps, plan.Create)
 	return seen.Uncordoned() && changes && !seen.Other(want) && !seen.GivenUp(want)
@@ -84,8 +84,8 @@ func restores(seen *state.Observed, under config.MIGStrategy) bool {
 	return seen.Leftovers.Orphan.Exists() || seen.Marks.Fenced || seen.Pool.Slot.Held || seen.Pool.Slot.Waiting || offer.HasOutdatedPod(seen, under)
 }
 
-// CleansUpWhileWaiting reports whether what an earlier agent has left without a journal is restored while the change waits, perhaps for days. Err is that
-// wait.
+// CleansUpWhileWaiting reports whether the agent restores what an earlier one has left without a journal while the change waits, perhaps for days. Err is
+// that wait.
 func CleansUpWhileWaiting(seen *state.Observed, err error) bool {
 	// If the node object does not show which field manager cordoned it, only the agent's taint shows that the agent did.
 	taint := seen.Marks.Fenced && (!seen.Node.Spec.Unschedulable || seen.ForeignCordon())
@@ -95,7 +95,7 @@ func CleansUpWhileWaiting(seen *state.Observed, err error) bool {
 
 // cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
 func cancelled(seen *state.Observed, want state.Desired) *api.Failure {
-	text := "a user or tool has uncordoned the node"
+	text := "a user or tool uncordoned the node"
 	who, when := fence.Uncordoner(seen.Node, config.FieldManager)
 	if !when.IsZero() {
 		text += " at " + outcome.Moment(when)
@@ -104,6 +104,6 @@ func cancelled(seen *state.Observed, want state.Desired) *api.Failure {
 		text += " (perhaps " + who + ", which wrote to it then)"
 	}
 	return &api.Failure{
-		Fingerprint: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " in the middle of the change, which calls it off",
+		Fingerprint: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " during the change, which cancels it",
 	}
 }

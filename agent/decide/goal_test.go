@@ -210,7 +210,7 @@ func TestAChangeThatWasCancelledNamesWhoMayHaveUncordonedTheNode(t *testing.T) {
 		seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: row.fields}}, Journal: &journal.Journal{Target: "mine", Cordoned: true}}
 		want := state.Desired{Name: "mine", Fingerprint: "asked"}
 		goal := decide.GoalOf(seen, want, nil, config.MIGStrategyNone).Revised(seen, want, []plan.Step{{Kind: plan.Evict}}, config.UncordonCancel, config.MIGStrategyNone)
-		if text := "a user or tool has uncordoned the node" + row.says + " in the middle of the change"; goal.Kind != decide.Cancel || !strings.HasPrefix(goal.Why.Error(), text) {
+		if text := "a user or tool uncordoned the node" + row.says + " during the change"; goal.Kind != decide.Cancel || !strings.HasPrefix(goal.Why.Error(), text) {
 			t.Errorf("%s: kind %d: %v, want %q", name, goal.Kind, goal.Why, text)
 		}
 	}

@@ -37,7 +37,7 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		},
 		"static, parts of instances": {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: parts,
-			reason: config.ReasonImpossibleGeometry, says: []string{"ask for whole GPU instances", "1c.3g.40gb on GPU 0", "does not start"},
+			reason: config.ReasonImpossibleGeometry, says: []string{"request whole GPU instances", "1c.3g.40gb on GPU 0", "does not start"},
 		},
 		"static, instances with media extensions are whole": {
 			owner: state.Owner{Kind: api.OwnerDRAStatic, Driver: driver}, devices: map[string]int{"1g.10gb+me": 1},
@@ -54,7 +54,7 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		},
 		"both": {
 			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver, Evidence: "GPU 1"}, devices: parts,
-			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "both give out GPU 1", "keep one of them off this node"},
+			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "both allocate GPU 1", "keep one of them off this node"},
 		},
 		"starting": {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "it has no ResourceSlice for the node", Since: time.Unix(1e9, 0), Left: time.Second},

@@ -58,7 +58,7 @@ func plannedSlot(seen *state.Observed, want state.Desired) plan.Slot {
 	}
 }
 
-// plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps take away.
+// plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps remove.
 func plannedPods(seen *state.Observed) []plan.Pod {
 	var out []plan.Pod
 	for _, p := range mustLeave(seen) {
@@ -71,16 +71,16 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 }
 
 // mustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
-// have an order of their own, clients of the library that have no more than a file open, and pods of DaemonSets that tolerate the fence: evicting those
-// would only restart them.
+// other steps pause or restart, and clients of the library that only have a file open. It also leaves out pods of DaemonSets that tolerate the fence:
+// evicting those would only restart them.
 func mustLeave(seen *state.Observed) []holders.Pod {
-	apart := map[types.UID]bool{}
+	operands := map[types.UID]bool{}
 	for _, o := range offer.Of(seen).Pods() {
-		apart[o.UID] = true
+		operands[o.UID] = true
 	}
 	for _, o := range seen.Pauses {
 		for _, p := range o.Pods {
-			apart[p.UID] = true
+			operands[p.UID] = true
 		}
 	}
 	clients := map[types.UID]bool{}
@@ -88,12 +88,12 @@ func mustLeave(seen *state.Observed) []holders.Pod {
 		clients[p.UID] = true
 	}
 	return slices.DeleteFunc(slices.Clone(seen.Holders.Pods), func(p holders.Pod) bool {
-		return p.UID != "" && apart[p.UID] || byFilesAlone(p) && (clients[p.UID] || p.Daemon && returns(seen, p))
+		return p.UID != "" && operands[p.UID] || byFilesAlone(p) && (clients[p.UID] || p.Daemon && toleratesFence(seen, p))
 	})
 }
 
-// returns reports whether the pod tolerates the fence, so that its DaemonSet starts it again after its eviction.
-func returns(seen *state.Observed, p holders.Pod) bool {
+// toleratesFence reports whether the pod tolerates the fence: its DaemonSet starts it again after its eviction.
+func toleratesFence(seen *state.Observed, p holders.Pod) bool {
 	return slices.ContainsFunc(seen.Pods, func(pod corev1.Pod) bool {
 		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint())
 	})

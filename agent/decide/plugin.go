@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// pluginKeyAskedBy names the label or setting that asks for a key of the device plugin's configs.
+// pluginKeyAskedBy names the label or setting that requests a key of the device plugin's configs.
 func pluginKeyAskedBy(node *corev1.Node, key string) string {
 	if node.Labels[config.LabelDevicePluginConfig] != key {
 		return "devicePlugin.defaultConfig of the settings, " + key
@@ -47,7 +47,7 @@ func (r *Resolver) sharingOf(seen *state.Observed, profile catalog.Profile, afte
 	default:
 		return nil, &outcome.Stalled{
 			Reason: config.ReasonNoHandover, NoHandover: true,
-			Message: fmt.Sprintf("the profile leaves the sharing as it is, and that is not known: %v", p.ParseErr),
+			Message: fmt.Sprintf("the profile keeps the current sharing, which is not known: %v", p.ParseErr),
 		}
 	}
 	var err error
@@ -73,8 +73,8 @@ func (r *Resolver) sharingOf(seen *state.Observed, profile catalog.Profile, afte
 	return want, nil
 }
 
-// strategyOf returns the MIG strategy for the plugin's config: that of the profile, or else the present one if it fits the GPUs, or else one
-// that fits. If the plugin's environment, arguments or the settings give the strategy, the config keeps what it has.
+// strategyOf returns the MIG strategy for the plugin's config: the profile's, else the present one if it fits the GPUs, else one that fits. If the
+// settings or the plugin's environment or arguments set the strategy, the config keeps its own.
 func (r *Resolver) strategyOf(seen *state.Observed, asked config.MIGStrategy, s catalog.Sharing, after []nvml.GPU) (config.MIGStrategy, error) {
 	now, set := config.MIGStrategy(""), r.Settings.MIGStrategy
 	if seen.Plugin.Current != nil {
@@ -83,7 +83,7 @@ func (r *Resolver) strategyOf(seen *state.Observed, asked config.MIGStrategy, s 
 	switch {
 	case asked != "" && set != config.MIGStrategyAuto && set != asked:
 		return "", &outcome.Stalled{Reason: config.ReasonWrongMIGStrategy, Message: fmt.Sprintf(
-			"the profile's migStrategy is %s, and the settings' is %s: set that to auto, so that the device plugin's config decides", asked, set)}
+			"set migStrategy of the settings to auto, so that the device plugin's config decides: the profile says %s, the settings say %s", asked, set)}
 	case asked != "":
 		return asked, nil
 	case set != config.MIGStrategyAuto || seen.ExplicitStrategy() != "":
@@ -95,7 +95,7 @@ func (r *Resolver) strategyOf(seen *state.Observed, asked config.MIGStrategy, s 
 	return now, nil
 }
 
-// noHandover returns why the agent cannot give the plugin another config. If no plugin is there yet, it waits for one.
+// noHandover returns why the agent cannot give the plugin another config. If no plugin runs yet, the agent waits for one.
 func (r *Resolver) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
@@ -118,7 +118,7 @@ func (r *Resolver) keyOf(seen *state.Observed, want *state.DesiredPlugin) (*stat
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Files)) {
 		if len(validation.IsValidLabelValue(key)) > 0 || !m.Believes(key) || m.Owns(key) && key != p.Text {
-			continue // no label can name it, it is another agent's, or anybody may have put it there: the agent makes its own again, by the same name
+			continue // no label can name it, it is another agent's, or anyone may have written it: the agent writes its own again, under the same name
 		}
 		parsed, err := r.Format.Parse([]byte(m.Files[key]))
 		if err != nil || !want.Matches(&parsed) {
@@ -147,8 +147,8 @@ func (r *Resolver) keyOf(seen *state.Observed, want *state.DesiredPlugin) (*stat
 	return want, nil
 }
 
-// base returns the config of people whose fields the agent keeps in one of its own, and its key if that is in the same ConfigMap: paths and hooks that
-// the container runtime goes by as root are among them. Never is it a config of an agent.
+// base returns the user-written config that the agent copies into its own config, except for the sharing, and its key if that is in the same ConfigMap. It
+// never returns an agent's config, since the fields have paths and hooks that the container runtime uses as root.
 func (r *Resolver) base(seen *state.Observed) (key, text string) {
 	m, value := seen.Plugin.Manager, seen.Plugin.Text
 	if strings.HasPrefix(value, config.OwnPluginKey) {
@@ -166,8 +166,8 @@ func (r *Resolver) base(seen *state.Observed) (key, text string) {
 	return key, m.Files[key]
 }
 
-// namedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the
-// label itself, so that the agent only has to verify the capacity; but it does not know the settings' default.
+// namedConfig returns the config of the device plugin that the node's label names, or the settings' default. A config manager reads the label itself, so
+// the agent only has to verify the capacity; but the config manager does not know the settings' default.
 func (r *Resolver) namedConfig(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p := seen.Plugin
 	switch {
@@ -219,8 +219,8 @@ func (r *Resolver) ownConfig(seen *state.Observed, key string) (*state.DesiredPl
 	return &state.DesiredPlugin{Sharing: parsed.Sharing, Strategy: parsed.MIGStrategy, Known: true, Text: text}, nil
 }
 
-// managedDefault returns the settings' default for a plugin with a config manager: its present config if that shares alike, else a key of
-// the agent's own with the default's text. It never takes a user's key: by the label, the agent could not distinguish that from a user's request.
+// managedDefault returns the settings' default for a plugin with a config manager: the present config if it shares alike, else a key of the agent with the
+// default's text. It never takes a user's key: on the node's label, that would look like a user's request.
 func (r *Resolver) managedDefault(seen *state.Observed, key string) (*state.DesiredPlugin, error) {
 	p, m := seen.Plugin, seen.Plugin.Manager
 	want, err := r.ownConfig(seen, key)
@@ -236,15 +236,15 @@ func (r *Resolver) managedDefault(seen *state.Observed, key string) (*state.Desi
 		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: m.ReadErr.Error()}
 	case p.Method == config.HandoverLabel:
 		return nil, &outcome.Stalled{Reason: config.ReasonNoHandover, NoHandover: true, Message: fmt.Sprintf(
-			"the default takes a key of the agent's in ConfigMap %s/%s: set devicePlugin.handover to configmap; or have the config manager "+
-				"know a default, as by devicePlugin.config.default of the GPU Operator's ClusterPolicy", m.Namespace, m.ConfigMap)}
+			"set devicePlugin.handover to configmap, so that the agent may add a key for the default to ConfigMap %s/%s; or give the config manager "+
+				"a default, as by devicePlugin.config.default of the GPU Operator's ClusterPolicy", m.Namespace, m.ConfigMap)}
 	}
 	want.KeyContent, want.Text = want.Text, m.OwnKey(want.Text)
 	return want, nil
 }
 
-// Former returns the config that the plugin had before the change, as the target of an undo; nil if the change leaves that as it is, and where a user
-// has set the config manager's label since to a key that is neither that nor an agent's: it is what is asked for from now on.
+// Former returns the config that the plugin had before the change, as the target of an undo. It returns nil if the change keeps the config. It also
+// returns nil if a user has since set the config manager's label to another key that is not an agent's: that is a new request.
 func (r *Resolver) Former(seen *state.Observed) *state.DesiredPlugin {
 	j := seen.Journal
 	if !j.ChangesPlugin() {
@@ -255,11 +255,11 @@ func (r *Resolver) Former(seen *state.Observed) *state.DesiredPlugin {
 	}
 	want := &state.DesiredPlugin{Text: j.Plugin.Text, MatchText: true, AllowMissing: j.Plugin.Absent, KeyContent: j.Plugin.Body}
 	if m := seen.Plugin.Manager; m != nil {
-		// A user may have edited the ConfigMap since: its text is good enough for a plan, and not to verify a capacity.
+		// A user may have edited the ConfigMap since: its text is good enough to plan with, but not to verify a capacity.
 		text, err := m.Config(want.Text)
 		if want.KeyContent != "" {
 			text, err = want.KeyContent, nil
-			want.Text = m.OwnKey(text) // the node may have been made again since, with another UID
+			want.Text = m.OwnKey(text) // the node may have been recreated since, with another UID
 		}
 		if err == nil {
 			if parsed, err := r.Format.Parse([]byte(text)); err == nil {
@@ -278,8 +278,8 @@ func HowToSet(s config.MIGStrategy) string {
 	return fmt.Sprintf("set MIG_STRATEGY=%[1]s in the environment of its DaemonSet, or flags.migStrategy: %[1]s in its config", s)
 }
 
-// fits refuses, before the agent disturbs anything, a desired state that the device plugin of this node would not offer. It goes by the plugin's
-// config where none is desired, and nothing else says the MIG strategy.
+// fits refuses, before the agent disturbs anything, a desired state that this node's device plugin would not advertise. If no config is desired, and
+// nothing else sets the MIG strategy, the plugin's present config counts.
 func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 	if len(want.Targets) == 0 && want.Plugin == nil {
 		return nil
@@ -295,8 +295,8 @@ func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 			return errPluginUnread
 		}
 		if offer.RunsWithoutStrategy(seen, want.Plugin) {
-			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it offers no MIG device, since neither its config nor its " +
-				"environment nor label " + config.LabelMIGStrategy + " says another: " + HowToSet(config.MIGStrategyMixed)}
+			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it advertises no MIG device; its config, its environment " +
+				"and label " + config.LabelMIGStrategy + " set no other: " + HowToSet(config.MIGStrategyMixed)}
 		}
 	}
 	if err == nil && want.Plugin != nil {
@@ -308,7 +308,7 @@ func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 	return nil
 }
 
-// strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod win over the config.
+// strategyFor returns the plugin's MIG strategy under the desired config. The environment and arguments of its pod override the config.
 func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config.MIGStrategy, error) {
 	asked := config.MIGStrategy("")
 	if want.Plugin != nil {
@@ -327,17 +327,17 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 		case own == "":
 		case asked != "" && asked != own:
 			return own, &catalog.StrategyError{Strategy: own, Problem: fmt.Sprintf(
-				"the config's flags.migStrategy, %s, has no effect: pod %s/%s has another by its environment or arguments; take it out of either",
+				"the config's flags.migStrategy, %s, has no effect: the environment or arguments of pod %s/%s set another; remove it from either",
 				asked, pod.Namespace, pod.Name)}
 		case set != config.MIGStrategyAuto && set != own:
 			return own, &catalog.StrategyError{Strategy: own, Problem: fmt.Sprintf(
-				"migStrategy of the settings, %s, is not true on this node, by pod %s/%s: set it to auto", set, pod.Namespace, pod.Name)}
+				"migStrategy of the settings, %s, is not what pod %s/%s runs with: set it to auto", set, pod.Namespace, pod.Name)}
 		}
 	}
 	return offer.Of(seen).Strategy(r.Settings.MIGStrategy, want.Plugin), nil
 }
 
-// knowsStrategy reports whether the agent knows the plugin's MIG strategy. By a guess it refuses nothing.
+// knowsStrategy reports whether the agent knows the plugin's MIG strategy. It refuses nothing on a guess.
 func (r *Resolver) knowsStrategy(seen *state.Observed, want state.Desired) bool {
 	return r.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
 		seen.Node.Labels[config.LabelMIGStrategy] != ""

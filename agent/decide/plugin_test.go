@@ -120,7 +120,7 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 			profile: "{migStrategy: mixed}",
 			reads:   twice,
 			prepare: set(config.MIGStrategyNone),
-			refused: "WrongMIGStrategy: the profile's migStrategy is mixed, and the settings' is none: set that to auto",
+			refused: "WrongMIGStrategy: set migStrategy of the settings to auto, so that the device plugin's config decides: the profile says mixed, the settings say none",
 		},
 		"MIG devices, and the settings say how": {
 			profile: sliced,
@@ -142,7 +142,7 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 		"a strategy, and the sharing cannot be read": {
 			profile: "{migStrategy: mixed}",
 			prepare: func(r *request) { unreadable(r, "flags: [") },
-			refused: "NoHandover: label gpuslice.io/profile=it: the profile leaves the sharing as it is, and that is not known: no config",
+			refused: "NoHandover: label gpuslice.io/profile=it: the profile keeps the current sharing, which is not known: no config",
 		},
 		"a sharing, and a config that cannot be edited": {profile: threeTimes, reads: twice, prepare: unwritable, refused: "no room for it"},
 		"neither": {profile: "{labels: {a: b}}", reads: twice, gets: "nothing"},
@@ -167,7 +167,7 @@ func TestTheDevicePluginGetsWhatAProfileSaysAndKeepsTheRest(t *testing.T) {
 			profile: threeTimes,
 			reads:   twice,
 			prepare: func(r *request) { set(config.MIGStrategySingle)(r); r.setStrategy("mixed") },
-			refused: strategyIs + "mixed, under which migStrategy of the settings, single, is not true on this node",
+			refused: strategyIs + "mixed, under which migStrategy of the settings, single, is not what pod ",
 		},
 		"a sharing, and the settings are right": {
 			profile: threeTimes,
@@ -209,6 +209,7 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 	t.Parallel()
 	own := func(text string) string { return config.OwnPluginKey + "uid-" + state.Hash(text) }
 	noted, forged := state.Noted("hooks", hooked), state.Noted(own(hooked), twice)
+	formerlyNoted := "# All that is not asked of gpuslice is as in key hooks\n" + hooked
 	labelled := func(key string) func(*request) {
 		return func(r *request) { r.label(config.LabelDevicePluginConfig, key); r.seen.Plugin.Text = key }
 	}
@@ -240,7 +241,7 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 		"the agent's own, which the node has not": {
 			keys:  map[string]string{own(thrice): thrice},
 			gets:  writes,
-			keeps: `of "# All that is not asked of gpuslice is as in key any`,
+			keeps: `of "# Everything but the sharing is copied from key any`,
 		},
 		"the settings let the agent write no key": {
 			prepare: func(r *request) { r.seen.Plugin.Method = config.HandoverLabel },
@@ -260,11 +261,17 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 			gets:    writes,
 			keeps:   "/usr/bin/of-people",
 		},
+		"from the key that the note of an earlier agent names": {
+			keys:    map[string]string{"hooks": hooked, own(formerlyNoted): formerlyNoted},
+			prepare: labelled(own(formerlyNoted)),
+			gets:    writes,
+			keeps:   "/usr/bin/of-people",
+		},
 		"from no agent's key that the agent's own names": {
 			keys:    map[string]string{own(hooked): hooked, own(forged): forged},
 			prepare: labelled(own(forged)),
 			gets:    writes,
-			keeps:   "is as in key any",
+			keeps:   "is copied from key any",
 		},
 		"from no agent's key that the manager takes for nodes without the label": {keys: map[string]string{own(hooked): hooked}, prepare: func(r *request) {
 			labelled(own(hooked))(r)
@@ -278,12 +285,12 @@ func TestTheKeyOfAConfigManagerThatAProfileGets(t *testing.T) {
 		"from the key for nodes without the label, where there is no such default": {keys: map[string]string{own(hooked): hooked}, prepare: func(r *request) {
 			labelled(own(hooked))(r)
 			r.resolver.Settings.DevicePlugin.DefaultConfig = "gone"
-		}, gets: writes, keeps: "is as in key any"},
+		}, gets: writes, keeps: "is copied from key any"},
 		"from that key, where the settings have no default": {
 			keys:    map[string]string{own(hooked): hooked},
 			prepare: labelled(own(hooked)),
 			gets:    writes,
-			keeps:   "is as in key any",
+			keeps:   "is copied from key any",
 		},
 	} {
 		r := newRequest(t)
@@ -361,13 +368,13 @@ func TestAKeyOfTheDevicePluginsConfigsIsReadWhereItIsGivenToThePlugin(t *testing
 			managed: true,
 			named:   thrice,
 			prepare: func(r *request) { byDefault(r); r.seen.Plugin.Method = config.HandoverLabel },
-			refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: the default takes a key of the agent's in ConfigMap gpu-operator/configs: set",
+			refused: "NoHandover: devicePlugin.defaultConfig of the settings, named: set devicePlugin.handover to configmap, so that the agent may add a key for the default to ConfigMap gpu-operator/configs;",
 		},
 		"a strategy, beside a cut that fits it": {named: mixed, prepare: cuts, gets: "mixed, nothing shared"},
 		"no strategy, beside a cut": {
 			named:   "version: v1\n",
 			prepare: cuts,
-			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is none, under which it offers",
+			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is none, under which it advertises",
 		},
 		"no strategy, beside a cut, and the node's label says one": {
 			named:   "version: v1\n",
@@ -499,7 +506,7 @@ func TestTheLabelsAndTaintsOfAProfileThatAreRefused(t *testing.T) {
 		"a label of another program": {
 			profile: "{labels: {team: a}}",
 			prepare: func(r *request) { r.label("team", "b") },
-			refused: `NodeKeyConflict: profile it: label team is "b" on the node, and "a" in the profile, which is not ours to change`,
+			refused: `NodeKeyConflict: profile it: label team is "b" on the node, and "a" in the profile, which the agent did not set and does not change; remove it from the node`,
 		},
 		"a label that the agent has set": {profile: "{labels: {team: a}}", prepare: func(r *request) {
 			r.label("team", "b")

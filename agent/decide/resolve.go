@@ -1,6 +1,6 @@
-// Package decide says what the node shall have, and whether a step towards that may be performed now. It resolves the labels into the desired state
-// of each GPU and of the device plugin, holds changes back by holds, windows and the maintenance file, turns the settings into the rules by which pods
-// leave, and counts how often steps have failed. It writes nothing, and reads nothing but the clock: it decides by what was observed.
+// Package decide says what the node shall have, and whether the agent may perform a step towards that now. It resolves the labels into the desired state
+// of each GPU and of the device plugin. Holds, windows and the maintenance file keep changes waiting. It turns the settings into the rules for pods that
+// leave, and counts how often steps have failed. It writes nothing, and reads only the clock: it decides from the observation.
 package decide
 
 import (
@@ -30,24 +30,23 @@ type Resolver struct {
 	Parse    func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
 	Format   catalog.PluginFormat
 	Settings config.Settings
-	// Catalog takes the place of what is generated for the GPUs and of the node's files, where there is no node; nil on a node.
+	// Catalog replaces the generated configs and the node's files where there is no node; nil on a node.
 	Catalog *catalog.Catalog
 
 	read reading // of the last call of Remember
 }
 
-// errPluginUnread says that what is asked for depends on the device plugin's config, which the observation has not read.
+// errPluginUnread says that the request depends on the device plugin's config, which the observation has not read.
 var errPluginUnread = &outcome.UnseenError{Err: errors.New("the device plugin's config was not read")}
 
-// NeedsPlugin reports whether err, which Desired or Resolve has returned, means that the request cannot be resolved before the device plugin's config is
-// read.
+// NeedsPlugin reports whether err, from Desired or Resolve, means that the agent has to read the device plugin's config before it can resolve the request.
 func NeedsPlugin(err error) bool { return errors.Is(err, errPluginUnread) }
 
-// Desired turns labels into targets, by the observation alone. A bad request is a *Stalled error, which the agent reports, and which disturbs nothing.
-// Any error ends a change that is under way.
+// Desired turns labels into targets, from the observation alone. A bad request is a *Stalled error: the agent reports it, and disturbs nothing. Any error
+// ends a change that is under way.
 //
-// A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But a node stays as it is if what can
-// be read asks for just what was last verified: then Desired.Unread has the mistake, and no change begins.
+// A mistake in a file is the error of every node that the file counts for, since it may hide what a name means. But if the readable part requests just
+// what was last verified, the node keeps that: Desired.Unread has the mistake, and no change begins.
 func (r *Resolver) Desired(seen *state.Observed) (state.Desired, error) {
 	want, pluginKey := r.Asked(seen.Node)
 	if healing, is := heals(seen); is && want.Name == "" {
@@ -59,7 +58,7 @@ func (r *Resolver) Desired(seen *state.Observed) (state.Desired, error) {
 	return r.Resolve(seen)
 }
 
-// heals returns the desired state of a node without a config label while the agent resets unhealthy GPUs, or restores their instances; false if it does
+// heals returns the desired state of a node without a config label while the agent resets unhealthy GPUs or restores their instances; false if it does
 // neither.
 func heals(seen *state.Observed) (state.Desired, bool) {
 	started := seen.Journal != nil && seen.Journal.Target == state.ResetTarget
@@ -69,29 +68,30 @@ func heals(seen *state.Observed) (state.Desired, bool) {
 	return state.Desired{Name: state.ResetTarget, Fingerprint: "reset", Targets: plan.Targets{}}, true
 }
 
-// requestRemoved returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested
-// it, without a label.
+// requestRemoved returns an error if the label that requested the running change was removed. If byDefault is set, the settings have requested it,
+// not a label.
 func requestRemoved(seen *state.Observed, want state.Desired, byDefault bool) error {
 	if seen.Journal == nil {
 		return nil
 	}
-	// The agent itself has set the label of the device plugin's config for a profile: it is no user's request.
+	// The agent itself has set the label of the device plugin's config, for a profile: that is not a user's request.
 	leaves := want.Label != config.LabelProfile && !byDefault && seen.Journal.ChangesPlugin() && seen.Journal.Plugin.Label != ""
 	switch {
 	case want.Name == "" && seen.Journal.Target == "":
-		return errors.New("nothing is asked for, and what an agent has left on the node is given back")
+		return errors.New("nothing is requested; the agent restores what an earlier change left on the node")
 	case want.Name == "" || leaves:
-		return fmt.Errorf("the label that asked for %s was removed in the middle of the change", seen.Journal.Target)
+		return fmt.Errorf("the label that requested %s was removed during the change", seen.Journal.Target)
 	default:
 		return nil
 	}
 }
 
-// Resolve is Desired for a node on which a user has yet to set the labels: that they ask for something else than the change under way removes no request.
+// Resolve is Desired for labels that a user has yet to set. They may differ from those of the running change, so Resolve does not take its request for
+// removed.
 func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 	asked, pluginKey := r.Asked(seen.Node)
 	if asked.Name == "" {
-		return asked, givenOutTwice(seen)
+		return asked, allocatedTwice(seen)
 	}
 	want, err := r.resolve(seen, asked, pluginKey)
 	if NeedsPlugin(err) {
@@ -101,12 +101,12 @@ func (r *Resolver) Resolve(seen *state.Observed) (state.Desired, error) {
 		return asked, want.Unread
 	}
 	if err == nil {
-		err = givenOutTwice(seen)
+		err = allocatedTwice(seen)
 	}
 	return want, err
 }
 
-// Remember keeps the files that Desired has resolved the labels with, for when one of them cannot be read.
+// Remember keeps the files that Desired has resolved the labels with, in case one of them cannot be read later.
 func (r *Resolver) Remember(seen *state.Observed, want state.Desired) {
 	if want.Label != config.LabelDevicePluginConfig && want.Label != "" && want.Fingerprint != "" && want.Unread == nil {
 		r.read = reading{want.Label, want.Name, seen.Files}
@@ -150,7 +150,7 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 	return want, r.refuses(seen, want)
 }
 
-// refuses says why what is wanted cannot be on this node, or has failed before.
+// refuses returns why the node cannot have the desired state, or has failed to reach it before.
 func (r *Resolver) refuses(seen *state.Observed, want state.Desired) error {
 	if err := r.fits(seen, want); err != nil {
 		return err
@@ -161,8 +161,8 @@ func (r *Resolver) refuses(seen *state.Observed, want state.Desired) error {
 	return nil
 }
 
-// askPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names what asks for
-// it. If the startup taint keeps the plugin away from a new node, askPlugin leaves the config for later.
+// askPlugin adds the device plugin's config to the desired state. If the agent cannot give the plugin a config, the error names the label or setting that
+// requests it. If the startup taint keeps the plugin away from a new node, askPlugin leaves the config for later.
 func askPlugin(seen *state.Observed, want *state.Desired, by string, ask func() (*state.DesiredPlugin, error)) error {
 	if err := sharingRefused(seen, by); err != nil {
 		return err
@@ -189,7 +189,7 @@ func keepsPluginAway(seen *state.Observed, err error) bool {
 	return waits && waiting.For == outcome.ForDevicePlugin && (len(seen.Marks.Startup) > 0 || len(seen.Journal.Startup()) > 0)
 }
 
-// asksForTheSame reports whether the MIG config of that name is what these GPUs have.
+// asksForTheSame reports whether these GPUs already have the MIG config of that name.
 func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml.GPU) bool {
 	_, requests, _, err := r.Requests(seen, config.LabelMIGConfig, name)
 	if err != nil {
@@ -213,17 +213,17 @@ func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml
 	return true
 }
 
-// migName returns the name of the MIG config in a name that may be joined with that of a config of the device plugin.
+// migName returns the MIG config's part of a name to which the key of a device plugin's config may be joined.
 func migName(name, pluginKey string) string {
 	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
 }
 
-// Asked is state.Asked by the settings.
+// Asked is state.Asked with the settings' default.
 func (r *Resolver) Asked(node *corev1.Node) (want state.Desired, pluginKey string) {
 	return state.Asked(node, r.Settings.DevicePlugin.DefaultConfig)
 }
 
-// apply adds what a profile asks for besides the geometry. After holds the GPUs as the profile cuts them.
+// apply adds what a profile requests besides the geometry. After holds the GPUs as the profile cuts them.
 func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile catalog.Profile, after []nvml.GPU) error {
 	if want.Label != config.LabelProfile {
 		return nil
@@ -233,14 +233,14 @@ func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile cata
 	if i := slices.IndexFunc(profile.Taints, r.Settings.StartupTaints().Has); i >= 0 {
 		return &outcome.Stalled{
 			Reason: config.ReasonInvalidCatalog,
-			Message: fmt.Sprintf("profile %s: taints[%d].key: %q is startupTaint of the settings, which the agent takes away from a node that is ready: take another key",
+			Message: fmt.Sprintf("profile %s: taints[%d].key: %q is startupTaint of the settings, which the agent removes from each ready node: use another key",
 				want.Name, i, profile.Taints[i].Key),
 		}
 	}
 	if foreign := nodekeys.Foreign(seen.Node, seen.Record.Learnt.Published, *want.Keys); foreign != "" {
 		return &outcome.Stalled{
 			Reason:  config.ReasonNodeKeyConflict,
-			Message: fmt.Sprintf("profile %s: %s, which is not ours to change; take it away, or out of the profile", want.Name, foreign),
+			Message: fmt.Sprintf("profile %s: %s, which the agent did not set and does not change; remove it from the node or from the profile", want.Name, foreign),
 		}
 	}
 	if unbearable := untoleratedTaint(seen, profile.Taints); unbearable != "" {
@@ -253,7 +253,7 @@ func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile cata
 		func() (*state.DesiredPlugin, error) { return r.sharingOf(seen, profile, after) })
 }
 
-// Requests returns what a label asks of each GPU, and the profile of the name, if there is one. It returns an error if it cannot read a file that
+// Requests returns what a label requests of each GPU, and the profile of that name, if there is one. It returns an error if it cannot read a file that
 // counts for the name: with that file, the name may mean something else.
 func (r *Resolver) Requests(seen *state.Observed, label, name string) (
 	profile catalog.Profile, requests map[nvml.UUID]nvml.Request, beyond []int, err error,
@@ -275,7 +275,7 @@ func (r *Resolver) Requests(seen *state.Observed, label, name string) (
 	return profile, requests, beyond, nil
 }
 
-// missingFile says that the file is not there which would have the name that err does not know.
+// missingFile says that the file which would define the name does not exist. It returns nothing unless err is about an unknown name.
 func missingFile(seen *state.Observed, label string, err error) string {
 	file := seen.Files.Configs
 	if label == config.LabelProfile {
@@ -284,17 +284,17 @@ func missingFile(seen *state.Observed, label string, err error) string {
 	if _, unknown := errors.AsType[*catalog.UnknownConfigError](err); !unknown || file == nil || !file.Absent {
 		return ""
 	}
-	return "; " + file.Name + ", which the settings name, is not there"
+	return "; the settings name " + file.Name + ", which does not exist"
 }
 
-// reading is the files that a label was resolved with.
+// reading has the files that a label was resolved with.
 type reading struct {
 	label, name string
 	files       state.Files
 }
 
-// requestsOfReadable is Requests by what can be read: what the files say of this name alone, or, of a file that is no YAML, what this process has read
-// there before. Of a file that it has never read, it takes nothing: the name may be that of a generated config.
+// requestsOfReadable is Requests with the readable parts of the files: the entries of this name. If a file is not even YAML, it takes the text that this
+// process read there before. If there is none, it goes without the file: the name may be a generated config's.
 func (r *Resolver) requestsOfReadable(seen *state.Observed, want state.Desired, name string) (
 	profile catalog.Profile, requests map[nvml.UUID]nvml.Request, beyond []int, err error,
 ) {
@@ -308,8 +308,8 @@ func (r *Resolver) requestsOfReadable(seen *state.Observed, want state.Desired, 
 	return r.Requests(&readable, want.Label, name)
 }
 
-// catalog joins the configs that the agent generates for the hardware with the administrator's files, as far as they count for the name. The error
-// says what is wrong with a file.
+// catalog joins the configs that the agent generates for the hardware with the administrator's files that count for the name. The error says what is
+// wrong with a file.
 func (r *Resolver) catalog(seen *state.Observed, label, name string) (catalog.Catalog, error) {
 	if r.Catalog != nil {
 		return *r.Catalog, nil
@@ -352,12 +352,12 @@ func fingerprint(want state.Desired, requests map[nvml.UUID]nvml.Request) string
 	return hex.EncodeToString(h.Sum(nil)[:6])
 }
 
-// untoleratedTaint names a taint that would keep the device plugin's next pod away.
+// untoleratedTaint names a taint that would keep the device plugin's next pod off the node.
 func untoleratedTaint(seen *state.Observed, taints []corev1.Taint) string {
 	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
 		for _, t := range taints {
 			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
-				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not come back: add the toleration to its DaemonSet",
+				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not start again: add the toleration to its DaemonSet",
 					pod.Namespace, pod.Name, t.ToString())
 			}
 		}

@@ -53,13 +53,13 @@ func TestAChangeEndsWhereTheLabelThatAskedForItIsGone(t *testing.T) {
 		byDef   string // the settings' default
 		says    string // empty if it goes on
 	}{
-		"no label":                 {journal: journal.Journal{Target: "mine"}, says: "the label that asked for mine was removed"},
-		"no label, and no change":  {says: "nothing is asked for, and what an agent has left on the node is given back"},
+		"no label":                 {journal: journal.Journal{Target: "mine"}, says: "the label that requested mine was removed"},
+		"no label, and no change":  {says: "nothing is requested; the agent restores what an earlier change left on the node"},
 		"another label":            {journal: journal.Journal{Target: "mine"}, labels: off},
 		"another, of what is left": {labels: off},
 		"the MIG config alone": {
 			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, labels: off,
-			says: "the label that asked for all-disabled + any was removed",
+			says: "the label that requested all-disabled + any was removed",
 		},
 		"the MIG config, beside a key that an agent has set": {
 			journal: journal.Journal{Target: "all-disabled + any", Plugin: former}, says: "was removed",
@@ -191,9 +191,9 @@ func TestANameThatIsUnknownIsSaidWithTheFileThatIsNotThere(t *testing.T) {
 		missing           string
 	}{
 		"a MIG config, and both files are there": {label: config.LabelMIGConfig, configs: true, profiles: true},
-		"a MIG config, and its file is not":      {label: config.LabelMIGConfig, profiles: true, missing: "; configs, which the settings name, is not there"},
+		"a MIG config, and its file is not":      {label: config.LabelMIGConfig, profiles: true, missing: "; the settings name configs, which does not exist"},
 		"a MIG config, and no profiles":          {label: config.LabelMIGConfig, configs: true},
-		"a profile, and its file is not":         {label: config.LabelProfile, configs: true, missing: "; profiles, which the settings name, is not there"},
+		"a profile, and its file is not":         {label: config.LabelProfile, configs: true, missing: "; the settings name profiles, which does not exist"},
 		"a profile, and no MIG configs":          {label: config.LabelProfile, profiles: true},
 	} {
 		r := newRequest(t)
@@ -202,7 +202,7 @@ func TestANameThatIsUnknownIsSaidWithTheFileThatIsNotThere(t *testing.T) {
 		r.seen.Files.Profiles = &state.ConfigMapFile{Name: "profiles", Absent: !row.profiles, Data: []byte(someProfiles)}
 		_, err := r.desired(t)
 		said := fmt.Sprint(err)
-		if !strings.Contains(said, row.label+"=unknown") || strings.Contains(said, "is not there") != (row.missing != "") || !strings.HasSuffix(said, row.missing) {
+		if !strings.Contains(said, row.label+"=unknown") || strings.Contains(said, "does not exist") != (row.missing != "") || !strings.HasSuffix(said, row.missing) {
 			t.Errorf("%s: %s, want %q", name, said, row.missing)
 		}
 	}

@@ -20,13 +20,13 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Retries is how often the agent has tried steps, and since when it waits for them.
+// Retries counts how often the agent has tried steps, and keeps since when it waits for them.
 type Retries struct {
 	clock     *monotonic.Clock
 	settings  config.Settings
 	attempts  map[string]attempt   // of steps that fail
 	successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
-	waits     map[string]time.Time // when a wait with a deadline of its own began, by waitOf
+	waits     map[string]time.Time // when a wait with its own deadline began, by waitOf
 
 	failedObservations int          // in a row
 	unanswered         wait.Backoff // the pauses after passes in which the API server has failed requests
@@ -42,17 +42,17 @@ func NewRetries(clock *monotonic.Clock, settings config.Settings) *Retries {
 // Forget drops everything, since the clock was set: all steps begin again.
 func (r *Retries) Forget(time.Time) { *r = *NewRetries(r.clock, r.settings) }
 
-// ForgetFailures drops what failed before: it says nothing of the steps that come.
+// ForgetFailures drops earlier failures: they say nothing about later steps.
 func (r *Retries) ForgetFailures() { clear(r.attempts) }
 
-// BeginUndo drops what was counted on the way that is now undone.
+// BeginUndo drops what was counted for the change that is now undone.
 func (r *Retries) BeginUndo() {
 	clear(r.attempts)
 	clear(r.successes)
 }
 
-// Head takes the step that heads the plan now, which is zero if there is none, and drops what is over with all others: their waits, and their
-// successes unless the agent is at work on a GPU.
+// Head takes the first step of the plan, zero if there is none. It drops the waits of all other steps, and their successes unless the first step works on
+// a GPU.
 func (r *Retries) Head(first plan.Step) {
 	if !first.Traits().TouchesGPU() {
 		maps.DeleteFunc(r.successes, func(step string, _ int) bool { return step != first.String() })
@@ -63,9 +63,9 @@ func (r *Retries) Head(first plan.Step) {
 // attempt is what the agent knows of a step that fails.
 type attempt struct {
 	failures     int              // in a row
-	next         time.Time        // the agent does not try the step before, whatever wakes the loop
+	next         time.Time        // the agent does not try the step earlier, whatever wakes the loop
 	lastDecision outcome.Decision // the decision after the last failure
-	inUseAt      time.Time        // when the condition reported lastDecision, on processes that hold the GPU; zero if it is on something else
+	inUseAt      time.Time        // when the condition reported lastDecision about processes that hold the GPU; zero if it is about something else
 }
 
 // OneMoreIsTooMany reports whether one more failure of the step uses up its budget.
@@ -73,14 +73,14 @@ func (r *Retries) OneMoreIsTooMany(step plan.Step) bool {
 	return r.attempts[step.String()].failures+1 >= r.settings.Retry.Failures
 }
 
-// CountFailure counts a failure of the step that Failed is not asked about.
+// CountFailure counts a failure of the step without deciding on it, as Failed does.
 func (r *Retries) CountFailure(step plan.Step) {
 	tried := r.attempts[step.String()]
 	tried.failures++
 	r.attempts[step.String()] = tried
 }
 
-// TooEarly returns the error that the condition has reported when the step failed, as long as the agent must not try it again.
+// TooEarly returns the error that the condition reported when the step failed, as long as the agent must not retry the step.
 func (r *Retries) TooEarly(step plan.Step) error {
 	tried := r.attempts[step.String()]
 	rest := tried.next.Sub(r.clock.Now())
@@ -94,7 +94,7 @@ func (r *Retries) TooEarly(step plan.Step) error {
 	}
 }
 
-// OthersFirst returns the steps of an undo so that what is left to be done to other GPUs comes before that of a GPU of which a step was given up.
+// OthersFirst returns the steps of an undo in an order that leaves GPUs with a given-up step for last.
 func (r *Retries) OthersFirst(steps []plan.Step) []plan.Step {
 	n := 0
 	for n < len(steps) && steps[n].Traits().TouchesGPU() && steps[n].GPU != "" {
@@ -136,7 +136,7 @@ func (r *Retries) Began(step plan.Step) time.Time {
 	return began
 }
 
-// Done drops the failures of the step, and counts its success if the agent gives up a step that succeeds in vain.
+// Done drops the failures of the step, and counts its success if too many of them mean that the step has no effect.
 func (r *Retries) Done(step plan.Step) {
 	delete(r.attempts, step.String())
 	delete(r.waits, waitOf(step))
@@ -146,7 +146,7 @@ func (r *Retries) Done(step plan.Step) {
 	}
 }
 
-// InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil if it has not.
+// InVain returns the failure of a step that has succeeded retry.noEffect times and is still needed; nil below that.
 func (r *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
 	n := r.successes[step.String()]
 	if n < r.settings.Retry.NoEffect {
@@ -158,7 +158,7 @@ func (r *Retries) InVain(want state.Desired, step plan.Step) *api.Failure {
 	}
 }
 
-// afterPods is the least time of each wait that comes after eviction, which may use up timeouts.drain.
+// afterPods is the least time of each wait after eviction, which may use up timeouts.drain.
 const afterPods = 5 * time.Minute
 
 // Deadline is the end of a wait that starts after eviction: the drain deadline, or afterPods from its start, whichever is later.
@@ -170,8 +170,8 @@ func (r *Retries) Deadline(seen *state.Observed, want state.Desired, step plan.S
 	return until
 }
 
-// CheckNoEffect returns the failure of a change whose step a user or another tool undoes each time. In an undo the agent tries the step again, but ever
-// less often. For a step on a GPU, act/hardware calls InVain right before the call into the driver.
+// CheckNoEffect returns the failure of a change if a user or another tool undoes its step each time. In an undo the agent retries the step, but ever less
+// often. For a step on a GPU, act/hardware calls InVain right before the call into the driver.
 func (r *Retries) CheckNoEffect(want state.Desired, step plan.Step) error {
 	if !step.Traits().Repeatable {
 		return nil
@@ -197,11 +197,11 @@ func (r *Retries) ObservationFailed(err error) outcome.Decision {
 	return tryAgain(pause, err)
 }
 
-// Unanswered returns the least pause after a pass in which the API server has failed requests: it grows with each such pass that performs no step, also where
-// their repetitions succeed.
+// Unanswered returns the least pause after a pass with failed requests to the API server, even if retries of them succeeded. It grows with each such pass
+// that performs no step.
 func (r *Retries) Unanswered() time.Duration { return r.unanswered.Step() }
 
-// Answered is for a pass for which the API server has answered all requests.
+// Answered is for a pass without failed requests to the API server.
 func (r *Retries) Answered() { r.unanswered = kube.Backoff() }
 
 // ForgetObservations is for an observation that has succeeded.
@@ -239,8 +239,8 @@ func (r *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 	return tried.lastDecision
 }
 
-// givenUp returns the reason for a change that is given up since the step has failed so often. Each step writes to the API server or to the host, too: the
-// driver has refused it if the error is the driver's.
+// givenUp returns the reason for giving up a change when the step has failed too often. Each step also writes to the API server or to the host, so only the
+// error shows whether the driver has refused it.
 func givenUp(step plan.Step, err error) config.Reason {
 	_, byDriver := errors.AsType[*nvml.Error](err)
 	switch {
@@ -253,20 +253,20 @@ func givenUp(step plan.Step, err error) config.Reason {
 	}
 }
 
-// InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some come and go, as a monitor's do: so
-// the agent does not report each of them.
+// InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some start and end often, as a monitor's do, so the agent does
+// not report each of them.
 func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	now := r.clock.Now()
 	if seen.Journal != nil && now.After(r.Deadline(seen, want, step)) && !want.Undo {
 		return outcome.Decision{Failure: &api.Failure{
 			Fingerprint: want.Fingerprint, Reason: config.ReasonGPUInUse,
-			Message: fmt.Sprintf("%v, and still is at the deadline, %s", err, outcome.Moment(r.Deadline(seen, want, step))),
+			Message: fmt.Sprintf("%v, still at the deadline, %s", err, outcome.Moment(r.Deadline(seen, want, step))),
 		}}
 	}
 	tried := r.attempts[step.String()]
 	if now.Sub(tried.inUseAt) >= outcome.InUseNews {
 		tried.inUseAt = now
-		wait := outcome.Waiting{Advice: "end what holds the GPU to go on at once", Message: err.Error()}
+		wait := outcome.Waiting{Advice: "to go on at once, end what holds the GPU", Message: err.Error()}
 		if seen.Journal != nil {
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(r.Deadline(seen, want, step), want)

@@ -220,7 +220,7 @@ func TestProcessesOnAGPUAreWaitedForUntilTheDeadline(t *testing.T) {
 		"no change is under way":              {at: drain + time.Hour, says: "process 2"},
 		"before the deadline":                 {at: drain - time.Minute, journal: true, says: "process 2", deadline: true},
 		"at the deadline":                     {at: drain, journal: true, says: "process 2", deadline: true},
-		"after the deadline":                  {at: drain + time.Second, journal: true, failed: true, says: "process 2, and still is at the deadline"},
+		"after the deadline":                  {at: drain + time.Second, journal: true, failed: true, says: "process 2, still at the deadline"},
 		"after the deadline, on the way back": {at: drain + time.Second, journal: true, undo: true, says: "process 2"},
 		"half a minute after another process": {
 			at:       time.Minute,

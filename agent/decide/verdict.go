@@ -21,13 +21,13 @@ const (
 	windowClosed               // no window is open for long enough
 )
 
-// verdict is what the gate says of a change at one moment: all that its wait, its postponement and its preview say is from here.
+// verdict is what the gate says of a change at one moment. The texts of its wait, its postponement and its preview are made from it.
 type verdict struct {
 	ruling  ruling
-	begun   bool           // something is to be given back: the change is postponed where one that has not begun waits
-	opening window.Opening // if the ruling is by windows: the one that is open; of a change that has begun outside of any, the one before
+	begun   bool           // there is something to restore: the change is postponed where one that has not begun would wait
+	opening window.Opening // if windows decide: the open one; for a change that has begun, and no open window, the last one
 	within  bool           // the opening is open
-	begins  time.Time      // if the ruling is by windows: when the change may begin, in the zone of the window; zero if it never may
+	begins  time.Time      // if windows decide: when the change may begin, in the zone of the window; zero if it never may
 	takes   duration
 }
 
@@ -39,7 +39,7 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 	case want.Undo:
 		v.ruling = unrestricted
 	case holdText(seen) != "" && startsChange(seen, want, steps):
-		v.ruling, v.begun = held, seen.Journal != nil // the journal is of another target, and that change is given up even if it has disturbed nothing
+		v.ruling, v.begun = held, seen.Journal != nil // the journal is for another target: that change is given up even if it has disturbed nothing
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
 	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):
@@ -52,7 +52,7 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 	return v
 }
 
-// holdText is the value of the annotation by which a user keeps the node from changes; empty if there is none.
+// holdText is the value of the annotation with which a user holds the node; empty if there is none.
 func holdText(seen *state.Observed) string {
 	text, is := seen.Node.Annotations[config.AnnotationHold]
 	if is && text == "" {
@@ -61,7 +61,7 @@ func holdText(seen *state.Observed) string {
 	return text
 }
 
-// startsChange reports whether the steps begin a change. Steps that only restore what was left, or verify the capacity, begin none.
+// startsChange reports whether the steps begin a change. Steps that only restore something or verify the capacity begin none.
 func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	if seen.Journal != nil && !seen.Other(want) || steps[0].Kind == plan.Adopt {
 		return false
@@ -69,8 +69,8 @@ func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) b
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// judgeByWindows rules by the windows. A change that has begun is postponed if its window has closed, or closes before the change can be done. The
-// agent has evicted some pods in vain then; but to take a GPU away outside of the window is worse.
+// judgeByWindows lets the windows decide. A change that has begun is postponed if its window has closed, or closes before the change can be done. The
+// agent has then evicted some pods in vain, but touching a GPU outside of the window would be worse.
 func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now time.Time) {
 	schedule := Schedule(seen, want)
 	v.begins = beginsAt(seen, want, now)
@@ -92,8 +92,8 @@ func (v *verdict) judgeByWindows(seen *state.Observed, want state.Desired, now t
 	}
 }
 
-// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU until they end. A node with its startup taint
-// runs no workload, and a GPU that has lost its instances by a reboot serves none.
+// needsWindow reports whether the steps disturb any pod: one that runs, or one that would get a GPU before they end. A node with its startup taint runs no
+// workload, and a GPU that a reboot has cleared of its instances serves none.
 func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	// As long as kubelet does not answer, any pod may hold a GPU, and preflight waits.
 	fresh := len(seen.Marks.Startup) > 0 && (seen.Kubelet.Err != nil || !plan.Has(steps, plan.Evict)) || len(seen.Journal.Startup()) > 0
@@ -103,13 +103,13 @@ func needsWindow(seen *state.Observed, want state.Desired, steps []plan.Step) bo
 	return plan.Disrupts(steps) || plan.Has(steps, plan.Fence)
 }
 
-// forced reports whether a user has said, by the annotation, that this change needs no window.
+// forced reports whether a user has said, with the annotation, that this change needs no window.
 func forced(seen *state.Observed, want state.Desired) bool {
 	return seen.Journal != nil && seen.Journal.Forced && !seen.Other(want) && !seen.Edited(want) || seen.Forces(want)
 }
 
-// pastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, no user has edited the target since, and
-// the other steps evict no pod that came after the agent had given the node back.
+// pastPointOfNoReturn reports whether the change has already touched a GPU or the plugin's config, and no user has edited the target since. It is false if
+// the agent has released the node in between, and the remaining steps evict pods that have come since.
 func pastPointOfNoReturn(seen *state.Observed, want state.Desired, steps []plan.Step) bool {
 	return seen.HardwareOrPluginTouched() && !seen.Other(want) && !seen.Edited(want) && (seen.DisruptionStarted() || !plan.Has(steps, plan.Evict))
 }

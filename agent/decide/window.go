@@ -17,8 +17,8 @@ func Schedule(seen *state.Observed, want state.Desired) window.Schedule {
 	return schedule
 }
 
-// beginsAt returns when the change may begin: now, or at the node's own moment of the next window that is long enough. The time is in the zone
-// of the window. It is zero if there is no such window.
+// beginsAt returns when the change may begin, in the zone of the window: now, or at this node's moment in the next window that is long enough. It is zero
+// if there is no such window.
 func beginsAt(seen *state.Observed, want state.Desired, now time.Time) time.Time {
 	schedule, takes := Schedule(seen, want), estimate(seen)
 	if opening, open := schedule.At(now); open {
@@ -34,7 +34,8 @@ func beginsAt(seen *state.Observed, want state.Desired, now time.Time) time.Time
 	return startFor(seen, opening).In(zone(opening))
 }
 
-// startFor returns when this node begins in the opening: the nodes of a pool do not all begin at its first second. An opening without a start began long ago.
+// startFor returns when this node begins in the opening: the nodes of a pool must not all begin at its first second. An opening without a start began long
+// ago.
 func startFor(seen *state.Observed, o window.Opening) time.Time {
 	spread := seen.Pool.Jitter
 	if !o.End.IsZero() {
@@ -50,7 +51,7 @@ func startFor(seen *state.Observed, o window.Opening) time.Time {
 // jitterShare: no node waits for more than a tenth of its window.
 const jitterShare = 10
 
-// scheduleOf names the windows that the agent goes by: those of the profile, of the pool or of the maintenance file.
+// scheduleOf names the windows that count: the profile's, the pool's or the maintenance file's.
 func scheduleOf(seen *state.Observed, want state.Desired) string {
 	switch {
 	case len(want.Windows) > 0:
@@ -68,8 +69,8 @@ type duration struct {
 	AfterFirstTouch time.Duration // from the first touch of a GPU on
 }
 
-// within returns how much time of the opening must be left for a change to begin in it. It is at most half the window, so that one long drain
-// in the past does not block every window. An opening without a start is longer than any change.
+// within returns how much of the opening must be left for a change to begin in it: at most half the window, so that one long drain in the past does not
+// block every window. An opening without a start is longer than any change.
 func (e duration) within(o window.Opening) time.Duration {
 	if o.End.IsZero() {
 		return e.Total
@@ -77,7 +78,7 @@ func (e duration) within(o window.Opening) time.Duration {
 	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
 }
 
-// estimate returns the longest of the last changes of this node, or what the maintenance file says.
+// estimate returns the longest of this node's last changes; if there is none, the maintenance file's estimate.
 func estimate(seen *state.Observed) duration {
 	if len(seen.Record.Learnt.Took) == 0 {
 		return duration{Total: seen.Pool.Estimate, AfterFirstTouch: seen.Pool.Estimate}
@@ -87,7 +88,7 @@ func estimate(seen *state.Observed) duration {
 		e.Total = max(e.Total, time.Duration(t.Whole)*time.Second)
 		e.AfterFirstTouch = max(e.AfterFirstTouch, time.Duration(t.Rest)*time.Second)
 	}
-	// A change that a user has turned to another target in its middle has touched a GPU before its last fence.
+	// If a user has changed the target of a running change, it has touched a GPU before its last fence.
 	e.Total = max(e.Total, e.AfterFirstTouch)
 	return e
 }

@@ -50,7 +50,7 @@ func (s *Observed) HardwareOrPluginTouched() bool {
 
 // Postponed ends a change before it touches a GPU; the agent begins it again when it may.
 func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
-	return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: why + "; the change is put off", Later: true}
+	return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: why + "; the change is postponed", Later: true}
 }
 
 // Forces reports whether the annotation is about the change to the desired state.
@@ -68,7 +68,7 @@ func (s *Observed) Forces(want Desired) bool {
 // DeadlineText says what the agent does at a deadline.
 func (s *Observed) DeadlineText(want Desired) string {
 	if want.Undo {
-		return "nothing more is waited for"
+		return "the agent stops waiting"
 	}
 	return "the change is given up and undone"
 }

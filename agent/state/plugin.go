@@ -92,9 +92,9 @@ func (m *ConfigManager) Config(value string) (string, error) {
 	case m.Believes(key):
 		return text, nil
 	case m.Owns(key):
-		return "", fmt.Errorf("%s has another text than this agent has written: the agent does not go by it", m.KeyName(key))
+		return "", fmt.Errorf("%s does not have the text that this agent wrote: the agent ignores it", m.KeyName(key))
 	default:
-		return "", fmt.Errorf("%s is not of this node's agent, which does not go by it", m.KeyName(key))
+		return "", fmt.Errorf("%s is another agent's: the agent of this node ignores it", m.KeyName(key))
 	}
 }
 
@@ -135,17 +135,21 @@ func (m *ConfigManager) Believes(key string) bool {
 	return there && (!strings.HasPrefix(key, config.OwnPluginKey) || key == m.OwnKey(text))
 }
 
-// baseNote is the first line of an agent's config whose fields other than the sharing are those of a key of people.
-const baseNote = "# All that is not asked of gpuslice is as in key "
+// A note is the first line of an agent's config that copies everything but the sharing from a user's key.
+const (
+	baseNote       = "# Everything but the sharing is copied from key "
+	formerBaseNote = "# All that is not asked of gpuslice is as in key " // of earlier agents: ConfigMaps live longer than agents, so it stays readable
+)
 
-// NotedBase returns the key of people that the agent's config under the key names as its base; empty if it names none that is there. That name is
-// all that the agent takes over from a config of its own.
+// NotedBase returns the user's key that the agent's own config names in its note; empty if it names none, or the key no longer exists. The agent reads
+// nothing but this name from its own configs.
 func (m *ConfigManager) NotedBase(own string) string {
 	if !m.Believes(own) {
 		return ""
 	}
 	note, _, _ := strings.Cut(m.Files[own], "\n")
-	if key, noted := strings.CutPrefix(note, baseNote); noted && m.ofPeople(key) {
+	key := strings.TrimPrefix(strings.TrimPrefix(note, formerBaseNote), baseNote)
+	if key != note && m.ofPeople(key) {
 		return key
 	}
 	return ""
