@@ -293,7 +293,7 @@ func (a *Agent) correct(in act.Input) error {
 		return nil
 	}
 	reason, _ := report.Progress(in.Steps, in.Want)
-	return &outcome.Waiting{Reason: reason, Message: "the agent goes on with the change that was interrupted", For: outcome.ForStep}
+	return &outcome.Waiting{Reason: reason, Message: "the agent continues the interrupted change", For: outcome.ForStep}
 }
 
 // upkeep does what each pass does whatever the labels ask for. Each chore is idempotent. Err is why the observation has ended early; upkeep returns it,
@@ -417,7 +417,7 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error
 	if failed != nil {
 		return in, err
 	}
-	in.Want.Left = left.Postponed(in.Want, wait.Reason, "what an agent has left is given back first, and "+wait.Message)
+	in.Want.Left = left.Postponed(in.Want, wait.Reason, "the agent first restores what an earlier change left; then "+wait.Message)
 	in.Steps = rest
 	return in, a.execute(ctx, act.Input{Seen: &left, Want: in.Want, Steps: rest})
 }

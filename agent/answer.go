@@ -116,7 +116,7 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	asked, allowed, ok := config.ParseAllowance(request)
 	label, name, _ := strings.Cut(asked, "=")
 	if !ok || name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, with %s or %s after it if the change may evict what they are about, or %s or %s",
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, followed by %s or %s if the change may evict such pods; or %s or %s",
 			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig,
 			config.FieldUnmanagedPods, config.FieldEmptyDir, config.RequestDiagnosis, config.RequestTop)
 		return out
@@ -148,12 +148,12 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 func belowProfile(seen *state.Observed, profile, label, name string) string {
 	node := seen.Node.Name
 	if label == config.LabelDevicePluginConfig && seen.DevicePlugin.ObeysLabel {
-		return fmt.Sprintf("take label %[1]s=%[2]s away first (kubectl label node %[3]s %[1]s-), then ask by kubectl gpuslice apply %[3]s --device-plugin-config %[4]s: "+
-			"beside the profile the agent goes by the profile alone, and NVIDIA's config manager obeys %[5]s all the same, so that the agent fences the node and evicts the pods "+
-			"that hold what the device plugin gives out no more", config.LabelProfile, profile, node, name, label)
+		return fmt.Sprintf("remove label %[1]s=%[2]s first (kubectl label node %[3]s %[1]s-), then run kubectl gpuslice apply %[3]s --device-plugin-config %[4]s: "+
+			"the agent obeys the profile alone, but NVIDIA's config manager obeys %[5]s as well, so the agent fences the node and evicts the pods "+
+			"that hold devices which the device plugin no longer advertises", config.LabelProfile, profile, node, name, label)
 	}
-	return fmt.Sprintf("label %s=%s is on the node and wins over %s, which does not count: take it away first (kubectl label node %s %s-)",
-		config.LabelProfile, profile, label, node, config.LabelProfile)
+	return fmt.Sprintf("remove label %[1]s=%[2]s first (kubectl label node %[3]s %[1]s-): it wins over %[4]s, which does not count next to it",
+		config.LabelProfile, profile, node, label)
 }
 
 // refusal is the reason of a refusal, as the node's condition would have it; empty if it has none.

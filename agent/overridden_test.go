@@ -67,7 +67,7 @@ func TestALabelThatTheConfigManagerObeysIsNotSaidToCountForNothing(t *testing.T)
 		says := config.LabelDevicePluginConfig + "=renamed"
 		given := w.ask(config.LabelDevicePluginConfig + "=whole")
 		w.unannotate(config.AnnotationPreview)
-		for _, want := range []string{"NVIDIA's config manager", "all the same", "evicts the pods", "kubectl gpuslice apply " + nodeName + " --device-plugin-config whole"} {
+		for _, want := range []string{"NVIDIA's config manager", "as well", "evicts the pods", "kubectl gpuslice apply " + nodeName + " --device-plugin-config whole"} {
 			if !strings.Contains(given.Refused, want) || strings.Contains(given.Refused, "does not count") {
 				t.Errorf("the answer does not say %q: %s", want, given.Refused)
 			}

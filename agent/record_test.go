@@ -468,7 +468,7 @@ func TestABootThatCannotBeReadIsNoReboot(t *testing.T) {
 				spoil(w)
 				w.settle(config.ReasonNotRequested)
 				w.expectHostGivenBack()
-				reported := strings.Contains(w.condition().Message, "a reboot of this host would not be noticed: reading which boot of the host this is")
+				reported := strings.Contains(w.condition().Message, "the agent would not notice a reboot of this host: reading which boot of the host this is")
 				if known := name == "it was readable"; reported == known {
 					t.Errorf("it is reported: %t; %s", reported, w.condition().Message)
 				}

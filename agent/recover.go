@@ -72,7 +72,7 @@ type pendingRestores struct {
 }
 
 // unknown is what is left to restore on a node that could not be read even once.
-const unknown = "what is to be restored is not known, since the node could not be read"
+const unknown = "unknown, since the node could not be read"
 
 func (r pendingRestores) none() bool { return len(r.ours)+len(r.others) == 0 }
 
@@ -142,7 +142,7 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 	return err
 }
 
-var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and minds its labels itself")
+var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and manages its labels itself")
 
 // Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent
 // recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent has restored all else: in the
@@ -201,7 +201,7 @@ func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pending
 		left.ours = append(left.ours, o.String())
 	}
 	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // the taint keeps pods away until it is gone
-		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager takes away")
+		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager removes")
 	}
 	return left, nil
 }

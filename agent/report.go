@@ -109,7 +109,7 @@ func unnoticedReboots(seen *state.Observed) string {
 	if seen.Boot.Err == nil {
 		return ""
 	}
-	return "; a reboot of this host would not be noticed: " + seen.Boot.Err.Error()
+	return "; the agent would not notice a reboot of this host: " + seen.Boot.Err.Error()
 }
 
 // count sets the metrics to what the report says.

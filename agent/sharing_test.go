@@ -593,11 +593,11 @@ func TestLabelsOfGPUFeatureDiscoveryAreWaitedForAndNotRelied(t *testing.T) {
 		if took := w.condition().LastTransitionTime.Sub(began); took < time.Minute || took > 3*time.Minute {
 			t.Errorf("given back after %s", took)
 		}
-		if want := "GPU feature discovery still says nvidia.com/gpu.replicas=1, and not 2"; !strings.Contains(w.condition().Message, want) {
+		if want := "GPU feature discovery still says nvidia.com/gpu.replicas=1, not 2"; !strings.Contains(w.condition().Message, want) {
 			t.Errorf("the node says %q, want %q in it", w.condition().Message, want)
 		}
 		w.profile("four")
-		w.passes("a wait for the labels", func() bool { return strings.Contains(w.condition().Message, "and not 4") })
+		w.passes("a wait for the labels", func() bool { return strings.Contains(w.condition().Message, ", not 4") })
 		began = time.Now()
 		w.set("nvidia.com/gpu.replicas", "4")
 		w.reach("four")

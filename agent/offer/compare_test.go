@@ -41,14 +41,14 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		"the plugin offers too little":           {offered: whole[:1], missing: gpu + ": the GPUs have 2, kubelet 1"},
 		"the plugin shares as asked":             {want: shared, offered: two, proven: true},
 		"the plugin shares, which is not asked":  {offered: two, proven: true},
-		"the plugin does not share yet":          {want: shared, offered: whole, missing: gpu + ": 4 wanted, kubelet has 2", proven: true},
+		"the plugin does not share yet":          {want: shared, offered: whole, missing: gpu + ": 4 desired, kubelet has 2", proven: true},
 		"what is asked of the plugin is unknown": {want: unknown, offered: two, proven: true},
 		"a pod holds what others are given":      {offered: whole, pod: "GPU-a::0", missing: "pod team/a holds GPU 0", proven: true},
 		"after an undo it may":                   {want: undo, offered: whole, pod: "GPU-a::0", proven: true},
 		"after an undo of sharing it may":        {want: undoOfSharing, offered: two, pod: "GPU-a", proven: true},
 		"it does so by the config":               {want: shared, offered: two, pod: "GPU-a", missing: "pod team/a holds GPU 0", proven: true},
 		"the config gives it that, and the plugin not yet": {
-			want: shared, offered: whole, pod: "GPU-a::0", missing: gpu + ": 4 wanted, kubelet has 2", proven: true,
+			want: shared, offered: whole, pod: "GPU-a::0", missing: gpu + ": 4 desired, kubelet has 2", proven: true,
 		},
 		"kubelet is silent": {change: func(s *state.Observed) { s.Kubelet.Err = errors.New("silent") }, missing: "silent"},
 		"two plugins are there": {

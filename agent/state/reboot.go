@@ -36,9 +36,9 @@ func (s *Observed) OnAtReboot(want Desired) string {
 		return ""
 	}
 	text := fmt.Sprintf("%s: %s MIG mode on at the node's next reboot, since this machine does not let the driver reset a GPU; "+
-		"until then the node is given back, and the change goes on by itself after it", want.Name, turns(gpus))
+		"the node takes pods until then, and the change continues by itself after the reboot", want.Name, turns(gpus))
 	if s.Reboots.Policy == plan.RebootDelegate {
-		return text + ". A reboot is asked for by the sentinel file"
+		return text + ". The sentinel file requests a reboot"
 	}
 	return text + ". Reboot the node when it suits you, or set reboot.policy in the settings"
 }

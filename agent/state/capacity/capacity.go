@@ -86,9 +86,9 @@ func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []stri
 		}
 		switch wanted, given := want[name], kubelet[name]; {
 		case len(given) != len(wanted):
-			out = append(out, fmt.Sprintf("%s: %d wanted, kubelet has %d", name, len(wanted), len(given)))
+			out = append(out, fmt.Sprintf("%s: %d desired, kubelet has %d", name, len(wanted), len(given)))
 		case !slices.Equal(given, wanted):
-			out = append(out, fmt.Sprintf("%s: kubelet has %d others than are wanted", name, len(given)))
+			out = append(out, fmt.Sprintf("%s: kubelet has %d, but other devices than desired", name, len(given)))
 		case Count(allocatable, name) != len(given):
 			out = append(out, fmt.Sprintf("%s: kubelet has %d, the node object %d", name, len(given), Count(allocatable, name)))
 		}
@@ -163,7 +163,7 @@ func StaleFeatures(of Resources, sharing catalog.Sharing, labels map[string]stri
 		}
 		for label, value := range map[string]string{resource + ".replicas": strconv.Itoa(n), resource + ".sharing-strategy": string(strategy)} {
 			if published, there := labels[label]; there && published != value {
-				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, and not %s", label, published, value))
+				out = append(out, fmt.Sprintf("GPU feature discovery still says %s=%s, not %s", label, published, value))
 			}
 		}
 	}

@@ -141,9 +141,9 @@ func TestWhatGPUFeatureDiscoveryStillSaysOfAFormerSharingIsNamed(t *testing.T) {
 		"all is new": {map[string]string{
 			"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig-1g.10gb.replicas": "1",
 		}, ""},
-		"the former count":          {map[string]string{"nvidia.com/gpu.replicas": "4"}, "GPU feature discovery still says nvidia.com/gpu.replicas=4, and not 2"},
-		"the former way":            {map[string]string{"nvidia.com/gpu.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/gpu.sharing-strategy=mps, and not time-slicing"},
-		"what is shared no more":    {map[string]string{"nvidia.com/mig-1g.10gb.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/mig-1g.10gb.sharing-strategy=mps, and not none"},
+		"the former count":          {map[string]string{"nvidia.com/gpu.replicas": "4"}, "GPU feature discovery still says nvidia.com/gpu.replicas=4, not 2"},
+		"the former way":            {map[string]string{"nvidia.com/gpu.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/gpu.sharing-strategy=mps, not time-slicing"},
+		"what is shared no more":    {map[string]string{"nvidia.com/mig-1g.10gb.sharing-strategy": "mps"}, "GPU feature discovery still says nvidia.com/mig-1g.10gb.sharing-strategy=mps, not none"},
 		"of a resource of the past": {map[string]string{"nvidia.com/mig-2g.20gb.replicas": "4"}, ""},
 	} {
 		if got := strings.Join(capacity.StaleFeatures(gpus, shared, row.labels), "; "); got != row.want {

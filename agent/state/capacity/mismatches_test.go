@@ -37,16 +37,16 @@ func TestCapacityIsProvenByEachReplicaWhereTheSharingIsKnown(t *testing.T) {
 			capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}, "nvidia.com/hostdev": {"pci-1"}}, map[string]int{gpu: 2, "nvidia.com/hostdev": 4}, "",
 		},
 		"a plugin that shares as before": {
-			capacity.Resources{gpu: {"GPU-a"}}, map[string]int{gpu: 1}, "nvidia.com/gpu: 2 wanted, kubelet has 1",
+			capacity.Resources{gpu: {"GPU-a"}}, map[string]int{gpu: 1}, "nvidia.com/gpu: 2 desired, kubelet has 1",
 		},
 		"as many replicas of another GPU": {
-			capacity.Resources{gpu: {"GPU-old::0", "GPU-old::1"}}, map[string]int{gpu: 2}, "nvidia.com/gpu: kubelet has 2 others than are wanted",
+			capacity.Resources{gpu: {"GPU-old::0", "GPU-old::1"}}, map[string]int{gpu: 2}, "nvidia.com/gpu: kubelet has 2, but other devices than desired",
 		},
 		"a node object that lags behind": {
 			capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}}, map[string]int{gpu: 1}, "nvidia.com/gpu: kubelet has 2, the node object 1",
 		},
 		"a resource that kubelet still gives out": {
-			capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}, slice: {"MIG-1"}}, map[string]int{gpu: 2, slice: 1}, slice + ": 0 wanted, kubelet has 1",
+			capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}, slice: {"MIG-1"}}, map[string]int{gpu: 2, slice: 1}, slice + ": 0 desired, kubelet has 1",
 		},
 		"a resource that the node object alone promises": {
 			capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}}, map[string]int{gpu: 2, slice: 2}, slice + ": kubelet has 0, the node object 2",

@@ -19,10 +19,10 @@ var (
 func TestMismatches(t *testing.T) {
 	for _, row := range []struct{ want, kubelet, node, mismatches string }{
 		{"gpu: a b", "gpu: a b; hostdev: x", "gpu=2 hostdev=1", ""},
-		{"gpu: a b; mig-1g.10gb: m", "gpu: a; mig-1g.10gb: m", "gpu=1 mig-1g.10gb=1", "nvidia.com/gpu: 2 wanted, kubelet has 1"},
-		{"gpu: a", "gpu: b", "gpu=1", "nvidia.com/gpu: kubelet has 1 others than are wanted"},
+		{"gpu: a b; mig-1g.10gb: m", "gpu: a; mig-1g.10gb: m", "gpu=1 mig-1g.10gb=1", "nvidia.com/gpu: 2 desired, kubelet has 1"},
+		{"gpu: a", "gpu: b", "gpu=1", "nvidia.com/gpu: kubelet has 1, but other devices than desired"},
 		{"gpu: a", "gpu: a", "gpu=2", "nvidia.com/gpu: kubelet has 1, the node object 2"},
-		{"", "gpu: a", "", "nvidia.com/gpu: 0 wanted, kubelet has 1"},
+		{"", "gpu: a", "", "nvidia.com/gpu: 0 desired, kubelet has 1"},
 		{"", "hostdev: x", "a=1 gpu=1", "nvidia.com/gpu: kubelet has 0, the node object 1"},
 	} {
 		if got := strings.Join(capacity.Mismatches(resources(row.want), resources(row.kubelet), allocatable(row.node)), "; "); got != row.mismatches {

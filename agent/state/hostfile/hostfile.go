@@ -98,7 +98,7 @@ func within[T any](ctx context.Context, f *File, work func() (T, error)) (T, err
 	select {
 	case f.busy <- struct{}{}:
 	default:
-		return none, fmt.Errorf("%w: an earlier call has not come back", ErrSilent)
+		return none, fmt.Errorf("%w: an earlier call has not returned", ErrSilent)
 	}
 	type answer struct {
 		value T
@@ -150,7 +150,7 @@ func (f *File) open() (*os.File, error) {
 	fd, err := unix.Open(f.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-		return nil, fmt.Errorf("%w: %s is no directory but a link or a file", ErrUnsafe, f.dir)
+		return nil, fmt.Errorf("%w: %s is a link or a file, not a directory", ErrUnsafe, f.dir)
 	case err != nil:
 		return nil, &fs.PathError{Op: "open", Path: f.dir, Err: err}
 	}
@@ -169,9 +169,9 @@ func safe(file *os.File, kind uint32) error {
 	}
 	switch {
 	case stat.Mode&unix.S_IFMT != kind:
-		return fmt.Errorf("%w: %s is of another kind, mode %o", ErrUnsafe, file.Name(), stat.Mode)
+		return fmt.Errorf("%w: %s has another type, mode %o", ErrUnsafe, file.Name(), stat.Mode)
 	case int(stat.Uid) != os.Geteuid():
-		return fmt.Errorf("%w: %s is of user %d, and the agent runs as %d", ErrUnsafe, file.Name(), stat.Uid, os.Geteuid())
+		return fmt.Errorf("%w: %s belongs to user %d, and the agent runs as user %d", ErrUnsafe, file.Name(), stat.Uid, os.Geteuid())
 	case stat.Mode&0o022 != 0:
 		return fmt.Errorf("%w: %s has mode %04o", ErrUnsafe, file.Name(), stat.Mode&0o7777)
 	case kind == unix.S_IFREG && stat.Nlink != 1:

@@ -92,11 +92,11 @@ func TestAFileThatOthersCouldHaveWrittenIsNotRead(t *testing.T) {
 		"mode 0602":     func(_ *testing.T, path string) error { return os.Chmod(path, 0o602) },
 		"has mode 0770": func(_ *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0o770) },
 		"2 names":       func(_ *testing.T, path string) error { return os.Link(path, path+".other") },
-		"another kind": func(_ *testing.T, path string) error {
+		"another type": func(_ *testing.T, path string) error {
 			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
 		},
 		"user 65534": func(_ *testing.T, path string) error { return os.Chown(path, 65534, 0) },
-		"is no directory": func(_ *testing.T, path string) error {
+		"not a directory": func(_ *testing.T, path string) error {
 			dir := filepath.Dir(path)
 			return errors.Join(os.Rename(dir, dir+".other"), os.Symlink(dir+".other", dir))
 		},

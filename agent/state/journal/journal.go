@@ -277,7 +277,7 @@ func (j *Journal) Describe() string {
 	if j.ChangesPlugin() {
 		restores = append(restores, "the device plugin's config if it fails")
 	}
-	return fmt.Sprintf("%s since %s; to be given back: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(restores, "; "), "nothing"))
+	return fmt.Sprintf("%s since %s; to restore: %s", text, j.Started.UTC().Format(time.RFC3339), cmp.Or(strings.Join(restores, "; "), "nothing"))
 }
 
 // ChangesPlugin reports whether the change gives the device plugin another config.
@@ -346,17 +346,17 @@ func (j *Journal) check() error {
 	}
 	for label := range j.Paused {
 		if !strings.HasPrefix(label, config.LabelOperandPrefix) {
-			return fmt.Errorf("label %q is of no operand: its name does not begin with %s", sanitize.Cut(label, 100), config.LabelOperandPrefix)
+			return fmt.Errorf("label %q is not an operand's: it does not begin with %s", sanitize.Cut(label, 100), config.LabelOperandPrefix)
 		}
 	}
 	for _, key := range j.Kept {
 		if !slices.Contains(config.AutoscalerAnnotations(), key) {
-			return fmt.Errorf("annotation %q is none by which autoscalers let the node be", sanitize.Cut(key, 100))
+			return fmt.Errorf("annotation %q is not one that keeps autoscalers from the node", sanitize.Cut(key, 100))
 		}
 	}
 	for _, device := range j.Closed {
 		if len(validation.IsDNS1123Label(device)) > 0 {
-			return fmt.Errorf("no device that claims are kept from is called %q", sanitize.Cut(device, 100))
+			return fmt.Errorf("device %q, closed to claims, is not the name of a device", sanitize.Cut(device, 100))
 		}
 	}
 	if err := checkCuts(j.Previous); err != nil {
@@ -373,13 +373,13 @@ func (j *Journal) check() error {
 // checkStartup refuses a taint with which no node is registered: the agent would take it away from a node, or put it there.
 func checkStartup(t corev1.Taint) error {
 	if t.Key != config.TaintNotReady && len(config.MayBeStartupTaint(t.Key)) > 0 {
-		return fmt.Errorf("taint %q is no startup taint", sanitize.Cut(t.Key, 100))
+		return fmt.Errorf("taint %q is not a startup taint", sanitize.Cut(t.Key, 100))
 	}
 	if len(validation.IsValidLabelValue(t.Value)) > 0 {
-		return fmt.Errorf("a taint has no value %q", sanitize.Cut(t.Value, 100))
+		return fmt.Errorf("a taint cannot have the value %q", sanitize.Cut(t.Value, 100))
 	}
 	if !slices.Contains([]corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}, t.Effect) {
-		return fmt.Errorf("a taint has no effect %q", sanitize.Cut(string(t.Effect), 100))
+		return fmt.Errorf("a taint cannot have the effect %q", sanitize.Cut(string(t.Effect), 100))
 	}
 	return nil
 }
@@ -441,9 +441,9 @@ func (f *FormerPlugin) check() error {
 	case f == nil:
 		return nil
 	case !slices.Contains([]config.Handover{config.HandoverFile, config.HandoverRestart, config.HandoverLabel, config.HandoverConfigMap}, f.Way):
-		return fmt.Errorf("the device plugin is given no config by %q", sanitize.Cut(string(f.Way), 100))
+		return fmt.Errorf("the agent gives the device plugin no config by %q", sanitize.Cut(string(f.Way), 100))
 	case f.Label != "" && f.Label != config.LabelDevicePluginConfig:
-		return fmt.Errorf("the device plugin goes by no label %q", sanitize.Cut(f.Label, 100))
+		return fmt.Errorf("the config manager does not read label %q", sanitize.Cut(f.Label, 100))
 	case f.Body != "" && !strings.HasPrefix(f.Text, config.OwnPluginKey):
 		return fmt.Errorf("key %q of a ConfigMap is not ours to write: it does not begin with %s", sanitize.Cut(f.Text, 100), config.OwnPluginKey)
 	default:

@@ -21,7 +21,7 @@ func TestTheSummaryOfAJournalSaysWhatIsToBeRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to be given back: cordon and taint gpuslice.io/repartitioning; " +
+	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to restore: cordon and taint gpuslice.io/repartitioning; " +
 		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPU if it fails"
 	if got := j.Describe(); got != want {
 		t.Errorf("summary:\n%s\nwant\n%s", got, want)
@@ -87,11 +87,11 @@ func TestAJournalThatNoAgentWritesIsNotRead(t *testing.T) {
 		return `"previous":[{"gpu":"GPU-1","mig":true,"instances":[` + piece + `]}]`
 	}
 	for text, want := range map[string]string{
-		`"paused":{"example.com/label":"true"}`:                                            `label "example.com/label" is of no operand`,
-		`"kept":["example.com/annotation"]`:                                                `annotation "example.com/annotation" is none by which autoscalers`,
-		`"closed":["gpu-0","../nodes"]`:                                                    `no device that claims are kept from is called "../nodes"`,
-		`"plugin":{"way":"by hand"}`:                                                       `given no config by "by hand"`,
-		`"plugin":{"way":"label","label":"example.com/label"}`:                             `goes by no label "example.com/label"`,
+		`"paused":{"example.com/label":"true"}`:                                            `label "example.com/label" is not an operand's`,
+		`"kept":["example.com/annotation"]`:                                                `annotation "example.com/annotation" is not one that keeps autoscalers`,
+		`"closed":["gpu-0","../nodes"]`:                                                    `device "../nodes", closed to claims, is not the name of a device`,
+		`"plugin":{"way":"by hand"}`:                                                       `gives the device plugin no config by "by hand"`,
+		`"plugin":{"way":"label","label":"example.com/label"}`:                             `the config manager does not read label "example.com/label"`,
 		`"plugin":{"way":"configmap","text":"another-key","body":"version: v1"}`:           `key "another-key" of a ConfigMap is not ours to write`,
 		`"previous":[{"gpu":"","mig":true}]`:                                               `it cuts GPU ""`,
 		`"previous":[{"gpu":"GPU-1","mig":true},{"gpu":"GPU-1","mig":false}]`:              `it cuts GPU "GPU-1" twice`,
@@ -100,12 +100,12 @@ func TestAJournalThatNoAgentWritesIsNotRead(t *testing.T) {
 		cut(`{"profile":"1g.10gb","start":0,"size":0}`):                                    `no instance "1g.10gb" of 0 slices at 0`,
 		cut(`{"profile":"1g.10gb","start":64,"size":1}`):                                   `no instance "1g.10gb" of 1 slices at 64`,
 		cut(strings.Repeat(`{"profile":"a","start":0,"size":1},`, 64) + `{"profile":"a"}`): `into 65 instances`,
-		`"startups":[{"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]`:       `"node.kubernetes.io/unreachable" is no startup taint`,
-		`"startups":[{"key":"gpuslice.io/repartitioning","effect":"NoSchedule"}]`:          `is no startup taint`,
-		`"startups":[{"key":"example.com/a","effect":"Never"}]`:                            `no effect "Never"`,
-		`"startups":[{"key":"example.com/a","value":"a b","effect":"NoSchedule"}]`:         `no value "a b"`,
-		`"startups":[{"key":"gpuslice.io/not-ready","effect":""}]`:                         `no effect ""`,
-		`"startups":[{"effect":"NoSchedule"}]`:                                             `"" is no startup taint`,
+		`"startups":[{"key":"node.kubernetes.io/unreachable","effect":"NoExecute"}]`:       `"node.kubernetes.io/unreachable" is not a startup taint`,
+		`"startups":[{"key":"gpuslice.io/repartitioning","effect":"NoSchedule"}]`:          `is not a startup taint`,
+		`"startups":[{"key":"example.com/a","effect":"Never"}]`:                            `cannot have the effect "Never"`,
+		`"startups":[{"key":"example.com/a","value":"a b","effect":"NoSchedule"}]`:         `cannot have the value "a b"`,
+		`"startups":[{"key":"gpuslice.io/not-ready","effect":""}]`:                         `cannot have the effect ""`,
+		`"startups":[{"effect":"NoSchedule"}]`:                                             `"" is not a startup taint`,
 		`"startup":{"effect":"NoSchedule"}`:                                                `unknown field "startup"`,
 		`"startups":[` + strings.Repeat(`{"key":"example.com/a","effect":"NoSchedule"},`, 256) + `{"key":"example.com/a","effect":"NoSchedule"}]`: "256 entries",
 	} {

@@ -32,8 +32,8 @@ func (w *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *J
 	case text == h.now.Journal || sent:
 		if j, err = Parse(text); err != nil {
 			return nil, known, &outcome.Stalled{Reason: config.ReasonJournalUnreadable, Journal: err.Error(), Message: err.Error() +
-				"; nothing is changed. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
-				": what is ours on the node is given back then, and its GPUs stay as they are"}
+				"; the agent changes nothing. Run the agent that wrote it; or remove the annotation " + config.AnnotationJournal +
+				": the agent then restores the node, and leaves its GPUs unchanged"}
 		}
 		if sent {
 			h.now = h.accepted(boot, *j, text)
@@ -48,7 +48,7 @@ func (w *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *J
 // unreadable says what a user can do about a record that the agent cannot read.
 func unreadable(err error) error {
 	var newer *NewerError
-	text := err.Error() + "; nothing is begun, and nothing is given back. "
+	text := err.Error() + "; the agent begins nothing and restores nothing. "
 	switch {
 	case errors.Is(err, ErrSilent):
 		return &outcome.Waiting{
@@ -60,7 +60,7 @@ func unreadable(err error) error {
 	case errors.Is(err, ErrUnsafe):
 		text += "Find out who has changed it; then remove it, or make file and directory root's own, with modes 0600 and 0700"
 	case errors.Is(err, ErrCorrupt):
-		text += "Remove the file to go on without it: what is ours on the node is given back then, and units of the host that were stopped are yours to start"
+		text += "Remove the file to go on without it: the agent then restores the node, but start the host's stopped units yourself"
 	default:
 		return &outcome.Waiting{
 			Reason: config.ReasonHostRecordUnavailable, After: Retry, Message: err.Error(),

@@ -79,7 +79,7 @@ func (w *Writer) Unrecorded(write Write, err error) error {
 	if write.Disrupted {
 		return &api.Failure{
 			Fingerprint: write.Fingerprint, Reason: config.ReasonHostRecordUnavailable, Later: true,
-			Message: err.Error() + ": what the change would take next could not be given back after a crash; the change is put off",
+			Message: err.Error() + ": after a crash the agent could not restore what the change takes next; the change is postponed",
 		}
 	}
 	advice := "make room on the disk below --state-dir, and make it writable for root"
@@ -88,7 +88,7 @@ func (w *Writer) Unrecorded(write Write, err error) error {
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonHostRecordUnavailable, After: Retry, Since: cmp.Or(write.Since, w.Clock.Stamp()),
-		Message: "changes nothing until the host's record can be written, by which all is given back after a crash: " + err.Error(), Advice: advice,
+		Message: "changes nothing until the host's record can be written, which the agent restores the node from after a crash: " + err.Error(), Advice: advice,
 	}
 }
 
