@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 )
 
-// Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin. Without
-// a label for it, that of the device plugin is byDefault, which the settings name.
+// Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin. If no label names a
+// config of the device plugin, byDefault does, from the settings.
 func Asked(node *corev1.Node, byDefault string) (want Desired, pluginKey string) {
 	if name := node.Labels[config.LabelProfile]; name != "" {
 		return overriding(node, Desired{Label: config.LabelProfile, Name: name}), ""
@@ -31,13 +31,13 @@ func Asked(node *corev1.Node, byDefault string) (want Desired, pluginKey string)
 		want.Name += api.DesiredSeparator + pluginKey
 	}
 	if want.Name != "" {
-		want.Keys = &nodekeys.Keys{} // the keys of a profile go when the label of another config counts
+		want.Keys = &nodekeys.Keys{} // the keys of a profile are removed when the label of another config counts
 	}
 	return want, pluginKey
 }
 
-// overriding adds the labels that do not count beside a profile. What the label of MIG configs asks for may be what the profile asks for: as long as
-// that is not known, it has no success.
+// overriding adds the labels that do not count while a profile is set. The label of MIG configs may request the same as the profile. Until that is known, its
+// request counts as unanswered.
 func overriding(node *corev1.Node, want Desired) Desired {
 	for _, label := range []string{config.LabelMIGConfig, config.LabelDevicePluginConfig} {
 		if name := node.Labels[label]; name != "" && !strings.HasPrefix(name, config.OwnPluginKey) {

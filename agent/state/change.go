@@ -11,8 +11,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Restores reports whether the node was before as the label asks, or had instances that a reboot has taken. Such a change needs no window:
-// until it is done, the node has nothing to offer to pods.
+// Restores reports whether the change brings the node back to what was last verified, or recreates instances that a reboot has removed. Such a change needs
+// no window: until it is done, the node has nothing for pods.
 func (s *Observed) Restores(want Desired) bool {
 	if want.Fingerprint == "" {
 		return false
@@ -26,8 +26,8 @@ func HasInstances(gpus []nvml.GPU) bool {
 	return slices.ContainsFunc(gpus, func(gpu nvml.GPU) bool { return len(gpu.Instances) > 0 })
 }
 
-// HardwareOrPluginTouched reports whether a GPU, or the device plugin's config, is not as it was when the change began. From there on the
-// change is as short to finish as to undo.
+// HardwareOrPluginTouched reports whether a GPU or the device plugin's config differs from when the change began. From then on, finishing the change takes no
+// longer than undoing it.
 func (s *Observed) HardwareOrPluginTouched() bool {
 	if s.Journal == nil {
 		return false
@@ -41,14 +41,14 @@ func (s *Observed) HardwareOrPluginTouched() bool {
 	switch {
 	case !s.Journal.ChangesPlugin():
 		return false
-	case former.Absent: // there was no file, and Text is what such a plugin runs by
+	case former.Absent: // there was no file, and Text is what a plugin without one uses
 		return s.Plugin.Exists
 	default:
 		return s.Plugin.Text != former.Text
 	}
 }
 
-// Postponed ends a change before it touches a GPU; the agent begins it again when it may.
+// Postponed ends a change before it touches a GPU; the agent retries it when it may.
 func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *api.Failure {
 	return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: why + "; the change is postponed", Later: true}
 }
@@ -105,7 +105,7 @@ func (s *Observed) Drained(pods []plan.Pod) []holders.Pod {
 	return out
 }
 
-// AskedSince returns since when a label asks for the desired state.
+// AskedSince returns since when a label has requested the desired state.
 func (s *Observed) AskedSince(want Desired, now time.Time) time.Time {
 	if s.Record.Learnt.Asked != nil && s.Record.Learnt.Asked.Fingerprint == want.Fingerprint {
 		return s.Record.Learnt.Asked.Since

@@ -15,33 +15,33 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Desired is what the node's labels ask for.
+// Desired is what the node's labels request.
 type Desired struct {
-	Name             string         // of the config; empty if nothing is asked for
-	Label            string         // the label that asks for it
+	Name             string         // of the config; empty if nothing is requested
+	Label            string         // the label that requests it
 	Targets          plan.Targets   // GPU by GPU
-	Plugin           *DesiredPlugin // nil leaves the device plugin's config as it is
-	Keys             *nodekeys.Keys // of a profile; nil leaves the node's labels and taints as they are
+	Plugin           *DesiredPlugin // nil keeps the device plugin's config
+	Keys             *nodekeys.Keys // of a profile; nil keeps the node's labels and taints
 	MissingPositions []int          // positions that the config names and the node does not have
-	PluginLater      bool           // the agent asks the device plugin for a config once the startup taint does not keep it away
+	PluginLater      bool           // the agent gives the device plugin a config once the startup taint no longer keeps it away
 	Drain            *config.DrainOverrides
-	Windows          []window.Window // of a profile; none for those of the pool
+	Windows          []window.Window // of a profile; without any, those of the pool count
 	Fingerprint      string          // distinguishes this request from any other, on these GPUs
-	Left             *api.Failure    // why the agent restores first what an earlier agent has left; nil if the change itself does
+	Left             *api.Failure    // why the agent first restores what an earlier one has left; nil if the change itself does
 	Overridden       []string        // labels, as key=value, that do not count while Label is there
-	Unanswered       bool            // LabelMIGConfig is one of them, and asks for something else than Label does
-	Unread           error           // why a file could not be read that this is from: it is as last verified, and no change begins by it; nil if all were
+	Unanswered       bool            // LabelMIGConfig is one of them, and requests something else than Label
+	Unread           error           // why a file of this request could not be read: the rest requests what was last verified, and no change begins; nil if all were read
 	Undo             bool            // the agent undoes the change instead
 	UndoCause        error           // why, unless that is the failure in the journal
 }
 
-// ApplyCommand is the command by which a user asks the node for the same again, with these flags; empty if no user can.
+// ApplyCommand is the command with which a user repeats the request, with these flags; empty if no user can.
 func (d Desired) ApplyCommand(node string, flags ...string) string {
 	of := map[string]string{
 		config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config",
 		config.LabelDevicePluginConfig: "--device-plugin-config",
 	}[d.Label]
-	name, _, _ := strings.Cut(d.Name, api.DesiredSeparator) // the label of a MIG config counts beside that of the device plugin's
+	name, _, _ := strings.Cut(d.Name, api.DesiredSeparator) // the label of the device plugin's config keeps counting next to that of a MIG config
 	if of == "" || d.Undo || len(flags) == 0 {
 		return ""
 	}
@@ -65,7 +65,7 @@ func (f *ConfigMapFile) Read(parse func(data []byte) error) error {
 	return nil
 }
 
-// Only is the file with a single entry of the mapping that the field has, or none if it has no such entry; false if the file cannot be read.
+// Only returns the file with only one entry of the mapping in the field, without any if it has no such entry; false if the file cannot be read.
 func (f *ConfigMapFile) Only(field, name string) (*ConfigMapFile, bool) {
 	if f == nil || f.Absent {
 		return f, true

@@ -10,27 +10,27 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// DRA is what NVIDIA's DRA driver advertises of the node's GPUs, and what resource claims have of it. It is zero where nothing shows that the
-// driver is or was on the node: the agent then asks the API server for none of it.
+// DRA is what NVIDIA's DRA driver advertises of the node's GPUs, and what resource claims have of it. It is zero if nothing shows that the driver is or was
+// on the node: the agent then makes no request for it.
 type DRA struct {
 	// Slices are the driver's ResourceSlices for the node (spec.driver gpu.nvidia.com, spec.nodeName), sorted by name: of each pool those of its
 	// highest generation, cut by holders.ShortenSlice. It keeps the name of each device, its taints, and its attributes uuid, parentUUID, type and
-	// profile, by these names; of SharedCounters and ConsumesCounters no more than that there are some.
+	// profile, by these names; of SharedCounters and ConsumesCounters it keeps only whether there are any.
 	Slices []resourcev1.ResourceSlice
-	// Complete says that there are slices, and that each pool has as many as it is to have: a device that is in none of them is not advertised.
-	// While the driver starts, and after a restart of kubelet, there are none.
+	// Complete says that there are slices, and that each pool has all of its slices: a device in none of them is not advertised. While the driver starts,
+	// and after a restart of kubelet, there are none.
 	Complete bool
 	Err      error // why the agent does not know the slices; they are then nil
 
 	Claims holders.Claims // the resource claims of the node's pods, as far as the agent has read them
 	Unread error          // why it could not read all of them
 
-	// Closed are the devices that the agent's DeviceTaintRules keep claims from for the change in the journal.
+	// Closed are the devices that the agent's DeviceTaintRules close to claims during the change in the journal.
 	Closed        []string
 	RulesUnusable bool // the agent may make no DeviceTaintRules, or the API server serves none
 }
 
-// Claimed is what holders.GPUPods needs of it. Where the slices are not complete, no device is known.
+// Claimed returns what holders.GPUPods needs. If the slices are not complete, no device is known.
 func (d DRA) Claimed() holders.Claimed {
 	out := holders.Claimed{Claims: d.Claims}
 	if d.Complete {
@@ -39,7 +39,7 @@ func (d DRA) Claimed() holders.Claimed {
 	return out
 }
 
-// DevicesOf returns the names of the devices of the complete slices that are of these GPUs, or are one of them, sorted; those of the pool alone. It goes by
+// DevicesOf returns the sorted names of the pool's devices that are one of these GPUs or a part of one; none unless the slices are complete. It compares
 // UUIDs: the names have minor numbers, which change when the node is rebooted.
 func (d DRA) DevicesOf(pool string, gpus map[nvml.UUID]bool) (names []string) {
 	if !d.Complete {

@@ -23,7 +23,7 @@ type Started struct {
 	Err    error
 }
 
-// ToRestore is what the agent must restore on the host though no journal says so.
+// ToRestore is what the agent must restore on the host although no journal says so.
 type ToRestore struct {
 	Stopped    []string
 	Persistent []nvml.UUID

@@ -22,14 +22,14 @@ func FenceTaint() corev1.Taint {
 	return corev1.Taint{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}
 }
 
-// DisruptionStarted reports whether the change has begun to take something away. The agent does not wait for a better moment then: the
-// deadlines count from the fence.
+// DisruptionStarted reports whether the change has begun to take something from pods. The agent then no longer waits for a better moment: the deadlines
+// count from the fence.
 func (s *Observed) DisruptionStarted() bool {
 	return s.Journal != nil && (s.Journal.KeepsPodsAway() || slices.ContainsFunc(s.Pauses, s.PausedHere))
 }
 
-// ToolsAtWork names the other tools that work on the node, by what they have written on it. The agent does not wait for work that a tool has
-// only announced, nor for a mig-manager whose labels are there but whose pod is not.
+// ToolsAtWork names the other tools that work on the node, by their marks on it. The agent does not wait for work that a tool has only announced, nor for a
+// mig-manager without a pod here, even if its labels are set.
 func (s *Observed) ToolsAtWork() []string {
 	return s.Tools(func(m fence.Marker) bool {
 		return !m.Planned && (m.Tool != fence.ToolMIGManager || s.Leftovers.MIGManager)
@@ -41,7 +41,7 @@ func (s *Observed) ToolsThatCordon() []string {
 	return s.Tools(func(m fence.Marker) bool { return m.Cordons })
 }
 
-// Tools names the tools whose marks count.
+// Tools names the tools with marks that count.
 func (s *Observed) Tools(count func(fence.Marker) bool) []string {
 	var out []string
 	for _, m := range s.Marks.Tools {
@@ -52,10 +52,10 @@ func (s *Observed) Tools(count func(fence.Marker) bool) []string {
 	return out
 }
 
-// nameOf names the tool, the sign by which the agent knows it, and what ends its work.
+// nameOf names the tool, its sign on the node, and what ends its work.
 func nameOf(m fence.Marker) string {
 	text := m.Tool + ", by " + m.Sign
-	if !m.Since.IsZero() && !strings.HasSuffix(m.Sign, m.Since.Format(time.RFC3339)) { // many a sign says it already
+	if !m.Since.IsZero() && !strings.HasSuffix(m.Sign, m.Since.Format(time.RFC3339)) { // many signs say it already
 		text += ", since " + outcome.Moment(m.Since)
 	}
 	if m.Done != "" {
@@ -64,12 +64,12 @@ func nameOf(m fence.Marker) string {
 	return text
 }
 
-// Orphan is what a change has left on a node without a journal, as when a user has removed that by hand. The agent restores it all the
-// same: its marks are the agent's, or those of a tool whose remains the agent adopts by its settings.
+// Orphan is what a change has left on a node without a journal, as when a user has removed the journal by hand. The agent restores it anyway: the marks
+// are the agent's, or those of a tool that the settings tell the agent to clean up after.
 type Orphan struct {
-	Cordon         bool              // managedFields show that the agent has cordoned the node
-	Kept           []string          // annotations for autoscalers, which managedFields show that the agent has set
-	Labels         map[string]string // labels of paused operands, with the values that they had before
+	Cordon         bool              // the agent has cordoned the node, by managedFields
+	Kept           []string          // annotations for autoscalers that the agent has set, by managedFields
+	Labels         map[string]string // labels of paused operands, with their former values
 	StrangeJournal bool              // the node has a journal that this host's agent did not write
 	Host           ToRestore         // what the agent must restore on the host by its record
 }
@@ -97,14 +97,14 @@ func (o Orphan) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Writing returns what a journal is written for: a step on the way to the desired state.
+// Writing describes the journal write for a step towards the desired state.
 func (s *Observed) Writing(want Desired, step plan.Kind) journal.Write {
 	w := s.GivingBack()
 	w.Fingerprint, w.GivesBack = want.Fingerprint, want.Undo || step == plan.Adopt
 	return w
 }
 
-// GivingBack returns what a journal is written for that takes nothing more.
+// GivingBack describes a journal write that takes nothing more.
 func (s *Observed) GivingBack() journal.Write {
 	return journal.Write{
 		Node: s.Node, Boot: s.Boot.ID, Before: s.Journal, GivesBack: true, Disrupted: s.DisruptionStarted(),
@@ -112,7 +112,7 @@ func (s *Observed) GivingBack() journal.Write {
 	}
 }
 
-// PausedHere reports whether the agent has paused the operand, or a tool whose remains the agent has adopted.
+// PausedHere reports whether the operand was paused by the agent, or by a tool that the agent cleans up after.
 func (s *Observed) PausedHere(o fence.Operand) bool {
 	if o.State == fence.OperandPaused {
 		return true
@@ -124,16 +124,16 @@ func (s *Observed) PausedHere(o fence.Operand) bool {
 	return left && s.Leftovers.Adopts && o.Value == fence.PausedForMIGChange
 }
 
-// PluginPaused reports whether the agent has paused the device plugin by its label, so that no plugin offers GPUs.
+// PluginPaused reports whether the agent has paused the device plugin by its label: no plugin advertises GPUs.
 func (s *Observed) PluginPaused() bool {
 	return slices.ContainsFunc(s.Pauses, func(o fence.Operand) bool {
 		return o.Label == config.LabelDevicePlugin && s.PausedHere(o)
 	})
 }
 
-// ForeignCordon reports whether another user or tool has cordoned the node. Whose a cordon is, managedFields say first. If those are stripped from the
-// node, the journal says whether the cordon was there before the change; without a journal, a cordon beside the agent's taint is the agent's. Fencing
-// lifts no cordon of others.
+// ForeignCordon reports whether another user or tool has cordoned the node. managedFields name the owner of a cordon. If they are stripped from the node,
+// the journal says whether the cordon was there before the change. Without a journal, a cordon together with the agent's taint is the agent's. The agent
+// lifts only its own cordon.
 func (s *Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false
@@ -154,11 +154,10 @@ func (s *Observed) Uncordoned() bool {
 	return s.Journal != nil && s.Journal.Cordoned && !s.Journal.WasUnschedulable && !s.Node.Spec.Unschedulable
 }
 
-// MIGManagerLabel marks the pods of a k8s-mig-manager, which restores its own labels while it runs.
+// MIGManagerLabel marks the pods of a k8s-mig-manager. While it runs, it restores its own labels.
 const MIGManagerLabel = "nvidia-mig-manager"
 
-// RunsMIGManager reports whether a mig-manager is on the node, which then restores its own labels. Its pod must be of a DaemonSet that
-// exists: any user may set the label.
+// RunsMIGManager reports whether a mig-manager is on the node. Its pod must be of an existing DaemonSet: any user may set the label.
 func RunsMIGManager(believed []corev1.Pod) bool {
 	return slices.ContainsFunc(believed, func(p corev1.Pod) bool {
 		_, of := holders.DaemonSetOf(&p)

@@ -1,6 +1,6 @@
-// Package state is one observation of a node, and what its labels ask for: the data that the agent decides by, and what follows from
-// that alone. It has no client, no clock and no driver. Package agent fills it in observe.go: first in observe, and, once a plan says which devices
-// go, in planned, which adds who holds those.
+// Package state is one observation of a node, and what its labels request: the data for the agent's decisions, and what follows from that data alone. It
+// uses no client, clock or driver. Package agent fills it in observe.go: first in observe; once a plan says which devices it takes, planned adds who holds
+// them.
 package state
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Observed is one observation of everything that the agent decides by, in sections.
+// Observed is one observation of everything that the agent needs to decide, in sections.
 type Observed struct {
 	Node         *corev1.Node
 	Marks        Marks
@@ -33,17 +33,17 @@ type Observed struct {
 	Files        Files
 	Pool         Pool
 	GPUs         []nvml.GPU
-	Recovered    map[nvml.UUID]time.Time // of each GPU that is well: a device plugin that began before, and withholds it, is to be restarted
-	Outdated     time.Time               // a device plugin that began before, and offers what is gone, is to be restarted; zero if none is
+	Recovered    map[nvml.UUID]time.Time // for each healthy GPU: restart a device plugin that started earlier and withholds it
+	Outdated     time.Time               // restart a device plugin that started earlier and advertises devices that are gone; zero if none
 	Sick         plan.Sick
-	Specs        []string // CDI specs that describe other GPU instances than there are
+	Specs        []string // CDI specs that do not describe the present GPU instances
 	Reboots      plan.Reboots
 	Pods         []corev1.Pod // all pods of the node
 	Kubelet      Kubelet
 	DRA          DRA
-	Owner        Owner // who gives out the GPUs, by what is above and by DevicePlugin
+	Owner        Owner // who allocates the GPUs, from the fields above and DevicePlugin
 	DevicePlugin DevicePlugin
-	Plugin       PluginConfig // of the device plugin; read only if what the labels ask for depends on it, or a change has replaced it
+	Plugin       PluginConfig // of the device plugin; read only if the request depends on it, or a change has replaced it
 	Pauses       []fence.Operand
 	Leftovers    Leftovers
 	Holders      Holders
@@ -58,24 +58,24 @@ type Marks struct {
 	Tools   []fence.Marker
 	Fenced  bool
 	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
-	// Returned: another program puts these taints back again and again, and the agent leaves them there for now.
+	// Returned: another program keeps putting these taints back, and the agent leaves them there for now.
 	Returned bool
 	Upgrade  string // label that says that the driver is being upgraded
 	// Complete: the observation did not end before this section.
 	Complete bool
 }
 
-// Boot is the host's boot, by its kernel.
+// Boot is the host's boot, as its kernel reports it.
 type Boot struct {
 	ID  string // empty if it is not known
 	Err error  // why it is not
 }
 
-// Record is what the host's record says, beside the journal.
+// Record is what the host's record says besides the journal.
 type Record struct {
 	journal.Known
 
-	Pending ToRestore         // what the agent must restore on the host by a journal that was lost
+	Pending ToRestore         // what a lost journal leaves to restore on the host
 	Dropped map[string]string // units that the agent has stopped and does not start, and why
 }
 
@@ -89,17 +89,17 @@ type Files struct {
 type Pool struct {
 	maintenance.Pool
 	File maintenance.Maintenance
-	Err  error // why the maintenance file cannot be read, which keeps the node from any change
+	Err  error // why the maintenance file cannot be read; the agent then begins no change
 	Slot Slot
-	// Claim is the operation for which this process has taken a slot; empty if it has taken none.
+	// Claim is the operation that this process has taken a slot for; empty if it has taken none.
 	Claim string
 }
 
-// HasLimit reports whether the node is of a pool, which limits how many nodes are unavailable, or pauses after failures.
+// HasLimit reports whether the node is in a pool that limits how many nodes are unavailable, or that pauses after failures.
 func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
 
-// HoldsSlot reports whether the slot is that of the change that is under way, or about to begin. A slot that this process has not taken, but an
-// earlier one or another node's agent, does not count before the change has begun: the agent asks for it again.
+// HoldsSlot reports whether the slot belongs to the change that is under way or about to begin. Before a change has begun, a slot that an earlier process or
+// another node's agent has taken does not count: the agent requests it again.
 func (s *Observed) HoldsSlot() bool {
 	operation := cmp.Or(s.Operation(), s.Pool.Claim)
 	return s.Pool.Slot.Held && operation != "" && s.Pool.Slot.Operation == operation
@@ -113,30 +113,30 @@ type Slot struct {
 	Paused    string // why the pool is paused; empty if it is not
 }
 
-// Kubelet is what kubelet says.
+// Kubelet is what kubelet reports.
 type Kubelet struct {
-	Offered  capacity.Resources // what kubelet may give out
+	Offered  capacity.Resources // devices that kubelet may allocate
 	Assigned holders.Assignments
-	Err      error // kubelet does not answer, so that the agent does not know which pod has which device
+	Err      error // kubelet does not answer: the agent does not know which pod has which device
 }
 
 // OffersGPUs reports whether kubelet has GPUs, or parts of them, to allocate.
 func (k Kubelet) OffersGPUs() bool { return len(capacity.Offered(k.Offered)) > 0 }
 
-// DevicePlugin are the pods of NVIDIA's programs that offer GPUs.
+// DevicePlugin are the pods of NVIDIA's programs that advertise GPUs.
 type DevicePlugin struct {
 	Pods       []corev1.Pod
 	MPSDaemons []corev1.Pod
 	Rivals     string // why the agent does not know which of the pods counts; empty if it does
-	// Unconnected says that kubelet gives out devices of a plugin that does not serve it; empty if it does, or if that cannot be seen.
+	// Unconnected says that kubelet allocates devices of a plugin that does not serve it; empty if it serves it, or if the agent cannot tell.
 	Unconnected string
-	// ObeysLabel: a config manager gives the plugin the config that config.LabelDevicePluginConfig names, whatever other labels are there.
+	// ObeysLabel: a config manager gives the plugin the config that config.LabelDevicePluginConfig names, whatever the other labels say.
 	ObeysLabel bool
-	Unpicked   string // configs of the device plugin that exist, on a node whose labels ask for none
-	Advice     string // what a user can do where there is no pod
+	Unpicked   string // existing configs of the device plugin, on a node with labels that request none
+	Advice     string // what a user can do if there is no pod
 }
 
-// Leftovers is what an agent, or another tool, has left on the node.
+// Leftovers is what an agent or another tool has left on the node.
 type Leftovers struct {
 	Orphan     Orphan
 	MIGManager bool          // a mig-manager runs here
@@ -147,20 +147,20 @@ type Leftovers struct {
 // Holders are the pods and processes that hold GPUs, or parts of them.
 type Holders struct {
 	Pods         []holders.Pod    // pods with a GPU or a part of one
-	Processes    []holders.Client // processes that hold a device which goes; searched only if the plan takes one
-	Err          error            // the agent cannot read the host's process table, so that it does not know the holders
+	Processes    []holders.Client // processes that hold a device which the plan takes; searched only if it takes one
+	Err          error            // the agent cannot read the host's process table, so it does not know the holders
 	OfLibrary    []holders.Pod    // pods without a GPU that keep the library open, and that the agent can evict
 	BeforeReboot []holders.Pod    // pods that have to leave before a reboot
 }
 
-// Capacity is how hardware, kubelet and node agree: whatever the labels ask for until the goal of the pass is known, and by that goal since.
+// Capacity says how hardware, kubelet and node agree: with each other until the goal of the pass is known, then also with that goal.
 type Capacity struct {
 	Missing   []string           // how they disagree
-	Verified  bool               // they agree, whatever the labels ask for
-	Strategy  config.MIGStrategy // under which the device plugin is to run
+	Verified  bool               // they agree, whatever the labels request
+	Strategy  config.MIGStrategy // the one that the device plugin is to run with
 	Stale     []string           // labels of GPU feature discovery that show another sharing than the desired one
 	Agreement capacity.Agreement // the agreeing observations in a row, with this one
-	Withdrawn []Withdrawn        // pods that hold devices which are not theirs any more
+	Withdrawn []Withdrawn        // pods that hold devices which are no longer theirs
 	Late      []types.UID        // pods of the device plugin that have been late for half of the wait for capacity
 }
 
@@ -172,8 +172,8 @@ type ConfigMapFile struct {
 	Err    error // the agent may not read it, or it has no such key
 }
 
-// ExplicitStrategy is the MIG strategy in the plugin's arguments or environment; empty if they say none. While the agent keeps the plugin
-// away in the middle of a change, it is the one in the journal.
+// ExplicitStrategy is the MIG strategy in the plugin's arguments or environment; empty if they set none. While the agent keeps the plugin away during a
+// change, it is the one in the journal.
 func (s *Observed) ExplicitStrategy() config.MIGStrategy {
 	for _, pod := range s.DevicePlugin.Pods {
 		if strategy := StrategyOf(pod); strategy != "" {
@@ -186,7 +186,7 @@ func (s *Observed) ExplicitStrategy() config.MIGStrategy {
 	return ""
 }
 
-// StrategyOf is the MIG strategy of the plugin's arguments or environment, which win over its config file in this order.
+// StrategyOf is the MIG strategy in the plugin's arguments or environment. Arguments override the environment, and both override the config file.
 func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 	return config.MIGStrategy(optionOf(pod, "--mig-strategy", "MIG_STRATEGY"))
 }
@@ -194,7 +194,7 @@ func StrategyOf(pod corev1.Pod) config.MIGStrategy {
 // ReadsConfig reports whether a flag or variable of the plugin's pod names a config file, wherever that is.
 func ReadsConfig(pod corev1.Pod) bool { return optionOf(pod, "--config-file", "CONFIG_FILE") != "" }
 
-// optionOf returns the value of a flag of the plugin, or of the variable that stands for it.
+// optionOf returns the value of a flag of the plugin, or of its environment variable.
 func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 	for _, c := range pod.Spec.Containers {
 		all := slices.Concat(c.Command, c.Args)
@@ -231,8 +231,8 @@ func (s *Observed) Failed(want Desired) *api.Failure {
 	return nil
 }
 
-// ReportedFailure returns the failure that the status goes on reporting: that of the desired change, or, while the agent cannot read the
-// catalog, and so does not know the desired state, the last one.
+// ReportedFailure returns the failure that the status keeps reporting: the desired change's. While the agent cannot read the catalog, and so does not know
+// the desired state, it is the last one.
 func (s *Observed) ReportedFailure(want Desired) *api.Failure {
 	if f := s.Failed(want); f != nil && !f.Later {
 		return f
@@ -243,12 +243,12 @@ func (s *Observed) ReportedFailure(want Desired) *api.Failure {
 	return nil
 }
 
-// GivenUp reports whether the agent has given up the desired change, by the journal.
+// GivenUp reports whether, by the journal, the agent has given up the desired change.
 func (s *Observed) GivenUp(want Desired) bool {
 	return s.Journal != nil && s.Journal.Undo != nil && s.Journal.Undo.Fingerprint == want.Fingerprint
 }
 
-// Other reports whether the journal is about another target than the desired one.
+// Other reports whether the journal is for another target than the desired one.
 func (s *Observed) Other(want Desired) bool {
 	return s.Journal != nil && !want.Undo && s.Journal.Target != want.Name
 }

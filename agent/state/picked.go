@@ -7,8 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Picked returns the pods that match a selector and have one of the containers, if any are named: one chart gives pods of several programs
-// the same labels.
+// Picked returns the pods that match a selector and have one of the containers, if any are named: a chart may give pods of several programs the same labels.
 func Picked(pods []corev1.Pod, any []labels.Selector, containers []string) []corev1.Pod {
 	var out []corev1.Pod
 	for i := range pods {

@@ -21,25 +21,25 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// PluginConfig is the config of the node's device plugin, and the method by which the agent gives it another one.
+// PluginConfig is the config of the node's device plugin, and how the agent gives it another one.
 type PluginConfig struct {
-	Read     bool            // the observation has read it; nothing else here is known without
+	Read     bool            // the observation has read it; otherwise nothing else here is known
 	Method   config.Handover // empty if the agent knows none
 	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value
 	Exists   bool            // there is such a file, or label
 	Current  *catalog.PluginConfig
 	ParseErr error // why Current is not known
-	// PassedOver is what the plugin passes over in the config that it runs by, with where that is; empty if there is nothing.
+	// PassedOver is what the plugin ignores in its config, and where; empty if there is nothing.
 	PassedOver string
 
 	Written      time.Time            // when the file was written
-	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, and a hash of the file then
+	NotifiedPods map[types.UID]string // readers that got a SIGHUP since they started, with the file's hash at that time
 	Readers      []corev1.Pod         // pods that read the file
 	Manager      *ConfigManager       // of a plugin that gets its config by label
-	Early        bool                 // the plugin has read of MPS before the control daemon was ready, which it is now
-	AwaitsMPS    bool                 // the plugin offers nothing yet of what it shares by MPS, and may be early
-	Named        *PluginConfigs       // those that the settings name; nil unless a config of them may be needed
+	Early        bool                 // the plugin has read its MPS config before the control daemon was ready, and the daemon is ready now
+	AwaitsMPS    bool                 // the plugin advertises nothing yet of what it shares by MPS, and may be early
+	Named        *PluginConfigs       // those that the settings name; nil unless one of them may be needed
 }
 
 // PluginConfigs are the configs of the ConfigMap that the settings name, by their keys.
@@ -48,7 +48,7 @@ type PluginConfigs struct {
 	Err   error // why the agent cannot read it
 }
 
-// ConfigManager is NVIDIA's sidecar of the device plugin, which gives the plugin the config that a label of the node names.
+// ConfigManager is NVIDIA's sidecar of the device plugin. It gives the plugin the config that a label of the node names.
 type ConfigManager struct {
 	Pod       corev1.Pod
 	Label     string            // of the node
@@ -56,7 +56,7 @@ type ConfigManager struct {
 	ConfigMap string            // its name; the label names one of its keys
 	Dir       string            // directory in which the sidecar sees the keys as files
 	Node      types.UID         // the node that the plugin runs on
-	Damaged   bool              // the label names a key of this node's agent, and the text that it has written is there no more
+	Damaged   bool              // the label names a key of this node's agent, and its text is no longer the one that the agent wrote
 	Fallback  string            // the key for nodes without the label
 	Fallbacks []string          // what it takes without label and Fallback, in this order: named, single, empty
 	Files     map[string]string // the keys of the ConfigMap, with their texts; nil if the agent cannot read it
@@ -79,7 +79,7 @@ const (
 // Writing identifies one write of the file. The text alone does not: a pod that has read the same text before may have read another since.
 func (p PluginConfig) Writing() string { return Hash(p.Text + p.Written.UTC().String()) }
 
-// Config returns the text that the config manager gives to the plugin of a node whose label has the value, if the agent goes by it.
+// Config returns the text that the config manager gives to the plugin when the node's label has the value, if the agent accepts that text.
 func (m *ConfigManager) Config(value string) (string, error) {
 	key, err := m.keyFor(value)
 	if err != nil || key == "" {
@@ -98,7 +98,7 @@ func (m *ConfigManager) Config(value string) (string, error) {
 	}
 }
 
-// keyFor returns the key that the config manager takes for a node whose label has the value; empty if it takes an empty config.
+// keyFor returns the key that the config manager takes when the node's label has the value; empty if it takes an empty config.
 func (m *ConfigManager) keyFor(value string) (string, error) {
 	if key := cmp.Or(value, m.Fallback); key != "" {
 		return key, nil
@@ -128,8 +128,8 @@ func (m *ConfigManager) Owns(key string) bool {
 	return strings.HasPrefix(key, config.OwnPluginKey+string(m.Node)+"-")
 }
 
-// Believes reports whether the agent goes by the text under the key: people's, or what this node's agent has written under that name. All
-// agents have the right to write to the ConfigMap, and where no policy binds their keys to their nodes, each of them may write any of the agents' keys.
+// Believes reports whether the agent accepts the text under the key: a user's, or one that this node's agent wrote under that name. All agents may write to
+// the ConfigMap. Unless a policy binds their keys to their nodes, each agent may write any agent's key.
 func (m *ConfigManager) Believes(key string) bool {
 	text, there := m.Files[key]
 	return there && (!strings.HasPrefix(key, config.OwnPluginKey) || key == m.OwnKey(text))
@@ -142,34 +142,34 @@ const (
 )
 
 // NotedBase returns the user's key that the agent's own config names in its note; empty if it names none, or the key no longer exists. The agent reads
-// nothing but this name from its own configs.
+// only this name from its own configs.
 func (m *ConfigManager) NotedBase(own string) string {
 	if !m.Believes(own) {
 		return ""
 	}
 	note, _, _ := strings.Cut(m.Files[own], "\n")
 	key := strings.TrimPrefix(strings.TrimPrefix(note, formerBaseNote), baseNote)
-	if key != note && m.ofPeople(key) {
+	if key != note && m.isUsers(key) {
 		return key
 	}
 	return ""
 }
 
-// BaseFor returns the key of people that the config manager takes for a node whose label has the value; empty if it takes none.
+// BaseFor returns the user's key that the config manager takes when the node's label has the value; empty if it takes none.
 func (m *ConfigManager) BaseFor(value string) string {
-	if key, err := m.keyFor(value); err == nil && m.ofPeople(key) {
+	if key, err := m.keyFor(value); err == nil && m.isUsers(key) {
 		return key
 	}
 	return ""
 }
 
-// ofPeople reports whether there is such a key, which no agent has written.
-func (m *ConfigManager) ofPeople(key string) bool {
+// isUsers reports whether the key exists, and is not an agent's.
+func (m *ConfigManager) isUsers(key string) bool {
 	_, there := m.Files[key]
 	return there && !strings.HasPrefix(key, config.OwnPluginKey)
 }
 
-// Noted returns the agent's config with the note of its base.
+// Noted returns the agent's config with a note that names its base.
 func Noted(base, text string) string {
 	if base == "" {
 		return text
@@ -194,20 +194,20 @@ func (m *ConfigManager) KeyName(key string) string {
 	return fmt.Sprintf("ConfigMap %s/%s, key %s", m.Namespace, m.ConfigMap, key)
 }
 
-// DesiredPlugin is what shall become of the device plugin's config.
+// DesiredPlugin is the desired config of the device plugin.
 type DesiredPlugin struct {
 	Sharing      catalog.Sharing
-	Known        bool               // Text says Sharing; the agent may not be able to parse a text from before the change
+	Known        bool               // Sharing is that of Text; the agent may be unable to parse a text from before the change
 	Strategy     config.MIGStrategy // flags.migStrategy; empty if the config does not say
 	Text         string             // of the file; by label, the label's value, empty for no label
-	MatchText    bool               // the config must equal text; otherwise an equivalent one is accepted
-	AllowMissing bool               // no file at all will do as well
+	MatchText    bool               // the config must equal Text; otherwise an equivalent one is accepted
+	AllowMissing bool               // no file at all is accepted, too
 	KeyContent   string             // text of the key that the label names, if the agent writes that key
-	AskedBy      string             // the label or setting that asks for it
+	AskedBy      string             // the label or setting that requests it
 	UserManaged  bool               // a user has set the label, and the plugin's own config manager reads it
 }
 
-// SharingKnown returns how the plugin shall share GPUs; nil if that is not known, or the agent wants nothing of the plugin.
+// SharingKnown returns the desired sharing of the GPUs; nil if it is not known, or the agent requests nothing of the plugin.
 func (d *DesiredPlugin) SharingKnown() *catalog.Sharing {
 	if d == nil || !d.Known {
 		return nil
@@ -220,7 +220,7 @@ func (d *DesiredPlugin) Matches(now *catalog.PluginConfig) bool {
 	return now != nil && now.Sharing.Equal(d.Sharing) && OrNone(now.MIGStrategy) == OrNone(d.Strategy)
 }
 
-// OrNone returns the strategy by which a plugin runs if its config says s, which may be empty.
+// OrNone returns the strategy that a plugin runs with if its config says s, which may be empty.
 func OrNone(s config.MIGStrategy) config.MIGStrategy { return cmp.Or(s, config.MIGStrategyNone) }
 
 // Hash returns a short hash of the text.
@@ -236,7 +236,7 @@ func (s *Observed) pluginSet(want *DesiredPlugin) bool {
 	case want == nil || want.UserManaged:
 		return true
 	case p.Manager != nil:
-		return p.Text == want.Text // what has become of the text under a key of the agent's is no change: see ConfigManager.Believes
+		return p.Text == want.Text // whether an agent's key still has its text is not compared here: see ConfigManager.Believes
 	case want.MatchText:
 		return p.Exists && p.Text == want.Text || !p.Exists && want.AllowMissing
 	default:
@@ -244,7 +244,7 @@ func (s *Observed) pluginSet(want *DesiredPlugin) bool {
 	}
 }
 
-// UnnotifiedReaders returns the readers of the file that run since before it was written, and got no SIGHUP since.
+// UnnotifiedReaders returns the readers that started before the file was written, and have got no SIGHUP since.
 func (p PluginConfig) UnnotifiedReaders() []types.UID {
 	var out []types.UID
 	for _, pod := range p.Readers {
@@ -320,7 +320,7 @@ func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 	return slices.Contains(m.Fallbacks, fallbackNamed) && named || slices.Contains(m.Fallbacks, fallbackSingle) && len(m.Files) == 1
 }
 
-// WithTargets returns the GPUs as they will be, with what the device plugin reads of them.
+// WithTargets returns the GPUs as they will be, with the fields that the device plugin reads.
 func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
@@ -331,7 +331,7 @@ func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	return out
 }
 
-// PluginAskedBy returns the label or setting that asks for the device plugin's config.
+// PluginAskedBy returns the label or setting that requests the device plugin's config.
 func (d Desired) PluginAskedBy() string {
 	if d.Plugin != nil && d.Plugin.AskedBy != "" {
 		return d.Plugin.AskedBy

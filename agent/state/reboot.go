@@ -17,7 +17,7 @@ func (s *Observed) Refusal() *journal.NoReset {
 	return s.Record.Learnt.NoReset
 }
 
-// KeepForeign adds targets for the GPUs that the label does not name, so that they get back the instances that the agent's reboot or reset has taken.
+// KeepForeign adds targets for the GPUs that the label does not name: they get back the instances that the agent's reboot or reset has removed.
 func (d *Desired) KeepForeign(j *journal.Journal) {
 	if j == nil {
 		return

@@ -7,9 +7,9 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// Withdrawn is a pod that holds devices which are not its own any more. The device plugin may have got another config before the agent could evict the pod,
-// as by its config manager: kubelet then allocates the devices to others, since it compares nothing but their names. Or the pod's claims have devices that
-// NVIDIA's DRA driver no longer advertises.
+// Withdrawn is a pod that holds devices which are no longer its own. The device plugin may have got another config before the agent could evict the pod, as
+// from its config manager. Kubelet then allocates the devices to others, since it compares only their names. Or the pod's claims have devices that NVIDIA's
+// DRA driver no longer advertises.
 type Withdrawn struct {
 	Pod      holders.Pod
 	Replicas []plan.Replica // the devices as kubelet has allocated them to the pod
@@ -17,7 +17,7 @@ type Withdrawn struct {
 	Gone     []string       // the devices that the driver does not advertise: "gpu-0 by claim team-gpu-x7k2p"
 }
 
-// DeviceName names a GPU by its index, or an instance by its GPU, profile and place.
+// DeviceName names a GPU by its index, and an instance by its GPU, profile and place.
 func (s *Observed) DeviceName(uuid string) string {
 	for _, gpu := range s.GPUs {
 		if string(gpu.UUID) == uuid {

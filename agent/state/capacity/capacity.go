@@ -1,4 +1,4 @@
-// Package capacity compares the GPUs with the devices that kubelet gives out, and with what the node object promises to the scheduler.
+// Package capacity compares the GPUs with the devices that kubelet allocates, and with the node object, which the scheduler reads.
 package capacity
 
 import (
@@ -20,7 +20,7 @@ import (
 // Resources maps the name of a resource to the sorted ids of its devices.
 type Resources map[string][]string
 
-// Expected lists the devices that the device plugin offers for the GPUs under the strategy.
+// Expected lists the devices that the device plugin advertises for the GPUs under the strategy.
 func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
 	out := Resources{}
 	for _, gpu := range gpus {
@@ -47,8 +47,8 @@ func Expected(gpus []nvml.GPU, strategy config.MIGStrategy) Resources {
 	return out
 }
 
-// Shared returns the resources as the device plugin offers them with the sharing: each device as often as it is shared, under the name of the
-// shared resource.
+// Shared returns the resources as the device plugin advertises them with the sharing: under the shared resource's name, with each device as often as it is
+// shared.
 func Shared(of Resources, s catalog.Sharing) Resources {
 	out := Resources{}
 	for resource, ids := range of {
@@ -67,7 +67,7 @@ func Shared(of Resources, s catalog.Sharing) Resources {
 	return out
 }
 
-// Mismatches compares the desired devices, one by one, with those that kubelet gives out and with what the node promises to the scheduler.
+// Mismatches compares the desired devices, one by one, with those that kubelet allocates, and with the node's allocatable.
 func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	names := map[string]bool{}
@@ -96,8 +96,8 @@ func Mismatches(want, kubelet Resources, allocatable corev1.ResourceList) []stri
 	return out
 }
 
-// Summary writes the capacity for users to check: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is that of the device plugin, or nil if it
-// is not known.
+// Summary writes the capacity for users to check: "nvidia.com/gpu 24 = 8 x 3 time-slicing". Sharing is how the device plugin shares GPUs; nil if it is not
+// known.
 func (r Resources) Summary(sharing *catalog.Sharing) string {
 	if sharing == nil || sharing.Strategy == catalog.SharingNone {
 		return r.String()
@@ -110,7 +110,7 @@ func (r Resources) Summary(sharing *catalog.Sharing) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		text := fmt.Sprintf("%s %d", name, len(r[name]))
-		if n := replicas[name]; n > 1 { // a division by what a text says
+		if n := replicas[name]; n > 1 { // the text may set any number
 			text += fmt.Sprintf(" = %d x %d %s", len(r[name])/n, n, sharing.Strategy)
 		}
 		parts = append(parts, text)
@@ -118,7 +118,7 @@ func (r Resources) Summary(sharing *catalog.Sharing) string {
 	return cmp.Or(strings.Join(parts, ", "), "none")
 }
 
-// Offered returns the resources of GPUs that kubelet gives out, without those that have no devices.
+// Offered returns the resources of GPUs that kubelet allocates, without those that have no devices.
 func Offered(kubelet Resources) Resources {
 	out := Resources{}
 	for name, ids := range kubelet {
@@ -129,8 +129,7 @@ func Offered(kubelet Resources) Resources {
 	return out
 }
 
-// RunsUnder returns the MIG strategy under which the device plugin would offer exactly what kubelet gives out, if that differs from the one that
-// the agent assumes; empty otherwise.
+// RunsUnder returns the MIG strategy that explains all devices of kubelet, if it differs from the one that the agent assumes; empty otherwise.
 func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) config.MIGStrategy {
 	given := Resources{}
 	for name, ids := range Offered(kubelet) {
@@ -151,8 +150,8 @@ func RunsUnder(gpus []nvml.GPU, kubelet Resources, taken config.MIGStrategy) con
 	return ""
 }
 
-// StaleFeatures returns the labels by which GPU feature discovery shows another sharing of the resources than this. It returns none if GPU
-// feature discovery does not run.
+// StaleFeatures returns the labels of GPU feature discovery that show another sharing of the resources than this one. It returns none if GPU feature
+// discovery does not run.
 func StaleFeatures(of Resources, sharing catalog.Sharing, labels map[string]string) []string {
 	var out []string
 	for _, resource := range slices.Sorted(maps.Keys(of)) {
@@ -176,8 +175,8 @@ func (r Resources) Equal(other Resources) bool {
 	return len(r) > 0 && maps.EqualFunc(r, other, slices.Equal)
 }
 
-// NamedBy gives the hardware's devices the names under which the node's plugin offers them. Plugins before v0.20 leave out
-// what distinguishes a profile from its plain form: they offer a 1g.10gb+me as nvidia.com/mig-1g.10gb.
+// NamedBy gives the hardware's devices the names that the node's plugin advertises them by. Plugins before v0.20 leave out the attributes of a profile: they
+// advertise a 1g.10gb+me as nvidia.com/mig-1g.10gb.
 func (r Resources) NamedBy(kubelet Resources) Resources {
 	out := Resources{}
 	for name, ids := range r {
@@ -206,8 +205,8 @@ func (r Resources) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Disagreements compares the hardware with what kubelet gives out and with what the node promises to the scheduler.
-// It returns nothing if all three agree. It compares devices by id, since equal counts of old ids show nothing.
+// Disagreements compares the hardware with kubelet's devices and with the node's allocatable. It returns nothing if all three agree. It compares devices by
+// id, since equal counts of old ids show nothing.
 func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	hardware = hardware.NamedBy(kubelet)
@@ -244,7 +243,7 @@ func Disagreements(hardware Resources, kubelet Resources, allocatable corev1.Res
 	return out
 }
 
-// StaleResources lists resources that stay on the node object at 0 after their plugin went: kubelet never removes them.
+// StaleResources lists resources that stay on the node object at 0 after their plugin has stopped: kubelet never removes them.
 func StaleResources(kubelet Resources, allocatable corev1.ResourceList) []string {
 	var out []string
 	for name := range allocatable {
@@ -256,7 +255,7 @@ func StaleResources(kubelet Resources, allocatable corev1.ResourceList) []string
 	return out
 }
 
-// Count returns how many devices of the resource the node object promises.
+// Count returns how many devices of the resource the list has.
 func Count(list corev1.ResourceList, name string) int {
 	quantity := list[corev1.ResourceName(name)]
 	return int(quantity.Value())
@@ -272,7 +271,7 @@ func Physical(ids []string) []string {
 	return slices.Compact(out)
 }
 
-// Withheld reports whether kubelet does not give out all devices of the GPU.
+// Withheld reports whether kubelet does not allocate all devices of the GPU.
 func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool {
 	offered := map[string]bool{}
 	for _, ids := range Offered(kubelet) {
@@ -288,8 +287,8 @@ func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool
 	return false
 }
 
-// VerifyInterval is the least time between two observations that both count. A plugin that registers and fails right
-// after, or registers twice, does so within a second or two.
+// VerifyInterval is the least time between two observations that both count. A plugin that registers and then fails, or registers twice, does so within a
+// second or two.
 const VerifyInterval = 2 * time.Second
 
 // Agreement is how often the agent has seen hardware, kubelet and node agree, and when last.
@@ -302,10 +301,10 @@ type Agreement struct {
 // Forget drops all observations, since the clock was set.
 func (p *Agreement) Forget(time.Time) { *p = Agreement{} }
 
-// Left returns how long it is until an observation counts beside the last one that did; 0 or less if one would now.
+// Left returns how long it is until another observation counts; 0 or less if one would now.
 func (p *Agreement) Left(now time.Time) time.Duration { return VerifyInterval - now.Sub(p.at) }
 
-// CountFirst counts an observation that agrees, but in which something else was not there yet: it can be the first of the two, and not the last.
+// CountFirst counts an observation that agrees although something else is still missing: it can be the first of the two, but not the last.
 func (p *Agreement) CountFirst(now time.Time) {
 	if p.Agreed == 0 {
 		p.at = now

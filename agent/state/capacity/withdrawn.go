@@ -8,7 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Given is what kubelet gives out, device by device, so that one can ask whether others may get what a pod has.
+// Given is what kubelet allocates, device by device. It shows whether other pods may get the device of a pod.
 type Given struct {
 	offered Resources
 	of      map[string]outlet // by GPU or MIG device
@@ -16,7 +16,7 @@ type Given struct {
 	gpus    map[string]string // by MIG device: its GPU
 }
 
-// outlet is how kubelet gives out a device: under a resource, by so many ids.
+// outlet is how kubelet allocates a device: under a resource, by so many ids.
 type outlet struct {
 	resource string
 	ids      int
@@ -31,7 +31,7 @@ func (o outlet) String() string {
 	return fmt.Sprintf("%s x %d", o.resource, o.ids)
 }
 
-// GivenBy returns what kubelet gives out of these GPUs.
+// GivenBy returns what kubelet allocates of these GPUs.
 func GivenBy(gpus []nvml.GPU, kubelet Resources) Given {
 	g := Given{offered: Offered(kubelet), of: map[string]outlet{}, parts: map[string]outlet{}, gpus: map[string]string{}}
 	for _, gpu := range gpus {
@@ -53,9 +53,9 @@ func GivenBy(gpus []nvml.GPU, kubelet Resources) Given {
 	return g
 }
 
-// Again says how kubelet gives out to others, by another id, what a pod has by this one: the same device, MIG devices of it, or the GPU that it is a part
-// of: "nvidia.com/gpu", "nvidia.com/gpu x 4". It is empty if kubelet gives the id out as before, or nothing of the device: a plugin that starts, or that
-// takes the device for unhealthy, withdraws it from no pod.
+// Again says how kubelet allocates a pod's device to others by another id: "nvidia.com/gpu", "nvidia.com/gpu x 4". The device of the id counts, its MIG
+// devices, and the GPU that it is a part of. Again is empty if kubelet still allocates the id, or nothing of the device: a plugin that starts, or that finds
+// the device unhealthy, withdraws it from no pod.
 func (g Given) Again(resource, id string) string {
 	if !nvml.GPUResource(resource) || slices.Contains(g.offered[resource], id) {
 		return ""

@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a working disk may take: an fsync behind a busy writer takes seconds.
+// patience is how long a working disk may take: behind a busy writer, an fsync takes seconds.
 const patience = 10 * time.Second
 
 // Errors of calls on the disk.
 var (
 	// ErrSilent means that the disk has not answered in time. It may still do a write later.
 	ErrSilent = errors.New("the disk does not answer")
-	// ErrUnsafe means that another user than the agent's could have written the file.
+	// ErrUnsafe means that not only the agent's user could have written the file.
 	ErrUnsafe = errors.New("others than root can write it")
 )
 
@@ -30,14 +30,14 @@ var (
 type File struct {
 	dir, name string
 	longest   int           // bytes
-	busy      chan struct{} // holds a token while a call works on the disk, even if its caller does not wait any more
+	busy      chan struct{} // holds a token while a call works on the disk, even if its caller no longer waits
 	swept     bool          // the remains of a write of a killed process are removed
 
 	// Work runs the work on the disk; tests of a disk that hangs replace it.
 	Work func(func())
 }
 
-// In returns the file of a name in the directory, which the first Write creates. Read never reads more than longest bytes and one.
+// In returns the file of that name in the directory; the first Write creates both. Read reads at most longest+1 bytes.
 func In(dir, name string, longest int) *File {
 	return &File{dir: filepath.Clean(dir), name: name, longest: longest, busy: make(chan struct{}, 1), Work: func(f func()) { f() }}
 }
@@ -50,13 +50,13 @@ func (f *File) Path() string { return filepath.Join(f.dir, f.name) }
 func (f *File) Read(ctx context.Context) ([]byte, error) { return within(ctx, f, f.read) }
 
 // Write replaces the file as a whole, and returns when the disk has it. The error matches ErrUnsafe or ErrSilent, or is the file
-// system's; the former content stands then, or, after ErrSilent, either.
+// system's. The former content is then still there; after ErrSilent it may be either.
 func (f *File) Write(ctx context.Context, data []byte) error {
 	_, err := within(ctx, f, func() (struct{}, error) { return struct{}{}, f.write(data) })
 	return err
 }
 
-// Try returns why Write could not write the data. It writes that beside the file and removes it again, so that nothing stays.
+// Try returns why Write could not write the data. It writes a temporary file with the data, and removes it again.
 func (f *File) Try(ctx context.Context, data []byte) error {
 	_, err := within(ctx, f, func() (struct{}, error) { return struct{}{}, f.try(data) })
 	return err
@@ -89,8 +89,8 @@ func (f *File) Remove(ctx context.Context) (bool, error) {
 	})
 }
 
-// within does the work on the disk, and waits for it up to the deadline. While a call hangs, it begins no other: an earlier write could
-// otherwise come after a later one.
+// within does the work on the disk, and waits for it up to the deadline. While a call hangs, it begins no other: otherwise an
+// earlier write could come after a later one.
 func within[T any](ctx context.Context, f *File, work func() (T, error)) (T, error) {
 	var none T
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -207,7 +207,7 @@ func (f *File) write(data []byte) error {
 	return dir.Sync()
 }
 
-// beside returns a file with the data that may take the place of the file.
+// beside returns a temporary file with the data, which may replace the file.
 func (f *File) beside(data []byte) (*renameio.PendingFile, error) {
 	file, err := renameio.NewPendingFile(f.Path(), renameio.WithTempDir(f.dir), renameio.WithStaticPermissions(0o600))
 	if err != nil {
@@ -245,7 +245,7 @@ func (f *File) sweep() error {
 	}
 	left, err := filepath.Glob(filepath.Join(f.dir, "."+f.name+"*"))
 	for _, path := range left {
-		// A process of the agent leaves files. A folder is of others, and no reason not to write.
+		// The agent leaves only files. A folder is not its own, and does not keep it from writing.
 		if stat, failed := os.Lstat(path); failed == nil && stat.Mode().IsRegular() {
 			err = errors.Join(err, os.Remove(path))
 		}

@@ -10,7 +10,7 @@ import (
 
 const (
 	fileName = "record.json"
-	// asideName is the file to which the agent moves a record that a newer agent wrote and that has nothing to restore.
+	// asideName is where the agent moves the record of a newer agent if it has nothing to restore.
 	asideName = "record.newer.json"
 )
 
@@ -18,7 +18,7 @@ const (
 var (
 	// ErrSilent means that the disk has not answered in time. It may still do a write later.
 	ErrSilent = hostfile.ErrSilent
-	// ErrUnsafe means that another user than the agent's could have written the file.
+	// ErrUnsafe means that not only the agent's user could have written the file.
 	ErrUnsafe = hostfile.ErrUnsafe
 )
 
@@ -51,12 +51,12 @@ func (f *RecordFile) Read(ctx context.Context) (*Record, error) {
 }
 
 // Write replaces the record as a whole, and returns when the disk has it. The error matches ErrUnsafe or ErrSilent, or is the file
-// system's; the former record stands then, or, after ErrSilent, either.
+// system's. The former record is then still there; after ErrSilent it may be either.
 func (f *RecordFile) Write(ctx context.Context, r Record) error {
 	return f.with(ctx, r, f.file.Write)
 }
 
-// Try returns why Write would not replace the record, which it leaves as it is.
+// Try returns why Write would not replace the record. It changes nothing.
 func (f *RecordFile) Try(ctx context.Context, r Record) error { return f.with(ctx, r, f.file.Try) }
 
 func (f *RecordFile) with(ctx context.Context, r Record, write func(ctx context.Context, data []byte) error) error {

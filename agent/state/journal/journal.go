@@ -1,8 +1,8 @@
-// Package journal keeps what the agent must give back. A journal is written before anything is changed, and goes in the same write as the last change:
-// into a file of the host first, which only root can write, then into the node's annotation, for users to read.
+// Package journal keeps what the agent must restore. The agent writes a journal before it changes anything, and removes it in the same write as its last
+// change. It writes first into a file of the host that only root can write, then into the node's annotation, for users to read.
 //
-// Other programs and users can write the node object, and delete it. So the agent goes on from the host's record, and believes the annotation only if
-// the record says that this host's agent wrote it. The record also has what the agent has learnt here.
+// Other programs and users can write and delete the node object. So the agent continues from the host's record, and believes the annotation only if the
+// record says that this host's agent wrote it. The record also has what the agent has learnt here.
 package journal
 
 import (
@@ -26,41 +26,41 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// journalVersion is that of the journal's format. Every version has the field version. A newer agent may have to restore what this one does not know, so
-// Parse refuses a journal of another version.
+// journalVersion is the version of the journal's format. Every version has the field version. A newer agent may have to restore things that this one does
+// not know, so Parse refuses a journal of another version.
 const journalVersion = 1
 
-// Journal is what the agent must give back to the node: an annotation that it writes before it changes anything, and removes in the
-// same write as its last change. Of the change's progress it holds only what the agent cannot observe: that the change was given up, that
-// the node was given back until a reboot, and the boots in which a reboot was asked for. The rest the agent observes.
+// Journal is what the agent must restore on the node: an annotation that it writes before it changes anything, and removes in the same write as its last
+// change. Of the change's progress it holds only the facts that the agent cannot observe: whether the change was given up, whether the node was released
+// until a reboot, and the boots that the agent has requested a reboot in. The agent observes the rest.
 //
-// It consists of this project's types alone, so that no library's update can make an old journal unreadable.
+// It has only types of this project, so that no library's update can make an old journal unreadable.
 type Journal struct {
 	Version          int                `json:"version"`
 	Summary          string             `json:"summary"`               // all of it for users, in kubectl describe node; the agent never reads it
 	Operation        string             `json:"operation"`             // identifies this change in the logs of all agents that work on it
-	Target           string             `json:"target"`                // the config that the label asked for when the change began
+	Target           string             `json:"target"`                // the config that the label requested when the change began
 	Fingerprint      string             `json:"fingerprint,omitempty"` // the fingerprint of that config, from when the change last began
 	BootID           string             `json:"bootID"`                // the node's boot when it began
 	Started          time.Time          `json:"started"`               // when it began
 	Cordoned         bool               `json:"cordoned"`              // the change has fenced the node
 	Closed           []string           `json:"closed,omitempty"`      // devices that claims are kept from until the change fences the node
 	WasUnschedulable bool               `json:"wasUnschedulable"`      // the node was cordoned before the change
-	Verified         bool               `json:"verified"`              // kubelet offered what the GPUs had when it began
+	Verified         bool               `json:"verified"`              // kubelet had the devices of the GPUs when it began
 	Previous         []GPULayout        `json:"previous"`              // the former layout of the GPUs that it changes
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`              // UIDs of the pods of the device plugin or DRA driver from before the change
-	ByClaims         bool               `json:"byClaims,omitempty"`    // NVIDIA's DRA driver gave out the GPUs when it began
-	Kept             []string           `json:"kept,omitempty"`        // annotations that it sets, by which autoscalers let the node be
-	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints with which kubelet had registered the node
+	ByClaims         bool               `json:"byClaims,omitempty"`    // NVIDIA's DRA driver allocated the GPUs when it began
+	Kept             []string           `json:"kept,omitempty"`        // annotations that it sets to keep autoscalers from the node
+	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints that kubelet had registered the node with
 	Paused           map[string]string  `json:"paused,omitempty"`      // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`     // units of the host that it stops, in that order; they were running
-	Persistent       []nvml.UUID        `json:"persistent,omitempty"`  // GPUs that were in persistence mode, by a journal that was lost
+	Persistent       []nvml.UUID        `json:"persistent,omitempty"`  // GPUs that a lost journal had in persistence mode
 	Plugin           *FormerPlugin      `json:"plugin,omitempty"`      // the device plugin's config, if it changes that
 	NoReset          *NoReset           `json:"noReset,omitempty"`     // which GPUs the driver has refused to reset
-	Reboots          []string           `json:"reboots,omitempty"`     // boots in which the agent has asked for a reboot
-	RebootAsked      time.Time          `json:"rebootAsked,omitzero"`  // when it has last asked for one
-	Parked           bool               `json:"parked,omitempty"`      // the node was given back until it is rebooted
+	Reboots          []string           `json:"reboots,omitempty"`     // boots in which the agent has requested a reboot
+	RebootAsked      time.Time          `json:"rebootAsked,omitzero"`  // when it last requested one
+	Parked           bool               `json:"parked,omitempty"`      // the node is released until it is rebooted
 	Forced           bool               `json:"forced,omitempty"`      // a user has said that it needs no window
 	Undo             *api.Failure       `json:"undo,omitempty"`        // the change has failed: back to Previous
 }
@@ -74,11 +74,11 @@ type GPULayout struct {
 	Index      int              `json:"index"` // of the GPU at that time
 	MIG        bool             `json:"mig"`
 	Persistent bool             `json:"persistent,omitempty"` // it was in persistence mode
-	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot or reset takes its instances away
+	Foreign    bool             `json:"foreign,omitempty"`    // the label does not name it, but the agent's reboot or reset removes its instances
 	Instances  []InstanceRecord `json:"instances,omitempty"`
 }
 
-// StartupTaint is a taint of a node that has just been registered.
+// StartupTaint is a taint that a node is registered with.
 type StartupTaint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
@@ -89,7 +89,7 @@ func (s StartupTaint) taint() corev1.Taint {
 	return corev1.Taint{Key: s.Key, Value: s.Value, Effect: corev1.TaintEffect(s.Effect)}
 }
 
-// Startup returns the taints with which kubelet had registered the node, and which it gets back if the change fails. The journal may be nil.
+// Startup returns the taints that kubelet had registered the node with. The node gets them back if the change fails. The journal may be nil.
 func (j *Journal) Startup() []corev1.Taint {
 	if j == nil {
 		return nil
@@ -110,8 +110,8 @@ func (j *Journal) StartupKeys() []string {
 	return out
 }
 
-// RecordStartup adds startup taints that are on the node, with the values that they have now, to those that the journal has already: the agent
-// may have taken these away. It reports whether the journal is another one now.
+// RecordStartup adds the node's present startup taints to those in the journal, which the agent may have removed from the node. It reports whether the
+// journal has changed.
 func (j *Journal) RecordStartup(seen []corev1.Taint) bool {
 	before := j.Startup()
 	all := slices.DeleteFunc(slices.Clone(before), func(t corev1.Taint) bool {
@@ -135,7 +135,7 @@ type InstanceRecord struct {
 	Compute string `json:"compute,omitempty"`
 }
 
-// RecordLayout adds the GPU's layout, unless that is in the journal already. It leaves half-made instances out, which need no restoring.
+// RecordLayout adds the GPU's layout, unless the journal has it already. It leaves out half-made instances: they need no restoring.
 func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	for i := range j.Previous {
 		if j.Previous[i].GPU == gpu.UUID { // an administrator may have turned persistence mode on since; only the agent turns it off
@@ -152,7 +152,7 @@ func (j *Journal) RecordLayout(gpu nvml.GPU) {
 	j.Previous = append(j.Previous, c)
 }
 
-// Cut returns the GPUs whose former layout the journal holds.
+// Cut returns the GPUs that have their former layout in the journal.
 func (j *Journal) Cut() map[nvml.UUID]bool {
 	out := map[nvml.UUID]bool{}
 	for _, c := range j.Previous {
@@ -190,8 +190,7 @@ func (j *Journal) PersistentGPUs() map[nvml.UUID]bool {
 	return out
 }
 
-// Targets returns the former layouts as targets of the planner. It leaves out GPUs that were lost since: the others
-// must not wait for them.
+// Targets returns the former layouts as targets of the planner. It leaves out GPUs that have been lost since: the others must not wait for them.
 func (j *Journal) Targets(gpus []nvml.GPU) plan.Targets {
 	want := plan.Targets{}
 	for _, c := range j.Previous {
@@ -233,7 +232,7 @@ func (j *Journal) Encode() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encoding the journal: %w", err)
 	}
-	// If no agent can read its journal, a node stays as it is until a user acts: so the agent does not begin such a change.
+	// No agent could read such a journal again, and the node would wait for a user: so the agent does not begin the change.
 	if _, err := Parse(string(b)); err != nil {
 		return "", fmt.Errorf("the journal of this change could not be read again: %w", err)
 	}
@@ -242,7 +241,7 @@ func (j *Journal) Encode() (string, error) {
 
 // Describe says what the agent must restore on the node, and since when.
 func (j *Journal) Describe() string {
-	text := "what an agent left on the node"
+	text := "remains of an earlier change"
 	if j.Target != "" {
 		text = "change to " + j.Target
 	}
@@ -283,7 +282,7 @@ func (j *Journal) Describe() string {
 // ChangesPlugin reports whether the change gives the device plugin another config.
 func (j *Journal) ChangesPlugin() bool { return j.Plugin != nil && !j.Plugin.Stays }
 
-// PausedLabels returns the labels of which the journal holds the former value.
+// PausedLabels returns the labels that have their former value in the journal.
 func (j *Journal) PausedLabels() map[string]bool {
 	out := map[string]bool{}
 	for label := range j.Paused {
@@ -309,8 +308,8 @@ const (
 	maxSlices    = 64
 )
 
-// Parse reads the annotation, and refuses fields that it does not know. It returns nil for an empty annotation. A journal that can be read
-// need not be the agent's: the host's record says whose it is.
+// Parse reads the annotation, and refuses unknown fields. It returns nil for an empty annotation. Even a journal that Parse reads may be another program's:
+// the host's record says whether this agent wrote it.
 func Parse(annotation string) (*Journal, error) {
 	if annotation == "" {
 		return nil, nil
@@ -338,7 +337,7 @@ func Parse(annotation string) (*Journal, error) {
 	return &j, nil
 }
 
-// check refuses a journal that no agent writes like that.
+// check refuses a journal that no agent writes.
 func (j *Journal) check() error {
 	if max(len(j.Previous), len(j.Operands), len(j.Paused), len(j.Stopped), len(j.Reboots), len(j.Persistent), len(j.Kept), len(j.Startups),
 		len(j.Closed)) > maxEntries {
@@ -370,7 +369,7 @@ func (j *Journal) check() error {
 	return j.Plugin.check()
 }
 
-// checkStartup refuses a taint with which no node is registered: the agent would take it away from a node, or put it there.
+// checkStartup refuses a taint that no node is registered with: the agent would remove it from the node, or add it.
 func checkStartup(t corev1.Taint) error {
 	if t.Key != config.TaintNotReady && len(config.MayBeStartupTaint(t.Key)) > 0 {
 		return fmt.Errorf("taint %q is not a startup taint", sanitize.Cut(t.Key, 100))
@@ -400,8 +399,7 @@ func checkCuts(cuts []GPULayout) error {
 	return nil
 }
 
-// LayoutsBefore lists the former layouts of the GPUs, by the places that these have now; without any GPUs, since the driver shows none, by those
-// that they had.
+// LayoutsBefore lists the former layouts of the GPUs, by their present index. If the driver shows no GPU, it lists them by their former index.
 func (j *Journal) LayoutsBefore(gpus []nvml.GPU) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, c := range j.Previous {
@@ -424,18 +422,17 @@ type FormerPlugin struct {
 	Way       config.Handover `json:"way"`
 	Text      string          `json:"text"`                // of the file; by label, the label's value, empty for no label
 	Absent    bool            `json:"absent,omitempty"`    // there was no file
-	Body      string          `json:"body,omitempty"`      // text of the key that the label named, if an agent wrote it: another node's may remove it
+	Body      string          `json:"body,omitempty"`      // text of the key that the label named, if an agent wrote it: another node's agent may remove it
 	MPS       bool            `json:"mps,omitempty"`       // it shared GPUs by MPS
 	Label     string          `json:"label,omitempty"`     // of the node
 	Namespace string          `json:"namespace,omitempty"` // of the ConfigMap
-	ConfigMap string          `json:"configMap,omitempty"` // whose keys the label names
+	ConfigMap string          `json:"configMap,omitempty"` // the label names one of its keys
 	Dir       string          `json:"dir,omitempty"`       // directory in which the config manager sees the keys as files
 	Fallback  string          `json:"fallback,omitempty"`  // the key for nodes without the label
 	Stays     bool            `json:"stays,omitempty"`     // the change keeps this config: the journal holds it while the plugin's pod is away
 }
 
-// check refuses a former config that no agent writes like that: above all, its label must be the one that NVIDIA's config manager reads, and
-// no other label of the node.
+// check refuses a former config that no agent writes. Above all, its label must be the one that NVIDIA's config manager reads.
 func (f *FormerPlugin) check() error {
 	switch {
 	case f == nil:
@@ -451,17 +448,17 @@ func (f *FormerPlugin) check() error {
 	}
 }
 
-// covers reports whether a list has all that is in another one.
+// covers reports whether a list has all entries of the other one.
 func covers(list, other []string) bool {
 	return !slices.ContainsFunc(other, func(s string) bool { return !slices.Contains(list, s) })
 }
 
-// namesMore reports whether one of its lists of names has one that the other journal has not.
+// namesMore reports whether one of its lists has a name that the other journal does not have.
 func (j *Journal) namesMore(than *Journal) bool {
 	return !covers(than.Operands, j.Operands) || !covers(than.Stopped, j.Stopped) || !covers(than.Closed, j.Closed) || !covers(than.Kept, j.Kept)
 }
 
-// TakesMore reports whether the journal has something to restore that the other one has not. The other may be nil.
+// TakesMore reports whether the journal has something to restore that the other one does not have. The other may be nil.
 func (j *Journal) TakesMore(than *Journal) bool {
 	if than == nil || j.Target != than.Target || j.Cordoned && !than.Cordoned || j.ChangesPlugin() && !than.ChangesPlugin() ||
 		len(j.Reboots) > len(than.Reboots) || j.namesMore(than) {

@@ -19,11 +19,11 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Store keeps the record of this host, which outlives the agent, the boot and the node object. *RecordFile is one.
+// Store keeps the record of this host. The record outlives the agent, the boot and the node object. *RecordFile is a Store.
 type Store interface {
 	// Read returns the record, or nil if there is none. The error is a *NewerError, or matches one of this package's.
 	Read(ctx context.Context) (*Record, error)
-	// Write returns when the disk has the record, and after ErrSilent may still write it.
+	// Write returns when the disk has the record. After ErrSilent it may still write it.
 	Write(ctx context.Context, r Record) error
 	// Try returns why Write would not write the record, and changes nothing.
 	Try(ctx context.Context, r Record) error
@@ -34,14 +34,14 @@ type Store interface {
 // Retry is the pause after which the agent repeats a failed write that no step waits for.
 const Retry = 30 * time.Second
 
-// Keeper is the host's record as this process knows it. The agent believes the journal on the node only if the record has the same text for
-// the node object with this UID; it writes the record before the node. So an agent that is killed anywhere finds the annotation in Journal
-// or in Next: any other journal on the node is another program's, or an old one.
+// Keeper is the host's record as this process knows it. The agent writes the record before the node, and believes the journal on the node only if the record
+// has the same text for the node object with this UID. So an agent that is killed anywhere finds its annotation in Journal or in Next: any other journal on
+// the node is another program's, or an old one.
 type Keeper struct {
 	Store   Store
 	Log     *zap.Logger
 	now     Record // the record, whether the disk has it or not
-	saved   Record // the record on the disk, which is older than now after a write that failed
+	saved   Record // the record on the disk, older than now after a failed write
 	read    bool
 	newer   *NewerError // a newer agent's record with nothing to restore; the first write sets it aside
 	failed  error       // why saved is older than now
@@ -51,7 +51,7 @@ type Keeper struct {
 // Now returns the record, whether the disk has it or not.
 func (k *Keeper) Now() Record { return k.now }
 
-// Forget lets a write that has failed be repeated at once.
+// Forget lets the agent repeat a failed write at once.
 func (k *Keeper) Forget(time.Time) { k.retryAt = time.Time{} }
 
 // Reread makes the next Load read the record again. It is for a process that watches while the agent's process writes it.
@@ -76,8 +76,8 @@ func (k *Keeper) Load(ctx context.Context) error {
 	return nil
 }
 
-// attribute drops what counts no longer: the record is of the one node object that it was written for, and what the host must be restored is of one boot.
-// The boot is empty if it is not known.
+// attribute drops what no longer counts: a record belongs to the one node object that it was written for, and things to restore on the host to one boot. The
+// boot is empty if it is not known.
 func (k *Keeper) attribute(node *corev1.Node, boot string) {
 	if k.now.Node != node.Name || k.now.UID != string(node.UID) {
 		k.now = Record{Node: node.Name, UID: string(node.UID), Host: k.now.Host}
@@ -87,7 +87,7 @@ func (k *Keeper) attribute(node *corev1.Node, boot string) {
 	}
 }
 
-// Write writes the record to the disk. If that fails, Now stays as it was.
+// Write writes the record to the disk. If that fails, Now does not change.
 func (k *Keeper) Write(ctx context.Context, r Record, now time.Time) error {
 	r.Version, r.ToRestore = Version, restoresOf(r)
 	if k.newer != nil {
@@ -113,8 +113,7 @@ func (k *Keeper) noteWriteFailure(err error, now time.Time) error {
 	return err
 }
 
-// Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for records of steps that only restore, and for
-// facts that may get lost.
+// Keep sets Now, and tries to write it to the disk; if that fails, Flush repeats it. It is for steps that only restore, and for facts that may get lost.
 func (k *Keeper) Keep(ctx context.Context, r Record, now time.Time) {
 	r.Version, r.ToRestore = Version, restoresOf(r)
 	k.now = r
@@ -136,7 +135,7 @@ func (k *Keeper) Flush(ctx context.Context, now time.Time) error {
 	return k.Write(ctx, k.now, now)
 }
 
-// DiskCoversRestores reports whether an agent that starts now, with the record on the disk, would restore everything that must be restored.
+// DiskCoversRestores reports whether an agent that starts now with the record on the disk would restore everything.
 func (k *Keeper) DiskCoversRestores() bool {
 	journal := k.now.Journal == "" || k.now.Journal == k.saved.Journal || slices.Contains(k.saved.Next, k.now.Journal)
 	return journal && k.now.UID == k.saved.UID && k.now.Host.Boot == k.saved.Host.Boot &&
@@ -177,7 +176,7 @@ func same(a, b Record) bool {
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
-// longestRestore bounds the text about one of them.
+// longestRestore bounds the text about one thing to restore.
 const longestRestore = 1000
 
 // restoresOf lists what the record has to restore, for agents of all versions and for users.
@@ -200,8 +199,8 @@ func restoresOf(r Record) []string {
 	return out
 }
 
-// mostSent bounds the journals that the agent has sent to the API server without getting an answer. Each write names the version of the
-// node that it was made for, so that an old one succeeds only if no later one has.
+// mostSent bounds the journals that the agent has sent to the API server without an answer. Each write names the node's version that it was made for, so an
+// old one succeeds only if no later one has.
 const mostSent = 4
 
 // sending returns the record for when the agent sends the journal to the API server.
@@ -226,7 +225,7 @@ func (k *Keeper) accepted(boot string, j Journal, text string) Record {
 	return r
 }
 
-// refused takes back what sending has added to the record before: the API server has refused the journal.
+// refused removes from the record what sending has added: the API server has refused the journal.
 func (k *Keeper) refused(before Record) {
 	k.now.Journal, k.now.Next, k.now.Host = before.Journal, before.Next, before.Host
 }
@@ -250,7 +249,7 @@ func hostOf(j Journal, boot string) Host {
 	return host
 }
 
-// Release notes in the record that the agent is about to remove the annotation, so that its absence means that nothing must be restored.
+// Release notes in the record that the agent is about to remove the annotation: once it is gone, nothing is left to restore.
 func (k *Keeper) Release(ctx context.Context, now time.Time) {
 	r := k.now
 	r.Ends = true

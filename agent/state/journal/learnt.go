@@ -12,12 +12,12 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Learnt is what the agent has to know after a restart besides what it must restore. It reads that back from the host's record alone, which only root
-// can write, and never from the node's annotations. Without a record it knows nothing of it, as on a host that is new.
+// Learnt is what the agent has to know after a restart besides what it must restore. It reads that back only from the host's record, which only root can
+// write, never from the node's annotations. Without a record it knows none of it, as on a new host.
 type Learnt struct {
 	NoReset    *NoReset      `json:"noReset,omitempty"`
 	Asked      *api.AskedFor `json:"asked,omitempty"`
-	Took       []Took        `json:"took,omitempty"`     // the last changes, by which the agent estimates the next
+	Took       []Took        `json:"took,omitempty"`     // the last changes, to estimate the next
 	Verified   string        `json:"verified,omitempty"` // fingerprint of the config that the agent has last verified
 	Cut        string        `json:"cut,omitempty"`      // boot in which the node had MIG instances at that time
 	Failed     *api.Failure  `json:"failed,omitempty"`   // a change that the agent does not try again until a user has withdrawn it
@@ -54,7 +54,7 @@ const (
 
 // bounded returns it as a record can hold it.
 func (l Learnt) bounded() Learnt {
-	if f := l.Failed; f != nil { // whatever led to it: it is not tried again
+	if f := l.Failed; f != nil { // whatever led to it: the agent does not retry it
 		l.Failed = &api.Failure{Fingerprint: f.Fingerprint, Reason: f.Reason, Message: sanitize.Cut(f.Message, longestFailure)}
 	}
 	took := l.Took
@@ -69,7 +69,7 @@ func (l Learnt) bounded() Learnt {
 // FullMemory returns the devices that the agent has last reported as nearly full.
 func (w *Writer) FullMemory() []string { return w.Record.Now().Learnt.FullMemory }
 
-// check holds it to its bounds, as another program may have written the record.
+// check holds it to its bounds: another program may have written the record.
 func (l *Learnt) check() error {
 	err := errors.Join(
 		name("learnt.verified", l.Verified), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),

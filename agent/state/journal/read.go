@@ -11,14 +11,14 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Known is what the host's record says, beside the journal.
+// Known is what the host's record says besides the journal.
 type Known struct {
 	StrangeJournal bool // the node has a journal that this host's agent did not write for it
 	Learnt         Learnt
 }
 
-// Read reads the host's record, and finds out by it whether this host's agent wrote the journal on the node. The record counts only
-// for the node object that it was written for. Boot is the ID of the host's boot. The journal is nil if no change is under way.
+// Read reads the host's record, which shows whether this host's agent wrote the journal on the node. The record counts only for the node object that it
+// was written for. Boot is the ID of the host's boot. The journal is nil if no change is under way.
 func (w *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *Journal, known Known, err error) {
 	h := w.Record
 	if err := h.Load(ctx); err != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Version is that of the format which this package writes. Every version has the fields version and toRestore, with the same
-// meaning: an agent of any version can read whether a record of any other has something to restore.
+// Version is the version of the format that this package writes. Every version has the fields version and toRestore, with the same meaning: an agent of any
+// version can read whether a record of any other has something to restore.
 const Version = 1
 
-// Bounds of a record, beside maxJournal of each journal in it.
+// Bounds of a record, besides maxJournal for each journal in it.
 const (
 	MaxSize    = 2 << 20 // bytes of the file
 	maxNext    = 4       // journals whose write to the node may still arrive
@@ -32,10 +32,10 @@ type Record struct {
 	Version   int      `json:"version"`
 	ToRestore []string `json:"toRestore,omitempty"` // what the agent must restore, in sentences for users; empty if nothing
 	Node      string   `json:"node,omitempty"`      // name of the node object that the journal was written to
-	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered again is another
+	UID       string   `json:"uid,omitempty"`       // and its UID: a node that was deleted and registered again is another one
 	Operation string   `json:"operation,omitempty"` // the change that the journal is of
 	Journal   string   `json:"journal,omitempty"`   // the annotation, word by word, as the API server has accepted it
-	Next      []string `json:"next,omitempty"`      // annotations that the agent has sent since, without an answer of the API server
+	Next      []string `json:"next,omitempty"`      // annotations that the agent has sent since, without an answer from the API server
 	Ends      bool     `json:"ends,omitempty"`      // the agent is about to remove the annotation
 	Host      Host     `json:"host,omitzero"`
 	Learnt    Learnt   `json:"learnt,omitzero"`
@@ -53,10 +53,10 @@ type Host struct {
 	Persistent []string `json:"persistent,omitempty"` // UUIDs of GPUs that were in persistence mode
 }
 
-// ErrCorrupt means that no agent has written the file like that.
+// ErrCorrupt means that no agent has written such a file.
 var ErrCorrupt = errors.New("it is not a record that an agent has written")
 
-// NewerError is a record in a version that is newer than this package.
+// NewerError is a record in a newer version than this package's.
 type NewerError struct {
 	Version   int
 	ToRestore []string // what the newer agent must restore, empty if the record can be set aside
@@ -70,7 +70,7 @@ func (e *NewerError) Error() string {
 	return text
 }
 
-// ParseRecord reads a record, and refuses fields that it does not know. The error is a *NewerError or matches ErrCorrupt.
+// ParseRecord reads a record, and refuses unknown fields. The error is a *NewerError or matches ErrCorrupt.
 func ParseRecord(data []byte) (Record, error) {
 	if len(data) > MaxSize {
 		return Record{}, fmt.Errorf("%w: it is longer than %d bytes", ErrCorrupt, MaxSize)
@@ -99,7 +99,7 @@ func ParseRecord(data []byte) (Record, error) {
 	return r, nil
 }
 
-// summary cuts what a newer record has to restore to what a message can hold.
+// summary shortens a newer record's list of things to restore to fit into a message.
 func summary(restores []string) []string {
 	const most, longest = 8, 256
 	var out []string
@@ -112,7 +112,7 @@ func summary(restores []string) []string {
 	return out
 }
 
-// check holds the record to its bounds, as another program may have written it.
+// check holds the record to its bounds: another program may have written it.
 func (r *Record) check() error {
 	err := errors.Join(
 		names("toRestore", r.ToRestore, maxText), name("node", r.Node), name("uid", r.UID), name("operation", r.Operation),

@@ -26,7 +26,7 @@ type Writer struct {
 	Clock  *monotonic.Clock
 }
 
-// Write is what a journal is written for.
+// Write describes why a journal is written.
 type Write struct {
 	Node        *corev1.Node
 	Boot        string    // ID of the host's boot
@@ -34,7 +34,7 @@ type Write struct {
 	Fingerprint string    // fingerprint of the desired config
 	GivesBack   bool      // the step takes nothing: the agent performs it even if it cannot write the host's record
 	Disrupted   bool      // the change has taken something from the node already
-	Since       time.Time // since when the agent waits until it can write the host's record; zero if it does not wait
+	Since       time.Time // since when the agent has been unable to write the host's record; zero if it does not wait for that
 }
 
 // Amend writes the journal again, and removes the annotations of users that the journal now holds.
@@ -43,8 +43,8 @@ func (w *Writer) Amend(ctx context.Context, write Write, j Journal, spent ...str
 	return err
 }
 
-// Write writes the journal: into the host's record first, then, by the patch, to the node. If it cannot write the record, it does not begin
-// a step that takes something from the node or the host, and performs one that gives back without.
+// Write writes the journal: first into the host's record, then, with the patch, to the node. If it cannot write the record, it refuses a step that takes
+// something from the node or the host, but lets one that restores go on.
 func (w *Writer) Write(ctx context.Context, write Write, j Journal, patch func(node *corev1.Node, text string) ([]byte, error)) (*corev1.Node, error) {
 	text, err := j.Encode()
 	if err != nil {
@@ -73,8 +73,7 @@ func Refused(err error) bool {
 		apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// Unrecorded returns why the agent takes nothing: it cannot record that. A change that is under way is postponed, and undone
-// until then.
+// Unrecorded returns why the agent takes nothing: it could not record that. A change that is under way is postponed and undone.
 func (w *Writer) Unrecorded(write Write, err error) error {
 	if write.Disrupted {
 		return &api.Failure{
@@ -100,7 +99,7 @@ func (w *Writer) TryRecord(ctx context.Context, write Write) error {
 	return nil
 }
 
-// ForeseeRecord returns why TryRecord would have to wait, and leaves the record as it is.
+// ForeseeRecord returns why TryRecord would have to wait. It changes nothing.
 func (w *Writer) ForeseeRecord(ctx context.Context, write Write) error {
 	r := w.Record.Now()
 	r.ToRestore = restoresOf(r)
@@ -110,8 +109,8 @@ func (w *Writer) ForeseeRecord(ctx context.Context, write Write) error {
 	return nil
 }
 
-// RecordRestores repeats the last write of the record, if that has failed, before a step takes something from the host: while the disk knows less
-// than the node, the agent would not give it back after a crash and without the annotation. The error is why the step has to wait.
+// RecordRestores repeats the last write of the record, if it has failed, before a step takes something from the host. While the disk knows less than the
+// node, an agent that finds no annotation after a crash would not restore it. The error says why the step has to wait.
 func (w *Writer) RecordRestores(ctx context.Context, write Write, step plan.Step) error {
 	if !step.Traits().TakesFromHost || write.GivesBack || w.Record.DiskCoversRestores() {
 		return nil
@@ -122,7 +121,7 @@ func (w *Writer) RecordRestores(ctx context.Context, write Write, step plan.Step
 	return nil
 }
 
-// Tidy removes the change from the record once nothing is pending, and repeats a write that has failed.
+// Tidy removes the change from the record once nothing is pending, and repeats a failed write.
 func (w *Writer) Tidy(ctx context.Context, pending bool) {
 	r := w.Record.Now()
 	if !pending {
@@ -138,7 +137,7 @@ func (w *Writer) Learn(ctx context.Context, learnt Learnt) {
 	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
-// LearnFirst keeps what later changes need to know of a step, before that is performed. The error is why the step has to wait.
+// LearnFirst keeps what later changes need to know of a step before the agent performs it. The error says why the step has to wait.
 func (w *Writer) LearnFirst(ctx context.Context, write Write, learnt Learnt) error {
 	if write.GivesBack {
 		w.Learn(ctx, learnt)

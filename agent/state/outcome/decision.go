@@ -19,10 +19,10 @@ type Decision struct {
 	Planned  time.Time
 	Failure  *api.Failure // the agent gives the change up, and undoes it
 	Waits    For
-	NoReset  bool // the GPU changes its mode at a reboot only: the plan is another one from now on
+	NoReset  bool // the GPU changes its mode only at a reboot: the plan changes
 }
 
-// longestDecision bounds the cause, so that a condition has room for the desired config, and for what becomes of the node.
+// longestDecision bounds the cause, so that a condition has room for the desired config and for what happens to the node.
 const longestDecision = 768 // characters
 
 // Bounded returns the decision with texts fit for a condition: short enough, and with its GPUs as named names them.

@@ -8,12 +8,12 @@ const (
 	DriverRetry = 5 * time.Second
 	// EvictionRetry is the longest pause between two observations of pods that are leaving.
 	EvictionRetry = 5 * time.Second
-	// InUseRetry is the pause before the agent tries a step again whose GPU a process still holds.
+	// InUseRetry is the pause before the agent retries a step on a GPU that a process still holds.
 	InUseRetry = 2 * time.Second
 	// InUseNews is the least time between two reports of the processes that hold a GPU: each is a write to the node.
 	InUseNews = time.Minute
-	// APIRetry is the longest pause after an observation that ended since the API server did not answer, but for the pauses of decide.Retries after
-	// passes in which it failed requests: it may answer again at any moment.
+	// APIRetry is the longest pause after an observation that the API server did not answer: it may answer again at any moment. decide.Retries has longer
+	// pauses after passes with failed requests.
 	APIRetry = 10 * time.Second
 	// ConflictRetry is the pause after another program wrote the node at the same moment.
 	ConflictRetry = 100 * time.Millisecond
