@@ -1,8 +1,7 @@
-// Package agent keeps the GPUs of one node as the node's labels ask.
+// Package agent keeps the GPUs of one node as the node's labels request.
 //
-// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop; each package
-// below it has one subject, and gets what it needs in new.go. It knows no NVIDIA library and no file format: cmd hands it the driver
-// and the parser.
+// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop; each package below it has one
+// subject, and gets its dependencies in new.go. cmd hands it the driver and the parsers: it knows neither NVIDIA's library nor file formats.
 package agent
 
 import (
@@ -47,8 +46,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Agent keeps one node as its labels ask. What it is made of keeps memories of its own: a restart loses all of them, and the next passes gather them
-// again.
+// Agent keeps one node as its labels request. Its parts remember things in memory: a restart loses them, and the next passes gather them again.
 type Agent struct {
 	env       act.Env
 	observers observers
@@ -58,7 +56,7 @@ type Agent struct {
 
 	monitors monitor.Monitors
 	health   monitor.Health   // one of the monitors
-	uses     func() []api.Use // which pod uses how much of which GPU or instance, by the monitors
+	uses     func() []api.Use // how much each pod uses of which GPU or instance, from the monitors
 
 	edited func() (other bool, wrong string) // of the settings; nil if they are in no file
 
@@ -66,10 +64,10 @@ type Agent struct {
 	hasObserved    bool      // this process has observed the node once
 	resumes        bool      // this process has found a change under way, and has not gone on with it yet
 	changeUnderway bool      // the last pass observed a change under way
-	driverReplaced bool      // the driver is another one than this process has loaded
+	driverReplaced bool      // the driver is no longer the one that this process has loaded
 }
 
-// observers are what an observation is made by.
+// observers make an observation.
 type observers struct {
 	client       kube.Interface
 	kubelet      Kubelet
@@ -86,14 +84,14 @@ type observers struct {
 	ownership    *observe.Ownership
 }
 
-// deciders are what the agent decides by.
+// deciders decide.
 type deciders struct {
 	resolver *decide.Resolver
 	gates    *decide.Gate
 	retries  *decide.Retries
 }
 
-// actors are what performs the steps, and what does the upkeep.
+// actors perform the steps, and do the upkeep.
 type actors struct {
 	journal   *journal.Writer
 	slot      *fleet.Slot
@@ -112,7 +110,7 @@ type actors struct {
 	resets    *remedy.Resets
 }
 
-// reporters are what the agent reports by.
+// reporters report.
 type reporters struct {
 	reporter *report.Writer
 	metrics  *metrics.Metrics
@@ -121,7 +119,7 @@ type reporters struct {
 
 // forgetter keeps times of the host's clock in memory.
 type forgetter interface {
-	// Forget drops whatever was computed from earlier times of the clock, as if the process began now.
+	// Forget drops everything computed from earlier times of the clock, as if the process began now.
 	Forget(now time.Time)
 }
 
@@ -134,11 +132,11 @@ func (a *Agent) forgetters() []forgetter {
 	}
 }
 
-// ErrEdited says that the settings are other ones than this process has read, and good, so that a new process has to take them over.
+// ErrEdited says that someone has edited the settings since this process read them, without a mistake: a new process has to take over.
 var ErrEdited = errors.New("the settings were edited")
 
-// Run keeps the node as desired until ctx ends. It completes a step that has begun before it returns. The error is
-// nvml.ErrReplaced: NVIDIA's driver is another one than this process has loaded, and only a new process can go on; or ErrEdited.
+// Run keeps the node as desired until ctx ends. It completes a step that has begun before it returns. The error is nvml.ErrReplaced if NVIDIA's driver is no
+// longer the one that this process has loaded, so only a new process can go on; or ErrEdited.
 func (a *Agent) Run(ctx context.Context) error {
 	wake := a.observers.wakes.Watch(ctx)
 	for _, m := range a.monitors {
@@ -173,8 +171,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// checkSettings reports whether the settings have changed since this process has read them, and whether the condition has to say something else about
-// their mistakes. Settings with mistakes change nothing else.
+// checkSettings reports whether the settings have changed since this process read them, and whether the condition has to say something else about their
+// mistakes. Settings with mistakes have no other effect.
 func (a *Agent) checkSettings() (other, news bool) {
 	if a.edited == nil {
 		return false, false
@@ -282,9 +280,9 @@ func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 	return a.cleanUpWhileWaiting(ctx, in, err)
 }
 
-// correct returns a wait of no length if the node still says that nothing is under way, though an earlier process has begun a change: that one was killed
-// before it had reported. This pass reports, and the next one performs the step; else an agent that is killed after each step would cut the GPUs of a node
-// that is True all the while. A process does so once: a condition that cannot be written holds up no change.
+// correct returns a wait of no length if an earlier process was killed before it reported its change, so that the node still says that nothing is under way.
+// This pass reports, and the next one performs the step. Otherwise an agent that is killed after each step would cut the GPUs while the condition stays True.
+// A process does so once: a condition that cannot be written must not hold up a change.
 func (a *Agent) correct(in act.Input) error {
 	resumes := a.resumes
 	a.resumes = false
@@ -321,14 +319,14 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 	return nil
 }
 
-// renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, whatever else of it can be seen.
+// renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, even if the agent can see nothing else of it.
 func (a *Agent) renewWhileUnavailable(ctx context.Context, seen *state.Observed) {
 	if j := seen.Journal; j != nil && (j.KeepsPodsAway() || len(j.Paused) > 0) {
 		a.actors.slot.Renew(ctx, seen)
 	}
 }
 
-// taintUnhealthy has the node tainted while a GPU is not well, also while nothing else can be seen of it.
+// taintUnhealthy keeps the node tainted while a GPU is unhealthy, even if the agent can see nothing else of the node.
 func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 	if seen.Node == nil {
 		return
@@ -337,8 +335,8 @@ func (a *Agent) taintUnhealthy(ctx context.Context, seen *state.Observed) {
 	a.actors.taint.Follow(ctx, seen.Node, len(critical) > 0, known)
 }
 
-// keepRules has claims get no device of a GPU that is not well, if the settings say so, and none that the journal names. While it is not known which
-// devices those are, as after a restart of NVIDIA's DRA driver, the rules stay as they are.
+// keepRules keeps claims from the devices of an unhealthy GPU, if the settings say so, and from those that the journal names. While the agent does not know
+// these devices, as after a restart of NVIDIA's DRA driver, it leaves the rules unchanged.
 func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 	if !seen.DRA.Complete {
 		return
@@ -361,7 +359,7 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 	a.actors.rules.Keep(ctx, closed)
 }
 
-// noteObserved ends the pauses after observations that failed, and counts, in the metrics, a change that was under way when this process began.
+// noteObserved ends the pauses after failed observations. If a change was under way when this process began, it counts that in the metrics.
 func (a *Agent) noteObserved(_ context.Context, seen *state.Observed) {
 	a.deciders.retries.ForgetObservations()
 	if !a.hasObserved && seen.Journal != nil {
@@ -380,7 +378,7 @@ func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	a.actors.units.ReportNotRunning(seen)
 }
 
-// reportUnreadClaims says why claims count as any GPU, when that is news.
+// reportUnreadClaims says why the agent treats claims as holding every GPU, when that is news.
 func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 	err := a.observers.claims.News(seen)
 	if err == nil {
@@ -398,8 +396,8 @@ func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 	a.actors.journal.Tidy(ctx, seen.Journal != nil || seen.Record.StrangeJournal || len(pending.Stopped)+len(pending.Persistent) > 0)
 }
 
-// mendPluginKey writes the agent's key of the device plugin's configs again, if it is not as the agent has written it. If it cannot, the pass goes on: the
-// plugin has read the key, and what needs it asks for it (mayPerform).
+// mendPluginKey rewrites the agent's key of the device plugin's configs if someone has changed it. If it cannot, the pass goes on: the plugin has read the
+// key, and mayPerform checks it for the steps that need it.
 func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) {
 	news, err := a.actors.handover.Mend(ctx, seen, want)
 	if news != "" {
@@ -407,8 +405,8 @@ func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want st
 	}
 }
 
-// cleanUpWhileWaiting restores now what an earlier agent has left without a journal, if the change that would restore it must wait,
-// perhaps for days. Err is that wait.
+// cleanUpWhileWaiting restores now what an earlier agent has left without a journal: the change that would restore it must wait, perhaps for days. Err is
+// that wait.
 func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error) (act.Input, error) {
 	var wait *outcome.Waiting
 	errors.As(err, &wait)
@@ -422,8 +420,8 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error
 	return in, a.execute(ctx, act.Input{Seen: &left, Want: in.Want, Steps: rest})
 }
 
-// setClock follows a step of the host's clock, unless a change is under way, which has deadlines. The agent then forgets all times that it
-// remembers by the clock as it was before.
+// setClock follows a step of the host's clock. The agent then forgets all times that it remembers by the former clock. It does nothing during a change, which
+// has deadlines.
 func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	if seen.Journal != nil {
 		return
@@ -457,7 +455,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 		return want, steps, err
 	}
 	if want.Unread != nil {
-		want, _ = a.deciders.resolver.Asked(seen.Node) // the files could not be read: certain is only what the labels say
+		want, _ = a.deciders.resolver.Asked(seen.Node) // the files could not be read: only the labels are certain
 	}
 	steps, err = a.planTo(ctx, seen, want, revised)
 	return want, steps, err

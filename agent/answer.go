@@ -23,13 +23,12 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// renewal is the longest time between two passes while a request for a plan stands on the node: what holds a change up may pass without a watch that
-// shows it, as a disruption budget, a slot of the pool or the beginning of a window.
+// renewal is the longest time between two passes while a user requests a plan. No watch shows the end of some obstacles: a disruption budget, a slot of the
+// pool, the beginning of a window.
 const renewal = 30 * time.Second
 
-// answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. A plan whose request stands
-// still is made again, and written if it says something else than the answer on the node. If the agent cannot answer, it logs that, and goes on with
-// the change.
+// answer writes the answer to the request in the node's annotation, or removes the answer to a request that was removed. While a request for a plan stays,
+// the agent plans again, and writes a plan that differs from the one on the node. If it cannot answer, it logs that, and continues with the change.
 func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	if seen.Node == nil {
 		return
@@ -64,20 +63,19 @@ func (a *Agent) answer(ctx context.Context, seen *state.Observed, ended error) {
 	}
 }
 
-// asksForPlan reports whether the request is for a plan, whose answer is kept up to date. A diagnosis and the use of GPUs say how the node was when
-// they were asked for.
+// asksForPlan reports whether the request is for a plan, which the agent keeps up to date. A diagnosis and the use of GPUs show the node at the time of the
+// request.
 func asksForPlan(request string) bool {
 	return request != config.RequestDiagnosis && request != config.RequestTop
 }
 
-// renews reports whether the answer to the request that stands on the node is to be made again: in each pass, but for those that follow each other
-// within the settle time.
+// renews reports whether the agent has to answer the node's request again: in each pass, at most once in the settle time.
 func (a *Agent) renews(request string) bool {
 	since := a.env.Clock.Since(a.answered)
 	return asksForPlan(request) && (since < 0 || since >= settleTime)
 }
 
-// encodedAnswer is the answer as the annotation has it. One that says the same as the given one is of the same time.
+// encodedAnswer is the answer as the annotation has it. If it says the same as the given one, it keeps its time.
 func (a *Agent) encodedAnswer(ctx context.Context, seen *state.Observed, ended error, request string, given *api.Answer) (string, error) {
 	out, room := a.answerTo(ctx, seen, ended, request), report.RoomFor(seen.Node, config.AnnotationPlan, report.AnswerRoom)
 	a.answered = a.env.Clock.Now()
@@ -92,7 +90,7 @@ func (a *Agent) encodedAnswer(ctx context.Context, seen *state.Observed, ended e
 	return report.EncodeAnswer(out, room)
 }
 
-// givenFor returns the answer that the annotation holds, if it is one to the request; nil if it is not.
+// givenFor returns the answer in the annotation if it is for the request; otherwise nil.
 func givenFor(annotation, request string) *api.Answer {
 	var given api.Answer
 	if json.Unmarshal([]byte(annotation), &given) != nil || given.For != request {
@@ -101,7 +99,7 @@ func givenFor(annotation, request string) *api.Answer {
 	return &given
 }
 
-// answerTo plans what the request asks for.
+// answerTo answers the request.
 func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error, request string) api.Answer {
 	out := api.Answer{For: request, At: a.env.Clock.Stamp()}
 	switch request {
@@ -144,7 +142,7 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	return out
 }
 
-// belowProfile says what comes of a label of another config beside that of a profile: nothing, unless the device plugin's config manager reads it.
+// belowProfile refuses a label of another config while a profile is set: it has no effect, unless the device plugin's config manager reads it.
 func belowProfile(seen *state.Observed, profile, label, name string) string {
 	node := seen.Node.Name
 	if label == config.LabelDevicePluginConfig && seen.DevicePlugin.ObeysLabel {
@@ -156,7 +154,7 @@ func belowProfile(seen *state.Observed, profile, label, name string) string {
 		config.LabelProfile, profile, node, label)
 }
 
-// refusal is the reason of a refusal, as the node's condition would have it; empty if it has none.
+// refusal is the reason that the node's condition would have for a refusal; empty if it has none.
 func refusal(err error) config.Reason {
 	var stalled *outcome.Stalled
 	var refused *plan.Refused

@@ -13,9 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Diagnose says why the node is as it is, and changes nothing. The caller passes in running whether another process is this machine's
-// agent, since it tries the lock. If the driver, kubelet or the API server does not answer, the diagnosis says so, and reports what the
-// rest has shown.
+// Diagnose explains the node's state, and changes nothing. Running says whether another process is this machine's agent: the caller has tried the lock. If
+// the driver, kubelet or the API server does not answer, the diagnosis says so, and reports what the others have shown.
 func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 	e := a.evidence(ctx)
 	e.Running, e.Agent.Runs = running, running
@@ -59,7 +58,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	return e
 }
 
-// whyNotBegun returns why the agent does not begin a change although nothing on the node is in its way: a gate, or the pool.
+// whyNotBegun returns why the agent does not begin a change although nothing on the node prevents it: a gate, or the pool.
 func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	var wait *outcome.Waiting
 	switch {
@@ -73,7 +72,7 @@ func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
 	return wait
 }
 
-// observeFurther reads what observe has not, since it ended early: a diagnosis lists the pods even without a driver.
+// observeFurther reads what is missing if observe ended early: a diagnosis lists the pods even without a driver.
 func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended error) {
 	var stalled *outcome.Stalled
 	switch {
@@ -102,7 +101,7 @@ func (a *Agent) observeFurther(ctx context.Context, e *diagnosis.Evidence, ended
 	a.observeKubelet(ctx, e.Observed, e.Pods)
 	a.observeOthers(e.Observed)
 	if e.GPUs == nil {
-		e.Capacity.Missing = nil // without GPUs there is nothing to compare it with
+		e.Capacity.Missing = nil // there are no GPUs to compare the capacity with
 	}
 }
 

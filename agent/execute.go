@@ -52,8 +52,8 @@ func (a *Agent) execute(ctx context.Context, in act.Input) error {
 	return err
 }
 
-// errNotFresh means that the agent planned the step by what the watches have shown, which may be out of date. The next pass reads the
-// API server, and plans again.
+// errNotFresh means that the agent planned the step from what the watches have shown, which may be out of date. The next pass reads the API server, and plans
+// again.
 var errNotFresh = errors.New("the step needs a fresh observation")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
@@ -71,8 +71,8 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	return a.actors.fencing.Preflight(ctx, in)
 }
 
-// isForward reports whether the agent is in the middle of what the label asks for: a GPU, or the device plugin's config, is not as it was when the
-// change began, and the change is not being undone.
+// isForward reports whether the agent is in the middle of the requested change, and not undoing it: a GPU or the device plugin's config differs from when the
+// change began.
 func isForward(seen *state.Observed, want state.Desired) bool {
 	return seen.HardwareOrPluginTouched() && !want.Undo
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 )
 
-// executors returns what performs each kind of step.
+// executors returns the function that performs each kind of step.
 func (a *Agent) executors() map[plan.Kind]func(ctx context.Context, in act.Input) error {
 	return map[plan.Kind]func(ctx context.Context, in act.Input) error{
 		plan.Record:      a.actors.fencing.WriteJournal,
@@ -67,12 +67,12 @@ func (a *Agent) evictPods(ctx context.Context, in act.Input) error {
 	return a.actors.evictions.Evict(ctx, in)
 }
 
-// restartLatePlugin restarts a device plugin that does not offer in time what the GPUs have.
+// restartLatePlugin restarts a device plugin that does not advertise the GPUs' devices in time.
 func (a *Agent) restartLatePlugin(ctx context.Context, in act.Input) error {
 	return a.actors.verifier.Within(in, a.actors.evictions.Evict(ctx, in))
 }
 
-// pauseOperands removes operands from the node: one by its label, or, if the step names no label, all that the fence keeps away.
+// pauseOperands removes operands from the node: one by its label; if the step names no label, all that the fence keeps away.
 func (a *Agent) pauseOperands(ctx context.Context, in act.Input) error {
 	if in.Step().Label == "" {
 		return a.evictPods(ctx, in)

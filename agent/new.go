@@ -48,7 +48,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Kubelet reports, by its pod-resources API, which pod it has given which device, and which devices it may give out.
+// Kubelet reports through its pod-resources API which devices each pod has, and which devices it may allocate.
 type Kubelet interface {
 	Assignments(ctx context.Context) (holders.Assignments, error)
 	Allocatable(ctx context.Context) (map[string][]string, error)
@@ -65,22 +65,22 @@ type Options struct {
 	Units   units.Systemd
 	Specs   hardware.Specs
 	Record  journal.Store
-	// Health is what the agent learns the health of GPUs from. Without a driver in it the agent does not watch their health.
+	// Health has the sources of the GPUs' health. Without a driver in it the agent does not watch their health.
 	Health health.Sources
-	// Usage reports how much processes use of the GPUs. Without it the agent does not watch that.
+	// Usage reports how much of the GPUs processes use. Without it the agent does not watch that.
 	Usage nvml.UsageReader
 
 	Processes holders.Processes
 	Parse     func(data []byte) (map[string]catalog.MIGConfig, error) // reads a file in mig-parted's format
 	Plugin    catalog.PluginFormat
-	// PluginFile is the path of the device plugin's config file in this process. If it is empty, it is that on the host, by the settings.
+	// PluginFile is the path of the device plugin's config file for this process. If it is empty, the settings' path counts.
 	PluginFile string
 	Settings   config.Settings
-	// Edited reports whether the file of the settings has other ones by now, or what is wrong with it. It may be nil.
+	// Edited reports whether the settings' file has changed, or what is wrong with it. It may be nil.
 	Edited   func() (other bool, wrong string)
 	Clock    clock.WithTicker
 	Events   record.EventRecorder
-	Sources  []report.Source // of the status, beside the agent's own parts
+	Sources  []report.Source // of the status, besides the agent's monitors
 	Metrics  *metrics.Metrics
 	Liveness *report.Liveness
 	Log      *zap.Logger
@@ -124,7 +124,7 @@ func New(o Options) *Agent {
 func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 	record := &journal.Keeper{Store: o.Record, Log: o.Log.Named("record")}
 	wakes := &watch.Sources{Client: o.Client, Objects: objects, Clock: env.Clock, Log: o.Log}
-	if o.Health.Driver == nil { // otherwise the monitor of health listens to the driver, and wakes the loop
+	if o.Health.Driver == nil { // otherwise the health monitor listens to the driver, and wakes the loop
 		wakes.Driver = o.Driver
 	}
 	return observers{
@@ -152,8 +152,8 @@ func newDeciders(o Options, env act.Env) deciders {
 	}
 }
 
-// addHealth makes the monitor of the GPUs' health, and returns the driver by which the agent works: the monitor's, which knows by it what is the agent's
-// own doing.
+// addHealth makes the health monitor, and returns the driver for the agent to use. It goes through the monitor, so that the monitor recognizes the agent's own
+// calls.
 func (a *Agent) addHealth(o Options) nvml.Driver {
 	if o.Health.Driver == nil {
 		a.health = monitor.NoHealth{}
@@ -170,7 +170,7 @@ func (a *Agent) addHealth(o Options) nvml.Driver {
 	return h.Through(o.Driver)
 }
 
-// newActors makes what performs steps, each after what it depends on.
+// newActors makes the actors, each after those that it depends on.
 func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 	env := a.env
 	writer := &journal.Writer{Record: a.observers.record, Nodes: env.Nodes, Fence: env.Fence, Clock: env.Clock}
@@ -216,7 +216,7 @@ func (a *Agent) addMonitors(o Options) {
 	a.monitors, a.uses = append(a.monitors, used), used.Uses
 	if o.Usage != nil {
 		beside := owners
-		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // an observation that hangs there holds up no pass
+		beside.Processes = holders.Processes{Root: o.Processes.Root, Lanes: &holders.Lanes{}} // so that an observation that hangs here holds up no pass
 		busy := idle.New(idle.Options{
 			Settings: o.Settings.Idle, Reader: o.Usage, Owners: beside, PodEvent: a.env.Events.Pod, Clock: o.Clock, Log: o.Log.Named("idle"),
 		})

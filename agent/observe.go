@@ -18,13 +18,12 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// observe reads the node, its pods, kubelet, the ConfigMaps, the host's record and the GPUs. It changes nothing, and sends no Event: pass
-// draws the conclusions.
-// It reads what the watches have shown; but if the pass before has found something to do, it asks the API server.
+// observe reads the node, its pods, kubelet, the ConfigMaps, the host's record and the GPUs. It changes nothing, and sends no Event: pass draws the
+// conclusions. It reads what the watches have shown; but if the pass before has found something to do, it reads from the API server.
 func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen := &state.Observed{}
 	a.observers.objects.Begin(a.actors.verifier.LastObservationDue())
-	// Each read of a pass has a deadline of its own: a server that answers slowly still lets a pass end. The pods are asked for beside the node.
+	// Each read of a pass has its own deadline: a server that answers slowly still lets a pass end. The client requests the pods together with the node.
 	call, cancel := context.WithTimeout(ctx, a.env.Settings.Timeouts.APICall)
 	defer cancel()
 	node, err := a.observers.objects.Node(call)
@@ -63,7 +62,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	}
 	a.observeKubelet(ctx, seen, pods)
 	if !seen.Owner.MayCut() {
-		seen.Sick = nil // a reset destroys the instances, which here are not the agent's to make again
+		seen.Sick = nil // a reset destroys the instances, and here the agent may not recreate them
 	}
 	a.observeOthers(seen)
 	a.actors.rebooter.Observe(ctx, seen, pods)
@@ -74,8 +73,8 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	return seen, nil
 }
 
-// listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that are not there: the agent knows pods of NVIDIA's programs by
-// their labels, which any user may set, and so such a pod counts only if its DaemonSet exists.
+// listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that do not exist. The agent recognizes pods of NVIDIA's programs by
+// their labels, which any user may set, so such a pod counts only if its DaemonSet exists.
 func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, error) {
 	call, cancel := context.WithTimeout(ctx, a.env.Settings.Timeouts.APICall)
 	defer cancel()
@@ -86,8 +85,8 @@ func (a *Agent) listPods(ctx context.Context, node types.UID) ([]corev1.Pod, err
 	return a.observers.sets.Believe(call, node, pods)
 }
 
-// observeKubelet sorts the pods into holders and operands, and compares what kubelet offers with the GPUs. If kubelet does not answer, that is
-// no error: the agent then takes each pod for a holder of any device, and verifies no capacity.
+// observeKubelet sorts the pods into holders and operands, and compares kubelet's devices with the GPUs. It is no error if kubelet does not answer: the agent
+// then treats each pod as holding every device, and verifies no capacity.
 func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods []corev1.Pod) {
 	call, cancel := context.WithTimeout(ctx, a.env.Settings.Timeouts.APICall)
 	defer cancel()
@@ -107,8 +106,8 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity = offer.CompareHardware(seen, offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, nil))
 }
 
-// observeClaims reads which devices resource claims have, and which are closed to them: where the observation reads the API server, during a change, and for a plan that a user asks
-// for. A node at rest costs the API server no request for them, whatever its pods do.
+// observeClaims reads which devices resource claims have, and which are closed to them: whenever the observation reads the API server, during a change, and
+// for a plan that a user requests. A node at rest costs the API server no request for claims, whatever its pods do.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	_, asked := seen.Node.Annotations[config.AnnotationPreview]
 	a.observers.claims.Observe(ctx, seen, a.observers.objects.AreFresh() || seen.Journal != nil || asked)
@@ -125,8 +124,7 @@ func (a *Agent) observeOthers(seen *state.Observed) {
 	a.observers.processes.ObserveClients(seen)
 }
 
-// operandLabels returns the labels by which the agent pauses operands: those of the settings first, then those that an agent has left on the
-// node or that the journal holds.
+// operandLabels returns the labels that pause operands: those of the settings first, then those that an agent has left on the node or in the journal.
 func operandLabels(seen *state.Observed, ofSettings []string) []string {
 	out := slices.Clone(ofSettings)
 	left := slices.Sorted(maps.Keys(seen.Leftovers.Orphan.Labels))
@@ -141,9 +139,9 @@ func operandLabels(seen *state.Observed, ofSettings []string) []string {
 	return out
 }
 
-// observePlugin reads the config of the device plugin if a change has replaced it, or if what the labels ask for depends on it. So a mount that does not answer
-// holds up no node that asks for none of it, and a config manager's ConfigMap costs no request there. Where nothing is asked for, it sees now and then whether
-// there are configs that a label could name.
+// observePlugin reads the device plugin's config only if a change has replaced it, or if the request depends on it. On other nodes a mount that does not
+// answer holds nothing up, and a config manager's ConfigMap costs no request. If the labels request nothing, it checks now and then whether there are configs
+// that a label could name.
 func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
 	want, err := a.deciders.resolver.Desired(seen)
 	switch {
@@ -154,7 +152,7 @@ func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// planned returns what the planner needs of the observation. It first adds to the observation who holds the devices that the targets take away.
+// planned returns what the planner needs of the observation. First it adds to the observation who holds the devices that the targets take.
 func (a *Agent) planned(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	a.observeTaken(ctx, seen, plan.Takes(decide.Planned(seen, want, a.env.Settings), want.Planned(targets)))
 	return decide.Planned(seen, want, a.env.Settings)

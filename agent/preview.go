@@ -19,8 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Preview plans what the label would ask for on the node as it is now, and changes nothing. Label and name
-// are those of an Ask. The error is the refusal that the node's condition would show.
+// Preview plans the change that the label would request of the present node, and changes nothing. Label and name are those of an Ask. The error is the
+// refusal that the node's condition would show.
 func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result, error) {
 	seen, err := a.observe(ctx)
 	if err != nil {
@@ -31,11 +31,11 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 	return a.previewOf(ctx, seen, node)
 }
 
-// previewOf plans for the node with other labels and annotations, by an observation that the caller has made, and asks the gates of a change for their verdict.
+// previewOf plans for the node with other labels and annotations, from the caller's observation, and asks the gates of a change for their verdict.
 func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1.Node) (preview.Result, error) {
 	seen := a.observedWith(ctx, now, node)
 	key := node.Labels[config.LabelDevicePluginConfig]
-	foretold := key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
+	newKey := key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
 	want, err := a.deciders.resolver.Resolve(seen)
 	if err != nil {
 		return heldUp(preview.Result{}, err)
@@ -43,7 +43,7 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	a.actors.verifier.Compare(seen, want)
 	want.KeepForeign(seen.Journal)
 	planned := a.planned(ctx, seen, want, want.Targets)
-	planned.Plugin.Foretold = foretold && want.Plugin != nil && want.Plugin.UserManaged
+	planned.Plugin.Foretold = newKey && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
 	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin), want.MissingPositions
 	if err != nil || len(p.Steps) == 0 {
@@ -54,20 +54,20 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
 }
 
-// foresee returns why the agent would not begin a change with these steps now, by what it asks before it begins one. It writes nothing.
-// What the device plugin lacks of a config that is foretold is no reason: its config manager gives it that once the label is set.
-func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, foretold bool) error {
+// foresee returns why the agent would not begin a change with these steps now: it makes the checks that come before a change, and writes nothing. If managed is
+// set, the config manager will give the device plugin its config once the label is set, so a config that the plugin still lacks is no reason.
+func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, managed bool) error {
 	err := a.deciders.gates.Allow(seen, want, steps)
 	switch {
 	case err != nil:
 		return err
-	case steps[0].Traits().OnlyObserves && seen.Journal == nil && (!foretold || seen.Kubelet.Err != nil):
+	case steps[0].Traits().OnlyObserves && seen.Journal == nil && (!managed || seen.Kubelet.Err != nil):
 		return a.actors.verifier.Lacks(seen, want)
 	case steps[0].Traits().OnlyObserves:
 		return nil
 	}
 	err = a.actors.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
-	a.observers.wakes.BlockedBy(nil) // the pods that it asks for are in the way of no change; for one that is, the rest of this pass says so again
+	a.observers.wakes.BlockedBy(nil) // these pods block no change yet; if they block the running one, the rest of this pass says so again
 	if err != nil || steps[0].Kind != plan.AcquireSlot {
 		return err
 	}
@@ -98,8 +98,8 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 	return p, nil
 }
 
-// observedWith returns the observation as it would be if the node were like that: of the pool that its labels choose, and with the config that the device
-// plugin's config manager chooses by them.
+// observedWith returns the observation with another node object: with the pool that its labels choose, and the config that the device plugin's config manager
+// chooses by them.
 func (a *Agent) observedWith(ctx context.Context, now *state.Observed, node *corev1.Node) *state.Observed {
 	seen := *now
 	seen.Node = node

@@ -23,9 +23,8 @@ import (
 
 var errNodeGone = errors.New("the node was deleted")
 
-// Recover passes as Run does, until the agent has nothing to restore on the node, and begins no change. It is for a machine on which no
-// agent runs. It calls seen with the node at each observation. The error is nvml.ErrReplaced as that of Run; if ctx ends, it
-// says what the agent must still restore.
+// Recover makes passes like Run until the agent has nothing left to restore on the node. It begins no change. It is for a machine that runs no agent. It calls
+// seen with the node at each observation. The error may be nvml.ErrReplaced, as for Run; if ctx ends, it says what the agent must still restore.
 func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	wake := a.observers.wakes.Watch(ctx)
 	left := pendingRestores{ours: []string{unknown}}
@@ -60,15 +59,15 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 	return errNotRestored(ctx, left)
 }
 
-// clearUnhealthy removes what keeps pods and claims away since a GPU is not well.
+// clearUnhealthy removes the taint and the rules that keep pods and claims from unhealthy GPUs.
 func (a *Agent) clearUnhealthy(ctx context.Context, node *corev1.Node) error {
 	return errors.Join(a.actors.taint.Clear(ctx, node), a.actors.rules.Clear(ctx))
 }
 
-// pendingRestores lists what still keeps pods or operands away from the node, and what is still to be done.
+// pendingRestores lists what still keeps pods or operands away from the node, and what the agent must still do.
 type pendingRestores struct {
 	ours   []string
-	others []string // follows from a change of the agent, but another program undoes it
+	others []string // another program undoes it after a change of the agent
 }
 
 // unknown is what is left to restore on a node that could not be read even once.
@@ -78,7 +77,7 @@ func (r pendingRestores) none() bool { return len(r.ours)+len(r.others) == 0 }
 
 func (r pendingRestores) String() string { return strings.Join(slices.Concat(r.ours, r.others), "; ") }
 
-// errNotRestored is the error when ctx ends before the node was given back.
+// errNotRestored is the error when ctx ends before the node is restored.
 func errNotRestored(ctx context.Context, left pendingRestores) error {
 	return fmt.Errorf("%w; still to be restored: %s", context.Cause(ctx), left)
 }
@@ -144,9 +143,8 @@ func (a *Agent) AwaitRecovered(ctx context.Context, seen func(*corev1.Node)) err
 
 var errMIGManagerRuns = errors.New("NVIDIA's mig-manager runs on this node, and manages its labels itself")
 
-// Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent
-// recover, on a node whose agent may not adopt such labels by its settings. Call it once the agent has restored all else: in the
-// middle of a change operands have to stay away.
+// Restore sets the labels of operands that a mig-manager has left paused back to "true", and returns them. It is for users of gpuslice-agent recover, if the
+// settings do not let the agent adopt such labels. Call it once the agent has restored everything else: operands have to stay away during a change.
 func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	node, err := a.readNode(ctx)
 	if err != nil {
@@ -170,7 +168,7 @@ func (a *Agent) Restore(ctx context.Context) ([]string, error) {
 	return labels, a.env.Nodes.Patch(ctx, node, func(node *corev1.Node) ([]byte, error) { return fence.SetLabels(node, values) })
 }
 
-// pendingRestores returns what the agent must restore on the node. A change that waits for a reboot has given the node back until then.
+// pendingRestores returns what the agent must restore on the node. A change that waits for a reboot has released the node until then.
 func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pendingRestores, error) {
 	seen := &state.Observed{Node: node}
 	var left pendingRestores

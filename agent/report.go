@@ -72,7 +72,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	return a.sleep(seen, steps, d, err)
 }
 
-// byIndex returns the text with the observed GPUs named by their index, by which nvidia-smi knows them, in place of their UUID.
+// byIndex returns the text with the observed GPUs named by nvidia-smi's index instead of their UUID.
 func byIndex(gpus []nvml.GPU, text string) string {
 	for _, gpu := range gpus {
 		if gpu.UUID != "" {
@@ -83,7 +83,7 @@ func byIndex(gpus []nvml.GPU, text string) string {
 	return text
 }
 
-// notes returns what the message says after what the pass has come to. None of them has an effect: what is reported beside the message is reported before.
+// notes returns what the message says after the outcome of the pass. Making them has no other effect: everything besides the message is reported earlier.
 func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step) string {
 	return strings.Join([]string{
 		withdrawn(seen, first),
@@ -96,7 +96,7 @@ func (a *Agent) notes(seen *state.Observed, want state.Desired, first plan.Step)
 	}, "")
 }
 
-// withdrawn adds to a message, which does not name them yet, the pods that hold what kubelet gives out to others.
+// withdrawn adds to a message the pods that hold devices which kubelet allocates to others, unless the message names them already.
 func withdrawn(seen *state.Observed, first plan.Step) string {
 	if len(seen.Capacity.Withdrawn) == 0 || first.Traits().PartOfVerify {
 		return ""
@@ -143,7 +143,7 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 	}
 }
 
-// activity is what the agent does beside the steps. A user who asks why the agent hangs sees it.
+// activity is what the agent does besides the steps. It shows a user where the agent hangs.
 type activity string
 
 const reporting activity = "Report"
@@ -151,8 +151,7 @@ const reporting activity = "Report"
 // String implements fmt.Stringer.
 func (d activity) String() string { return string(d) }
 
-// sleep returns the time until the next pass: none after a step, else what the decision says, at the latest until the
-// heartbeat is due.
+// sleep returns the time until the next pass: none after a step, otherwise the decision's, at most until the heartbeat is due.
 func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decision, err error) time.Duration {
 	if err == nil && len(steps) > 0 {
 		return 0

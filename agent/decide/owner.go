@@ -86,7 +86,7 @@ func awaitDriver(seen *state.Observed) error {
 			offer.AdviceOn(owner), outcome.Moment(owner.Since), owner.Evidence))
 	}
 	if owner.Left <= 0 {
-		return foreign(fmt.Sprintf("see the log of %s, or remove it from this node: it has advertised no GPU since %s (%s); until it does, it may own the GPUs, and nothing changes",
+		return foreign(fmt.Sprintf("see the log of %s, or remove it from this node: it has advertised no GPU since %s (%s); until it does, the agent cannot tell who may cut the GPUs, and changes nothing",
 			owner.Driver, outcome.Moment(owner.Since), owner.Evidence))
 	}
 	wait := &outcome.Waiting{

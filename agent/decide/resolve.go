@@ -213,7 +213,7 @@ func (r *Resolver) asksForTheSame(seen *state.Observed, name string, gpus []nvml
 	return true
 }
 
-// migName returns the MIG config's part of a name to which the key of a device plugin's config may be joined.
+// migName returns the name of the MIG config: name may also have the key of a device plugin's config at its end.
 func migName(name, pluginKey string) string {
 	return strings.TrimSuffix(name, api.DesiredSeparator+pluginKey)
 }

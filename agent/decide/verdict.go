@@ -52,7 +52,7 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 	return v
 }
 
-// holdText is the value of the annotation with which a user holds the node; empty if there is none.
+// holdText is the value of the annotation that holds the node; empty if there is none.
 func holdText(seen *state.Observed) string {
 	text, is := seen.Node.Annotations[config.AnnotationHold]
 	if is && text == "" {

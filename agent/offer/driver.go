@@ -43,7 +43,7 @@ func (driver) operand(o plan.Operand, pod *corev1.Pod) plan.Operand {
 	return o
 }
 
-// Absent implements Offer. No device plugin is missing beside the driver: one would allocate each GPU a second time.
+// Absent implements Offer. The driver needs no device plugin next to it: one would allocate each GPU a second time.
 func (driver) Absent() (why, advice string) { return "", "" }
 
 // Strategy implements Offer: the driver advertises each device by its profile.
@@ -62,7 +62,7 @@ func (d driver) Known() bool {
 	return d.seen.Owner.Kind != api.OwnerDRADynamic && d.seen.DRA.Err == nil
 }
 
-// Offered implements Offer. A device that the driver has tainted is none that pods can get.
+// Offered implements Offer. Pods cannot get a device that the driver has tainted.
 func (d driver) Offered() capacity.Resources {
 	return d.devices(func(device resourcev1.Device) bool { return unhealthyTaint(device) == "" })
 }
@@ -100,7 +100,7 @@ func (d driver) devices(count func(resourcev1.Device) bool) capacity.Resources {
 	return out
 }
 
-// unhealthyTaint returns the key of a taint by which the driver keeps claims from the device; empty if it has none. A taint without an effect keeps none.
+// unhealthyTaint returns the key of a taint that keeps claims from the device; empty if it has none. A taint without an effect does not count.
 func unhealthyTaint(device resourcev1.Device) string {
 	for _, t := range device.Taints {
 		if t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute {
@@ -220,7 +220,7 @@ func (d driver) disagreements() []string {
 }
 
 // Withdrawn implements Offer: the pods with claims of devices that no slice has any more. The driver has restarted since, and such a pod cannot start, or
-// runs on what no longer exists. An undo looks at them only if it cuts GPUs, since it evicts those pods.
+// runs on devices that no longer exist. An undo considers them only if it cuts GPUs, since it then evicts those pods.
 func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
 	s := d.seen
 	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0

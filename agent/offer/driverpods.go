@@ -47,8 +47,8 @@ func gpuDriver(pod *corev1.Pod) *corev1.Container {
 	return nil
 }
 
-// NamesDriver reports whether the pod says that it starts NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and decides
-// nothing.
+// NamesDriver reports whether the pod says that it starts NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and has no
+// other effect.
 func NamesDriver(pod corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return startsDriver(&c) })
 }
@@ -58,7 +58,7 @@ func startsDriver(c *corev1.Container) bool {
 	return slices.ContainsFunc(wordsOf(c), func(word string) bool { return path.Base(word) == driverCommand })
 }
 
-// registers reports whether the pod is of a DaemonSet, and has the folder in which DRA drivers register with kubelet.
+// registers reports whether the pod is of a DaemonSet, and mounts the folder where DRA drivers register with kubelet.
 func registers(pod *corev1.Pod) bool {
 	_, of := holders.DaemonSetOf(pod)
 	return of && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {

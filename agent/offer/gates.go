@@ -74,7 +74,7 @@ func turnedOnByCommand(c *corev1.Container, gate string) (by string, said bool) 
 }
 
 var (
-	// gateValues finds the gates that the agent asks for.
+	// gateValues finds the gates that matter to the agent.
 	gateValues = regexp.MustCompile(`\b(` + gateDynamicMIG + "|" + gateHealthCheck + "|" + gateAllAlpha + `)=["']?(\w{1,10})`)
 	// unreadGates finds gates that a shell or kubelet replaces a part of.
 	unreadGates = regexp.MustCompile("(-" + flagGates + "|" + envGates + ")[\\s=+]+[^\\s;]*[$`]")
@@ -83,8 +83,8 @@ var (
 // longestOfPod bounds each text of a pod in a message: who may create a pod writes them.
 const longestOfPod = 100
 
-// holdsSession reports whether the pod of NVIDIA's DRA driver keeps the library open for as long as it runs, or may do so: a driver does that to watch the
-// health of GPUs.
+// holdsSession reports whether the pod of NVIDIA's DRA driver keeps the library open, or may do so, for as long as it runs: a driver that watches the health
+// of GPUs does.
 func holdsSession(pod *corev1.Pod) bool {
 	c := gpuDriver(pod)
 	return c == nil || turnedOn(c, gateHealthCheck) != ""

@@ -1,5 +1,5 @@
 // Package offer is what offers the node's GPUs to pods: NVIDIA's device plugin through kubelet, or NVIDIA's DRA driver by ResourceSlices. Both answer the
-// same questions, through one interface. The answers follow from one observation alone: the package has no client, no clock and no driver.
+// same questions, through one interface. The answers follow from one observation alone: the package uses no client, clock or driver.
 package offer
 
 import (
@@ -38,13 +38,13 @@ type Offer interface {
 	Known() bool
 	// Missing says how its offer and the GPUs disagree, and what stands: all that it offers by its config; nil if that is not known.
 	Missing(want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources)
-	// Unhealthy names what it lists and lets no pod have.
+	// Unhealthy names the devices that it lists, but keeps from pods.
 	Unhealthy() []string
 	// Withholds reports whether it has found a device of the GPU unhealthy, and keeps that from pods.
 	Withholds(gpu nvml.GPU, under config.MIGStrategy) bool
 	// Withdrawn returns the pods that hold what it offers to others, or to no one. Stands is what Missing returns.
 	Withdrawn(stands capacity.Resources, want state.Desired) []state.Withdrawn
-	// ListsParts reports whether it never offers a GPU as a whole that is cut.
+	// ListsParts reports whether it never offers a cut GPU as a whole.
 	ListsParts() bool
 	// Closable returns the devices of each GPU that DeviceTaintRules can close; nil if they can close none.
 	Closable() map[nvml.UUID][]string
@@ -52,10 +52,10 @@ type Offer interface {
 	Text(want state.Desired) string
 	// Advice says what a user can do about an offer that does not agree with the GPUs.
 	Advice() string
-	// Notes says what users have to know of a change from these GPUs to those.
+	// Notes says what users have to know about a change of the GPUs from before to after.
 	Notes(before, after []nvml.GPU) []string
 
-	// operand adds to what the planner knows of a pod of its own.
+	// operand adds what the planner has to know about one of its pods.
 	operand(o plan.Operand, pod *corev1.Pod) plan.Operand
 }
 
@@ -67,19 +67,19 @@ func Of(seen *state.Observed) Offer {
 	return plugin{seen}
 }
 
-// CompareHardware compares what is offered with the GPUs and with the node object, whatever the labels ask for. Under is the MIG strategy of the device plugin.
+// CompareHardware compares the offer with the GPUs and with the node object, whatever the labels request. Under is the device plugin's MIG strategy.
 func CompareHardware(seen *state.Observed, under config.MIGStrategy) state.Capacity {
 	missing, _ := missingOf(seen, nil, under)
 	return state.Capacity{Missing: missing, Verified: len(missing) == 0, Strategy: under}
 }
 
-// Compare compares what is offered with what is desired, as far as that is known. It also finds the pods that hold what is offered to others, unless the agent
+// Compare compares the offer with the desired state, as far as that is known. It also finds the pods that hold devices which others may get, unless the agent
 // undoes a change that can leave such pods.
 func Compare(seen *state.Observed, want state.Desired, under config.MIGStrategy) state.Capacity {
 	out := state.Capacity{Verified: seen.Capacity.Verified, Strategy: under}
 	var stands capacity.Resources
 	out.Missing, stands = missingOf(seen, want.Plugin, under)
-	// Where the config is not known, only what agrees with hardware and node can be what stands.
+	// If the config is not known, the offer stands only if it agrees with hardware and node.
 	if stands != nil && seen.DevicePlugin.Unconnected == "" || len(out.Missing) == 0 {
 		out.Withdrawn = Of(seen).Withdrawn(stands, want)
 		out.Missing = append(out.Missing, withdrawnTexts(seen, out.Withdrawn)...)
@@ -130,7 +130,7 @@ func OffersGone(seen *state.Observed) bool {
 	return false
 }
 
-// WithholdsWell reports whether a GPU that is well is kept from pods.
+// WithholdsWell reports whether a healthy GPU is kept from pods.
 func WithholdsWell(seen *state.Observed) bool {
 	o := Of(seen)
 	return slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool {
@@ -139,14 +139,14 @@ func WithholdsWell(seen *state.Observed) bool {
 	})
 }
 
-// HasOutdatedPod reports whether the agent has to restart a pod of the offer, so that it offers the GPUs as they are. Under is the MIG strategy.
+// HasOutdatedPod reports whether the agent has to restart a pod of the offer, so that it offers the present GPUs. Under is the MIG strategy.
 func HasOutdatedPod(seen *state.Observed, under config.MIGStrategy) bool {
 	o := Of(seen)
 	return slices.ContainsFunc(o.Pods(), func(p corev1.Pod) bool { return isOutdated(seen, o, &p, under) })
 }
 
-// isOutdated reports whether the pod started before a GPU recovered, and withholds that GPU, which takes a restart: NVIDIA's device plugin and DRA driver
-// report a GPU that has had an error as unhealthy until they start again. It also reports a pod that has offered for long what no longer exists.
+// isOutdated reports whether the pod needs a restart: it started before a GPU recovered, and withholds that GPU. NVIDIA's device plugin and DRA driver report
+// a GPU that has had an error as unhealthy until they start again. A pod that keeps offering devices that no longer exist is outdated, too.
 func isOutdated(seen *state.Observed, o Offer, pod *corev1.Pod, under config.MIGStrategy) bool {
 	began, runs := startOf(pod)
 	if !runs || seen.Kubelet.Err != nil {

@@ -75,8 +75,8 @@ func (p plugin) RunsUnder() config.MIGStrategy {
 	return capacity.RunsUnder(p.seen.GPUs, p.seen.Kubelet.Offered, p.seen.Capacity.Strategy)
 }
 
-// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since nothing gives it another: neither its
-// environment and arguments, for which see ExplicitStrategy, nor its config, which is the desired one if there is any.
+// RunsWithoutStrategy reports whether the device plugin runs, or will run, with the MIG strategy none, since its config sets no other. A desired config counts
+// in place of the present one. For its environment and arguments see ExplicitStrategy.
 func RunsWithoutStrategy(seen *state.Observed, want *state.DesiredPlugin) bool {
 	switch {
 	case len(seen.DevicePlugin.Pods) == 0:
@@ -196,8 +196,8 @@ func MissingMPS(seen *state.Observed) []string {
 	return out
 }
 
-// Withdrawn implements Offer: the pods that hold what kubelet allocates to others. What a pod has by the config stands: a plugin that is about to read that
-// config may advertise something else for a moment. An undo can promise nothing about such pods.
+// Withdrawn implements Offer: the pods that hold devices which kubelet allocates to others. A pod keeps what the config gives it: a plugin that is about to
+// read that config may advertise something else for a moment. An undo can promise nothing about such pods.
 func (p plugin) Withdrawn(stands capacity.Resources, want state.Desired) []state.Withdrawn {
 	if want.Undo {
 		return nil
@@ -225,8 +225,8 @@ func (p plugin) Withdrawn(stands capacity.Resources, want state.Desired) []state
 	return out
 }
 
-// replacedMPS says how kubelet allocates the replica if a change that is not verified yet shares it by MPS, and the pod has had it since before: such a pod
-// is no client of MPS. Until the control daemon of MPS runs, the device plugin advertises nothing by it. It is empty otherwise.
+// replacedMPS says how kubelet allocates the replica if a change that is not verified yet shares it by MPS, and the pod has had it since before; empty
+// otherwise. Such a pod is no client of MPS. Until MPS's control daemon runs, the device plugin advertises nothing by MPS.
 func (p plugin) replacedMPS(pod holders.Pod, r plan.Replica, want state.Desired) string {
 	verified := p.seen.Record.Learnt.Verified
 	if want.Plugin == nil || want.Plugin.Sharing.Strategy != catalog.SharingMPS || verified == "" || verified == want.Fingerprint {

@@ -35,7 +35,7 @@ type Desired struct {
 	UndoCause        error           // why, unless that is the failure in the journal
 }
 
-// ApplyCommand is the command with which a user repeats the request, with these flags; empty if no user can.
+// ApplyCommand is the command that repeats the request with these flags; empty if no user can.
 func (d Desired) ApplyCommand(node string, flags ...string) string {
 	of := map[string]string{
 		config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config",
