@@ -25,13 +25,13 @@ const (
 	rereadAfter = 10 * time.Second
 	// longestPEM is for a chain of certificates, or a key.
 	longestPEM = 256 << 10 // bytes
-	// ownValidity is that of a certificate which the agent makes for itself. It makes another when the half is over.
+	// ownValidity is how long a certificate is valid that the agent makes for itself. It makes another when the half is over.
 	ownValidity = 365 * 24 * time.Hour
 )
 
-// certificate is the server's certificate for metrics: that of a folder, read again when it changes, or one that the agent has
-// signed itself. With the latter an eavesdropper reads nothing, but a client takes a server in between for the agent, which would
-// get the client's token. It is the default, since Prometheus as a rule does not check the names of pods that it finds by their addresses.
+// certificate is the server's certificate for metrics: read from a folder, again at each change, or signed by the agent itself. With the latter an
+// eavesdropper reads nothing, but a client takes a server in between for the agent, which would get the client's token. It is the default, since
+// Prometheus as a rule does not check the names of pods that it finds by their addresses.
 type certificate struct {
 	dir string // of tls.crt and tls.key; empty for one of its own
 	log *zap.Logger
@@ -67,7 +67,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	case c.current == nil:
 		return nil, err
 	case err != nil:
-		c.log.Warn("the certificate for metrics stays as it was", zap.Error(err))
+		c.log.Warn("keeping the former certificate for metrics", zap.Error(err))
 	}
 	return c.current, nil
 }

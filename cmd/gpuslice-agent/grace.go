@@ -14,7 +14,7 @@ const (
 	// gracePeriod is a little less than terminationGracePeriodSeconds of the DaemonSet, 120 s: this process can write a last line into the
 	// log, and kubelet's SIGKILL could not.
 	gracePeriod = 110 * time.Second
-	// shortGrace is that of a command that changes nothing, and so has nothing to finish.
+	// shortGrace is for a command that changes nothing, and so has nothing to finish.
 	shortGrace = 2 * time.Second
 	// exitKilled is the exit code of a process that SIGTERM ends.
 	exitKilled = 143

@@ -32,7 +32,7 @@ const (
 
 var errOtherUser = errors.New("the other end is of another user")
 
-// health is the command by which kubelet probes the agent. It is no page at a port: any program that reaches a port can occupy it, and
+// health is the command that kubelet runs to probe the agent. It is no page at a port: any program that reaches a port can occupy it, and
 // kubelet would then end the agent in the middle of a change.
 func (o *options) health() *cobra.Command {
 	var ready bool

@@ -12,12 +12,12 @@ import (
 // garbage, some 100 KiB a second, that to collect it sooner takes a thousandth of a processor.
 const collectAt = 25
 
-// leastMemory is the smallest limit in which an agent runs: an idle one of a full node has some 16 MiB, and reads more in a change. A heap that
+// leastMemory is the smallest limit that an agent runs in: an idle one of a full node has some 16 MiB, and reads more in a change. A heap that
 // is bounded to less than it holds has Go collect garbage without end.
 const leastMemory = 32 << 20
 
 // boundMemory has Go collect garbage early, and gives its heap three quarters of the limit: the bytes that the container may take, as the downward API
-// writes them; empty for no limit. The rest is for NVIDIA's library, whose memory Go does not count. GOGC and GOMEMLIMIT win where a user has set
+// writes them; empty for no limit. The rest is for NVIDIA's library: Go does not count its memory. GOGC and GOMEMLIMIT win where a user has set
 // them.
 func boundMemory(limit string) error {
 	if os.Getenv("GOGC") == "" {

@@ -21,14 +21,14 @@ const (
 	readTime = 2 * time.Second
 	// writeTime bounds the writing of an answer of some 20 KiB to a slow client.
 	writeTime = 15 * time.Second
-	// longestHeader is many times that of Prometheus.
+	// longestHeader is many times as long as Prometheus' header.
 	longestHeader = 8 << 10 // bytes
 )
 
 // errNeedsTLS refuses to serve the metrics, which name pods, to any pod of the cluster.
 var errNeedsTLS = errors.New("beyond loopback they are served with TLS alone, to those who have the right: add --metrics-secure")
 
-// serve answers Prometheus until ctx ends. If it cannot, it logs that, and the agent works all the same.
+// serve answers Prometheus until ctx ends. If it cannot, it logs that, and the agent works anyway.
 func (o *options) serve(ctx context.Context, metrics http.Handler, log *zap.Logger) {
 	if o.metricsAddress == "" {
 		return

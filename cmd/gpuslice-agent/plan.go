@@ -276,7 +276,7 @@ func processes(names []string) string {
 	}
 }
 
-// resetNotes names the GPUs whose MIG mode changes only by a reset: those before Hopper. The hardware itself shows that only once the mode
+// resetNotes names the GPUs that need a reset to change their MIG mode: those before Hopper. The hardware itself shows that only once the mode
 // is pending.
 func resetNotes(p preview.Result) []string {
 	var out []string

@@ -18,7 +18,7 @@ const profileTime = 5 * time.Minute
 var errProfilesOnLoopback = errors.New("profiles are served on loopback alone: set --pprof-address to 127.0.0.1:6060, and reach it by kubectl port-forward")
 
 // serveProfiles serves Go's profiles of this process until ctx ends, if the user asks for them. If it cannot, it logs that, and the agent works
-// all the same.
+// anyway.
 func (o *options) serveProfiles(ctx context.Context, log *zap.Logger) {
 	if o.pprofAddress == "" {
 		return

@@ -19,10 +19,9 @@ const lockRetry = time.Second
 // processLock is the lock of this process. It is never unlocked. The variable keeps it from the garbage collector, which would close its file.
 var processLock *flock.Flock
 
-// lock waits until this is the only agent of the machine: two, during an update of the DaemonSet or beside one that a user
-// has started by hand, would undo each other's work. The kernel frees the lock when the process ends, and not before: a
-// call into the driver that does not return outlives the loop and keeps the process and its lock, so that no second agent
-// calls a hung driver.
+// lock waits until this is the only agent of the machine. Two would undo each other's work, as during an update of the DaemonSet, or when a user
+// starts one by hand. The kernel frees the lock only when the process ends. A call into the driver that does not return outlives the loop, and keeps
+// the process and its lock: so no second agent calls a hung driver.
 func (o *options) lock(ctx context.Context, log *zap.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(o.lockFile), 0o755); err != nil { //nolint:gosec // holds nothing but the lock
 		return fmt.Errorf("locking this machine: %w; mount the folder, or name another by --lock", err)

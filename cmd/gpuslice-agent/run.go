@@ -142,9 +142,8 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Metri
 	}), nil
 }
 
-// newEvents makes a broadcaster that sends as many Events of one object in a row as a change of a full node has: one for each evicted
-// pod, and some for the change. After them it sends one each half minute. The default is 25, by which the Event about the end of a change
-// would be lost.
+// newEvents makes a broadcaster that sends as many Events of one object in a row as a change of a full node has, one for each evicted pod and some
+// for the change; then one each half minute. With the default of 25, the Event about the end of a change would be lost.
 func newEvents() record.EventBroadcaster {
 	return record.NewBroadcaster(record.WithCorrelatorOptions(record.CorrelatorOptions{BurstSize: 150, QPS: 1.0 / 30}))
 }

@@ -94,7 +94,7 @@ func (f *settingsFile) read() ([]byte, config.Settings, error) {
 	return text, settings, err
 }
 
-// watch polls the file until ctx ends. It is beside the agent's loop, which a file that does not answer must not hold up.
+// watch polls the file until ctx ends. It runs outside the agent's loop: a file that does not answer must not hold that up.
 func (f *settingsFile) watch(ctx context.Context) {
 	if f.path == "" {
 		return

@@ -1,6 +1,6 @@
-// Package access finds out, when an agent starts, what its account may do: whether the admission policies of deploy/policies
-// confine it to its own node, what confines it to the pods of that node, and whether it has the rights that the settings need. It reports that
-// to users, and the agent decides nothing by it.
+// Package access finds out the rights of an agent's account when the agent starts: whether the admission policies of deploy/policies confine it to
+// its own node, what confines it to the pods of that node, and whether it has the rights that the settings need. It only reports this to users: the
+// agent decides nothing by it.
 //
 // It sends the API server requests that the policies have to refuse, and that would change nothing if they did not (dryRun=All).
 // It knows nothing of GPUs.
@@ -71,7 +71,7 @@ type Options struct {
 	Log     *zap.Logger
 }
 
-// Pods knows in whose name requests about pods are made.
+// Pods knows who sends requests about pods: the node or the agent's account.
 type Pods interface {
 	// Works reports whether the API server lets the agent make them in the name of its node. It is known once it has answered one.
 	Works() (works, known bool)
@@ -189,8 +189,8 @@ func (c *Checker) findOut(ctx context.Context) {
 	c.report(ctx, found)
 }
 
-// Find asks the API server, with at most one request for each policy and two more. The error names what it could not try;
-// the findings beside it hold.
+// Find asks the API server, with at most one request for each policy and two more. The error names the checks that it could not make; its findings are
+// valid anyway.
 func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	found := Findings{InForce: map[Policy]bool{}}
 	var errs []error
@@ -233,8 +233,7 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	return found, errors.Join(errs...)
 }
 
-// level is what confines the agent to the pods of its node. The request by which the policy for evictions was tried has shown who makes such
-// requests.
+// level is what confines the agent to the pods of its node. The trial of the policy for evictions has shown who sends such requests.
 func (c *Checker) level(found Findings) config.PodAccess {
 	if works, known := c.o.Pods.Works(); known && works {
 		return config.PodAccessImpersonation
@@ -317,7 +316,7 @@ func (c *Checker) mayDelete(ctx context.Context) (bool, error) {
 	return review.Status.Allowed, nil
 }
 
-// reference names the node with the UID by which kubectl describe finds its Events.
+// reference names the node with its UID: kubectl describe finds Events by that.
 func (c *Checker) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.o.Node, UID: types.UID(c.o.Node)}
 }
@@ -377,7 +376,7 @@ func (c *Checker) warn(reason config.Reason, message string) {
 	c.o.Events.Event(c.reference(), corev1.EventTypeWarning, string(reason), message)
 }
 
-// Conditions implements report.Source. What an account may do is no condition of the node.
+// Conditions implements report.Source. An account's rights are no condition of the node.
 func (c *Checker) Conditions(*corev1.Node, bool, string, bool) []corev1.NodeCondition { return nil }
 
 // Report implements report.Source.

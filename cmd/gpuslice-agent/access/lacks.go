@@ -29,8 +29,8 @@ var Lacks = []Lack{
 	},
 }
 
-// logLacks writes into the log what the API server and the node's kubelet are and lack. What they do not say is no reason to wait: the agent
-// goes by what it tries, and not by versions.
+// logLacks writes into the log what the API server and the node's kubelet are and lack. The agent does not wait for them to say more: it goes by what
+// it tries, not by versions.
 func (c *Checker) logLacks(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.o.Timeout)
 	defer cancel()

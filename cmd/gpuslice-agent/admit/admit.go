@@ -1,7 +1,7 @@
 // Package admit asks the API server whether a client may read the agent's metrics. It knows nothing of metrics.
 //
-// It sends the two reviews by client-go, and keeps the answers: k8s.io/apiserver v0.37, by which the control plane's own programs do the
-// same, would link 187 packages more into the agent's program, CEL and OpenTelemetry's exporters among them.
+// It sends the two reviews by client-go, and keeps the answers. The control plane's own programs use k8s.io/apiserver for this, which (v0.37) would
+// link 187 more packages into the agent, CEL and OpenTelemetry's exporters among them.
 package admit
 
 import (

@@ -10,8 +10,8 @@ import (
 // mostRefused bounds how many addresses are remembered that were refused. Of more all are forgotten.
 const mostRefused = 1024
 
-// line lets one request at a time have its review. The next is one of the address that was refused least recently, or never: a client with many tokens
-// that are made up, and few addresses, is no reason for others to wait.
+// line lets one request at a time have its review. The next is from the address that was refused least recently, or never. So a client with many
+// made-up tokens and few addresses does not hold up others.
 type line struct {
 	mu      sync.Mutex
 	busy    bool

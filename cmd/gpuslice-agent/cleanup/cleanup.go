@@ -1,5 +1,5 @@
-// Package cleanup removes from a node, and from its host, what agents have left there, before gpuslice is uninstalled. It is for a
-// machine on which no agent runs, and on whose node nothing is left to restore.
+// Package cleanup removes from a node, and from its host, what agents have left there, before gpuslice is uninstalled. It is for a machine without an
+// agent, when nothing is left to restore on its node.
 package cleanup
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// ErrPendingRestore refuses to remove the journal, by which the node and the host get back what a change took.
+// ErrPendingRestore refuses to remove the journal, which node and host need to restore what a change took.
 var ErrPendingRestore = errors.New("the node has the annotation " + config.AnnotationJournal +
 	": a change is under way, or waits for a reboot; let the agent finish it, or remove the label that asks for it")
 
@@ -149,7 +149,7 @@ func (c *Cleaner) removeConditions(ctx context.Context, node *corev1.Node, found
 	return nil
 }
 
-// removeKeys removes labels, annotations and taints in one write, of the node as it is then.
+// removeKeys reads the node, and removes its labels, annotations and taints in one write.
 func (c *Cleaner) removeKeys(ctx context.Context, node *corev1.Node, published nodekeys.Keys) error {
 	writer := nodewrite.Writer{Client: c.Client, Timeout: c.Timeout, Startup: c.Startup}
 	fresh, err := c.read(ctx) // the write above has changed its version

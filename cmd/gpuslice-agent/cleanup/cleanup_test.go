@@ -34,8 +34,8 @@ func TestStartupTaintsAreLeftAndNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(cleanup.Report{Left: []string{
-		"taint gpuslice.io/not-ready, with which the node was registered; to remove it: kubectl taint node gpu-1 gpuslice.io/not-ready:NoSchedule-",
-		"taint example.com/fresh, with which the node was registered; to remove it: kubectl taint node gpu-1 example.com/fresh:NoExecute-",
+		"taint gpuslice.io/not-ready, which the node was registered with; to remove it: kubectl taint node gpu-1 gpuslice.io/not-ready:NoSchedule-",
+		"taint example.com/fresh, which the node was registered with; to remove it: kubectl taint node gpu-1 example.com/fresh:NoExecute-",
 	}}, report); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}

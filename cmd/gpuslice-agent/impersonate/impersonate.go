@@ -1,6 +1,6 @@
-// Package impersonate sends the agent's requests about pods in the name of the node that the agent runs on, where the API server lets it
-// (constrained impersonation, Kubernetes 1.36): it then reads and evicts the pods of that node, and no others, and reads the resource claims that
-// they name and the node's ResourceSlices. Where the API server does not let it, the requests go out in the name of the agent's account.
+// Package impersonate sends the agent's requests about pods in the name of the node that the agent runs on, where the API server allows it
+// (constrained impersonation, Kubernetes 1.36). The agent then reads and evicts the pods of that node alone, and reads the resource claims that they
+// name and the node's ResourceSlices. Elsewhere the requests are in the name of the agent's account.
 //
 // It knows nothing of what the pods are.
 package impersonate
@@ -20,7 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// impersonate is the header that names the user in whose name a request is made. Any further one of its kind ends the constrained mode.
+// impersonate is the header with the user that a request impersonates. Any further one of its kind ends the constrained mode.
 const impersonate = "Impersonate-User"
 
 // recheck is the least time between two answers of the API server that make a Sender ask again which way is open to it.
@@ -34,7 +34,7 @@ type Options struct {
 	Log     *zap.Logger
 }
 
-// Sender decides in whose name requests about pods are made. Several goroutines may use it.
+// Sender decides who sends requests about pods: the node or the agent's account. Several goroutines may use it.
 type Sender struct {
 	o Options
 
@@ -136,8 +136,8 @@ func (s *Sender) doubt() {
 	}
 }
 
-// ask finds out whether the API server shows the node's pods to the node, and not the pods of all nodes: if it did, it would not confine nodes
-// at all, and the account's own rights say more about what the agent may do.
+// ask finds out whether the API server shows a node its own pods alone. If it shows the pods of all nodes, it does not confine nodes, and the
+// account's own rights say more about what the agent may do.
 func (t *transport) ask(request *http.Request, base string) (bool, error) {
 	own, err := t.shows(request, base, url.Values{"fieldSelector": {"spec.nodeName=" + t.o.Node}, "resourceVersion": {"0"}}) // from its cache
 	if err != nil || !own {

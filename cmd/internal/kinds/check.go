@@ -107,7 +107,7 @@ func kindOf(top map[string]any) (kind, string) {
 	return known[name], version
 }
 
-// Spec names the kind whose spec a document looks like that has neither apiVersion nor kind; empty if it looks like none.
+// Spec names the kind of a document without apiVersion and kind, if it looks like the spec of one; otherwise it is empty.
 func Spec(top map[string]any) string {
 	if top["kind"] != nil || top["apiVersion"] != nil {
 		return ""
@@ -129,7 +129,7 @@ func Spec(top map[string]any) string {
 	}
 }
 
-// Check says everything that is wrong with a manifest of a known kind, whose text is one document. The error joins one
+// Check reports everything that is wrong with a manifest of a known kind. Its text is one document. The error joins one
 // *check.InvalidError for each mistake, at most a hundred.
 func Check(top map[string]any, text []byte) error {
 	k, version := kindOf(top)
@@ -195,7 +195,7 @@ func (k kind) unknownField(err error) error {
 	return wrong
 }
 
-// fieldsAt are the fields beside the last one of a path; none where they are many or free.
+// fieldsAt are the fields next to the last one of a path; none where they are many or free.
 func fieldsAt(of reflect.Type, path string) []string {
 	const most = 15
 	steps := strings.Split(path, ".")

@@ -1,4 +1,4 @@
-// Package kinds knows the kinds of objects by which a cluster hands out the slices of its GPUs: Kueue's ResourceFlavor, ClusterQueue and
+// Package kinds knows the kinds of objects that distribute the slices of a cluster's GPUs: Kueue's ResourceFlavor, ClusterQueue and
 // LocalQueue, OpenShift AI's HardwareProfile, and Kubernetes' ResourceQuota and PriorityClass. It has their fields, and says what is wrong
 // with a manifest of one.
 //
@@ -83,7 +83,7 @@ type ClusterQueue struct {
 	Status            map[string]any   `json:"status,omitempty"`
 }
 
-// ClusterQueueSpec is the spec of a ClusterQueue. What has nothing to do with GPUs is read by its name alone.
+// ClusterQueueSpec is the spec of a ClusterQueue. Of fields that have nothing to do with GPUs it reads the names alone.
 type ClusterQueueSpec struct {
 	ResourceGroups            []ResourceGroup       `json:"resourceGroups,omitempty"`
 	CohortName                string                `json:"cohortName,omitempty"`

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// Configs are those of files, by the names by which labels ask for them.
+// Configs are those of files, by the names that labels request.
 type Configs struct {
 	MIG      map[string]catalog.MIGConfig
 	Profiles map[string]catalog.Profile

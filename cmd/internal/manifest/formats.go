@@ -19,7 +19,7 @@ const (
 	Settings     Format = "settings"
 	MIGConfigs   Format = "MIG configs"
 	PluginConfig Format = "a device plugin config"
-	// Object is the format of an object by which a cluster hands out slices, of a kind of package kinds.
+	// Object is the format of an object of package kinds, which distribute slices.
 	Object Format = "an object"
 )
 

@@ -1,5 +1,5 @@
-// Package manifest finds in files, as they are or in manifests, the texts that the agent, NVIDIA's device plugin or the cluster's queues and
-// quotas are made of, and says where in the file a mistake is. It asks no cluster.
+// Package manifest finds the texts for the agent, for NVIDIA's device plugin and for the cluster's queues and quotas, in bare files or in manifests.
+// It says where in the file a mistake is. It asks no cluster.
 package manifest
 
 import (
@@ -191,14 +191,14 @@ func (r *Reader) manifest(name string, d section, steps []string, top map[string
 	}
 }
 
-// isTypedList recognises a list as the API server gives it, whose items do not say their kind again.
+// isTypedList recognises a list of the API server: its items do not repeat their kind.
 func isTypedList(kind string, top map[string]any) bool {
 	of, ok := strings.CutSuffix(kind, "List")
 	_, items := top["items"].([]any)
 	return ok && (items || kind == "ConfigMapList") && isRead(of)
 }
 
-// list hands on the items of a list. Those that do not say their kind have that of the list.
+// list hands on the items of a list. Items without a kind have the kind of the list.
 func (r *Reader) list(name string, d section, steps []string, items any, kind string, version any) {
 	list, ok := items.([]any)
 	if !ok {
@@ -286,7 +286,7 @@ func (r *Reader) content(p Piece) {
 // lineOfYAML is the line that an error of the YAML decoders names.
 var lineOfYAML = regexp.MustCompile(`(^|: |\n *)line (\d+):`)
 
-// withLinesOfFile turns the lines that such an error names into those of the file, so many of which come before the text.
+// withLinesOfFile adds the embedded text's offset to an error's line numbers.
 func withLinesOfFile(err error, lines int) error {
 	text := lineOfYAML.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		parts := lineOfYAML.FindStringSubmatch(found)

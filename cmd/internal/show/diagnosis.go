@@ -61,7 +61,7 @@ func (p *page) line(text string) {
 	p.lines = append(p.lines, text[:len(text)-len(said)]+sanitize.Message(said, sanitize.Longest))
 }
 
-// section writes lines beside the name; nothing if there are no lines.
+// section writes lines next to the name; nothing if there are no lines.
 func (p *page) section(name string, lines ...string) {
 	for i, l := range lines {
 		if i > 0 {

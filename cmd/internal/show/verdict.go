@@ -7,8 +7,8 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Verdict is what the agent would make of a change right now, by its own gates: the first words about a plan. It has none about an answer
-// without steps, whose GPUs are as asked. Now reports whether the change would go on at once, or there is none.
+// Verdict is what the agent would make of a change right now, by its own gates: the first words about a plan. An answer without steps has none: its
+// GPUs are as requested. Now reports whether the change would go on at once, or there is none.
 func Verdict(a *api.Answer) (text string, now bool) {
 	switch {
 	case a.Refused != "":

@@ -1,5 +1,5 @@
-// Package cluster is how the commands reach a cluster: its nodes, which they select, write and watch, and the agents, whose reports they read
-// and which they ask. It decides nothing.
+// Package cluster is how the commands reach a cluster: they select, write and watch its nodes, read the agents' reports and ask the agents. It
+// decides nothing.
 package cluster
 
 import (

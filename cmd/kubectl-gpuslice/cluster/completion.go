@@ -19,11 +19,11 @@ const completionTime = 2 * time.Second
 
 // CompleteFlag offers fixed values of a flag. The caller has defined the flag.
 func CompleteFlag(c *cobra.Command, flag string, values ...cobra.Completion) {
-	// It fails only if there is no such flag, or for a second call: without the offers the flag works all the same.
+	// It fails only if there is no such flag, or for a second call: without the offers the flag works anyway.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// CompleteNodes offers nodes on which an agent has ever run, without those that the command line names already.
+// CompleteNodes offers nodes that an agent has ever reported on, without those that the command line names already.
 func (o *Options) CompleteNodes(c *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var out []cobra.Completion
 	for _, n := range o.known(c) {

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// Identity is a node as it was when this command wrote to it.
+// Identity is a node at the time when this command wrote to it.
 type Identity struct {
 	Name string
 	uid  types.UID

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// LongestWord bounds the characters of a phase or reason, of which the longest have some 20.
+// LongestWord bounds the characters of a phase or reason. The longest have some 20.
 const LongestWord = 64
 
 // Report is the status and the condition that the agent has written on its node.
@@ -81,8 +81,8 @@ func labelledOf(n *corev1.Node) (out labelled) {
 	return out
 }
 
-// Answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may be that of the
-// settings, for which there is no label.
+// Answers reports whether the status is about all that the labels of the node ask for now. The config of the device plugin may come from the
+// settings, without a label.
 func (r Report) Answers(n *corev1.Node) bool {
 	s, asked := r.Status, labelledOf(n)
 	var answered labelled
@@ -109,7 +109,7 @@ const (
 )
 
 // Silence is for how long the agent has said nothing, if that is longer than two and a half of its heartbeats: then it does not run, or cannot
-// write. It is 0 of a node of which no agent has ever said anything.
+// write. It is 0 if no agent has ever reported on the node.
 func (r Report) Silence(now time.Time) time.Duration {
 	every, heard := time.Duration(r.Status.Heartbeat), r.Condition.LastHeartbeatTime.Time
 	if every < shortestHeartbeat || every > longestHeartbeat {
@@ -126,13 +126,13 @@ func (r Report) Agrees() bool {
 	return r.Condition.Reason == string(r.Status.Reason) && !r.Condition.LastHeartbeatTime.Time.Before(r.Status.Since.Truncate(time.Second))
 }
 
-// AnswersAnother reports whether the agent's last word is about something else than the labels of the node ask for by now. Of
+// AnswersAnother reports whether the agent's last report is about another request than the node's labels make. Of
 // a status that cannot be read, nothing is known.
 func (r Report) AnswersAnother(n *corev1.Node) bool {
 	return r.Status.Phase != "" && !r.StandsAlone() && !r.Answers(n)
 }
 
-// failedObservations are the reasons of a condition that says why the agent could not observe the node, besides those by which it is Unknown.
+// failedObservations are the reasons of a condition that says why the agent could not observe the node, and is not Unknown.
 var failedObservations = []config.Reason{config.ReasonRetrying, config.ReasonJournalUnreadable, config.ReasonHostRecordUnavailable}
 
 // StandsAlone reports whether the condition says why the agent cannot observe the node: then no status follows it, and that on the node is of a
@@ -145,7 +145,7 @@ func (r Report) StandsAlone() bool {
 // podsOfAgents shows the agents' pods.
 const podsOfAgents = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
 
-// SilentAgents names the nodes whose agents have said nothing for too long, and how to find those; empty if there are none.
+// SilentAgents names nodes with agents that have not reported for too long, and how to find the agents; empty if there are none.
 func SilentAgents(names []string, longest string) string {
 	if len(names) == 0 {
 		return ""

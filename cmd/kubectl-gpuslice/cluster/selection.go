@@ -44,7 +44,7 @@ func (s *Selection) Nodes(ctx context.Context, client kube.Interface, names []st
 	return found, err
 }
 
-// OrAll is nodes, or without a selection all on which an agent has ever said anything.
+// OrAll is Nodes, or without a selection all that an agent has ever reported on.
 func (s *Selection) OrAll(ctx context.Context, client kube.Interface, names []string) ([]corev1.Node, error) {
 	if s.Selector != "" || len(names) > 0 {
 		return s.Nodes(ctx, client, names)

@@ -81,8 +81,8 @@ func missing(index cache.Indexer, names []string, w Watcher) {
 	}
 }
 
-// source watches the node, or all nodes if there are several: a selector would take a node for deleted when its labels change, and
-// one watch of all is less for the API server than one for each. It sends errors to troubles, unless one is there already.
+// source watches the node, or all nodes if there are several. With a selector, a node would seem deleted when its labels change; and one watch of all
+// costs the API server less than one for each. It sends errors to troubles, unless one is there already.
 func source(client kube.Interface, names []string, troubles chan<- error) cache.ListerWatcher {
 	only := fields.Everything()
 	if len(names) == 1 {

@@ -15,7 +15,7 @@ import (
 // Change holds labels and annotations to set on a node; nil removes one.
 type Change struct{ Labels, Annotations map[string]*string }
 
-// Write changes a node, and returns it as it is then. It fails if the node was deleted and created again in between.
+// Write changes a node, and returns its new state. It fails if the node was deleted and created again in between.
 func Write(ctx context.Context, client kube.Interface, node *corev1.Node, what Change) (*corev1.Node, error) {
 	metadata := map[string]any{"uid": node.UID}
 	if len(what.Labels) > 0 {

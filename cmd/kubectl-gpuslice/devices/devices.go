@@ -35,7 +35,7 @@ type Kind struct {
 	Profile string `json:"profile,omitempty"` // of a MIG device
 }
 
-// Resource is the name by which NVIDIA's device plugin offers the same, and the classes that render writes.
+// Resource is the device plugin's resource for the same device. The classes that render writes have it too.
 func (k Kind) Resource() string {
 	if k.Class == ClassGPU {
 		return nvml.ResourceGPU
@@ -45,7 +45,7 @@ func (k Kind) Resource() string {
 
 // Node is what the driver offers of a node.
 type Node struct {
-	// Dynamic says that the driver makes MIG devices when claims ask for them: then each counts that could be made, of which others exclude it.
+	// Dynamic says that the driver makes MIG devices when claims request them: then each device counts that it could make, though some exclude others.
 	Dynamic  bool
 	Complete bool // each of its pools has as many slices as it says
 	Offers   map[Kind]int
@@ -54,7 +54,7 @@ type Node struct {
 // longest bounds a name of a profile, in characters.
 const longest = 63
 
-// ByNode reads slices, of which those of other drivers are passed over. Of each pool those of its highest generation count, as they do for the scheduler.
+// ByNode reads slices, and passes over those of other drivers. Of each pool those of its highest generation count, as they do for the scheduler.
 func ByNode(all []resourcev1.ResourceSlice) map[string]Node {
 	type key struct{ node, pool string } // a node may give its pool any name, as that of another one
 	type pool struct {

@@ -24,8 +24,8 @@ func (c *comparison) checkAutoscaled() error {
 
 func (c *comparison) isAutoscaled(name string) bool { return slices.Contains(c.known.Autoscaled, name) }
 
-// comes reports whether an autoscaler makes nodes with a resource for a HardwareProfile that selects nodes by the labels. If it is not named
-// itself, a flavor says so that is, of which queues promise the resource.
+// comes reports whether an autoscaler makes nodes with a resource for a HardwareProfile that selects nodes by the labels. A flavor may be named in
+// its place, if queues promise the resource by it.
 func (c *comparison) comes(profile string, with map[string]string, resource string) bool {
 	if nodes, _, _ := c.offered(with); len(with) > 0 && nodes > 0 {
 		return false // nodes are there, and offer something else

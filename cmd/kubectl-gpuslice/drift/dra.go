@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 )
 
-// readSlices counts what NVIDIA's DRA driver offers, by the names by which the device plugin offers the same: render writes DeviceClasses for them.
+// readSlices counts the devices of NVIDIA's DRA driver by the device plugin's resource names: render writes DeviceClasses for these.
 // A user who may not read slices sees what the rest says.
 func (c *comparison) readSlices(ctx context.Context) error {
 	served, err := c.known.Groups(ctx, resourcev1.GroupName)

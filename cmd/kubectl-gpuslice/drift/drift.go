@@ -54,8 +54,8 @@ type Report struct {
 type Known struct {
 	Groups  Groups
 	Startup config.StartupTaints
-	// Autoscaled are names of ResourceFlavors and HardwareProfiles whose nodes are made when they are needed: fewer of them than are promised
-	// for, or none, is no mistake.
+	// Autoscaled are names of ResourceFlavors and HardwareProfiles with nodes that an autoscaler creates on demand: too few of them, or none, are no
+	// mistake.
 	Autoscaled []string
 	// Refused says why a node of NVIDIA's DRA driver cannot be as its labels ask; empty if it can.
 	Refused func(ctx context.Context, labels map[string]string) (string, error)

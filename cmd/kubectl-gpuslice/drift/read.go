@@ -19,7 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
-// Groups lists the versions in which a cluster serves a group of the API; none for a group that it does not serve.
+// Groups lists the versions of an API group that a cluster serves; none if it does not serve the group.
 type Groups func(ctx context.Context, group string) (versions []string, err error)
 
 // GroupsOf asks the API server.
@@ -44,7 +44,7 @@ func GroupsOf(client kube.Interface) Groups {
 	}
 }
 
-// Versions that are read where the cluster serves no newer one. What is read of Kueue's objects has the same fields in both.
+// Versions that are read where the cluster serves no newer one. The fields that it reads of Kueue's objects are the same in both.
 const (
 	formerKueue    = "kueue.x-k8s.io/v1beta1"
 	formerInfra    = "infrastructure.opendatahub.io/v1alpha1"
@@ -129,7 +129,7 @@ func (c *comparison) served(ctx context.Context, f family) ([]schema.GroupVersio
 	return read, nil
 }
 
-// flatProfile is a HardwareProfile of versions in which some of the fields were in other places.
+// flatProfile is a HardwareProfile of versions that had some of the fields in other places.
 type flatProfile struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 	Spec              struct {
@@ -151,7 +151,7 @@ func (p flatProfile) profile() kinds.HardwareProfile {
 	return out
 }
 
-// read lists all objects of a kind, in the first of the versions in which the cluster serves it, if it does in any.
+// read lists all objects of a kind, in the first version that the cluster serves, if it serves any.
 func read[T any](ctx context.Context, c *comparison, kind string, versions []schema.GroupVersion, plural string, into *[]T) error {
 	for _, version := range versions {
 		there, err := readVersion(ctx, c, kind, version, plural, into)

@@ -45,7 +45,7 @@ func Of(labels map[string]string) GPUs {
 	return g
 }
 
-// suffix is what discovery adds to the name of a model whose GPUs are all cut, or shared.
+// suffix is what discovery adds to the name of a model if all its GPUs are cut, or shared.
 var suffix = regexp.MustCompile(`(-MIG-[0-9A-Za-z.+]*)?(-SHARED)?$`)
 
 func bounded(text string, most int) int {

@@ -47,8 +47,8 @@ type running struct {
 	claimedUnknown error                        // why those are not known
 }
 
-// Fit says of the pods that leave each node whether they fit on others, and which budgets block them, and returns why those of a node would not
-// all leave, by the node. If the user has no right to list these, it says so, and returns no error.
+// Fit says whether the pods that leave each node fit on others, and which budgets block them. By node, it returns why not all of its pods would
+// leave. If the user has no right to list these, it says so, and returns no error.
 func Fit(ctx context.Context, client kube.Interface, leaving []Leaving, out *cli.Printer) (stuck map[string]string) {
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return nil
@@ -102,7 +102,7 @@ func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
 	return r, nil
 }
 
-// listClaimed returns the extended resources for which the scheduler makes claims of DeviceClasses. An API server without DeviceClasses has none.
+// listClaimed returns the extended resources that the scheduler makes claims of DeviceClasses for. An API server without DeviceClasses has none.
 func listClaimed(ctx context.Context, client kube.Interface) (map[corev1.ResourceName]bool, error) {
 	classes, err := client.DeviceClasses().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	switch {
@@ -311,7 +311,7 @@ func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (lines []
 	return lines, stuck
 }
 
-// leftBehind counts the pods that a budget never lets go: each pod that has no place elsewhere costs it a healthy one for good, and any other one
+// leftBehind counts the pods that a budget never lets go. A pod without a place elsewhere costs the budget a healthy one for good, any other pod
 // until its successor is ready.
 func leftBehind(pods []string, allowed int, homeless map[string]bool) int {
 	for len(pods) > 0 && allowed > 0 {

@@ -34,7 +34,7 @@ const (
 	mostNodes    = 50_000
 )
 
-// operatorsNamespaces are those in which migrate searches mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
+// operatorsNamespaces are where migrate searches mig-manager's ConfigMaps: NVIDIA's documentation, OpenShift's catalog and
 // operators up to 1.6 put the GPU Operator there, and mig-parted's own manifest mig-manager.
 var operatorsNamespaces = []string{"gpu-operator", "nvidia-gpu-operator", "gpu-operator-resources", "default"}
 
@@ -178,7 +178,7 @@ func (m *migration) keys(configMap string, keys ...string) {
 	m.ConfigMaps[configMap] = append(m.ConfigMaps[configMap], slices.DeleteFunc(keys, func(key string) bool { return key == "" })...)
 }
 
-// profiles takes gpuslice's own, of which only right ones count here: what is wrong with others says validate.
+// profiles takes gpuslice's own profiles. Only valid ones count here; validate reports the mistakes of others.
 func (m *migration) profiles(text []byte) {
 	read, err := catalog.ParseProfiles(text)
 	if err != nil {
@@ -294,7 +294,7 @@ func (m *migration) texts(c *corev1.ConfigMap) {
 	}
 }
 
-// unread keeps an error that the user's rights do not allow to read something. The rest is reported all the same.
+// unread keeps an error that the user's rights do not allow to read something. The rest is reported anyway.
 func (m *migration) unread(err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err

@@ -64,7 +64,7 @@ func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Re
 	return asked, m, err == nil && len(asked) == len(m.gpus) // GPUs that the config leaves as they are may have any of what is offered
 }
 
-// unshown says why a device plugin of the MIG strategy does not offer what is asked for; empty if it does, or if the strategy is not known.
+// unshown says why a device plugin of the MIG strategy does not advertise the requested devices; empty if it does, or if the strategy is not known.
 func unshown(asked map[nvml.UUID]nvml.Request, strategy string) string {
 	sizes, whole := map[string]bool{}, false
 	for _, w := range asked {
@@ -150,7 +150,7 @@ func podsOf(node string, pods []corev1.Pod) []corev1.Pod {
 	return out
 }
 
-// holds reports whether a pod asks for any of the resources, under its own name or that of a shared one.
+// holds reports whether a pod requests any of the resources, under its own name or its shared name.
 func holds(pod *corev1.Pod, resources map[string]int) bool {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for name := range c.Resources.Limits {

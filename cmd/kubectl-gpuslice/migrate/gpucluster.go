@@ -74,7 +74,7 @@ func (c Cluster) gates() (field string, gates map[string]bool) {
 	return field, gates
 }
 
-// cluster judges a GPUCluster. Of a ClusterPolicy nothing counts beside it.
+// cluster judges a GPUCluster. Next to it, no ClusterPolicy counts.
 func (j *judge) cluster(c Cluster, s Sources) {
 	about := "GPUCluster " + c.Metadata.Name
 	for _, p := range s.Policies {

@@ -42,7 +42,7 @@ func (m machine) made(name string) (catalog.MIGConfig, bool) {
 }
 
 // rules are those of a config that may be about the machine. It leaves out those with a device filter that name a MIG device which the
-// machine's model does not have: the filter is about other models. What a filter is about goes by PCI device ids, which no label has.
+// machine's model does not have: the filter is about other models. A filter goes by PCI device ids, which no label has.
 func (m machine) rules(of catalog.MIGConfig) catalog.MIGConfig {
 	return slices.DeleteFunc(slices.Clone(of), func(r catalog.MIGRule) bool {
 		return len(r.DeviceFilter) > 0 && m.shape.compute > 0 && !m.has(r.Devices)
@@ -80,7 +80,7 @@ func (m machine) lacksOf(rules catalog.MIGConfig) []string {
 	return slices.Compact(out)
 }
 
-// asks is what rules ask of each GPU. The error is the one with which the agent refuses them.
+// asks is what rules ask of each GPU. The error is the agent's own when it refuses them.
 func (m machine) asks(name string, rules catalog.MIGConfig) (map[nvml.UUID]nvml.Request, error) {
 	return catalog.Merge(nil, map[string]catalog.MIGConfig{name: rules}).Requests(name, m.gpus)
 }
@@ -98,7 +98,7 @@ type shape struct {
 	slice           float64
 }
 
-// Models whose GPUs have seven compute slices and eight of memory, and models that have four of each (NVIDIA's MIG User Guide).
+// Models of GPUs with seven compute slices and eight of memory, and with four of each (NVIDIA's MIG User Guide).
 var (
 	ofSeven = regexp.MustCompile(`^(NVIDIA-)?(A100|A800|H100|H800|H200|GH200|B200|GB200)(-|$)`)
 	ofFour  = regexp.MustCompile(`^(NVIDIA-)?(A30|RTX-PRO-6000)(-|$)`)
@@ -134,7 +134,7 @@ func (s shape) instances() map[int][]int {
 
 var deviceName = regexp.MustCompile(`^(?:[1-9]c\.)?([1-9])g\.([0-9]{1,4})gb([+-][a-z.]+)?$`)
 
-// profile is that of a MIG device on an empty GPU, with how many slices of memory it has. NVIDIA rounds the memory in the name, by less than
+// profile is the profile of a MIG device on an empty GPU, with its number of memory slices. NVIDIA rounds the memory in the name, by less than
 // a twentieth.
 func (s shape) profile(device string) (p nvml.Profile, memory int, ok bool) {
 	m := deviceName.FindStringSubmatch(device)
@@ -159,8 +159,8 @@ func (s shape) off(device string) float64 {
 	return math.Abs(named - math.Round(named/s.slice)*s.slice)
 }
 
-// profiles are those of the devices that a GPU has, and for each size that none of them has one with a name of its own: a config that the agent
-// makes of several sizes needs them all.
+// profiles are the profiles of the GPU's devices. For each size that none of them has, it adds one with an invented name: a config that the agent
+// generates of several sizes needs them all.
 func (s shape) profiles(devices []string) []nvml.Profile {
 	var out []nvml.Profile
 	if s.compute == 0 {

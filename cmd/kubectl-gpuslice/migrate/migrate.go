@@ -1,5 +1,5 @@
-// Package migrate judges an installation of NVIDIA's k8s-mig-manager that gpuslice is to replace: which parts gpuslice uses as they are,
-// which it ignores and why, and which an administrator has to change.
+// Package migrate judges an installation of NVIDIA's k8s-mig-manager that gpuslice is to replace: which parts gpuslice takes over unchanged, which it
+// ignores and why, and which an administrator has to change.
 //
 // The command reads files or a cluster (command.go, helmvalues.go); the rest judges what was read, and changes nothing.
 package migrate
@@ -283,7 +283,7 @@ func (j *judge) policy(p Policy, from Sources) {
 	j.tolerations(p, from)
 }
 
-// env judges a variable of mig-manager. Only those by which it reboots the host or stops its units matter to gpuslice.
+// env judges a variable of mig-manager. Only those that reboot the host or stop its units matter to gpuslice.
 func (j *judge) env(about string, e corev1.EnvVar) {
 	on := strings.EqualFold(e.Value, "true")
 	switch {

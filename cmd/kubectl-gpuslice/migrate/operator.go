@@ -66,7 +66,7 @@ func (j *judge) pluginLabels() {
 	j.sayRows("Nodes", at)
 }
 
-// The overlays beside the GPU Operator, and by what OpenShift shows: NVIDIA's names for its catalog, and a label of its nodes.
+// The overlays for use with the GPU Operator, and how to recognize OpenShift: NVIDIA's names for its catalog, and a label of its nodes.
 const (
 	overlayOperator  = "overlays/gpu-operator"
 	overlayOpenShift = "overlays/openshift"

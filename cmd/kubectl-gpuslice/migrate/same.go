@@ -102,7 +102,7 @@ func labelled(labels map[string]string) bool {
 
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
 
-// oneOfFilteredGives reports whether rules differ by their device filters, which labels do not show, and one of them gives what is asked for.
+// oneOfFilteredGives reports whether rules differ by their device filters, which labels do not show, and one of them gives the requested devices.
 func (m machine) oneOfFilteredGives(name string, rules catalog.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
 	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
 		slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {

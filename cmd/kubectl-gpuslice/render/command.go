@@ -147,7 +147,7 @@ var (
 		func(name string) bool { return len(forms.IsDNS1123Label(name)) == 0 },
 		"write the name of a namespace: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit",
 	}
-	// queueForm is also the value of the label by which workloads name their queue.
+	// queueForm is also the form of a label's value: workloads name their queue by a label.
 	queueForm = nameForm{
 		func(name string) bool {
 			return len(forms.IsDNS1123Subdomain(name)) == 0 && len(forms.IsValidLabelValue(name)) == 0
@@ -156,7 +156,7 @@ var (
 	}
 )
 
-// checkName refuses a flag whose value cannot be the name that it is for.
+// checkName refuses a value that cannot be the name that the flag sets.
 func checkName(flag, value string, form nameForm) error {
 	if form.takes(value) {
 		return nil
@@ -249,8 +249,8 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 	return given, nil, nil
 }
 
-// givenByNodes is what the nodes of the cluster give. Those whose config or profile cannot be computed are left out: what one node asks for is no reason to
-// say nothing of the others.
+// givenByNodes is what the nodes of the cluster give. It leaves out nodes with a config or profile that cannot be computed, and writes the objects
+// for the others.
 func givenByNodes(ctx context.Context, client kube.Interface, selector string, from Sources, startup config.StartupTaints) (given []Given, left []string, err error) {
 	pools, nodes, left, err := poolsOf(ctx, client, selector)
 	if err != nil {
@@ -349,8 +349,8 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 	return pools, of, left, nil
 }
 
-// poolOf is the pool of one node, or why it cannot be counted. The agent reports the number of GPUs; under the MIG strategy single the label of
-// GPU feature discovery has that of the MIG devices.
+// poolOf is the pool of one node, or why it cannot be counted. The agent reports the number of GPUs; under the MIG strategy single, the label of GPU
+// feature discovery counts MIG devices.
 func poolOf(n *corev1.Node) (p Pool, why string) {
 	if p.Name = n.Labels[config.LabelProfile]; p.Name == "" {
 		p.Name = n.Labels[config.LabelMIGConfig]

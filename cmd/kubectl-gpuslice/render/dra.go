@@ -133,8 +133,8 @@ type CounterSource struct {
 	DeviceSelector resourcev1.DeviceSelector `json:"deviceSelector"`
 }
 
-// KueueConfig makes the part of Kueue's config by which the quotas that Kueue renders hold for claims too: a device of a class counts as the
-// resource that the device plugin offers it by. With counters, for nodes whose driver cuts the GPUs itself, a device counts by what it takes of each.
+// KueueConfig is the part of Kueue's config that has its quotas hold for claims too: a device of a class counts as the device plugin's
+// resource for it. With counters, for drivers that cut the GPUs themselves, a device counts by its share of each counter.
 func KueueConfig(given []Given, counters []string) ([]any, error) {
 	profiles := claimed(given)
 	mappings := byDevice(profiles)

@@ -35,8 +35,8 @@ func Flavors(given []Given, topology string) ([]any, error) {
 	return out, nil
 }
 
-// Tolerate has pods tolerate what all nodes of the pool have of taints, beside those of the profile: else pods come to none of them. It returns
-// the taints by which all of the nodes are closed all the same, each by others; none if pods come to any.
+// Tolerate has pods tolerate what all nodes of the pool have of taints, beside those of the profile: else pods come to none of them. If each node is
+// still closed by other taints, it returns these; none if pods can run on any node.
 func (g *Given) Tolerate(ofNodes [][]corev1.Taint, startup config.StartupTaints) (closed []corev1.Taint) {
 	var left [][]corev1.Taint
 	for _, all := range ofNodes {
@@ -107,7 +107,7 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 	return out, nil
 }
 
-// groups puts together what has resources in common, in the order in which they come first.
+// groups puts together profiles with resources in common, in the order of the first profile of each group.
 func groups(given []Given) [][]Given {
 	var out [][]Given
 	for _, g := range given {

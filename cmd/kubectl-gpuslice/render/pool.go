@@ -1,5 +1,5 @@
-// Package render makes the objects by which a cluster hands out the slices of its GPUs, from the profiles of its pools and from the pools'
-// nodes: a quota is what the profile gives out of a node, times the nodes.
+// Package render makes queues, quotas and hardware profiles for the slices of a cluster's GPUs, from the profiles of its pools and the pools' nodes.
+// A quota is what a node of the profile advertises, times the nodes.
 //
 // Only the command reads a cluster (command.go); no part asks a GPU. Whether the GPUs have room for a profile's instances is for a plan on the hardware to say.
 package render
@@ -70,7 +70,7 @@ type Sources struct {
 	DRA      bool               // the nodes have NVIDIA's DRA driver in place of the device plugin, and each device has a name of its own
 }
 
-// Offer is one resource that nodes of a pool give out.
+// Offer is one resource that nodes of a pool advertise.
 type Offer struct {
 	Resource string
 	Total    int // of all nodes
@@ -82,7 +82,7 @@ type Offer struct {
 // Slice reports whether it is a MIG device.
 func (o Offer) Slice() bool { return o.Device != "" }
 
-// Given is what the nodes of one name give out, and how pods get to them.
+// Given is what the nodes of one name advertise, and how pods get to them.
 type Given struct {
 	Name        string // as Kubernetes takes it
 	Profile     string // as the label has it
@@ -93,13 +93,13 @@ type Given struct {
 	Offers      []Offer // by resource
 }
 
-// Left is a pool whose config or profile cannot be computed, and why.
+// Left is a pool with a config or profile that cannot be computed, and why.
 type Left struct {
 	Pool Pool
 	Err  error
 }
 
-// Resolve finds out what pools give, in the order in which their names come first. Pools of one name are one. The others are left.
+// Resolve finds out what pools give, in the order of their names' first appearance. Pools of one name are one. The others are left.
 func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 	for _, p := range pools {
 		g, err := from.given(p.Name)
@@ -160,7 +160,7 @@ func objectName(value string) string {
 // badDots are dots beside a sign that no part of a name begins or ends with.
 var badDots = regexp.MustCompile(`[.-]*\.[.-]+|-+\.`)
 
-// offers is what one pool gives out.
+// offers is what one pool advertises.
 func (from Sources) offers(p Pool) ([]Offer, error) {
 	gpus := make([]nvml.GPU, p.GPUs)
 	for i := range gpus {

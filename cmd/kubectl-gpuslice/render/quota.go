@@ -26,8 +26,8 @@ type Profiles struct {
 	LocalQueue string // empty for profiles that go by the nodes' labels
 }
 
-// HardwareProfiles makes one for each resource that each name gives. A pod gets one slice or share, since more than one of a GPU is not
-// more for a program; of whole GPUs it gets up to as many as a node has.
+// HardwareProfiles makes one for each resource that each name gives. A pod gets one slice or share, since a second one of a GPU does not help a
+// program. Of whole GPUs it gets up to as many as a node has.
 func HardwareProfiles(given []Given, to Profiles) ([]any, error) {
 	var out []any
 	of := map[string]string{} // profile, by the name of the object

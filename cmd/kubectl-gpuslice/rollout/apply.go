@@ -162,7 +162,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 	return r.wait(ctx, client, a.timeout, a.again)
 }
 
-// checkLabelPrecedence names the nodes on which another label would win over the one that the command sets.
+// checkLabelPrecedence names the nodes where another label would win over the one that the command sets.
 func checkLabelPrecedence(nodes []corev1.Node, w cluster.Target) error {
 	if w.Label == config.LabelProfile {
 		return nil
@@ -214,7 +214,7 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	return asked, nil
 }
 
-// allowed are the fields of the settings whose refusal the user lifts for this change.
+// allowed are the fields of the settings that the user overrides for this change.
 func (a *application) allowed() []string {
 	var fields []string
 	if a.unmanaged {
@@ -226,8 +226,8 @@ func (a *application) allowed() []string {
 	return fields
 }
 
-// change is what asks a node for the config: its label and, in the same write, what the user allows for the change. What is allowed for
-// another change goes.
+// change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It removes one that allows another
+// change.
 func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
 	c := cluster.Change{Labels: map[string]*string{w.Label: &w.Name}}
 	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.Label] != w.Name {
@@ -245,7 +245,7 @@ func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
 	return c
 }
 
-// warn names nodes on which no agent has ever run, or which none has served for too long.
+// warn names nodes that no agent has ever reported on, or not for too long.
 func warn(nodes []*followed, out *cli.Printer) {
 	var never, silent []string
 	var longest time.Duration

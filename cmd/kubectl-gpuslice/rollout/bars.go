@@ -118,7 +118,7 @@ func (b *bars) room(left []*followed) {
 	}
 }
 
-// pinned names the request, and counts the nodes for which there is no row by their states.
+// pinned names the request, and counts the nodes without a row by their states.
 func (b *bars) pinned(left []*followed) []string {
 	out := []string{b.header}
 	if len(left) > len(b.rows) {
@@ -128,7 +128,7 @@ func (b *bars) pinned(left []*followed) []string {
 	return out
 }
 
-// byInterest sorts nodes first on which a change is under way.
+// byInterest sorts nodes with a change under way first.
 func byInterest(a, b *followed) int {
 	idle := func(f *followed) int {
 		if f.phase == "" || f.phase == api.PhaseWaiting {
@@ -139,7 +139,7 @@ func byInterest(a, b *followed) int {
 	return idle(a) - idle(b)
 }
 
-// brief returns what the node waits for: what is in the way, or the message of its condition.
+// brief returns why the node waits: its first blocker, or the message of its condition.
 func brief(f *followed) string {
 	if len(f.blockers) == 0 {
 		return f.words()

@@ -44,7 +44,7 @@ type followed struct {
 	percent  int
 }
 
-// waitFor begins to wait for the node. The label is set by now.
+// waitFor begins to wait for the node. The caller has set the label.
 func waitFor(n *corev1.Node, w cluster.Target, asked bool, now time.Time) *followed {
 	f := &followed{Identity: cluster.Identify(n), target: w, asked: asked, first: cluster.ReportOf(n), heard: now}
 	f.message = "waiting for its agent to see the label"
@@ -83,7 +83,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	}
 }
 
-// withdrawn says which label asks for another config by now.
+// withdrawn says which label now requests another config.
 func (f *followed) withdrawn(n *corev1.Node) string {
 	now, there := n.Labels[f.target.Label]
 	profile := n.Labels[config.LabelProfile]
@@ -166,8 +166,8 @@ func (f *followed) gone() {
 	}
 }
 
-// passed checks whether the agent keeps silent: for longer than a heartbeat, once it has reported anything about the request. It gives up a node
-// on which no agent has ever written anything.
+// passed checks whether the agent keeps silent: for longer than a heartbeat, once it has reported anything about the request. It gives up a node that
+// no agent has ever reported on.
 func (f *followed) passed(now time.Time) {
 	if f.stage == pending && !f.ahead.IsZero() && now.Sub(f.ahead) >= followTime {
 		f.reportCondition()

@@ -16,7 +16,7 @@ import (
 // mostNamed bounds the nodes that refuse, in what is printed of them and in a command to paste.
 const mostNamed = 20
 
-// withdraw takes the labels by which the nodes ask for something away.
+// withdraw removes the labels that request something of the nodes.
 func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes []corev1.Node, out *cli.Printer) error {
 	loses, asking := "lost", 0
 	if a.dryRun {
@@ -68,7 +68,7 @@ func follows(n *corev1.Node, w cluster.Target, first bool) string {
 	}
 }
 
-// takeBack is the command by which the label goes from those of the nodes that have it.
+// takeBack is the command that removes the label from the nodes.
 func (a *application) takeBack(names []string, of int) string {
 	args := []string{"apply"}
 	switch {

@@ -65,13 +65,13 @@ something else went wrong; 130 interrupted.`,
 	return c
 }
 
-// sameTarget are nodes whose labels ask for the same.
+// sameTarget are nodes with labels that request the same.
 type sameTarget struct {
 	target cluster.Target
 	nodes  []corev1.Node
 }
 
-// byTarget groups nodes whose labels ask for the same.
+// byTarget groups nodes by what their labels request.
 func byTarget(nodes []corev1.Node) ([]sameTarget, error) {
 	var out []sameTarget
 	var none []string

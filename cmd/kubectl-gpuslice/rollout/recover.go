@@ -161,7 +161,7 @@ func (r *recovery) say(d *api.Diagnosis, out *cli.Printer) {
 	out.Printf("%s\n", sanitize.JSON(string(text)))
 }
 
-// closing lists the keys of taints by which the agent keeps the node closed. The settings, which the agent alone knows, may name one.
+// closing lists the keys of the agent's taints that keep the node closed. The settings, which the agent alone knows, may name one.
 func closing(d *api.Diagnosis) []string {
 	keys := []string{config.TaintRepartitioning, config.TaintNotReady}
 	for _, t := range d.Taints {
@@ -177,7 +177,7 @@ type givenBack struct {
 	node          string
 	out           *cli.Printer
 	quiet         bool
-	closedBy      []string // keys of taints that the agent takes away: the fence's, and the startup taints that it knows
+	closedBy      []string // keys of taints that the agent removes: the fence's, and the startup taints that it knows
 	last          string
 	done, deleted bool
 }

@@ -57,7 +57,7 @@ func (r *refusals) Settled() (bool, error) {
 	return true, nil
 }
 
-// refusedAtOnce names the nodes whose agents refuse the request as soon as they see it. It is no error if agents keep silent: they may be in the
+// refusedAtOnce names the nodes with agents that refuse the request as soon as they see it. It is no error if agents keep silent: they may be in the
 // middle of a step.
 func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w cluster.Target, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
@@ -83,9 +83,9 @@ func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, 
 	return fmt.Errorf("%s refused by %s; %s", w.Kind(), cli.Counted(len(refused), "node"), a.takeBack(refused, len(asked)))
 }
 
-// foresee asks agents whether they would refuse the request, as for a name with a slip of the pen: they alone know the names that they generate for
-// the hardware, and read the catalog with rights of their own. First it asks one agent of each model of GPU, and all the others only if these
-// would refuse. It is an error if all would. If none answers, foresee says so.
+// foresee asks agents whether they would refuse the request, as for a misspelt name. Only they know the names that they generate for the hardware,
+// and they read the catalog with their own rights. First it asks one agent of each model of GPU, and all the others only if these would refuse. It is
+// an error if all would. If none answers, foresee says so.
 func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) error {
 	var refusals []*cluster.Asked
 	first, others := oneOfEachModel(nodes, w)
@@ -118,8 +118,8 @@ func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 	return fmt.Errorf("%s would be refused by %s, and nothing was labelled", w.Kind(), cli.Counted(len(refusals), "node"))
 }
 
-// oneOfEachModel returns a node of each model of GPU, and the other nodes. It leaves out those whose agent cannot be asked, and those whose label
-// asks for the request already.
+// oneOfEachModel returns a node of each model of GPU, and the other nodes. It leaves out nodes without an agent to ask, and nodes with the label
+// already.
 func oneOfEachModel(nodes []corev1.Node, w cluster.Target) (first, others []corev1.Node) {
 	models := map[string]bool{}
 	for _, n := range nodes {
@@ -147,7 +147,7 @@ func answers(q *cluster.Inquiry) int {
 	return n
 }
 
-// refusing returns the nodes whose agents would refuse the request. What an agent could not observe, which may pass, has no reason.
+// refusing returns the nodes with agents that would refuse the request. An observation that failed, which may pass, has no reason.
 func refusing(q *cluster.Inquiry) []*cluster.Asked {
 	var out []*cluster.Asked
 	for _, a := range q.Nodes {

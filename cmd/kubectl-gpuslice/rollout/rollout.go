@@ -93,8 +93,7 @@ func failures(nodes []*followed) []string {
 	return out
 }
 
-// wait follows the nodes to the end, to the timeout if there is one, or until the user interrupts it. The roll-out goes on
-// all the same: the agents do it.
+// wait follows the nodes to the end, to the timeout if there is one, or until the user interrupts it. The roll-out goes on anyway: the agents do it.
 func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.Duration, again string) error {
 	waiting := ctx
 	if timeout > 0 {

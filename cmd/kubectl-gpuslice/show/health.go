@@ -47,7 +47,7 @@ func healthOf(h *api.GPUHealth) *gpuHealth {
 	return out
 }
 
-// setHealth takes over what is wrong with the GPU, and with which of its instances.
+// setHealth takes the GPU's health, and marks the instances that are unhealthy.
 func (g *gpuView) setHealth(h *gpuHealth) {
 	g.Health = h
 	for i := range g.Instances {

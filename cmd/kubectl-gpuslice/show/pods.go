@@ -27,7 +27,7 @@ import (
 // viewTime is how long the agents have to answer which pods use the GPUs: users do not want to wait for an agent in the middle of a step.
 const viewTime = 5 * time.Second
 
-// mostAsking bounds the list of pods of which only the node is known.
+// mostAsking bounds the list of pods with a known node and no known device.
 const mostAsking = 32
 
 // seePods adds which pods use the GPUs, by the agents' answers; without an answer, which pods of the node request GPUs.
@@ -130,8 +130,8 @@ func asking(ctx context.Context, client kube.Interface, nodes []string) map[stri
 	return out
 }
 
-// gpuRequests returns NVIDIA's resources that the pod requests, as "nvidia.com/mig-1g.10gb 1", those of DeviceClasses, and its claims. Of which driver a
-// claim or another class is, the pod does not say.
+// gpuRequests returns NVIDIA's resources that the pod requests, as "nvidia.com/mig-1g.10gb 1", those of DeviceClasses, and its claims. The pod does
+// not say which driver a claim or another class belongs to.
 func gpuRequests(p *corev1.Pod) []string {
 	var out []string
 	certain := false

@@ -107,7 +107,7 @@ var nodeColumns = []column[nodeView]{
 	{name: "blockers", folds: true, of: blockers},
 }
 
-// capacity is what kubelet gives out, and who gives out the GPUs where NVIDIA's DRA driver has a part in it.
+// capacity is what kubelet advertises, and who allocates the GPUs where NVIDIA's DRA driver has a part in it.
 func capacity(v *nodeView, _ paper) string {
 	if v.Owner == api.OwnerNone || v.Capacity == "" {
 		return cmp.Or(string(v.Owner), v.Capacity)
@@ -115,13 +115,13 @@ func capacity(v *nodeView, _ paper) string {
 	return v.Capacity + " (" + string(v.Owner) + ")"
 }
 
-// What stands in place of a reason where the node has no answer to what is asked of it.
+// In place of a reason, for a node without an answer to its request.
 const (
 	agentSilent = "AgentSilent" // the agent does not run, or cannot write
-	notSeenYet  = "NotSeenYet"  // the agent has not answered what the labels ask for by now
+	notSeenYet  = "NotSeenYet"  // the agent has not answered the labels' present request
 )
 
-// reason is that of the agent's report; where that answers another request, it says so instead.
+// reason is the reason of the agent's report. If the report answers another request, it says so instead.
 func reason(v *nodeView, p paper) string {
 	switch {
 	case !v.Agent:

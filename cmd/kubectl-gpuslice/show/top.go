@@ -86,7 +86,7 @@ type use struct {
 	api.Use
 }
 
-// silent is a node whose agent has not answered.
+// silent is a node without an answer of its agent.
 type silent struct {
 	Node string `json:"node"`
 	Why  string `json:"why"`
@@ -161,7 +161,7 @@ func sanitizedUse(u api.Use) api.Use {
 	return u
 }
 
-// sort sorts the uses. Those of which it is not known how busy they are come last.
+// sort sorts the uses. Uses without a known busy time come last.
 func (all uses) sort(order string) {
 	slices.SortStableFunc(all.Uses, func(a, b use) int {
 		memory := cmp.Or(cmp.Compare(b.MemoryMiB, a.MemoryMiB), cmp.Compare(a.Node, b.Node), cmp.Compare(a.name(), b.name()), cmp.Compare(a.device(), b.device()))

@@ -39,7 +39,7 @@ type nodeView struct {
 	Silent   bool                   `json:"silent,omitempty"`     // the agent has said nothing for longer than two and a half of its heartbeats
 	NotSeen  bool                   `json:"notSeenYet,omitempty"` // all but AskedFor is an answer to what was asked before
 	Capacity string                 `json:"capacity,omitempty"`
-	Owner    api.Owner              `json:"owner,omitempty"` // who gives out the GPUs, where NVIDIA's DRA driver has a part in it
+	Owner    api.Owner              `json:"owner,omitempty"` // who allocates the GPUs, where NVIDIA's DRA driver has a part in it
 	Held     *string                `json:"held,omitempty"`  // why
 	Begins   time.Time              `json:"begins,omitzero"` // of the change that waits for its window
 	Blockers []string               `json:"blockers,omitempty"`

@@ -92,7 +92,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 	return out.Err
 }
 
-// printDRA says whose the nodes of NVIDIA's DRA driver are.
+// printDRA names the nodes of NVIDIA's DRA driver, and says who cuts their GPUs.
 func printDRA(out *cli.Printer, r drift.Report) {
 	if len(r.Static) > 0 {
 		out.Printf("NVIDIA's DRA driver advertises the GPUs by its ResourceSlices, which count: %s\n",

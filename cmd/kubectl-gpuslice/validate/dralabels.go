@@ -53,7 +53,7 @@ func refusedFor(what, why string) string {
 	return fmt.Sprintf("its label names %s: %s", what, why)
 }
 
-// readBoth reads the catalogs that are there. What is wrong with one says validate of its file.
+// readBoth reads the catalogs that are there. Mistakes in them are reported by validate -f.
 func (a *askedByLabels) readBoth(ctx context.Context) error {
 	a.read = true
 	text, err := a.text(ctx, a.settings.Profiles)

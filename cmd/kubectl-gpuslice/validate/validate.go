@@ -115,7 +115,7 @@ func counted[T any](parse func([]byte) (map[string]T, error), text []byte, noun 
 	return sanitize.Counted(len(all), noun), err
 }
 
-// hiddenSlices refuses sharing of MIG devices by names that the plugin gives out under the strategy mixed alone: it passes over them without a word.
+// hiddenSlices refuses sharing of MIG devices by names that the plugin advertises under the strategy mixed alone: it silently passes over them.
 func hiddenSlices(read catalog.PluginConfig) error {
 	if read.MIGStrategy == "" || read.MIGStrategy == config.MIGStrategyMixed {
 		return nil // without a strategy here the plugin's environment has it
