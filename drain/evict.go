@@ -230,7 +230,7 @@ func (r *round) withDeadline(v Verdict, t terms) Verdict {
 	case v.Overdue:
 		v.until = "; it had until " + until
 	case r.dueForDeletion(t):
-		v.until = "; its deletion is retried until " + until
+		v.until = "; deletion retried until " + until
 	case r.policy.Delete:
 		v.until = "; retried until " + until + ", then deleted"
 	default:

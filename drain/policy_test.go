@@ -486,7 +486,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 			s.answer = errors.New("connection refused")
 			walk(t, s, []holders.Pod{of("a", "ReplicaSet")}, policy, []step{{
 				after: time.Hour, asked: slices.Repeat([]string{"a"}, sends), deadline: last,
-				want: []string{"Failed asking the API server: connection refused; its deletion is retried until 13:01Z"},
+				want: []string{"Failed asking the API server: connection refused; deletion retried until 13:01Z"},
 			}})
 			if len(s.removed) > 0 {
 				t.Errorf("deletions are %v, want none", s.removed)
@@ -510,7 +510,7 @@ func TestAPodIsDeletedAfterItsDeadlineIfThePolicySaysSo(t *testing.T) {
 		s.answer = refusal(needsTwo, 0)
 		s.removal = apierrors.NewForbidden(podResource, "a", errors.New("a webhook says no"))
 		const blocked = "PDB team/api: needs 2 healthy pods and has 2"
-		failed := "Failed " + blocked + `; deleting it: pods "a" is forbidden: a webhook says no; its deletion is retried until 13:01Z`
+		failed := "Failed " + blocked + `; deleting it: pods "a" is forbidden: a webhook says no; deletion retried until 13:01Z`
 		walk(t, s, []holders.Pod{of("a", "ReplicaSet", grace(30*time.Second))}, policy, []step{
 			{after: time.Hour, asked: []string{"a"}, deadline: last, want: []string{failed}},
 			{after: time.Hour + time.Millisecond, deadline: last, want: []string{failed}},
@@ -535,7 +535,7 @@ func TestADeletionSaysWhatBecameOfIt(t *testing.T) {
 		"404":                       {nil, apierrors.NewNotFound(podResource, "a"), "Gone"},
 		"409 of a namesake":         {[]runtime.Object{&namesake}, conflict, "Gone another pod has its name now"},
 		"409 while no one is there": {nil, conflict, "Gone"},
-		"no answer":                 {nil, errors.New("connection refused"), "Failed asking the API server: connection refused; its deletion is retried until 13:01Z"},
+		"no answer":                 {nil, errors.New("connection refused"), "Failed asking the API server: connection refused; deletion retried until 13:01Z"},
 	} {
 		s := newServer(c.objects...)
 		s.answer, s.removal = refusal(needsTwo, 0), c.answer

@@ -408,7 +408,7 @@ func (b *requestBuilder) explainNoMatch(cfg MIGConfig) error {
 	case slices.ContainsFunc(cfg, anyHere):
 		return &check.InvalidError{
 			Config: b.config, Field: fieldDevices, Value: strings.Join(positions, ", "),
-			Want: "is excluded by the rules' filters on " + here,
+			Want: "fails the rules' filters on " + here,
 		}
 	}
 	return &check.InvalidError{

@@ -277,7 +277,7 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 		"when filter and positions exclude each other": {
 			config: catalog.MIGConfig{{DeviceFilter: []string{"0x233010DE"}, Indices: []int{1}, MIG: true, Devices: sevenOf10}},
 			gpus:   node(h100(), t4()),
-			want: `config "mine", devices: 1 is excluded by the rules' filters on this node,` +
+			want: `config "mine", devices: 1 fails the rules' filters on this node,` +
 				` which has 0x1EB810DE (Tesla T4), 0x233010DE (NVIDIA H100 80GB HBM3)`,
 			reason: config.ReasonInvalidCatalog,
 		},

@@ -14,7 +14,7 @@ const attribute = `[a-zA-Z](?:[a-zA-Z0-9.]*[a-zA-Z0-9])?`
 // "1c.3g.40gb" for a compute instance of one slice in a GPU instance of three.
 var deviceForm = regexp.MustCompile(`^(?:([1-9])c\.)?([1-9])(g\.[1-9][0-9]{0,5}gb)((?:[+-]` + attribute + `(?:,` + attribute + `)*)?)$`)
 
-var errNotDevice = errors.New(`is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`)
+var errNotDevice = errors.New(`is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`)
 
 // DeviceName returns the name of a MIG device as the hardware reports it: without a compute instance that fills its GPU instance. The error is a
 // predicate that follows a wrong name.

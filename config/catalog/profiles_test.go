@@ -267,7 +267,7 @@ func TestProfilesAreRefused(t *testing.T) {
 			file: entry("{gpus: {all: true}, enabled: true, instances: {1g10gb: 1, 4c.3g.40gb: 1, 1g.10gb: 0, 2g.20gb: two, 3g.40gb: }}"),
 			want: []string{
 				`profile "mine", mig entry 1, instances.1g.10gb: "0" must be a whole number from 1 to 1000`,
-				`profile "mine", mig entry 1, instances: "1g10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+				`profile "mine", mig entry 1, instances: "1g10gb" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 				`profile "mine", mig entry 1, instances.2g.20gb: "two" must be a whole number from 1 to 1000`,
 				`profile "mine", mig entry 1, instances.3g.40gb: "" must be a whole number from 1 to 1000`,
 				`profile "mine", mig entry 1, instances: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4`,

@@ -136,7 +136,7 @@ func readSelector(text string, tag reflect.StructTag) (labels.Selector, error) {
 		return nil, fmt.Errorf(`must be a label selector, like "app=nvidia-device-plugin-daemonset": %w`, err)
 	case err != nil:
 		_, forms, _ := strings.Cut(tag.Get("missing"), ": ")
-		return nil, fmt.Errorf("is not valid: %s: %w", forms, err)
+		return nil, fmt.Errorf("is invalid: %s: %w", forms, err)
 	case selector.Empty() && whose != "":
 		return nil, errors.New("matches every pod: name the labels of " + whose)
 	case selector.Empty():

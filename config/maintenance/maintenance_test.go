@@ -197,7 +197,7 @@ pools:
 				`estimate: "0s" must be from 1s to 24h`,
 				`jitter: "25h" must be from 0s to 24h`,
 				`pools[0].name: "Research" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
-				`pools[0].selector: "a in b" is not valid: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs: unable to parse requirement: found 'b' expected: '('`,
+				`pools[0].selector: "a in b" is invalid: write a label selector, like "pool=research", or "nvidia.com/gpu.present" for all nodes with GPUs: unable to parse requirement: found 'b' expected: '('`,
 				`pools[0].maxUnavailable: "0%" must be a number of nodes, 0 for none at all, a percentage from "1%" to "100%", or none for no limit`,
 				`pools[0].pauseAfter: "-1" must be a number of failures, or 0 for never, from 0 to 1000`,
 				`pools[1].windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`,
@@ -217,7 +217,7 @@ pools:
 		"for a window of nothing":  {maintenanceHead + "windows: [~]", []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`}},
 		"for a text as a window":   {maintenanceHead + "windows: [Fri]", []string{`windows[0]: must be a mapping, not text`}},
 		"for a start alone":        {window(`start: "22:00", duration: 1h`), []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`, `windows[0].start: "22:00" needs "days": without them a window is open once, from notBefore to notAfter`, `windows[0].duration: "1h" needs "days": without them a window is open once, from notBefore to notAfter`}},
-		"for a day alone":          {window(`days: [Fri]`), []string{`windows[0].start: is missing, and days need it: write a time of day in quotes, from "00:00" to "23:59"`, `windows[0].duration: is missing, and days need it: write a duration with its unit, like "90s" or "1h30m"`}},
+		"for a day alone":          {window(`days: [Fri]`), []string{`windows[0].start: is needed with days: write a time of day in quotes, from "00:00" to "23:59"`, `windows[0].duration: is needed with days: write a duration with its unit, like "90s" or "1h30m"`}},
 		"for one bound":            {window("notBefore: " + date), []string{`windows[0]: must have "days", "start" and "duration", or "notBefore" and "notAfter" to be open once`}},
 		"for bounds the wrong way": {window(weekly + ", notBefore: " + date + ", notAfter: " + date), []string{`windows[0].notAfter: "2026-12-20T22:00:00Z" must be after notBefore, which is 2026-12-20T22:00:00Z`}},
 		"for a zone of the host's": {window(weekly + ", timeZone: localtime"), []string{`windows[0].timeZone: "localtime" would differ on each node: name the zone, like "Europe/Berlin"`}},
@@ -247,7 +247,7 @@ func TestProfilesMayHaveWindowsOfTheirOwn(t *testing.T) {
 		t.Errorf("error %v, windows (-want +got):\n%s", err, diff)
 	}
 	_, err = catalog.ParseProfiles([]byte(profilesHead + "profiles: {a: {windows: [{days: [Sun], start: '02:00'}]}, b: {sharing: none, windows: []}}"))
-	wrong := `profile "a", windows[0].duration: is missing, and days need it: write a duration with its unit, like "90s" or "1h30m"
+	wrong := `profile "a", windows[0].duration: is needed with days: write a duration with its unit, like "90s" or "1h30m"
 profile "a": requests nothing: it must have at least one of mig, sharing, migStrategy, labels and taints
 profile "b", windows: must be a list of at least one window: leave it out where there is none, or write a freeze for never`
 	if err == nil || err.Error() != wrong {

@@ -23,7 +23,7 @@ func (w *WindowFields) Check(c *check.Mistakes, at string, in check.Written) {
 	for _, field := range []struct{ name, form string }{{"start", "a time of day in quotes, from \"00:00\" to \"23:59\""}, {"duration", "a duration with its unit, like \"90s\" or \"1h30m\""}} {
 		switch text := in.Text(field.name); {
 		case text == "" && in.Has("days"):
-			c.Add(&check.InvalidError{Field: check.Within(at, field.name), Want: "is missing, and days need it: write " + field.form})
+			c.Add(&check.InvalidError{Field: check.Within(at, field.name), Want: "is needed with days: write " + field.form})
 		case text != "" && !in.Has("days"):
 			c.Refuse(check.Within(at, field.name), text, `needs "days": without them a window is open once, from notBefore to notAfter`)
 		}

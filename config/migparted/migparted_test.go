@@ -187,19 +187,19 @@ func TestParseRefuses(t *testing.T) {
 		},
 		"a MIG device that is misspelt": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {1g10gb: 7}}"),
-			want: `config "mine", rule 1, mig-devices: "1g10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "1g10gb" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"a MIG device that mig-parted would only fail to find": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {01g.10gb: 7}}"),
-			want: `config "mine", rule 1, mig-devices: "01g.10gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "01g.10gb" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"MIG devices that mig-parted refuses": {
 			file: rule("{devices: all, mig-enabled: true, mig-devices: {'1g.24gb+me,me': 1, '1g.24gb+me,': 1, 1g.24gb+me.: 1, 1g.24gb+: 1, 1g.99999999999999999999gb: 1}}"),
-			want: `config "mine", rule 1, mig-devices: "1g.24gb+" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me," is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me,me" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.24gb+me." is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
-				`config "mine", rule 1, mig-devices: "1g.99999999999999999999gb" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
+			want: `config "mine", rule 1, mig-devices: "1g.24gb+" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me," is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me,me" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.24gb+me." is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"` + "\n" +
+				`config "mine", rule 1, mig-devices: "1g.99999999999999999999gb" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"`,
 		},
 		"values that mig-parted takes for 0": {
 			file: rule("{devices: [null], mig-enabled: true, mig-devices: {1g.10gb: null, 2g.20gb: 1}}"),
@@ -254,7 +254,7 @@ config "a+", rule 1, device-filter: "T4" is not of the form "0x233010DE", the PC
 config "a+", rule 1, devices: -1 is negative: the first GPU in PCI order is 0
 config "a+", rule 1, mig-devices: "1g.10gb": -1 is negative
 config "a+", rule 1, mig-devices: "4c.3g.40gb" cannot be: a GPU instance of 3 slices has no room for a compute instance of 4
-config "a+", rule 1, mig-devices: "x" is not the name of a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"
+config "a+", rule 1, mig-devices: "x" is not a MIG device: they look like "1g.10gb", "1g.10gb+me", "1c.3g.40gb"
 config "a+", rule 1, more: is no field of a rule: use device-filter, devices, mig-enabled and mig-devices
 config "b": must be a list of at least one rule with "devices" and "mig-enabled"
 config "c", rule 1, devices: -2 is negative: the first GPU in PCI order is 0

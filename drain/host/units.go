@@ -81,7 +81,7 @@ func (u *Units) States(ctx context.Context, names []string) (map[string]string, 
 	}
 	states, err := u.states(ctx, names)
 	if err != nil {
-		return nil, fmt.Errorf("reading the state of %s: %w", strings.Join(names, ", "), err)
+		return nil, fmt.Errorf("querying %s: %w", strings.Join(names, ", "), err)
 	}
 	return states, nil
 }
