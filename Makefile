@@ -86,12 +86,13 @@ e2e: ## what needs root: kubelet, containerd and NVIDIA's programs, in namespace
 	go run ./test/binaries/cmd/binaries --kubelet kube deviceplugin image libnvidia-ml runtime
 	@$(call gotest,$(E2EFLAGS))
 
-# PURE are the packages that decide and call nothing: their own tests are to catch each of their faults.
-PURE := agent/plan agent/monitor/health/verdict config/window nvml agent/state/capacity agent/decide
+# PURE are the packages whose own tests are to catch each of their faults. Those of ./agent take minutes: test/faults lists faults of it, each with its test.
+PURE := agent/plan agent/monitor/health/verdict config/window nvml agent/state/capacity agent/decide agent/offer agent/observe agent/report/preview
 .PHONY: mutants
 mutants: export GOFLAGS += -short -vet=off -count=1 "-ldflags=-s -w"
-mutants: ## small faults of the pure packages, one after the other: which none of their tests catches (PURE=agent/plan for one)
+mutants: ## small faults of the pure packages, one after the other: which none of their tests catches; then those of test/faults (PURE=agent/plan for one alone)
 	@for p in $(PURE); do echo "$$p"; go tool -modfile=test/mutants/go.mod gremlins unleash --config test/mutants/gremlins.yaml ./$$p || exit; done
+	$(if $(filter command,$(firstword $(origin PURE))),,go run ./test/faults)
 
 .PHONY: test-skew
 test-skew: ## the core scenarios with earlier versions of Kubernetes and NVIDIA's plugin; builds 25 minutes the first time (SKEWFLAGS='--only "plugin v0.17.4"')

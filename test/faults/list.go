@@ -1,0 +1,46 @@
+package main
+
+var faults = []fault{
+	{
+		"an owner reference to a DaemonSet that is not there is believed", "return a.sets.Believe(call, node, pods)", "return pods, nil",
+		"TestATenantsPodIsNoDevicePlugin",
+	},
+	{
+		"what an agent has left without a journal is not given back", "Orphaned: s.Leftovers.Orphan.Exists()", "Orphaned: false",
+		"TestWhatAnAgentHasLeftIsGivenBack",
+	},
+	{
+		"the run goes on with a driver that was replaced", "a.driverReplaced = errors.Is(err, nvml.ErrReplaced)",
+		"a.driverReplaced = errors.Is(err, nvml.ErrReplaced) && false",
+		"TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt",
+	},
+	{
+		"a preview does not ask the budgets", "err = a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})", "err = nil",
+		"TestAPreviewSaysWhatTheAgentThenDoes",
+	},
+	{
+		"a key of the device plugin's config that cannot be written again holds up nothing",
+		"if err := a.handover.RequireKey(in); err != nil {", "if err := a.handover.RequireKey(in); err != nil && false {",
+		"TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt",
+	},
+	{
+		"a reboot takes the instances of GPUs that the label does not name", "want.KeepForeign(seen.Journal)\n\t\terr =", "err =",
+		"TestARebootByTheAgentTakesNothingFromOtherGPUs",
+	},
+	{
+		"the deadline for capacity runs while the agent cannot see it", "a.verifier.Pause() // the deadline", "// the deadline",
+		"TestADriverUpgradeDoesNotUseUpTheTimeForCapacity",
+	},
+	{
+		"labels that a MIG manager has paused are given back beside it", "a.leftovers.SawMIGManager()", "",
+		"TestWhatAMIGManagerHasPausedIsLeftToItForAMinute",
+	},
+	{
+		"a step of the host's clock moves the deadlines of a change under way", "if seen.Journal != nil {\n\t\treturn\n\t}\n\tstep := ", "step := ",
+		"TestAStepOfTheClockInAnyPhaseHarmsNoChange",
+	},
+	{
+		"the next agent performs a step before it corrects a condition that is True", "if !resumes || ready == nil", "if !resumes || true || ready == nil",
+		"TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes",
+	},
+}
