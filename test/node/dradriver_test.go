@@ -468,7 +468,7 @@ func (r *rig) restartDRADriver() {
 	r.t.Fatalf("no DRA driver on node %s", r.Name)
 }
 
-// Where the driver cuts the GPUs itself, the agent changes none of them, whatever is asked of the node, and disturbs no pod.
+// Promise 20. Where the driver cuts the GPUs itself, the agent changes none of them, whatever is asked of the node, and disturbs no pod.
 func TestGPUsThatNVIDIAsDRADriverCutsAreNotCut(t *testing.T) {
 	t.Parallel()
 	r := newDRARig(t, twoH100, "", node.DRADynamicMIG)

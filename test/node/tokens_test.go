@@ -36,7 +36,7 @@ const (
 	goesThrough = "goes through"
 )
 
-// test/policy asks what a stolen token can write. This is what the agents of other nodes make of it, with NVIDIA's own device plugin and config manager.
+// Promise 24. test/policy asks what a stolen token can write. This is what the agents of other nodes make of it, with NVIDIA's own device plugin and config manager.
 func TestNoOtherNodeIsDisturbedByWhatAStolenTokenWrites(t *testing.T) {
 	t.Parallel()
 	var keys, slots []afterwards

@@ -640,6 +640,7 @@ var needed = []attempt{
 	{"event again", open, patchEvent("by-the-agent", `{"count":2}`)},
 }
 
+// Promises 15 and 24.
 func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	s := newScene(t)
 	minor, err := s.cluster.Minor()

@@ -81,7 +81,7 @@ func patchesRule(body string, sub ...string) func(context.Context, *scene, kuber
 
 type rule = resourcev1.DeviceTaintRule
 
-// With the component the agent keeps claims from single devices of its own node, by NoSchedule alone, and takes away what agents have made there.
+// Promise 24. With the component the agent keeps claims from single devices of its own node, by NoSchedule alone, and takes away what agents have made there.
 func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 	s := newTaintRuleScene(t)
 	s.apply()
