@@ -95,15 +95,7 @@ func (a *Agent) Unforgotten() []string {
 		listed[reflect.TypeOf(part)] = true
 	}
 	var out []string
-	var fields []reflect.StructField
-	for field := range reflect.TypeFor[Agent]().Fields() {
-		if group := field.Type; group.Kind() == reflect.Struct && group.PkgPath() == reflect.TypeFor[Agent]().PkgPath() || group == reflect.TypeFor[act.Env]() {
-			fields = slices.AppendSeq(fields, group.Fields()) // the parts of a phase of the loop
-			continue
-		}
-		fields = append(fields, field)
-	}
-	for _, field := range fields {
+	for _, field := range partsOfAgent() {
 		forgets := field.Type.Implements(reflect.TypeFor[forgetter]()) || reflect.PointerTo(field.Type).Implements(reflect.TypeFor[forgetter]())
 		if listed[field.Type] || listed[reflect.PointerTo(field.Type)] || !ofThisModule(field.Type) && !forgets {
 			continue
@@ -116,6 +108,19 @@ func (a *Agent) Unforgotten() []string {
 		}
 	}
 	return out
+}
+
+// partsOfAgent are the fields of the agent, with those of the groups in place of these.
+func partsOfAgent() []reflect.StructField {
+	var fields []reflect.StructField
+	for field := range reflect.TypeFor[Agent]().Fields() {
+		if group := field.Type; group.Kind() == reflect.Struct && group.PkgPath() == reflect.TypeFor[Agent]().PkgPath() || group == reflect.TypeFor[act.Env]() {
+			fields = slices.AppendSeq(fields, group.Fields()) // the parts of a phase of the loop
+			continue
+		}
+		fields = append(fields, field)
+	}
+	return fields
 }
 
 // ofThisModule reports whether the type, or what it points to, is declared in this module.

@@ -546,7 +546,7 @@ func TestALabelThatIsSetBackEndsTheHandOver(t *testing.T) {
 		if fences != 1 || set > 3 || w.hasJournal() || c.Reason != string(config.ReasonStepHadNoEffect) {
 			t.Errorf("%d fences, the label was set %d times, a journal %t: %s: %s", fences, set, w.hasJournal(), c.Reason, c.Message)
 		}
-		for _, want := range []string{"label " + config.LabelDevicePluginConfig, `set back to "default"`, "by managedFields", "MachineSet"} {
+		for _, want := range []string{"label " + config.LabelDevicePluginConfig, `went back to "default"`, "by managedFields", "MachineSet"} {
 			if !strings.Contains(c.Message, want) {
 				t.Errorf("the message is %q, want %q in it", c.Message, want)
 			}

@@ -49,7 +49,7 @@ func TestASentinelThatDoesNotAnswerIsNamedAndAnsweredWhenItDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.label("all-balanced")
-		want := "asking for a reboot by " + w.settings.Reboot.Sentinel + " is put off"
+		want := "asking for a reboot by " + w.settings.Reboot.Sentinel + " is postponed"
 		reported := func() bool { return strings.Contains(w.condition().Message, want) }
 		w.passes("word of the sentinel", reported)
 		if n := w.node(); n.Spec.Unschedulable {

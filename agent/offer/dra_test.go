@@ -90,7 +90,8 @@ func TestSlicesAgreeWithTheGPUsDeviceByDevice(t *testing.T) {
 		},
 		"a device without a UUID": {[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{sliceOf("gpu-0")}}, "gpu.nvidia.com: the ResourceSlices still have devices that no longer exist"},
 		"tainted by the driver": {
-			[]nvml.GPU{whole}, state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{tainted(sliceOf("gpu-0 GPU-a"), resourcev1.DeviceTaintEffectNoSchedule)}},
+			[]nvml.GPU{whole},
+			state.DRA{Complete: true, Slices: []resourcev1.ResourceSlice{tainted(sliceOf("gpu-0 GPU-a"), resourcev1.DeviceTaintEffectNoSchedule)}},
 			"NVIDIA's DRA driver keeps claims from gpu-0 (gpu.nvidia.com/xid)",
 		},
 		"tainted without an effect": {

@@ -235,23 +235,28 @@ func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.With
 	}
 	var out []state.Withdrawn
 	for _, pod := range s.Holders.Pods {
-		w := state.Withdrawn{Pod: pod}
-		for _, name := range pod.DeviceClaims {
-			claim := s.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}]
-			if !claim.IsSettledFor(pod.UID) {
-				continue
-			}
-			for _, d := range claim.Devices {
-				if d.Driver == holders.ClaimDriver && !d.Admin && !offered[d.Device] {
-					w.Gone = append(w.Gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
-				}
-			}
-		}
+		w := state.Withdrawn{Pod: pod, Gone: goneOf(s, pod, offered)}
 		if len(w.Gone) > 0 {
 			out = append(out, w)
 		}
 	}
 	return out
+}
+
+// goneOf names the devices that the pod's claims have and that are not among those offered.
+func goneOf(s *state.Observed, pod holders.Pod, offered map[holders.Device]bool) (gone []string) {
+	for _, name := range pod.DeviceClaims {
+		claim := s.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}]
+		if !claim.IsSettledFor(pod.UID) {
+			continue
+		}
+		for _, d := range claim.Devices {
+			if d.Driver == holders.ClaimDriver && !d.Admin && !offered[d.Device] {
+				gone = append(gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
+			}
+		}
+	}
+	return gone
 }
 
 // slicesUnknown returns why the agent does not know what the driver advertises; nil if it does.

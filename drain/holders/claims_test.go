@@ -280,11 +280,8 @@ func TestSlicesAreBoundedBeforeTheyCount(t *testing.T) {
 	if size := huge.Size(); complete || len(current) != 1 || size > 64<<10 {
 		t.Errorf("of a slice of 10,000 devices %d bytes are kept, complete %t", size, complete)
 	}
-	if len(huge.Spec.SharedCounters) != 1 || len(huge.Spec.Devices[0].ConsumesCounters) != 1 {
-		t.Error("whether there are counters is not kept")
-	}
-	if taints := huge.Spec.Devices[0].Taints; len(taints) != 1 || taints[0].Key != "gpu.nvidia.com/xid" {
-		t.Errorf("of its taints %v is kept", taints)
+	if d := huge.Spec.Devices[0]; len(huge.Spec.SharedCounters) != 1 || len(d.ConsumesCounters) != 1 || len(d.Taints) != 1 || d.Taints[0].Key != "gpu.nvidia.com/xid" {
+		t.Errorf("of counters and taints %+v is kept", d)
 	}
 
 	texts := slice("texts", 1, 1, offered("gpu-0", "uuid", "GPU-"+long), offered("gpu-1", "gpu.nvidia.com/uuid", "GPU-a", "gpu.nvidia.com/profile", "1g.10gb"), offered(long, "uuid", "GPU-b"))

@@ -105,7 +105,7 @@ func (e *Evictions) Evict(ctx context.Context, in act.Input) error {
 func (e *Evictions) EvictPods(ctx context.Context, in act.Input, pods []plan.Pod) error {
 	verdicts, policy := e.request(ctx, in, pods)
 	for _, v := range verdicts {
-		e.report(in.Seen, in.Want, v)
+		e.report(in.Want, v)
 	}
 	if late := slices.IndexFunc(verdicts, func(v drain.Verdict) bool { return v.Overdue }); late >= 0 {
 		return &api.Failure{
@@ -200,7 +200,7 @@ func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desi
 }
 
 // report records an Event on the pod, and on the node, that the pod has to leave.
-func (e *Evictions) report(seen *state.Observed, want state.Desired, v drain.Verdict) {
+func (e *Evictions) report(want state.Desired, v drain.Verdict) {
 	did := map[drain.State]string{drain.Requested: "evicting", drain.Deleted: "deleting, as drain.afterDeadline says,"}[v.State]
 	if did == "" {
 		return
