@@ -280,8 +280,12 @@ func TestSlicesAreBoundedBeforeTheyCount(t *testing.T) {
 	if size := huge.Size(); complete || len(current) != 1 || size > 64<<10 {
 		t.Errorf("of a slice of 10,000 devices %d bytes are kept, complete %t", size, complete)
 	}
-	if d := huge.Spec.Devices[0]; len(huge.Spec.SharedCounters) != 1 || len(d.ConsumesCounters) != 1 || len(d.Taints) != 1 || d.Taints[0].Key != "gpu.nvidia.com/xid" {
-		t.Errorf("of counters and taints %+v is kept", d)
+	kept := huge.Spec.Devices[0]
+	if diff := cmp.Diff([]int{1, 1, 1}, []int{len(huge.Spec.SharedCounters), len(kept.ConsumesCounters), len(kept.Taints)}); diff != "" {
+		t.Errorf("counters and taints that are kept (-want +got):\n%s", diff)
+	}
+	if key := kept.Taints[0].Key; key != "gpu.nvidia.com/xid" {
+		t.Errorf("the taint %s is kept", key)
 	}
 
 	texts := slice("texts", 1, 1, offered("gpu-0", "uuid", "GPU-"+long), offered("gpu-1", "gpu.nvidia.com/uuid", "GPU-a", "gpu.nvidia.com/profile", "1g.10gb"), offered(long, "uuid", "GPU-b"))
