@@ -302,7 +302,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
 	a.keepRules(ctx, seen)
-	a.actors.rules.ReportUnusable()
+	a.actors.rules.Report()
 	if failed := a.actors.upgrades.ReleaseDriver(ctx, seen); failed != nil {
 		err = failed
 	}
@@ -356,7 +356,7 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintRepartitioning})
 		}
 	}
-	a.actors.rules.Keep(ctx, closed)
+	a.actors.rules.Keep(ctx, seen.Node.UID, closed)
 }
 
 // noteObserved ends the pauses after failed observations. If a change was under way when this process began, it counts that in the metrics.

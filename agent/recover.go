@@ -61,7 +61,7 @@ func (a *Agent) Recover(ctx context.Context, seen func(*corev1.Node)) error {
 
 // clearUnhealthy removes the taint and the rules that keep pods and claims from unhealthy GPUs.
 func (a *Agent) clearUnhealthy(ctx context.Context, node *corev1.Node) error {
-	return errors.Join(a.actors.taint.Clear(ctx, node), a.actors.rules.Clear(ctx))
+	return errors.Join(a.actors.taint.Clear(ctx, node), a.actors.rules.Clear(ctx, node.UID))
 }
 
 // pendingRestores lists what still keeps pods or operands away from the node, and what the agent must still do.

@@ -148,10 +148,14 @@ func RemovedStaleResources(names []string) Event {
 	return normal(config.ReasonStaleResourcesRemoved, "removed resources of former configs from the node, as staleResources: remove says: %s", strings.Join(names, ", "))
 }
 
-// RulesUnusable is for DeviceTaintRules that the settings ask for and the agent cannot have.
-func RulesUnusable(err error) Event {
-	return warning(config.ReasonMissingRight,
-		"cannot close devices to claims, as health.deviceTaint or drain.fence asks: %v; this needs Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+// DevicesNotClosed is for devices that the settings have the agent close to claims, and that are open. Missing says that the agent has no right to the
+// rules, or that the API server serves none.
+func DevicesNotClosed(err error, missing bool) Event {
+	const asked = "cannot close devices to claims, as health.deviceTaint or drain.fence asks: %v"
+	if missing {
+		return warning(config.ReasonMissingRight, asked+"; this needs Kubernetes 1.37 and deploy/components/device-taint-rules", err)
+	}
+	return warning(config.ReasonStepFailed, asked+"; the agent tries again", err)
 }
 
 // UnreadClaims is for claims that the agent may not read.

@@ -41,10 +41,13 @@ func newTaintRuleScene(t *testing.T) *scene {
 	return s
 }
 
-// taintRule is one that the agent of node own makes, but for what is changed in it.
-func taintRule(name string, change ...func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
+// taintRule is one that the agent of node own makes, but for what is changed in it. Its name is behind the part that names the node.
+func (s *scene) taintRule(name string, change ...func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
 	r := &resourcev1.DeviceTaintRule{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/name": "gpuslice", "gpuslice.io/node": "0123abcd"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "gpuslice-" + s.node + "-" + name, Labels: map[string]string{"app.kubernetes.io/name": "gpuslice", "gpuslice.io/node": s.node},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "own", UID: types.UID(s.node)}},
+		},
 		Spec: resourcev1.DeviceTaintRuleSpec{
 			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu.nvidia.com"), Pool: ptr.To("own"), Device: ptr.To("gpu-0-mig-1g10gb-19-0")},
 			Taint:          resourcev1.DeviceTaint{Key: "gpuslice.io/repartitioning", Effect: resourcev1.DeviceTaintEffectNoSchedule},
@@ -57,15 +60,15 @@ func taintRule(name string, change ...func(*resourcev1.DeviceTaintRule)) *resour
 }
 
 func makesRule(change ...func(*resourcev1.DeviceTaintRule)) func(context.Context, *scene, kubernetes.Interface) error {
-	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, taintRule("gpuslice-new", change...), metav1.CreateOptions{})
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, s.taintRule("new", change...), metav1.CreateOptions{})
 		return err
 	}
 }
 
 func deletesRule(name string) func(context.Context, *scene, kubernetes.Interface) error {
-	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		return c.ResourceV1().DeviceTaintRules().Delete(ctx, name, inVain())
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		return c.ResourceV1().DeviceTaintRules().Delete(ctx, strings.ReplaceAll(name, "UID", s.node), inVain())
 	}
 }
 
@@ -73,8 +76,8 @@ func deletesRule(name string) func(context.Context, *scene, kubernetes.Interface
 func inVain() metav1.DeleteOptions { return metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}} }
 
 func patchesRule(body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
-	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		_, err := c.ResourceV1().DeviceTaintRules().Patch(ctx, "gpuslice-made", types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
+	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+		_, err := c.ResourceV1().DeviceTaintRules().Patch(ctx, "gpuslice-"+s.node+"-made", types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
 		return err
 	}
 }
@@ -88,14 +91,16 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 	s.fill()
 	rules := s.admin.ResourceV1().DeviceTaintRules()
 	for _, r := range []*rule{
-		taintRule("gpuslice-made"),
-		taintRule("gpuslice-other", func(r *rule) { r.Spec.DeviceSelector.Pool = ptr.To("other") }),
-		taintRule("gpuslice-people", func(r *rule) { r.Labels = nil }),
-		taintRule("people"),
-		taintRule("gpuslice-key", func(r *rule) { r.Spec.Taint.Key = "team/repair" }),
-		taintRule("gpuslice-pool", func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
-		taintRule("gpuslice-all", func(r *rule) { r.Spec.DeviceSelector = nil }),
-		taintRule("gpuslice-execute", func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute }),
+		s.taintRule("made"),
+		s.taintRule("other", func(r *rule) { r.Spec.DeviceSelector.Pool = ptr.To("other") }),
+		s.taintRule("", func(r *rule) { r.Name = "gpuslice-another-uid-made" }),
+		s.taintRule("label", func(r *rule) { r.Labels["gpuslice.io/node"] = "another-uid" }),
+		s.taintRule("people", func(r *rule) { r.Labels = nil }),
+		s.taintRule("", func(r *rule) { r.Name = "people" }),
+		s.taintRule("key", func(r *rule) { r.Spec.Taint.Key = "team/repair" }),
+		s.taintRule("pool", func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
+		s.taintRule("all", func(r *rule) { r.Spec.DeviceSelector = nil }),
+		s.taintRule("execute", func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute }),
 	} {
 		if _, err := rules.Create(t.Context(), r, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -123,42 +128,50 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		"make a rule for a device that changes":      makesRule(),
 		"make a rule for a GPU that is not well":     makesRule(func(r *rule) { r.Spec.Taint.Key = "gpuslice.io/gpu-unhealthy" }),
 		"make a rule for a device that no slice has": makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = ptr.To("gpu-7-mig-7g80gb-0-0") }),
-		"delete one that an agent has made":          deletesRule("gpuslice-made"),
-		"list": func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-			_, err := c.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{LabelSelector: "gpuslice.io/node=0123abcd"})
+		"delete one that an agent has made":          deletesRule("gpuslice-UID-made"),
+		"make a rule without an owner":               makesRule(func(r *rule) { r.OwnerReferences = nil }),
+		"list": func(ctx context.Context, s *scene, c kubernetes.Interface) error {
+			_, err := c.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{LabelSelector: "gpuslice.io/node=" + s.node})
 			return err
 		},
 	} {
 		goes(what, agent, do, true)
 	}
 	for what, do := range map[string]func(context.Context, *scene, kubernetes.Interface) error{
-		"make one for any node":         makesRule(func(r *rule) { r.Spec.DeviceSelector.Pool = nil }),
-		"make one for all devices":      makesRule(func(r *rule) { r.Spec.DeviceSelector = nil }),
-		"make one for the whole pool":   makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
-		"make one for another driver":   makesRule(func(r *rule) { r.Spec.DeviceSelector.Driver = ptr.To("nic.example.com") }),
-		"make one for any driver":       makesRule(func(r *rule) { r.Spec.DeviceSelector.Driver = nil }),
-		"make one with NoExecute":       makesRule(func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute }),
-		"make one with None":            makesRule(func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNone }),
-		"make one with a foreign key":   makesRule(func(r *rule) { r.Spec.Taint.Key = "team/repair" }),
-		"make one with a key like ours": makesRule(func(r *rule) { r.Spec.Taint.Key = "gpuslice.io.evil.example/repartitioning" }),
-		"make one of another name":      makesRule(func(r *rule) { r.Name = "people-2" }),
-		"make one of a generated name":  makesRule(func(r *rule) { r.Name, r.GenerateName = "", "gpuslice-" }),
-		"make one without the label":    makesRule(func(r *rule) { delete(r.Labels, "app.kubernetes.io/name") }),
-		"make one with further labels":  makesRule(func(r *rule) { r.Labels["team"] = "a" }),
-		"make one with annotations":     makesRule(func(r *rule) { r.Annotations = map[string]string{"a": strings.Repeat("a", 1000)} }),
-		"make one that cannot go":       makesRule(func(r *rule) { r.Finalizers = []string{"gpuslice.io/keep"} }),
+		"make one for any node":                         makesRule(func(r *rule) { r.Spec.DeviceSelector.Pool = nil }),
+		"make one for all devices":                      makesRule(func(r *rule) { r.Spec.DeviceSelector = nil }),
+		"make one for the whole pool":                   makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
+		"make one for another driver":                   makesRule(func(r *rule) { r.Spec.DeviceSelector.Driver = ptr.To("nic.example.com") }),
+		"make one for any driver":                       makesRule(func(r *rule) { r.Spec.DeviceSelector.Driver = nil }),
+		"make one with NoExecute":                       makesRule(func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute }),
+		"make one with None":                            makesRule(func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNone }),
+		"make one with a foreign key":                   makesRule(func(r *rule) { r.Spec.Taint.Key = "team/repair" }),
+		"make one with a key like ours":                 makesRule(func(r *rule) { r.Spec.Taint.Key = "gpuslice.io.evil.example/repartitioning" }),
+		"make one of another name":                      makesRule(func(r *rule) { r.Name = "people-2" }),
+		"take a name of another agent's":                makesRule(func(r *rule) { r.Name = "gpuslice-another-uid-new" }),
+		"make one that another agent takes for its own": makesRule(func(r *rule) { r.Labels["gpuslice.io/node"] = "another-uid" }),
+		"make one of another node's agent":              makesRule(func(r *rule) { r.Name, r.Labels["gpuslice.io/node"] = "gpuslice-another-uid-new", "another-uid" }),
+		"make one without the node's label":             makesRule(func(r *rule) { delete(r.Labels, "gpuslice.io/node") }),
+		"delete one with the name of another agent's":   deletesRule("gpuslice-another-uid-made"),
+		"delete one with the label of another agent's":  deletesRule("gpuslice-UID-label"),
+		"make one that goes with another node":          makesRule(func(r *rule) { r.OwnerReferences[0].UID = "another-uid" }),
+		"make one of a generated name":                  makesRule(func(r *rule) { r.Name, r.GenerateName = "", "gpuslice-" }),
+		"make one without the label":                    makesRule(func(r *rule) { delete(r.Labels, "app.kubernetes.io/name") }),
+		"make one with further labels":                  makesRule(func(r *rule) { r.Labels["team"] = "a" }),
+		"make one with annotations":                     makesRule(func(r *rule) { r.Annotations = map[string]string{"a": strings.Repeat("a", 1000)} }),
+		"make one that cannot go":                       makesRule(func(r *rule) { r.Finalizers = []string{"gpuslice.io/keep"} }),
 		"make one that is collected": makesRule(func(r *rule) {
 			r.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "none", UID: "none"}}
 		}),
 		"change one to NoExecute":           patchesRule(`{"spec":{"taint":{"effect":"NoExecute"}}}`),
 		"change its status":                 patchesRule(`{"status":{"conditions":[]}}`, "status"),
-		"delete another node's":             deletesRule("gpuslice-other"),
-		"delete one of people by its label": deletesRule("gpuslice-people"),
+		"delete another node's":             deletesRule("gpuslice-UID-other"),
+		"delete one of people by its label": deletesRule("gpuslice-UID-people"),
 		"delete one of people by its name":  deletesRule("people"),
-		"delete one with a foreign key":     deletesRule("gpuslice-key"),
-		"delete one of the whole pool":      deletesRule("gpuslice-pool"),
-		"delete one of all devices":         deletesRule("gpuslice-all"),
-		"delete one with NoExecute":         deletesRule("gpuslice-execute"),
+		"delete one with a foreign key":     deletesRule("gpuslice-UID-key"),
+		"delete one of the whole pool":      deletesRule("gpuslice-UID-pool"),
+		"delete one of all devices":         deletesRule("gpuslice-UID-all"),
+		"delete one with NoExecute":         deletesRule("gpuslice-UID-execute"),
 		"delete all at once": func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 			return c.ResourceV1().DeviceTaintRules().DeleteCollection(ctx, inVain(), metav1.ListOptions{})
 		},
@@ -166,7 +179,7 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		goes(what, agent, do, false)
 	}
 	goes("make one with a token that is bound to no pod", unbound, makesRule(), false)
-	goes("delete one with a token that is bound to no pod", unbound, deletesRule("gpuslice-made"), false)
+	goes("delete one with a token that is bound to no pod", unbound, deletesRule("gpuslice-UID-made"), false)
 }
 
 // What the agent's rules close is given to no claim, while the node's other GPUs are: by its own token, under the policy, with the real scheduler. A rule
@@ -183,13 +196,13 @@ func TestClaimsGetOtherDevicesThanTheAgentsRulesClose(t *testing.T) {
 	follow := func(closed ...fencing.Closed) {
 		t.Helper()
 		s.until(fmt.Sprintf("rules for %v", closed), func(ctx context.Context) (bool, error) {
-			_, err := rules.Follow(ctx, closed)
+			_, err := rules.Follow(ctx, types.UID(s.node), closed)
 			return err == nil, ignoring(err, apierrors.IsForbidden) // the rights come a moment after the role
 		})
 	}
 	follow(fencing.Closed{Device: "gpu-0", Key: config.TaintRepartitioning}, fencing.Closed{Device: "gpu-0-mig-1g10gb-19-0", Key: config.TaintRepartitioning})
 	t.Cleanup(func() {
-		if _, err := rules.Follow(context.WithoutCancel(t.Context()), nil); err != nil {
+		if _, err := rules.Follow(context.WithoutCancel(t.Context()), types.UID(s.node), nil); err != nil {
 			t.Error(err)
 		}
 	})

@@ -103,7 +103,7 @@ func (f *Fencing) closing(ctx context.Context, in act.Input) (*journal.Journal, 
 // Close closes the step's devices to claims while their holders leave, once the agent knows that these may leave. The node stays schedulable, and
 // claims get its other GPUs, until Raise replaces this. The journal names the devices before the first rule exists.
 func (f *Fencing) Close(ctx context.Context, in act.Input) error {
-	if err := f.Rules.Try(ctx); err != nil {
+	if err := f.Rules.Try(ctx, in.Seen.Node.UID); err != nil {
 		return err
 	}
 	if f.Rules.Unusable() { // the next plan has the fence of the node
@@ -120,7 +120,7 @@ func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 		return err
 	}
 	f.Events.Node(f.Node, events.ClosedDevices(j.Closed, in.Want.Name, len(in.Steps)))
-	return f.Rules.Close(ctx, j.Closed)
+	return f.Rules.Close(ctx, in.Seen.Node.UID, j.Closed)
 }
 
 // spentAnnotations returns the annotations that the journal replaces: the agent removes them in the same write.

@@ -54,7 +54,7 @@ func TestRulesAreMadeForTheDevicesThatAreClosedAndDeletedWithTheLastReason(t *te
 	rules := rulesOf(client, "node-a")
 	follow := func(wanted []fencing.Closed, want ...string) {
 		t.Helper()
-		if _, err := rules.Follow(t.Context(), wanted); err != nil {
+		if _, err := rules.Follow(t.Context(), "uid-a", wanted); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, closures(t, client)); diff != "" {
@@ -88,14 +88,14 @@ func TestTheNextAgentTakesBackWhatOneHasMadeThatWasKilled(t *testing.T) {
 			writes++
 			return writes > killed, nil, gone
 		})
-		if _, err := rulesOf(client, "node-a").Follow(t.Context(), closed(config.TaintRepartitioning, devices...)); (err != nil) != (killed < len(devices)) {
+		if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, devices...)); (err != nil) != (killed < len(devices)) {
 			t.Errorf("killed after %d writes: %v", killed, err)
 		}
 		client.ReactionChain = client.ReactionChain[1:]
 		if n := len(closures(t, client)); n != min(killed, len(devices)) {
 			t.Errorf("killed after %d writes: %d rules", killed, n)
 		}
-		if _, err := rulesOf(client, "node-a").Follow(t.Context(), nil); err != nil {
+		if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", nil); err != nil {
 			t.Error(err)
 		}
 		if left := closures(t, client); len(left) > 0 {
@@ -106,7 +106,7 @@ func TestTheNextAgentTakesBackWhatOneHasMadeThatWasKilled(t *testing.T) {
 
 func TestRulesOfOthersStay(t *testing.T) {
 	client := fake.NewClientset()
-	if _, err := rulesOf(client, "node-a").Follow(t.Context(), closed(config.TaintRepartitioning, "gpu-0")); err != nil {
+	if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil {
 		t.Fatal(err)
 	}
 	all, err := client.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
@@ -130,20 +130,20 @@ func TestRulesOfOthersStay(t *testing.T) {
 			theirs := ours.DeepCopy()
 			change(theirs)
 			client := fake.NewClientset(theirs)
-			if _, err := rulesOf(client, "node-a").Follow(t.Context(), nil); err != nil {
+			if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", nil); err != nil {
 				t.Error(err)
 			}
 			if _, err := client.ResourceV1().DeviceTaintRules().Get(t.Context(), theirs.Name, metav1.GetOptions{}); err != nil {
 				t.Error(err)
 			}
 			// Under the name that the agent would give its own, it keeps no claim from the device: the agent must not believe so.
-			_, err := rulesOf(client, "node-a").Follow(t.Context(), closed(config.TaintRepartitioning, "gpu-0"))
+			_, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0"))
 			if taken := theirs.Name == ours.Name; (err != nil) != taken || taken && !strings.Contains(err.Error(), ours.Name) {
 				t.Errorf("with the name taken %t: %v", taken, err)
 			}
 		})
 	}
-	if _, err := rulesOf(client, "node-b").Follow(t.Context(), nil); err != nil {
+	if _, err := rulesOf(client, "node-b").Follow(t.Context(), "uid-b", nil); err != nil {
 		t.Error(err)
 	}
 	if n := len(closures(t, client)); n != 1 {
@@ -163,7 +163,7 @@ func TestARuleIsDeletedByItsUID(t *testing.T) {
 		return false, nil, nil
 	})
 	rules := rulesOf(client, "node-a")
-	if _, err := rules.Follow(t.Context(), closed(config.TaintRepartitioning, "gpu-0")); err != nil {
+	if _, err := rules.Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil {
 		t.Fatal(err)
 	}
 	var asked []types.UID
@@ -172,7 +172,7 @@ func TestARuleIsDeletedByItsUID(t *testing.T) {
 		asked = append(asked, ptr.Deref(d.GetDeleteOptions().Preconditions.UID, ""))
 		return true, nil, apierrors.NewConflict(resourcev1.Resource("devicetaintrules"), d.GetName(), errors.New("another UID"))
 	})
-	if _, err := rules.Follow(t.Context(), nil); err != nil {
+	if _, err := rules.Follow(t.Context(), "uid-a", nil); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff([]types.UID{"first"}, asked); diff != "" {
@@ -180,21 +180,60 @@ func TestARuleIsDeletedByItsUID(t *testing.T) {
 	}
 }
 
-func TestNothingIsClosedByHalf(t *testing.T) {
-	many := make([]string, 513)
-	for i := range many {
-		many[i] = fmt.Sprintf("gpu-%d", i)
+func TestMoreDevicesThanANodeHasAreNotClosed(t *testing.T) {
+	client := fake.NewClientset()
+	var many []string
+	for i := range 513 {
+		many = append(many, fmt.Sprintf("gpu-%d", i))
 	}
+	if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, many...)); err == nil || len(client.Actions()) > 0 {
+		t.Errorf("%v, after %d requests to the API server", err, len(client.Actions()))
+	}
+}
+
+// What others have written, in a slice or under the name of a rule, keeps no other device open.
+func TestADeviceThatCannotBeClosedKeepsNoOtherOpen(t *testing.T) {
+	theirs := &resourcev1.DeviceTaintRule{Spec: resourcev1.DeviceTaintRuleSpec{DeviceSelector: &resourcev1.DeviceTaintSelector{Pool: ptr.To("thief")}}}
+	first := fake.NewClientset()
+	if _, err := rulesOf(first, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil {
+		t.Fatal(err)
+	}
+	list, err := first.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.Name = list.Items[0].Name
 	for name, devices := range map[string][]string{
-		"too many": many, "no name of a device": {"gpu-0", "gpu-1/../../nodes"}, "too long a name": {"gpu-0", strings.Repeat("g", 64)}, "no name": {"gpu-0", ""},
+		"no name of a device": {"gpu-1/../../nodes", "gpu-2"}, "too long a name": {strings.Repeat("g", 64), "gpu-2"}, "no name": {"", "gpu-2"}, "a name that is taken": {"gpu-0", "gpu-2"},
 	} {
-		client := fake.NewClientset()
-		_, err := rulesOf(client, "node-a").Follow(t.Context(), closed(config.TaintRepartitioning, devices...))
+		client := fake.NewClientset(theirs.DeepCopy())
+		made, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, devices...))
 		if err == nil || len(err.Error()) > 300 {
 			t.Errorf("%s: %v", name, err)
 		}
-		if got := client.Actions(); len(got) > 0 {
-			t.Errorf("%s: %d requests to the API server", name, len(got))
+		if diff := cmp.Diff(closed(config.TaintRepartitioning, "gpu-2"), made); diff != "" {
+			t.Errorf("%s: closed (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Anyone with the right may create rules with the agent's label: the agent reads past a page of them, and finds a rule of its own by its name behind any number.
+func TestRulesOfOthersWithTheAgentsLabelHideNone(t *testing.T) {
+	for name, pages := range map[string]int{"on the second page": 1, "behind all pages that are read": 100} {
+		client := fake.NewClientset()
+		if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil {
+			t.Fatal(err)
+		}
+		read := 0
+		client.PrependReactor("list", "devicetaintrules", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if read++; read > pages || !strings.Contains(a.(clienttesting.ListAction).GetListRestrictions().Labels.String(), "uid-a") {
+				return false, nil, nil
+			}
+			theirs := resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Labels: map[string]string{"gpuslice.io/node": "uid-a"}}}
+			return true, &resourcev1.DeviceTaintRuleList{ListMeta: metav1.ListMeta{Continue: "more"}, Items: []resourcev1.DeviceTaintRule{theirs}}, nil
+		})
+		if made, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil || read > 10 {
+			t.Errorf("%s: created %v after %d reads: %v", name, made, read, err)
 		}
 	}
 }
@@ -206,7 +245,7 @@ func TestRulesThatTheAPIServerDoesNotServeOrAllowAreAnError(t *testing.T) {
 		for _, verb := range []string{"list", "create"} {
 			client := fake.NewClientset()
 			client.PrependReactor(verb, "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, says })
-			if _, err := rulesOf(client, "node-a").Follow(t.Context(), closed(config.TaintRepartitioning, "gpu-0")); !errors.Is(err, says) {
+			if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); !errors.Is(err, says) {
 				t.Errorf("%s answered by %v: %v", verb, says, err)
 			}
 		}
