@@ -143,7 +143,7 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 		w := uncutUnderPods(t)
 		calls, fences := w.countChanges(nil), w.recordCordons()
 		w.spend(time.Hour)
-		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver offers: without one the agent evicts none"
+		const advice = "delete the pods, or set a label that asks for what NVIDIA's DRA driver advertises: without one the agent evicts none"
 		w.expectGoneNamed(advice)
 		d := w.expectGoneDiagnosed(stays)
 		missing := slices.IndexFunc(d.Causes, func(f api.Finding) bool { return f.Cause == api.CauseCapacityMissing })
@@ -261,7 +261,7 @@ func TestADRADriverThatShowsNoCountersIsKnownByItsGate(t *testing.T) {
 				w.publish(w.driverDevices()...)
 				w.label("all-1g.10gb")
 				w.spend(time.Minute)
-				w.expectRefused(config.ReasonForeignOwner, "it cuts the GPUs of this node itself, by "+row.evidence)
+				w.expectRefused(config.ReasonForeignOwner, "it cuts the GPUs of this node itself ("+row.evidence)
 				if d := w.diagnose(true); d.Owner != api.OwnerDRADynamic {
 					t.Errorf("the diagnosis has the owner %q", d.Owner)
 				}

@@ -227,7 +227,7 @@ func TestADRADriverThatOffersNothingIsAwaitedForAMinute(t *testing.T) {
 		w.agent.Pass(t.Context())
 		w.label("all-1g.10gb")
 		w.spend(50 * time.Second)
-		w.expectRefused(config.ReasonForeignOwner, "changes nothing until NVIDIA's DRA driver (pod dra/driver-1) offers GPUs")
+		w.expectRefused(config.ReasonForeignOwner, "changes nothing until NVIDIA's DRA driver (pod dra/driver-1) advertises GPUs")
 		if s := w.status(); s.Phase != api.PhaseWaiting || s.Owner != api.OwnerDRAStarting {
 			t.Errorf("after 50 seconds the status is %+v", s)
 		}

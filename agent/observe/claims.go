@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -29,8 +28,6 @@ const (
 	maxReads = 256
 	// readAgain is the least time between two reads of a claim that was not settled for its pod.
 	readAgain = 15 * time.Second
-	// longestName bounds the name of a claim in a message.
-	longestName = 100
 )
 
 // Claims reads the resource claims of the node's pods, and the ResourceSlices of NVIDIA's DRA driver for the node. A node with neither costs the API
@@ -157,9 +154,9 @@ func (c *Claims) isDue(has readClaim, pod types.UID) bool {
 
 func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	out := readClaim{at: c.Clock.Now()}
-	// The API server takes any text as the name in a pod's status. A request for a claim with an invalid name would fail each time.
+	// The API server takes any text as the name in a pod's status. There is no claim with an invalid name.
 	if len(name) > validation.DNS1123SubdomainMaxLength || len(apivalidation.NameIsDNSSubdomain(name, false)) > 0 {
-		out.err = fmt.Errorf("a pod in namespace %s names a resource claim %q: invalid name", namespace, sanitize.Cut(name, longestName))
+		out.claim.Free = true
 		return out
 	}
 	var claim *resourcev1.ResourceClaim
@@ -170,6 +167,8 @@ func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	switch {
 	case apierrors.IsForbidden(err):
 		out.err = fmt.Errorf("grant the agent get on resourceclaims of the group resource.k8s.io, as deploy/base/rbac.yaml does: reading resource claim %s/%s: %w", namespace, name, err)
+	case apierrors.IsNotFound(err):
+		out.claim.Free = true
 	case err != nil:
 		out.err = fmt.Errorf("reading resource claim %s/%s: %w", namespace, name, err)
 	default:

@@ -24,6 +24,7 @@ type PodClaim struct {
 // Claim has the fields of a resource claim that count here.
 type Claim struct {
 	Allocated bool
+	Free      bool            // it was read, and has no device: it does not exist, or the scheduler has allocated it none
 	Devices   []ClaimedDevice // devices that the scheduler has allocated to it
 	Pods      []types.UID     // pods that it is reserved for
 	Others    bool            // it is reserved for more than pods, so that Pods does not say who uses it
@@ -45,11 +46,16 @@ type Claimed struct {
 	UUIDs  map[Device]string // of the GPUs and MIG devices that NVIDIA's DRA driver offers; see UUIDs
 }
 
-// ReadClaim reads the fields of a claim that count. A claim with more devices or consumers than any API server allows counts as not allocated.
+// ReadClaim reads the fields of a claim that count. A claim with more devices or consumers than any API server allows is not known to have
+// none.
 func ReadClaim(of *resourcev1.ResourceClaim) Claim {
 	var out Claim
 	allocation := of.Status.Allocation
-	if allocation == nil || len(allocation.Devices.Results) > resourcev1.AllocationResultsMaxSize ||
+	if allocation == nil {
+		out.Free = true
+		return out
+	}
+	if len(allocation.Devices.Results) > resourcev1.AllocationResultsMaxSize ||
 		len(of.Status.ReservedFor) > resourcev1.ResourceClaimReservedForMaxSize {
 		return out
 	}
@@ -156,6 +162,9 @@ type held struct {
 // by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count.
 func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 	claim := c.Claims[PodClaim{pod.UID, name}]
+	if (claim.Free || name == "") && len(prepared) == 0 && !pod.Started && !pod.Unlisted {
+		return held{} // the scheduler allocates before it binds, and kubelet starts nothing before it has prepared: anyone could name such a claim
+	}
 	settled := claim.IsSettledFor(pod.UID)
 	out := held{known: settled || pod.Unlisted && len(prepared) > 0}
 	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {

@@ -114,7 +114,8 @@ func TestWhichGPUsAPodHoldsByAClaim(t *testing.T) {
 			other.Spec.Driver = "example.com"
 			return []resourcev1.ResourceSlice{other}
 		}(), nil, "any"},
-		{"not allocated", &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}}, offers, nil, "any"},
+		{"not allocated", &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}}, offers, nil, none},
+		{"not allocated, and kubelet has prepared it", &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}}, offers, []string{"gpu.nvidia.com/node/gpu-0"}, "GPU-a any"},
 		{"more devices than a claim has", claimOf(many...), offers, nil, "any"},
 		{"could not be read", nil, offers, nil, "any"},
 		{"could not be read, and kubelet has prepared it", nil, offers, []string{"gpu.nvidia.com/node/gpu-0"}, "GPU-a any"},
@@ -157,6 +158,39 @@ func TestWhichGPUsAPodHoldsByAClaim(t *testing.T) {
 						t.Errorf("the pod holds %s, want %s", text, row.want)
 					}
 				})
+			}
+		}
+	}
+}
+
+// Promise 3. Whoever may create a pod can have it name a claim that no scheduler allocates: that forbids no change, as long as nothing of the pod has run.
+func TestAClaimWithoutADeviceHoldsNothingUntilItsPodHasStarted(t *testing.T) {
+	free := holders.ReadClaim(&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}})
+	for name, change := range map[string]func(*corev1.PodStatus){
+		"runs": func(s *corev1.PodStatus) { s.ContainerStatuses[0].State.Running = &corev1.ContainerStateRunning{} },
+		"has ended": func(s *corev1.PodStatus) {
+			s.ContainerStatuses[0].State.Terminated = &corev1.ContainerStateTerminated{}
+		},
+		"ended before": func(s *corev1.PodStatus) {
+			s.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{}
+		},
+		"ran an init once": func(s *corev1.PodStatus) {
+			s.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}
+		},
+		"waits for its claim": nil,
+	} {
+		for kind, names := range map[string]func(*corev1.Pod){"by name": claims("c"), "by a template that is not there": madeFor(nil)} {
+			p := pod("a", names)
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}}
+			want := "nothing"
+			if change != nil {
+				change(&p.Status)
+				want = "any"
+			}
+			p.Status.ResourceClaimStatuses = nil
+			got := holders.GPUPods([]corev1.Pod{p}, holders.Assignments{}, nil, holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: free}})
+			if text := devicesOf(got); text != want {
+				t.Errorf("a pod that %s, %s: it holds %s, want %s", name, kind, text, want)
 			}
 		}
 	}

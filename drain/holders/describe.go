@@ -21,6 +21,7 @@ func Describe(pod *corev1.Pod) Pod {
 		Grace:       time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		Tolerations: pod.Spec.Tolerations,
 		Running:     running(&pod.Status),
+		Started:     hasStarted(&pod.Status),
 		Terminating: pod.DeletionTimestamp != nil,
 		Finalizers:  pod.Finalizers,
 	}
@@ -47,6 +48,12 @@ func isCritical(spec *corev1.PodSpec) bool {
 func isReady(status *corev1.PodStatus) bool {
 	return slices.ContainsFunc(status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func hasStarted(status *corev1.PodStatus) bool {
+	return slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses), func(c corev1.ContainerStatus) bool {
+		return c.State.Running != nil || c.State.Terminated != nil || c.LastTerminationState.Terminated != nil
 	})
 }
 

@@ -68,7 +68,7 @@ func TestDescribeSaysWhatAPodLosesAndWhatBringsItBack(t *testing.T) {
 				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: runs}, {Name: "log", State: ended}, {Name: "late"}}
 				p.Status.EphemeralContainerStatuses = []corev1.ContainerStatus{{Name: "debug", State: runs}}
 			},
-			holders.Pod{Running: []string{"sidecar", "main", "debug"}},
+			holders.Pod{Running: []string{"sidecar", "main", "debug"}, Started: true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,7 @@ type Pod struct {
 	DeviceClaims []string      // its resource claims of GPUs, those by admin access aside, as far as they have names yet
 	Tolerations  []corev1.Toleration
 	Running      []string // containers that run, as kubelet says
+	Started      bool     // a container has started, whether it runs or has ended
 
 	Daemon      bool      // of a DaemonSet
 	Mirror      bool      // the image of a static pod; its manifest is a file on the node
@@ -65,7 +66,8 @@ func (p Pod) String() string {
 //   - has resource claims of GPUs, also one that the scheduler made for an extended resource, or one that kubelet has prepared
 //     and the pod does not name. Its devices are known if the claim could be read and is reserved for the pod, and each of them is
 //     offered by NVIDIA's DRA driver. A claim that could not be read counts unless kubelet says that all that it has prepared
-//     is of other drivers. Devices by admin access do not count;
+//     is of other drivers. A claim without a device, of a pod that has never started, does not count: any user can name one. Neither do devices by
+//     admin access;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
 //   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.

@@ -169,16 +169,13 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 			"has a device that is no GPU", pod("a", container(limits("nvidia.com/hostdev", 1))), given("a", "nvidia.com/hostdev", "0000:17:00.0"),
 			found(nil, true, nil, kubelet),
 		},
-		{"has a claim", pod("a", claiming), nothing, found(nil, false, nil, claim)},
-		{
-			"has a claim and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"),
-			found([]string{"GPU-1"}, false, one, spec, kubelet, claim),
-		},
+		{"has a claim that is not made", pod("a", claiming), nothing, nil},
+		{"has a claim that is not made, and a device", pod("a", claiming, container(limits(gpu, 1))), given("a", gpu, "GPU-1"), found([]string{"GPU-1"}, true, one, spec, kubelet)},
 		{"has a claim that kubelet says nothing of", pod("a", claims("c1")), given("a", "claim c2", "dra.net"), claimed("c1")},
 		{"has a claim of GPUs", pod("a", claims("c1")), given("a", "claim c1", "gpu.nvidia.com"), claimed("c1")},
 		{"has a claim of GPUs and more", pod("a", claims("c1")), given("a", "claim c1", "dra.net", "gpu.nvidia.com"), claimed("c1")},
 		{"has a claim of other devices", pod("a", claims("c1")), given("a", "claim c1", "dra.net"), nil},
-		{"has a claim of other devices, and one not known", pod("a", claims("c1"), claiming), given("a", "claim c1", "dra.net"), found(nil, false, nil, claim)},
+		{"has a claim of other devices, and one not known", pod("a", claims("c1"), madeFor(ptr.To("c2"))), given("a", "claim c1", "dra.net"), claimed("c2")},
 		{"has a claim from a template, of GPUs", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "gpu.nvidia.com"), claimed("a-x7k2p")},
 		{"has a claim from a template, of other devices", pod("a", madeFor(ptr.To("a-x7k2p"))), given("a", "claim a-x7k2p", "dra.net"), nil},
 		{"has a claim from a template that was not needed", pod("a", madeFor(nil)), nothing, nil},
@@ -320,7 +317,7 @@ func TestTheUnionOfAllSources(t *testing.T) {
 		},
 		{
 			name: "a claim alone",
-			pods: []corev1.Pod{pod("a", claiming), idle}, assigned: holders.Assignments{},
+			pods: []corev1.Pod{pod("a", claims("c1")), idle}, assigned: holders.Assignments{},
 			want: "team/a has and any other: claim\n",
 		},
 		{
