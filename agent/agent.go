@@ -401,7 +401,11 @@ func (a *Agent) tidyRecord(ctx context.Context, seen *state.Observed) {
 func (a *Agent) mendPluginKey(ctx context.Context, seen *state.Observed, want state.Desired) {
 	news, err := a.actors.handover.Mend(ctx, seen, want)
 	if news != "" {
-		a.env.Events.Node(a.env.Node, events.MendedKey(news, err != nil))
+		e := events.MendedKey(news)
+		if err != nil {
+			e = events.KeyNotMended(news)
+		}
+		a.env.Events.Node(a.env.Node, e)
 	}
 }
 

@@ -61,7 +61,7 @@ func plannedSlot(seen *state.Observed, want state.Desired) plan.Slot {
 // plannedPods returns the pods that may have to leave. The planner picks those that hold what its steps remove.
 func plannedPods(seen *state.Observed) []plan.Pod {
 	var out []plan.Pod
-	for _, p := range mustLeave(seen) {
+	for _, p := range mayHaveToLeave(seen) {
 		pod := state.PlannedPod(p)
 		pod.Replicas = state.Replicas(seen.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
 		pod.Withdrawn, pod.Ending, pod.Replaced = offer.WithdrawnFrom(seen, p) != nil, p.Terminating, offer.IsReplaced(seen, p)
@@ -70,10 +70,10 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 	return out
 }
 
-// mustLeave returns the holders that have to leave if a plan takes what they hold; package plan decides which of them do. It leaves out operands, which
-// other steps pause or restart, and clients of the library that only have a file open. It also leaves out pods of DaemonSets that tolerate the fence:
-// evicting those would only restart them.
-func mustLeave(seen *state.Observed) []holders.Pod {
+// mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands, whose
+// steps are apart. Of pods known by open files alone it leaves out clients of the library, and pods of DaemonSets that tolerate the fence: an
+// eviction would only restart those.
+func mayHaveToLeave(seen *state.Observed) []holders.Pod {
 	operands := map[types.UID]bool{}
 	for _, o := range offer.Of(seen).Pods() {
 		operands[o.UID] = true

@@ -1,4 +1,4 @@
-// Package events has each Event that the agent sends: its type, its reason and its text.
+// Package events has a constructor for each Event that the agent sends: its type, its reason, and its text where that is fixed.
 package events
 
 import (
@@ -61,9 +61,9 @@ func Reported(kind string, reason config.Reason, message string) Event {
 // Ignored is for a label, an annotation or a file that does not count.
 func Ignored(reason config.Reason, text string) Event { return warning(reason, "%s", text) }
 
-// Cordoned is for a node that is fenced for a change to target with so many steps.
-func Cordoned(target string, steps int) Event {
-	return normal(config.ReasonFencing, "cordoned for the change to %s: %s", target, sanitize.Counted(steps, "step"))
+// Fenced is for a node that is fenced for a change to target with so many steps. Another user's cordon stays as it is.
+func Fenced(target string, steps int) Event {
+	return normal(config.ReasonFencing, "fenced for the change to %s: %s", target, sanitize.Counted(steps, "step"))
 }
 
 // ClosedDevices is for devices that DeviceTaintRules close for a change.
@@ -78,7 +78,7 @@ func Evicting(did, pod, target string) Event {
 
 // EvictingThis is the same for the pod.
 func EvictingThis(did, node, target string) Event {
-	return normal(config.ReasonEvicting, "%s this pod: its GPU on node %s is repartitioned for %s", did, node, target)
+	return normal(config.ReasonEvicting, "%s this pod for the change of node %s to %s", did, node, target)
 }
 
 // Released is for a node that the agent has released after a change.
@@ -130,18 +130,16 @@ func ReleasedForUpgrade(label string) Event {
 
 // Of the device plugin and the DRA driver.
 
-// RestartingPlugin is for a pod of what offers the GPUs, which reads them again when it starts.
+// RestartingPlugin is for a pod of the device plugin or the DRA driver: the next one reads the current GPUs when it starts.
 func RestartingPlugin(offerer, pod string) Event {
 	return normal(config.ReasonPluginRestarted, "restarting %s, pod %s: it does not advertise the current GPUs", offerer, pod)
 }
 
-// MendedKey is for the agent's key of the device plugin's configs, which another program has changed.
-func MendedKey(news string, failed bool) Event {
-	if failed {
-		return warning(config.ReasonNoHandover, "%s", news)
-	}
-	return warning(config.ReasonConfiguringPlugin, "%s", news)
-}
+// MendedKey is for the agent's key of the device plugin's configs, which another program has changed and the agent has rewritten.
+func MendedKey(news string) Event { return warning(config.ReasonConfiguringPlugin, "%s", news) }
+
+// KeyNotMended is for the same key if the agent cannot rewrite it.
+func KeyNotMended(news string) Event { return warning(config.ReasonNoHandover, "%s", news) }
 
 // RemovedStaleResources is for resources of former configs that the agent has removed from the node.
 func RemovedStaleResources(names []string) Event {
@@ -160,7 +158,7 @@ func DevicesNotClosed(err error, missing bool) Event {
 
 // UnreadClaims is for claims that the agent may not read.
 func UnreadClaims(err error) Event {
-	return warning(config.ReasonMissingRight, "%s", sanitize.Message(err.Error(), sanitize.Longest))
+	return warning(config.ReasonMissingRight, "%v", err)
 }
 
 // Of the host.
@@ -170,7 +168,7 @@ func UnitNotStarted(text string) Event { return warning(config.ReasonUnitFailed,
 
 // UnitFailed is for a unit of the host that has failed since the agent started it again.
 func UnitFailed(unit, state string) Event {
-	return warning(config.ReasonUnitFailed, "%s of this host was stopped for a change, was started again, and is %s since; see systemctl status %s", unit, state, unit)
+	return warning(config.ReasonUnitFailed, "%s of this host was stopped for a change, was started again, and has been %s since; see systemctl status %s", unit, state, unit)
 }
 
 // UnitAbandoned is for a unit of the host that does not start again.

@@ -45,7 +45,7 @@ func TestAnEventIsAboutItsNodeOrPodAndBounded(t *testing.T) {
 	if got.about.Kind != "Pod" || got.about.Namespace != "team" || got.about.UID != "uid-a" || got.kind != corev1.EventTypeNormal {
 		t.Errorf("%+v about %+v", got, got.about)
 	}
-	if want := "evicting this pod: its GPU on node gpu-1 is repartitioned for all-1g.10gb"; got.message != want {
+	if want := "evicting this pod for the change of node gpu-1 to all-1g.10gb"; got.message != want {
 		t.Errorf("%q, want %q", got.message, want)
 	}
 }

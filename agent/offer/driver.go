@@ -43,7 +43,8 @@ func (driver) operand(o plan.Operand, pod *corev1.Pod) plan.Operand {
 	return o
 }
 
-// Absent implements Offer. The driver needs no device plugin next to it: one would allocate each GPU a second time.
+// Absent implements Offer. The driver needs no device plugin next to it: one would allocate each GPU a second time. Missing says if the driver itself is
+// not on the node.
 func (driver) Absent() (why, advice string) { return "", "" }
 
 // Strategy implements Offer: the driver advertises each device by its profile.
@@ -70,16 +71,21 @@ func (d driver) Offered() capacity.Resources {
 // Allocatable implements Offer: the scheduler goes by the ResourceSlices.
 func (d driver) Allocatable(resource string) int { return len(d.Offered()[resource]) }
 
+// isSettled reports whether the driver has published all its slices for GPUs that it does not cut itself.
+func (d driver) isSettled() bool {
+	return d.seen.Owner.Kind == api.OwnerDRAStatic && d.seen.DRA.Complete
+}
+
 // listed returns all devices of the slices.
 func (d driver) listed() capacity.Resources {
 	return d.devices(func(resourcev1.Device) bool { return true })
 }
 
 // devices returns those devices of the complete slices that count, by the names under which a device plugin would advertise them with the MIG strategy mixed. A
-// device without a UUID is one of "". It returns none while it is not settled how the GPUs are cut.
+// device without a UUID has an empty id. It returns none while it is not settled how the GPUs are cut.
 func (d driver) devices(count func(resourcev1.Device) bool) capacity.Resources {
 	out := capacity.Resources{}
-	if d.seen.Owner.Kind != api.OwnerDRAStatic || !d.seen.DRA.Complete {
+	if !d.isSettled() {
 		return out
 	}
 	for _, s := range d.seen.DRA.Slices {
@@ -110,9 +116,9 @@ func unhealthyTaint(device resourcev1.Device) string {
 	return ""
 }
 
-// Unhealthy implements Offer: the devices that the driver has tainted, each with the key of the taint.
-func (d driver) Unhealthy() []string {
-	if d.seen.Owner.Kind != api.OwnerDRAStatic || !d.seen.DRA.Complete {
+// unhealthy implements Offer: the devices that the driver has tainted, each with the key of the taint.
+func (d driver) unhealthy() []string {
+	if !d.isSettled() {
 		return nil
 	}
 	var out []string
@@ -129,7 +135,7 @@ func (d driver) Unhealthy() []string {
 
 // Withholds implements Offer. Slices that are not complete withhold nothing: the driver is starting.
 func (d driver) Withholds(gpu nvml.GPU, under config.MIGStrategy) bool {
-	return d.seen.DRA.Complete && d.seen.Owner.Kind == api.OwnerDRAStatic && capacity.Withheld(gpu, under, d.Offered())
+	return d.isSettled() && capacity.Withheld(gpu, under, d.Offered())
 }
 
 // Text implements Offer. Users who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 7".
@@ -168,10 +174,10 @@ func (driver) Notes(before, after []nvml.GPU) []string {
 		"stay Pending here; the change does not wait for them"}
 }
 
-// Closable implements Offer. It returns none for a node that is closed already, or while the slices disagree with the GPUs.
+// Closable implements Offer. It returns none for a node that is fenced or cordoned already, or while the slices disagree with the GPUs.
 func (d driver) Closable() map[nvml.UUID][]string {
 	s := d.seen
-	if s.Owner.Kind != api.OwnerDRAStatic || s.Node.Spec.Unschedulable || s.Marks.Fenced || len(d.disagreements()) > 0 {
+	if !d.isSettled() || s.Node.Spec.Unschedulable || s.Marks.Fenced || len(d.disagreements()) > 0 {
 		return nil
 	}
 	out := map[nvml.UUID][]string{}
@@ -196,7 +202,7 @@ func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []str
 	if missing = d.disagreements(); len(missing) > 0 {
 		return missing, nil
 	}
-	if unhealthy := d.Unhealthy(); len(unhealthy) > 0 {
+	if unhealthy := d.unhealthy(); len(unhealthy) > 0 {
 		missing = append(missing, "NVIDIA's DRA driver keeps claims from "+sanitize.Names(unhealthy))
 	}
 	return missing, d.listed()
@@ -224,7 +230,7 @@ func (d driver) disagreements() []string {
 func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
 	s := d.seen
 	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
-	if want.Undo && !undoCuts || !s.DRA.Complete || s.Owner.Kind != api.OwnerDRAStatic {
+	if want.Undo && !undoCuts || !d.isSettled() {
 		return nil
 	}
 	offered := map[holders.Device]bool{}

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// keepsClaims reports whether a pod of the operand is a DRA driver, of GPUs or of others, such as NVIDIA's of compute domains.
-func keepsClaims(seen *state.Observed, o fence.Operand) bool {
+// isDRADriver reports whether a pod of the operand is a DRA driver, of GPUs or of others, such as NVIDIA's of compute domains.
+func isDRADriver(seen *state.Observed, o fence.Operand) bool {
 	return slices.ContainsFunc(seen.Pods, func(driver corev1.Pod) bool {
 		return registers(&driver) && slices.ContainsFunc(o.Pods, func(p holders.Pod) bool { return p.UID == driver.UID })
 	})
@@ -49,7 +49,7 @@ func ClaimsUnknown(seen *state.Observed) error {
 }
 
 // IsReplaced reports whether a pod in the place of this one would have to get devices by claims of its own. A pod that names a claim has the devices of the pod
-// before it, and one without claims may open any GPU. A pod that was created although claims were kept from what it holds shows that they are not kept.
+// before it, and one without claims may open any GPU. A pod created after its devices were closed has got them anyway: closing does not stop it.
 func IsReplaced(seen *state.Observed, p holders.Pod) bool {
 	i := slices.IndexFunc(seen.Pods, func(pod corev1.Pod) bool { return pod.UID == p.UID })
 	if i < 0 || len(p.DeviceClaims) == 0 {

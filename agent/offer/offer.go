@@ -1,5 +1,7 @@
 // Package offer is what offers the node's GPUs to pods: NVIDIA's device plugin through kubelet, or NVIDIA's DRA driver by ResourceSlices. Both answer the
-// same questions, through one interface. The answers follow from one observation alone: the package uses no client, clock or driver.
+// same questions, through one interface. The answers follow from one observation alone: the package uses no client, no clock and no NVML.
+//
+// It is for these two programs. Who owns the GPUs is decided in owner.go, and what a third program would write has to be observed, as slices are.
 package offer
 
 import (
@@ -24,11 +26,11 @@ type Offer interface {
 	Name() string
 	// Pods returns its pods on the node. They read how the GPUs are cut when they start.
 	Pods() []corev1.Pod
-	// Absent says why no pod of it is on the node although one should be, and what a user can do; empty if none is missing.
+	// Absent says why the node lacks a device plugin that the agent could restart, and what a user can do; empty if it lacks none.
 	Absent() (why, advice string)
 	// Strategy returns how it presents MIG devices under the desired config; set is the strategy of the settings.
 	Strategy(set config.MIGStrategy, want *state.DesiredPlugin) config.MIGStrategy
-	// RunsUnder returns the MIG strategy under which it runs, judged by what it offers, if that differs from the one that the agent assumes.
+	// RunsUnder returns the MIG strategy under which it runs, judged by what it offers, if that differs from the one that the agent assumes; else empty.
 	RunsUnder() config.MIGStrategy
 	// Offered returns the GPUs, and the parts of them, that pods can get.
 	Offered() capacity.Resources
@@ -36,10 +38,10 @@ type Offer interface {
 	Allocatable(resource string) int
 	// Known reports whether Offered can be known, and compared with the GPUs.
 	Known() bool
-	// Missing says how its offer and the GPUs disagree, and what stands: all that it offers by its config; nil if that is not known.
+	// Missing says how its offer and the GPUs disagree. Stands is all that it offers once it has read its config; nil if that is not known.
 	Missing(want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources)
-	// Unhealthy names the devices that it lists, but keeps from pods.
-	Unhealthy() []string
+	// unhealthy names the devices that it lists, but keeps from pods.
+	unhealthy() []string
 	// Withholds reports whether it has found a device of the GPU unhealthy, and keeps that from pods.
 	Withholds(gpu nvml.GPU, under config.MIGStrategy) bool
 	// Withdrawn returns the pods that hold what it offers to others, or to no one. Stands is what Missing returns.
@@ -67,20 +69,19 @@ func Of(seen *state.Observed) Offer {
 	return plugin{seen}
 }
 
-// CompareHardware compares the offer with the GPUs and with the node object, whatever the labels request. Under is the device plugin's MIG strategy.
+// CompareHardware compares the offer with the GPUs and with the node object, whatever the labels request. Under is the MIG strategy.
 func CompareHardware(seen *state.Observed, under config.MIGStrategy) state.Capacity {
 	missing, _ := missingOf(seen, nil, under)
 	return state.Capacity{Missing: missing, Verified: len(missing) == 0, Strategy: under}
 }
 
-// Compare compares the offer with the desired state, as far as that is known. It also finds the pods that hold devices which others may get, unless the agent
-// undoes a change that can leave such pods.
+// Compare compares the offer with the desired state, as far as that is known. It also finds the pods that hold devices which others may get.
 func Compare(seen *state.Observed, want state.Desired, under config.MIGStrategy) state.Capacity {
 	out := state.Capacity{Verified: seen.Capacity.Verified, Strategy: under}
 	var stands capacity.Resources
 	out.Missing, stands = missingOf(seen, want.Plugin, under)
 	// If the config is not known, the offer stands only if it agrees with hardware and node.
-	if stands != nil && seen.DevicePlugin.Unconnected == "" || len(out.Missing) == 0 {
+	if stands != nil || len(out.Missing) == 0 {
 		out.Withdrawn = Of(seen).Withdrawn(stands, want)
 		out.Missing = append(out.Missing, withdrawnTexts(seen, out.Withdrawn)...)
 	}
@@ -92,14 +93,9 @@ func Compare(seen *state.Observed, want state.Desired, under config.MIGStrategy)
 
 func missingOf(seen *state.Observed, want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources) {
 	if seen.Kubelet.Err != nil {
-		missing = []string{seen.Kubelet.Err.Error()}
-	} else {
-		missing, stands = Of(seen).Missing(want, under)
+		return []string{seen.Kubelet.Err.Error()}, nil
 	}
-	if seen.DevicePlugin.Unconnected != "" {
-		missing = append(missing, seen.DevicePlugin.Unconnected)
-	}
-	return missing, stands
+	return Of(seen).Missing(want, under)
 }
 
 // OffersGone reports whether MIG devices are offered that no longer exist, or as a whole a GPU in MIG mode: the pod read the GPUs before they were cut. A
@@ -179,7 +175,7 @@ func Operands(seen *state.Observed) (pauses []plan.Pause, pods []plan.Operand) {
 	byLabel := map[string]bool{}
 	for _, o := range seen.Pauses {
 		p := plan.Pause{Label: o.Label, Plugin: o.Label == config.LabelDevicePlugin, Paused: seen.PausedHere(o)}
-		if !p.Paused && (o.State != fence.OperandRunning || keepsClaims(seen, o)) {
+		if !p.Paused && (o.State != fence.OperandRunning || isDRADriver(seen, o)) {
 			continue
 		}
 		for _, pod := range o.Pods {

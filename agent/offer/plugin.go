@@ -31,16 +31,16 @@ func (p plugin) Pods() []corev1.Pod { return p.seen.DevicePlugin.Pods }
 
 func (p plugin) operand(o plan.Operand, _ *corev1.Pod) plan.Operand { return o }
 
-// Absent implements Offer. No plugin is missing while the agent itself keeps it away. Where kubelet still has GPUs to allocate, they are of a plugin that the agent
-// cannot restart, and that would not read what a change has made.
+// Absent implements Offer. No plugin is missing while the agent itself keeps it away. If kubelet still has GPUs to allocate, another program advertises them:
+// the agent cannot restart that program, which would go on advertising the former GPUs.
 func (p plugin) Absent() (why, advice string) {
 	s := p.seen
-	offers := s.Kubelet.OffersGPUs()
-	if s.Kubelet.Err != nil || len(s.DevicePlugin.Pods) > 0 || s.Marks.Fenced || s.PluginPaused() || !offers && len(s.Marks.Startup) > 0 {
+	advertised := s.Kubelet.OffersGPUs()
+	if s.Kubelet.Err != nil || len(s.DevicePlugin.Pods) > 0 || s.Marks.Fenced || s.PluginPaused() || !advertised && len(s.Marks.Startup) > 0 {
 		return "", ""
 	}
 	why = "no device plugin advertises the GPUs to kubelet, and no pod of this node matches devicePlugin.podSelector of the settings"
-	if offers {
+	if advertised {
 		why = fmt.Sprintf("no pod that devicePlugin of the settings matches advertises %s to kubelet, so the agent cannot restart what does", offeredNames(s))
 	}
 	return why, s.DevicePlugin.Advice
@@ -50,7 +50,8 @@ func offeredNames(s *state.Observed) string {
 	return sanitize.Listed(slices.Sorted(maps.Keys(capacity.Offered(s.Kubelet.Offered))))
 }
 
-// Strategy implements Offer: as the settings say, unless that is auto, else by the plugin's environment or arguments, else by its config, else by the node's label.
+// Strategy implements Offer: as the settings say, unless that is auto, else by the plugin's environment or arguments, else by its config, else none under MPS,
+// else by the node's label.
 func (p plugin) Strategy(set config.MIGStrategy, want *state.DesiredPlugin) config.MIGStrategy {
 	if set != config.MIGStrategyAuto {
 		return set
@@ -134,9 +135,9 @@ func (p plugin) ListsParts() bool {
 // Closable implements Offer: DeviceTaintRules close no device of the plugin.
 func (plugin) Closable() map[nvml.UUID][]string { return nil }
 
-// Unhealthy implements Offer, by resource: kubelet counts a device that the plugin reports as unhealthy in the node's capacity, and not in what is allocatable.
+// unhealthy implements Offer, by resource: kubelet counts a device that the plugin reports as unhealthy in the node's capacity, and not in what is allocatable.
 // After a restart of kubelet it counts none of a plugin that has not registered again.
-func (p plugin) Unhealthy() []string {
+func (p plugin) unhealthy() []string {
 	var out []string
 	for name, all := range p.seen.Node.Status.Capacity {
 		if usable := p.seen.Node.Status.Allocatable[name]; nvml.GPUResource(string(name)) && usable.Cmp(all) < 0 {
@@ -149,24 +150,27 @@ func (p plugin) Unhealthy() []string {
 
 // Withholds implements Offer.
 func (p plugin) Withholds(gpu nvml.GPU, under config.MIGStrategy) bool {
-	return len(p.Unhealthy()) > 0 && capacity.Withheld(gpu, under, p.Offered())
+	return len(p.unhealthy()) > 0 && capacity.Withheld(gpu, under, p.Offered())
 }
 
 // Missing implements Offer.
 func (p plugin) Missing(want *state.DesiredPlugin, under config.MIGStrategy) (missing []string, stands capacity.Resources) {
 	s := p.seen
 	expected := capacity.Expected(s.GPUs, under)
-	sharing := want.SharingKnown()
-	switch {
+	switch sharing := want.SharingKnown(); {
 	case s.DevicePlugin.Rivals != "":
-		return []string{s.DevicePlugin.Rivals}, nil
+		missing = []string{s.DevicePlugin.Rivals}
 	case sharing == nil:
-		return capacity.Disagreements(expected, s.Kubelet.Offered, s.Node.Status.Allocatable), nil
+		missing = capacity.Disagreements(expected, s.Kubelet.Offered, s.Node.Status.Allocatable)
+	default:
+		stands = capacity.Shared(expected.NamedBy(s.Kubelet.Offered), *sharing)
+		missing = capacity.Mismatches(stands, s.Kubelet.Offered, s.Node.Status.Allocatable)
+		if sharing.Strategy == catalog.SharingMPS {
+			missing = append(missing, MissingMPS(s)...)
+		}
 	}
-	stands = capacity.Shared(expected.NamedBy(s.Kubelet.Offered), *sharing)
-	missing = capacity.Mismatches(stands, s.Kubelet.Offered, s.Node.Status.Allocatable)
-	if sharing.Strategy == catalog.SharingMPS {
-		missing = append(missing, MissingMPS(s)...)
+	if s.DevicePlugin.Unconnected != "" {
+		return append(missing, s.DevicePlugin.Unconnected), nil
 	}
 	return missing, stands
 }
@@ -247,7 +251,7 @@ func (p plugin) startedBeforeMPS(pod holders.Pod) bool {
 	}
 	return slices.ContainsFunc(pods[i].Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.State.Running != nil && !slices.ContainsFunc(daemons, func(daemon corev1.Pod) bool {
-			return daemon.CreationTimestamp.Before(&c.State.Running.StartedAt) // in whole seconds; the plugin advertises nothing by the daemon for longer
+			return daemon.CreationTimestamp.Before(&c.State.Running.StartedAt) // times are whole seconds, and the plugin takes longer to advertise by a new daemon
 		})
 	})
 }

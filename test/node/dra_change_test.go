@@ -376,7 +376,7 @@ func TestPodsThatAreBoundInAChangeRunOnNoDeviceThatIsGone(t *testing.T) {
 			t.Errorf("pod %s is still there: %s %v", pod.Name, now.Status.Phase, err)
 		}
 	}
-	s.awaitEvent(s.namespace, bound[0].Name, config.ReasonEvicting, "its GPU on node "+s.Name+" is repartitioned for one")
+	s.awaitEvent(s.namespace, bound[0].Name, config.ReasonEvicting, "this pod for the change of node "+s.Name+" to one")
 	offers := s.offeredNames()
 	for pod, devices := range s.claimed(s.namespace) {
 		for _, d := range devices {

@@ -77,7 +77,7 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	}); err != nil {
 		return err
 	}
-	f.Events.Node(f.Node, events.Cordoned(in.Want.Name, len(in.Steps)))
+	f.Events.Node(f.Node, events.Fenced(in.Want.Name, len(in.Steps)))
 	return nil
 }
 
