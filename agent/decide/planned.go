@@ -41,7 +41,9 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 		out.Closable = offer.Of(seen).Closable()
 	}
 	for _, p := range seen.Holders.OfLibrary {
-		out.Clients = append(out.Clients, state.PlannedPod(p))
+		client := state.PlannedPod(p)
+		client.Client = true
+		out.Clients = append(out.Clients, client)
 	}
 	out.Pauses, out.Operands = offer.Operands(seen)
 	for i := range out.Operands {

@@ -147,6 +147,7 @@ func TestStepsNameTheClaimsThatLeaveAndTheDriver(t *testing.T) {
 		"restart NVIDIA's DRA driver dra/driver, which does not advertise the current GPUs":      {Kind: plan.RestartPlugin, Pods: driver},
 		"restart NVIDIA's DRA driver dra/driver: its ResourceSlices still do not match the GPUs": {Kind: plan.RestartLatePlugin, Pods: driver},
 		"remove the taint, so that NVIDIA's DRA driver can start":                                {Kind: plan.ResumeOperands, ByClaims: true},
+		"pause clients of the driver team/metrics":                                               {Kind: plan.PauseOperands, Pods: []plan.Pod{{Namespace: "team", Name: "metrics", Client: true}}},
 		"pause NVIDIA's DRA driver dra/driver":                                                   {Kind: plan.PauseOperands, Pods: driver},
 	} {
 		if got := step.String(); got != want {

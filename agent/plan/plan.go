@@ -78,6 +78,7 @@ type Pod struct {
 	Ending               bool      // its containers are being stopped
 	Claims               []string  // its resource claims of GPUs
 	Driver               bool      // it is NVIDIA's DRA driver
+	Client               bool      // it is no operand, and keeps the driver's library open
 	Replaced             bool      // a pod in its place would need claims of its own, which get none of its devices while these are closed
 }
 

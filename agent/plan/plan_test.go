@@ -118,7 +118,9 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 		case "operand":
 			seen.Pauses = append(seen.Pauses, parsePause(words[1:]))
 		case "client":
-			seen.Clients = append(seen.Clients, pod(words[1]))
+			client := pod(words[1])
+			client.Client = true
+			seen.Clients = append(seen.Clients, client)
 		case "unit":
 			seen.Units = append(seen.Units, plan.Unit{
 				Name: words[1], Active: slices.Contains(words, "active"), Holds: slices.Contains(words, "holds"),

@@ -54,10 +54,19 @@ func Has(steps []Step, kind Kind) bool {
 func Disrupts(steps []Step) bool { return Any(steps, func(t Traits) bool { return t.Disrupts }) }
 
 func (s Step) pause() string {
-	if s.Label == "" {
-		return "pause " + plugins(s.Pods)
+	if s.Label != "" {
+		return "pause " + s.Label
 	}
-	return "pause " + s.Label
+	operands := slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return p.Client })
+	clients := slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return !p.Client })
+	switch {
+	case len(clients) == 0:
+		return "pause " + plugins(operands)
+	case len(operands) == 0:
+		return "pause clients of the driver " + names(clients)
+	default:
+		return "pause " + plugins(operands) + "; clients of the driver " + names(clients)
+	}
 }
 
 func (s Step) resume() string {
