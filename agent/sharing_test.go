@@ -792,7 +792,7 @@ func TestWhatCannotBeHandedOverIsSaidWithTheLabelThatAsksForIt(t *testing.T) {
 		spoil func(w *world)
 		says  string
 	}{
-		"the plugin reads no file": {func(w *world) { w.pluginFile = "" }, ": pod kube-system/plugin-"},
+		"the plugin reads no file": {func(w *world) { w.pluginFile = "" }, ": see devicePlugin.handover in the settings: the agent cannot change the config of pod kube-system/plugin-"},
 		"the former config is longer than the journal can hold": {func(w *world) {
 			w.settings.DevicePlugin.ConfigMap = config.ConfigMapName{Namespace: "gpuslice", Name: "device-plugin-config"}
 			w.setPluginConfigs("gpuslice", "device-plugin-config", map[string]string{"any": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"})
