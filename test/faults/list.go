@@ -2,11 +2,11 @@ package main
 
 var faults = []fault{
 	{
-		"an owner reference to a DaemonSet that is not there is believed", "return a.sets.Believe(call, node, pods)", "return pods, nil",
+		"an owner reference to a DaemonSet that is not there is believed", "return a.observers.sets.Believe(call, node, pods)", "return pods, nil",
 		"TestATenantsPodIsNoDevicePlugin",
 	},
 	{
-		"what an agent has left without a journal is not given back", "Orphaned: s.Leftovers.Orphan.Exists()", "Orphaned: false",
+		"what an agent has left without a journal is not given back", "Orphaned: seen.Leftovers.Orphan.Exists()", "Orphaned: false",
 		"TestWhatAnAgentHasLeftIsGivenBack",
 	},
 	{
@@ -15,12 +15,12 @@ var faults = []fault{
 		"TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt",
 	},
 	{
-		"a preview does not ask the budgets", "err = a.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})", "err = nil",
+		"a preview does not ask the budgets", "err = a.actors.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})", "err = nil",
 		"TestAPreviewSaysWhatTheAgentThenDoes",
 	},
 	{
 		"a key of the device plugin's config that cannot be written again holds up nothing",
-		"if err := a.handover.RequireKey(in); err != nil {", "if err := a.handover.RequireKey(in); err != nil && false {",
+		"if err := a.actors.handover.RequireKey(in); err != nil {", "if err := a.actors.handover.RequireKey(in); err != nil && false {",
 		"TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt",
 	},
 	{
@@ -28,11 +28,11 @@ var faults = []fault{
 		"TestARebootByTheAgentTakesNothingFromOtherGPUs",
 	},
 	{
-		"the deadline for capacity runs while the agent cannot see it", "a.verifier.Pause() // the deadline", "// the deadline",
+		"the deadline for capacity runs while the agent cannot see it", "a.actors.verifier.Pause() // the deadline", "// the deadline",
 		"TestADriverUpgradeDoesNotUseUpTheTimeForCapacity",
 	},
 	{
-		"labels that a MIG manager has paused are given back beside it", "a.leftovers.SawMIGManager()", "",
+		"labels that a MIG manager has paused are given back beside it", "a.observers.leftovers.SawMIGManager()", "",
 		"TestWhatAMIGManagerHasPausedIsLeftToItForAMinute",
 	},
 	{
@@ -42,5 +42,22 @@ var faults = []fault{
 	{
 		"the next agent performs a step before it corrects a condition that is True", "if !resumes || ready == nil", "if !resumes || true || ready == nil",
 		"TestAnAgentThatIsKilledAfterEachStepReportsWhatItDoes",
+	},
+	{
+		"a pod that has GPUs by admin access alone is not paused before a mode changes", "&& !claimed.AsAdmin(pod) {", "&& (true || !claimed.AsAdmin(pod)) {",
+		"TestAPodWithAdminAccessIsPausedBeforeAModeChanges",
+	},
+	{
+		"a GPU that NVIDIA's DRA driver cuts is drained for a reset", "if !seen.Owner.MayCut() {\n\t\tseen.Sick", "if !seen.Owner.MayCut() && false {\n\t\tseen.Sick",
+		"TestAGPUThatTheDRADriverCutsIsNotReset",
+	},
+	{
+		"a kubelet that has just started and lists no pod is believed", "if assigned.Premature(pods) {", "if assigned.Premature(pods) && false {",
+		"TestAKubeletThatHasJustStartedIsNoReasonToEvictFromOtherGPUs",
+	},
+	{
+		"the rules of a GPU that is not well are deleted while the next process does not know its health",
+		"if !known {\n\t\t\treturn\n\t\t}\n\t\tfor _, device", "if !known && false {\n\t\t\treturn\n\t\t}\n\t\tfor _, device",
+		"TestClaimsGetNoDeviceOfAGPUThatIsNotWell",
 	},
 }

@@ -47,7 +47,7 @@ var (
 	errNoToken  = errors.New("there is no bearer token")
 	errStranger = errors.New("the API server does not know the token")
 	errNoRight  = errors.New("the token's user has no right to get " + Path)
-	errTooMany  = errors.New("there are too many who ask with a token that is not known yet")
+	errTooMany  = errors.New("too many concurrent requests with unknown tokens")
 )
 
 // Options are what a Door needs.
