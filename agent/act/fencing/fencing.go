@@ -25,7 +25,13 @@ import (
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
 
-// Fencing fences one node, and releases it.
+// Fencing fences one node, and releases it. Each end of the agent's cordon:
+//   - Release: the change is done or undone, or what was left without a journal is restored;
+//   - Park, through LeaveJournal: until the node's reboot;
+//   - UpgradeWatch.ReleaseNode: while the driver is upgraded; in a change through LeaveJournal, without a journal by itself;
+//   - a user or another tool: decide.Goal.Revised cancels the change, or decide.Planned reports a breach, and the plan fences the node again.
+//
+// Resume removes the taint and keeps the cordon. drain/fence keeps it at each end if a user has requested that.
 type Fencing struct {
 	act.Env
 
