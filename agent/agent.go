@@ -1,7 +1,8 @@
 // Package agent keeps the GPUs of one node as the node's labels request.
 //
-// It observes the node, lets agent/plan decide, performs at most one step, reports, and observes again. It owns the loop; each package below it has one
-// subject, and gets its dependencies in new.go. cmd hands it the driver and the parsers: it knows neither NVIDIA's library nor file formats.
+// It observes the node. Package agent/decide finds the goal, and agent/plan lists the steps to it. The agent performs at most one step, reports, and
+// observes again. It owns the loop; each package below it has one subject, and gets its dependencies in new.go. cmd hands it the driver and the parsers: it
+// knows neither NVIDIA's library nor file formats.
 package agent
 
 import (
@@ -67,7 +68,7 @@ type Agent struct {
 	driverReplaced bool      // the driver is no longer the one that this process has loaded
 }
 
-// observers make an observation.
+// observers read the node, the host and the GPUs. Actors read the rest of an observation; observe.go has all of it.
 type observers struct {
 	client       kube.Interface
 	kubelet      Kubelet
@@ -91,7 +92,8 @@ type deciders struct {
 	retries  *decide.Retries
 }
 
-// actors perform the steps, and do the upkeep.
+// actors perform the steps, and do the upkeep. For an observation they read what only they need, or add what they remember: journal, slot, fencing,
+// upgrades, units, rebooter, hardware, verifier, rules and resets.
 type actors struct {
 	journal   *journal.Writer
 	slot      *fleet.Slot
@@ -171,8 +173,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// checkSettings reports whether the settings have changed since this process read them, and whether the condition has to say something else about their
-// mistakes. Settings with mistakes have no other effect.
+// checkSettings compares the settings' file with the settings of this process. Other: they differ, and the file has no mistake. News: that, or the condition
+// reports other mistakes of the file than before. Mistakes have no other effect.
 func (a *Agent) checkSettings() (other, news bool) {
 	if a.edited == nil {
 		return false, false
@@ -183,8 +185,8 @@ func (a *Agent) checkSettings() (other, news bool) {
 	return other, news
 }
 
-// pauseAfterFailures returns how long nothing wakes the loop, since the API server has failed requests of the pass. It delays no step that may follow at once:
-// a change goes on as fast as the API server answers.
+// pauseAfterFailures returns a pause that nothing interrupts, for a pass with failed requests to the API server. There is none if the next pass is due at
+// once: a change goes on as fast as the API server answers.
 func (a *Agent) pauseAfterFailures(rest time.Duration, failed bool) time.Duration {
 	switch {
 	case failed && rest > 0:
@@ -199,8 +201,8 @@ func (a *Agent) pauseAfterFailures(rest time.Duration, failed bool) time.Duratio
 // its pods many times in a second, and each pass reads both.
 const settleTime = time.Second
 
-// pauseAfterPass waits for settleTime, even if something wakes the loop before, and returns what is left of the rest. It delays neither
-// a change under way nor a retry that is due sooner, and a user who asks for something else only the second time in a row.
+// pauseAfterPass waits for settleTime, and returns what is left of the rest. No watch interrupts it. It does not wait while a change is under way, and no
+// longer than the rest. A new request in the node's labels ends it, but not twice in a row.
 func (a *Agent) pauseAfterPass(ctx context.Context, rest time.Duration) time.Duration {
 	if a.changeUnderway || rest <= 0 {
 		return rest
@@ -244,8 +246,8 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 	}
 }
 
-// pass observes, does the upkeep, decides, performs at most one step, and reports. It returns how long the loop may sleep. The agent may be killed
-// anywhere inside it.
+// pass observes, does the upkeep, decides, performs at most one step, and reports. It returns how long the loop may sleep. A pass that has to be made again
+// at once, by a fresh observation, does not report. The agent may be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	if err = a.upkeep(ctx, seen, err); err != nil {
@@ -264,7 +266,8 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, in.Seen, in.Want, in.Steps, err)
 }
 
-// act performs at most one step, and returns the input of that step: cleanUpWhileWaiting replaces what was planned.
+// act mends the device plugin's key, and performs at most one step. It returns the input to report: what was planned, or what cleanUpWhileWaiting has
+// planned instead.
 func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 	a.mendPluginKey(ctx, in.Seen, in.Want)
 	if len(in.Steps) == 0 {
@@ -424,8 +427,8 @@ func (a *Agent) cleanUpWhileWaiting(ctx context.Context, in act.Input, err error
 	return in, a.execute(ctx, act.Input{Seen: &left, Want: in.Want, Steps: rest})
 }
 
-// setClock follows a step of the host's clock. The agent then forgets all times that it remembers by the former clock. It does nothing during a change, which
-// has deadlines.
+// setClock sets the agent's clock by the host's clock if that was set, and makes all parts forget times of the former clock. During a change the agent keeps
+// its clock, and with it the deadlines.
 func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	if seen.Journal != nil {
 		return
@@ -440,7 +443,8 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	}
 }
 
-// plan lists the steps to the goal of the pass, and returns why there are none.
+// plan lists the steps to the goal of the pass. A node that is as desired has neither steps nor an error. The error says why the pass has no plan. Plan reads
+// who uses the devices that the steps take: see planned.
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.deciders.resolver.Desired(seen)
 	if err == nil {
@@ -465,7 +469,7 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	return want, steps, err
 }
 
-// planTo lists the steps to the goal, and returns why there are none.
+// planTo lists the steps to the goal, or returns why it has no plan.
 func (a *Agent) planTo(ctx context.Context, seen *state.Observed, want state.Desired, goal decide.Goal) ([]plan.Step, error) {
 	switch goal.Kind {
 	case decide.StandStill, decide.Cancel:

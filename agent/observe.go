@@ -18,8 +18,9 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// observe reads the node, its pods, kubelet, the ConfigMaps, the host's record and the GPUs. It changes nothing, and sends no Event: pass draws the
-// conclusions. It reads what the watches have shown; but if the pass before has found something to do, it reads from the API server.
+// observe reads the node, its pods, kubelet, the ConfigMaps, the pool's Lease, claims and ResourceSlices, the host's record, boot id, processes and units,
+// and the GPUs. It changes nothing, and sends no Event: pass draws the conclusions. It reads what the watches have shown; but if the pass before has found
+// something to do, it reads from the API server. Planning reads the rest: see planned.
 func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen := &state.Observed{}
 	a.observers.objects.Begin(a.actors.verifier.LastObservationDue())
@@ -152,13 +153,13 @@ func (a *Agent) observePlugin(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// planned returns what the planner needs of the observation. First it adds to the observation who holds the devices that the targets take.
+// planned returns what the planner needs of the observation. First it reads who uses the devices that the targets take, and adds that to the observation.
 func (a *Agent) planned(ctx context.Context, seen *state.Observed, want state.Desired, targets plan.Targets) plan.Observed {
 	a.observeTaken(ctx, seen, plan.Takes(decide.Planned(seen, want, a.env.Settings), want.Planned(targets)))
 	return decide.Planned(seen, want, a.env.Settings)
 }
 
-// observeTaken adds to the observation which processes, pods and units use the devices that a plan takes.
+// observeTaken reads which processes, pods and units use the devices that a plan takes, and adds them to the observation.
 func (a *Agent) observeTaken(ctx context.Context, seen *state.Observed, taken []plan.Taken) {
 	a.observers.processes.Observe(ctx, seen, taken)
 	a.actors.units.Observe(ctx, seen, taken)

@@ -12,7 +12,8 @@ import (
 type Kind string
 
 // The kinds of steps, about in the order of a change; Make has the order of a plan. Within the change of one GPU, instances are destroyed before MIG
-// mode is turned off and created after it is turned on.
+// mode is turned off and created after it is turned on. Where NVIDIA's DRA driver advertises the GPUs, the steps that pause or restart the device
+// plugin's pods do that with the driver's.
 const (
 	// Record writes the journal without a fence: for a change that disrupts no pod, or before a fenced change takes something more that it has to
 	// restore.
@@ -143,7 +144,14 @@ func (t Traits) TouchesGPU() bool { return t.Stage == StageHardware }
 // Stage is a part of a change.
 type Stage int
 
-// The stages of a change, in their order. One exception: SetComputeMode changes a GPU after the restoring steps.
+// The stages of a change, about in their order. The exceptions:
+//   - Close, and the Evict of the pods that hold the closed devices, come before Fence.
+//   - To end MPS before a GPU is cut, WriteSharing, ReloadPlugin and SetComputeMode come before the hardware. Otherwise ReloadPlugin and SetComputeMode
+//     come after the restoring steps.
+//   - If a mode waits for a reboot, Create and RestorePersistence come after it. If the agent reboots the node itself, an Evict comes right before it.
+//   - Under claims, ResumeOperands by a label comes after VerifyCapacity.
+//   - VerifyCapacity and PublishNodeKeys come before the ResumeOperands of a node that has just been registered and is as desired.
+//   - Park and its AskReboot come after VerifyCapacity and PublishNodeKeys.
 const (
 	// StageOpen comes before any disturbance, so the agent checks in it whether the change can succeed.
 	StageOpen Stage = iota + 1
@@ -157,7 +165,7 @@ const (
 	StageConfigure
 	// StageRestore restores what the change has removed.
 	StageRestore
-	// StageVerify verifies the capacity, publishes the node's labels and taints, and releases the node.
+	// StageVerify verifies the capacity, publishes the profile's labels and taints, and releases the node.
 	StageVerify
 )
 

@@ -1,7 +1,8 @@
-// Package plan decides: it compares what was observed with what is desired and lists the steps between them.
+// Package plan lists the steps from what was observed to what is desired. Package agent/decide finds what is desired,
+// and whether a step may run now.
 //
-// It is pure: it decides by its arguments alone, without a Kubernetes client, NVIDIA's library, a clock or files. The agent performs the first step
-// of a plan, observes afresh, and plans again. So a plan must be the same whether this process has done the earlier steps or a killed one has.
+// It is pure: it depends on its arguments alone, without a Kubernetes client, NVIDIA's library, a clock or files. The agent performs the first step
+// of a plan, observes again, and plans again. So a plan must be the same whether this process has done the earlier steps or a killed one has.
 package plan
 
 import (
@@ -82,7 +83,7 @@ type Pod struct {
 	Replaced             bool      // a pod in its place would need claims of its own, which get none of its devices while these are closed
 }
 
-// Operand is a device plugin pod of the node.
+// Operand is a pod that advertises the node's GPUs: of the device plugin, or of NVIDIA's DRA driver.
 type Operand struct {
 	Pod
 	Stale   bool // the journal says that it read the layout of the GPUs before the change
