@@ -214,12 +214,13 @@ func TestMessagesOfANode(t *testing.T) {
 				s.do(w)
 				c := w.untilReason(s.reason)
 				w.passesWithin(2, func() bool { return false })
-				if w.reason() == s.reason { // by now it has counted all pods
+				if w.reason() == s.reason { // it has counted all pods
 					c = w.condition()
 				}
 				if got := c.Reason + ": " + c.Message; got != s.want {
 					t.Errorf("%d characters:\n%s\nwant\n%s", utf8.RuneCountInString(got), got, s.want)
 				}
+				readable(t, c.Message)
 				for len(events) > 0 {
 					readable(t, <-events)
 				}
@@ -244,6 +245,11 @@ func readable(t *testing.T, message string) {
 	for word := range strings.FieldsFuncSeq(strings.ToLower(message), func(r rune) bool { return !unicode.IsLetter(r) }) {
 		if slices.Contains([]string{"wish", "wishes", "owe", "owes", "owed", "told", "look", "looking", "meanwhile"}, word) {
 			t.Errorf("%q is no word of the field: %s", word, message)
+		}
+	}
+	for _, phrase := range []string{"given back", "gives back", "by now", "all the same"} {
+		if strings.Contains(strings.ToLower(message), phrase) {
+			t.Errorf("%q is no phrase of the field: %s", phrase, message)
 		}
 	}
 }
