@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
@@ -20,9 +19,6 @@ import (
 
 // resourceSlices are the slices in requests.
 const resourceSlices = "resourceslices"
-
-// errNotShown means that the watch of the slices has not shown them yet.
-var errNotShown = errors.New("the API server has not shown them yet")
 
 // watchedSlices is the watch of the slices, which begins when they are wanted. It keeps the error of its last request.
 type watchedSlices struct {
@@ -49,17 +45,16 @@ func (w *watchedSlices) note(err error) {
 	w.failed = err
 }
 
-func (w *watchedSlices) why() error {
+// failure returns why the last request of the watch has failed; nil if it has not, or none was sent yet.
+func (w *watchedSlices) failure() error {
 	w.lock.Lock()
 	defer w.lock.Unlock()
-	if w.failed != nil {
-		return w.failed
-	}
-	return errNotShown
+	return w.failed
 }
 
 // Slices returns NVIDIA's DRA driver's ResourceSlices for the node, shortened to the relevant fields. The first call begins to watch them: a node
-// without that driver costs the API server nothing. Until the watch has shown them, only an observation that reads the API server has them.
+// without that driver costs the API server nothing. Until the watch has shown them, the API server is read: a process that has just started must not take
+// slices that it has not seen yet for missing ones.
 func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
 	if o.slices != nil {
 		o.slices.want()
@@ -68,7 +63,10 @@ func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error
 		return o.readSlices(ctx)
 	}
 	if !o.slices.synced() {
-		return nil, o.sliceError(o.slices.why())
+		if err := o.slices.failure(); err != nil { // a server that fails is not asked in each pass, too
+			return nil, o.sliceError(err)
+		}
+		return o.readSlices(ctx)
 	}
 	all := o.slices.all()
 	out := make([]resourcev1.ResourceSlice, 0, len(all))

@@ -151,6 +151,25 @@ func TestSlicesAreWatchedFromTheFirstObservationOn(t *testing.T) {
 	cancel()
 }
 
+// An agent that has just started knows the slices from its first observation on: it would report a node of NVIDIA's DRA driver False until its watch shows them.
+func TestTheFirstObservationHasTheSlices(t *testing.T) {
+	t.Parallel()
+	s := &sliceServer{t: t, list: offering("gpu-0")}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	client, err := kube.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel() // before the server closes, which waits for the watch
+	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: client, Pods: &listed{}})
+	o.ShowNode(ctx, node("1", nil), func() {})
+	o.Begin(false)
+	slices, err := o.Slices(t.Context())
+	shown(t, "at once", slices, err, 1)
+}
+
 // shown fails the test unless there is one slice with so many devices, without what does not count.
 func shown(t *testing.T, how string, slices []resourcev1.ResourceSlice, err error, devices int) {
 	t.Helper()
