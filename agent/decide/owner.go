@@ -81,7 +81,7 @@ func bothAllocate(owner state.Owner) (do, twice string) {
 // cannot start needs its user.
 func awaitDriver(seen *state.Observed) error {
 	owner := seen.Owner
-	if owner.Left <= 0 && owner.Claimants != "" {
+	if owner.Left <= 0 && (owner.Claimants != "" || owner.PodGone) {
 		return foreign(fmt.Sprintf("%s. The DRA driver has been gone since %s (%s); nothing changes until it is back",
 			offer.AdviceOn(owner), outcome.Moment(owner.Since), owner.Evidence))
 	}

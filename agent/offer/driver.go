@@ -158,10 +158,14 @@ func (d driver) Advice() string { return AdviceOn(d.seen.Owner) }
 
 // AdviceOn says what a user can do about a driver that advertises nothing, or something else than the GPUs have.
 func AdviceOn(owner state.Owner) string {
-	if owner.Claimants != "" {
+	switch {
+	case owner.PodGone:
+		return "start NVIDIA's DRA driver on this node again: its ResourceSlices are here, and no pod of it"
+	case owner.Claimants != "":
 		return "start NVIDIA's DRA driver on this node again, or end the pods that have claims: " + owner.Claimants
+	default:
+		return "see the log of " + owner.Driver
 	}
-	return "see the log of " + owner.Driver
 }
 
 // Notes implements Offer. If no GPU stays whole, a claim that asks for all whole GPUs finds none, and the agent does not wait for the pod that has it.

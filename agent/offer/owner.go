@@ -25,8 +25,10 @@ func OwnerOf(s *state.Observed) state.Owner {
 	switch {
 	case changing:
 		o.Driver = cmp.Or(o.Driver, "NVIDIA's DRA driver")
-	case len(drivers) == 0 && len(s.DRA.Slices) == 0:
-		o.Claimants = holding
+	case len(drivers) == 0:
+		if o.PodGone = len(s.DRA.Slices) > 0; !o.PodGone {
+			o.Claimants = holding
+		}
 	}
 	o.Kind, o.Evidence = ownerKind(s, o, drivers, changing, holding)
 	return o

@@ -136,6 +136,10 @@ func TestOwnerOf(t *testing.T) {
 		"pods have claims, the driver away": {
 			pods: []corev1.Pod{claimant()}, claims: claimOf(held), want: api.OwnerDRAStarting, says: []string{"claims of team/a", "no pod of it is on the node"},
 		},
+		"slices are left, the driver away": {
+			pods: []corev1.Pod{claimant()}, slices: whole, claims: claimOf(held), want: api.OwnerDRAStarting,
+			says: []string{"start NVIDIA's DRA driver on this node again: its ResourceSlices are here, and no pod of it"},
+		},
 		"kubelet has prepared a device, the driver away":                            {pods: []corev1.Pod{claimant()}, prepared: "gpu.nvidia.com/node/gpu-0", want: api.OwnerDRAStarting},
 		"kubelet has prepared a device for a pod that the API server lists no more": {prepared: "gpu.nvidia.com/node/gpu-0", want: api.OwnerDRAStarting},
 		"pods have claims, the driver away, and a plugin": {
@@ -273,7 +277,7 @@ func TestOwnerOf(t *testing.T) {
 			if got.Kind != row.want {
 				t.Errorf("%q: %+v, want %q", got.Kind, got, row.want)
 			}
-			text := got.Plugin + "; " + got.Driver + "; " + got.Evidence
+			text := got.Plugin + "; " + got.Driver + "; " + got.Evidence + "; " + offer.AdviceOn(got)
 			for _, want := range row.says {
 				if !strings.Contains(text, want) {
 					t.Errorf("want %q in %s", want, text)

@@ -15,6 +15,8 @@ type Owner struct {
 	Evidence string
 	// Claimants names pods that have GPUs by claims although neither a pod of the driver nor a ResourceSlice is on the node. It is not known which GPUs.
 	Claimants string
+	PodGone   bool // the driver's ResourceSlices are here, and no pod of it: they outlast it
+
 	// Of api.OwnerDRAStarting alone.
 
 	Since time.Time     // since when the driver is on the node and advertises nothing
