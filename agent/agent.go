@@ -315,7 +315,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 		return err
 	}
 	for _, chore := range []func(context.Context, *state.Observed){
-		a.noteObserved, a.shareObserved, a.reportUnreadClaims, a.tidyRecord, a.setClock, a.actors.slot.Renew, a.actors.rebooter.Withdraw,
+		a.noteObserved, a.shareObserved, a.reportUnreadClaims, a.tidyRecord, a.setClock, a.actors.slot.LeaveFormer, a.actors.slot.Renew, a.actors.rebooter.Withdraw,
 	} {
 		chore(ctx, seen)
 	}

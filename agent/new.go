@@ -184,7 +184,7 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 			Client: o.Client, Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall,
 			Log: o.Log.Named("fleet"), Startup: o.Settings.StartupTaints(),
 		},
-		Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Log: o.Log,
+		Journal: writer, Namespace: o.Settings.Maintenance.Namespace, Clock: env.Clock, Log: o.Log,
 	}
 	timing, rules := &fencing.Timing{}, &fencing.Rules{Env: env, Client: o.Client.DeviceTaintRules()}
 	fences := &fencing.Fencing{

@@ -103,7 +103,7 @@ func heldUp(p preview.Result, err error) (preview.Result, error) {
 func (a *Agent) observedWith(ctx context.Context, now *state.Observed, node *corev1.Node) *state.Observed {
 	seen := *now
 	seen.Node = node
-	if seen.Pool.Pool = now.Pool.File.For(node); seen.Pool.Name != now.Pool.Name {
+	if seen.ChoosePool(); seen.Pool.Name != now.Pool.Name {
 		seen.Pool.Slot = state.Slot{}
 	}
 	if _, err := a.deciders.resolver.Resolve(&seen); seen.Plugin.Read || decide.NeedsPlugin(err) {

@@ -33,7 +33,7 @@ func (f *Files) maintenance(ctx context.Context, seen *state.Observed) error {
 		return err
 	})
 	seen.Pool.File.Asked = f.asked
-	seen.Pool.Pool = seen.Pool.File.For(seen.Node)
+	seen.ChoosePool()
 	return nil
 }
 

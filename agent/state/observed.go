@@ -98,6 +98,14 @@ type Pool struct {
 // HasLimit reports whether the node is in a pool that limits how many nodes are unavailable, or that pauses after failures.
 func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
 
+// ChoosePool sets the node's pool: the one in which its change began, whatever its labels are now, or else the one that its labels choose.
+func (s *Observed) ChoosePool() {
+	s.Pool.Pool = s.Pool.File.For(s.Node)
+	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Pool.Err == nil {
+		s.Pool.Pool = s.Pool.File.Named(began.Name, began.Selector)
+	}
+}
+
 // HoldsSlot reports whether the slot belongs to the change that is under way or about to begin. Before a change has begun, a slot that an earlier process or
 // another node's agent has taken does not count: the agent requests it again.
 func (s *Observed) HoldsSlot() bool {

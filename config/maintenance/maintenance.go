@@ -103,6 +103,21 @@ func (m Maintenance) For(node *corev1.Node) Pool {
 	return m.alike(node)
 }
 
+// Named gives the pool with the name, in which a change began. Selector is that of a pool of nodes with the same request, whose name only their labels give.
+func (m Maintenance) Named(name, selector string) Pool {
+	for _, p := range m.Pools {
+		if p.Name == name {
+			return p
+		}
+	}
+	p := m.Others
+	p.Name, p.ForEvictions = name, true
+	if s, err := labels.Parse(selector); err == nil && selector != "" {
+		p.Selector = s
+	}
+	return p
+}
+
 // alike returns the pool of the nodes with the same request as this one. Its name has a dot, which no written name has.
 func (m Maintenance) alike(node *corev1.Node) Pool {
 	p := m.Others

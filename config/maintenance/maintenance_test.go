@@ -349,3 +349,25 @@ func FuzzParseMaintenance(f *testing.F) {
 		}
 	})
 }
+
+// A pool is found by its name when no label of the node chooses it any more: one of the file with all that the file says, and one of nodes with the same
+// request by the selector that it had.
+func TestAPoolIsFoundByItsName(t *testing.T) {
+	t.Parallel()
+	m, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nmaxUnavailable: 3\npools: [{name: research, selector: pool=research, maxUnavailable: 1}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := m.Named("research", ""); p.Name != "research" || p.MaxUnavailable.Nodes != 1 || p.Selector.String() != "pool=research" {
+		t.Errorf("%+v", p)
+	}
+	m.Asked = func(*corev1.Node) (label, name string) { return "nvidia.com/mig.config", "all-balanced" }
+	alike := m.For(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/mig.config": "all-balanced"}}})
+	m.Asked = nil
+	if p := m.Named(alike.Name, alike.Selector.String()); p.Name != alike.Name || p.Selector.String() != alike.Selector.String() || p.MaxUnavailable.Nodes != 3 || !p.ForEvictions {
+		t.Errorf("%+v, want %+v", p, alike)
+	}
+	if p := m.Named("gone", "no,,selector"); p.Name != "gone" || p.Selector != nil {
+		t.Errorf("of a selector that cannot be read: %+v", p)
+	}
+}

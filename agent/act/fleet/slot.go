@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -24,6 +25,7 @@ import (
 // Slot takes, renews and returns the node's slot in its pool: slots enforce maxUnavailable. Leases has the protocol between the nodes.
 type Slot struct {
 	Slots     *Leases
+	Journal   *journal.Writer
 	Namespace string // of the pools' Leases
 	Clock     *monotonic.Clock
 	Log       *zap.Logger
@@ -111,11 +113,39 @@ func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
 func (s *Slot) Take(ctx context.Context, in act.Input) error {
 	c := s.change(in.Seen)
 	c.Operation, c.Since = cmp.Or(c.Operation, uuid.NewString()), in.Seen.AskedSince(in.Want, s.Clock.Stamp())
+	if err := s.join(ctx, in); err != nil {
+		return err
+	}
 	if err := s.ask(ctx, in.Seen, c); err != nil {
 		return err
 	}
 	s.claim = c.Operation
 	return nil
+}
+
+// join notes the pool before its Lease has anything of the node.
+func (s *Slot) join(ctx context.Context, in act.Input) error {
+	p := in.Seen.Pool.Pool
+	pool := journal.Pool{Name: p.Name}
+	if named := in.Seen.Pool.File.Named(p.Name, ""); named.Selector == nil && p.Selector != nil {
+		pool.Selector = p.Selector.String()
+	}
+	return s.Journal.JoinPool(ctx, in.Seen.Writing(in.Want, plan.AcquireSlot), pool)
+}
+
+// LeaveFormer returns what the node has in a pool that its labels chose before. A change under way stays in its pool.
+func (s *Slot) LeaveFormer(ctx context.Context, seen *state.Observed) {
+	former := seen.Record.Learnt.Pool
+	if former == nil || seen.Journal != nil || seen.Pool.Err != nil || former.Name == seen.Pool.Name {
+		return
+	}
+	pool := PoolOf(seen.Pool.File, seen.Pool.File.Named(former.Name, former.Selector))
+	if err := s.slots().Leave(ctx, pool, s.change(seen)); err != nil {
+		s.Log.Warn("returning the slot of the former pool", zap.String("pool", former.Name), zap.Error(err))
+		return
+	}
+	s.claim, seen.Pool.Claim, seen.Record.Learnt.Pool = "", "", nil
+	s.Journal.LeavePool(ctx)
 }
 
 // Foresee returns what Take would, and writes and remembers nothing.
@@ -223,6 +253,7 @@ func (s *Slot) Return(ctx context.Context, in act.Input) error {
 		return err
 	}
 	s.claim = ""
+	s.Journal.LeavePool(ctx)
 	return nil
 }
 
@@ -236,7 +267,9 @@ func (s *Slot) End(ctx context.Context, seen *state.Observed, want state.Desired
 	}
 	if err := s.slots().Release(ctx, poolOf(seen), s.change(seen)); err != nil {
 		s.Log.Warn("returning the slot of the pool", zap.String("pool", seen.Pool.Name), zap.Error(err))
+		return
 	}
+	s.Journal.LeavePool(ctx)
 }
 
 // CountFailure counts the change as failed in the pool, which pauses itself after too many failures in a row. A change that a user has

@@ -30,7 +30,7 @@ import (
 func TestTheLeaseOfThePoolIsReadAgainOnlyForWhatWantsASlot(t *testing.T) {
 	client := fake.NewClientset()
 	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
-	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Journal: recordOnDisk(), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
 	file, err := maintenance.Parse([]byte("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nestimate: 1m\n" +
 		"pools: [{name: a, selector: pool=a, maxUnavailable: 1}, {name: b, selector: pool=b, maxUnavailable: 1}]\n"))
 	if err != nil {
@@ -92,7 +92,7 @@ func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}, "gpuslice-pool-profile.a", errors.New("no rights"))
 	})
 	c := monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
-	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
+	turn := &fleet.Slot{Slots: &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}, Journal: recordOnDisk(), Namespace: "gpuslice", Clock: c, Log: zap.NewNop()}
 	seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", UID: "uid", Labels: map[string]string{config.LabelProfile: "a"}}}}
 	seen.Pool.File = maintenance.Without()
 	seen.Pool.File.Asked = func(node *corev1.Node) (string, string) { return config.LabelProfile, node.Labels[config.LabelProfile] }

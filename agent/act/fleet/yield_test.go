@@ -1,10 +1,12 @@
 package fleet_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -30,6 +32,23 @@ import (
 // one is the limit of a pool that lets one node at a time be unavailable.
 const one = ", maxUnavailable: 1"
 
+// disk has the record of a host.
+type disk struct{ record *journal.Record }
+
+func (d *disk) Read(context.Context) (*journal.Record, error) { return d.record, nil }
+
+func (d *disk) Write(_ context.Context, r journal.Record) error { d.record = &r; return nil }
+
+func (*disk) Try(context.Context, journal.Record) error { return nil }
+
+func (*disk) SetAside(context.Context) (string, error) { return "", nil }
+
+// recordOnDisk writes the record of a host.
+func recordOnDisk() *journal.Writer {
+	c := monotonic.New(testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+	return &journal.Writer{Record: &journal.Keeper{Store: &disk{}, Log: zap.NewNop()}, Clock: c}
+}
+
 // member is a node of a pool, and its turn in that pool.
 type member struct {
 	turn *fleet.Slot
@@ -50,8 +69,8 @@ func newMember(t *testing.T, client *fake.Clientset, clock *monotonic.Clock, nam
 		t.Fatal(err)
 	}
 	m := member{turn: &fleet.Slot{
-		Slots:     &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: clock, Log: zap.NewNop()},
-		Namespace: "gpuslice", Clock: clock, Log: zap.NewNop(),
+		Slots:   &fleet.Leases{Client: clientset.Of(client), Namespace: "gpuslice", Clock: clock, Log: zap.NewNop()},
+		Journal: recordOnDisk(), Namespace: "gpuslice", Clock: clock, Log: zap.NewNop(),
 	}}
 	m.seen = func() *state.Observed {
 		seen := &state.Observed{Node: node}

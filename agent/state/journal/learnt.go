@@ -16,6 +16,7 @@ import (
 // write, never from the node's annotations. Without a record it knows none of it, as on a new host.
 type Learnt struct {
 	NoReset    *NoReset      `json:"noReset,omitempty"`
+	Pool       *Pool         `json:"pool,omitempty"` // the pool in whose Lease the node has a slot or a place in the queue, or may have
 	Asked      *api.AskedFor `json:"asked,omitempty"`
 	Took       []Took        `json:"took,omitempty"`     // the last changes, to estimate the next
 	Verified   string        `json:"verified,omitempty"` // fingerprint of the config that the agent has last verified
@@ -24,6 +25,12 @@ type Learnt struct {
 	Published  nodekeys.Keys `json:"published,omitzero"`
 	Reported   Reported      `json:"reported,omitzero"`
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
+}
+
+// Pool is a pool as it was when the node asked it for a slot. Users can change the labels by which a node belongs to a pool.
+type Pool struct {
+	Name     string `json:"name"`
+	Selector string `json:"selector,omitempty"` // of the nodes with the same request; empty for a pool of the maintenance file
 }
 
 // NoReset names the GPUs that the driver has refused to reset during one boot.
@@ -78,6 +85,9 @@ func (l *Learnt) check() error {
 	)
 	if n := l.NoReset; n != nil {
 		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
+	}
+	if p := l.Pool; p != nil {
+		err = errors.Join(err, name("learnt.pool.name", p.Name), name("learnt.pool.selector", p.Selector))
 	}
 	if a := l.Asked; a != nil {
 		err = errors.Join(err, name("learnt.asked.fingerprint", a.Fingerprint))

@@ -137,6 +137,25 @@ func (w *Writer) Learn(ctx context.Context, learnt Learnt) {
 	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
+// JoinPool keeps in which pool the node asks for a slot, before it asks: whatever its labels choose later, the slot is returned there. The error is why the
+// step has to wait.
+func (w *Writer) JoinPool(ctx context.Context, write Write, pool Pool) error {
+	learnt := w.Record.Now().Learnt
+	if learnt.Pool != nil && *learnt.Pool == pool {
+		return nil
+	}
+	learnt.Pool = &pool
+	return w.LearnFirst(ctx, write, learnt)
+}
+
+// LeavePool forgets the pool: its Lease has nothing of the node any more.
+func (w *Writer) LeavePool(ctx context.Context) {
+	if learnt := w.Record.Now().Learnt; learnt.Pool != nil {
+		learnt.Pool = nil
+		w.Learn(ctx, learnt)
+	}
+}
+
 // LearnFirst keeps what later changes need to know of a step before the agent performs it. The error says why the step has to wait.
 func (w *Writer) LearnFirst(ctx context.Context, write Write, learnt Learnt) error {
 	if write.GivesBack {
