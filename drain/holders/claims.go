@@ -79,6 +79,16 @@ func (c Claim) IsSettledFor(pod types.UID) bool {
 	return c.Allocated && !c.Others && pod != "" && slices.Contains(c.Pods, pod)
 }
 
+// own returns the GPUs that the claim has other than by admin access.
+func (c Claim) own() (devices []Device) {
+	for _, d := range c.Devices {
+		if d.Driver == ClaimDriver && !d.Admin {
+			devices = append(devices, d.Device)
+		}
+	}
+	return devices
+}
+
 // ClaimNames lists the names of the pod's existing claims. Kubelet may know more of them.
 func ClaimNames(pod *corev1.Pod) []string {
 	names := slices.DeleteFunc(claimsOf(pod), func(name string) bool { return name == "" })
@@ -162,7 +172,7 @@ type held struct {
 // by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count.
 func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 	claim := c.Claims[PodClaim{pod.UID, name}]
-	if (claim.Free || name == "") && len(prepared) == 0 && !pod.Started && !pod.Unlisted {
+	if (claim.Free || name == "") && len(prepared) == 0 && pod.neverStarted() {
 		return held{} // the scheduler allocates before it binds, and kubelet starts nothing before it has prepared: anyone could name such a claim
 	}
 	settled := claim.IsSettledFor(pod.UID)
@@ -171,17 +181,11 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 		// Kubelet does not mark what the claim has by admin access.
 		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
 	})
-	switch {
-	case settled:
-		for _, d := range claim.Devices {
-			if d.Driver == ClaimDriver && !d.Admin {
-				sought = append(sought, d.Device)
-			}
-		}
-		out.gpus = len(sought) > 0
-	default: // kubelet names the drivers of a claim that it has prepared; without that it may be of any
-		out.gpus = len(sought) > 0 || len(prepared) == 0
+	if settled {
+		sought = append(sought, claim.own()...)
 	}
+	// Kubelet names the drivers of a claim that it has prepared; without that it may be of any.
+	out.gpus = len(sought) > 0 || !settled && len(prepared) == 0
 	for _, d := range sought {
 		uuid, is := c.UUIDs[d]
 		if out.known = out.known && is; is {
@@ -190,6 +194,8 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 	}
 	return out
 }
+
+func (p *Pod) neverStarted() bool { return !p.Started && !p.Unlisted }
 
 // claim notes that the pod has GPUs by one of its claims, or may have. Those that kubelet has prepared count whether the pod's spec names them or not.
 func (p *Pod) claim(names []string, prepared map[string][]Device, claimed Claimed) {

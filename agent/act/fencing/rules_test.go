@@ -226,7 +226,8 @@ func TestRulesOfOthersWithTheAgentsLabelHideNone(t *testing.T) {
 		}
 		read := 0
 		client.PrependReactor("list", "devicetaintrules", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if read++; read > pages || !strings.Contains(a.(clienttesting.ListAction).GetListRestrictions().Labels.String(), "uid-a") {
+			list, is := a.(clienttesting.ListAction)
+			if read++; read > pages || !is || !strings.Contains(list.GetListRestrictions().Labels.String(), "uid-a") {
 				return false, nil, nil
 			}
 			theirs := resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Labels: map[string]string{"gpuslice.io/node": "uid-a"}}}
