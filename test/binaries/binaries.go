@@ -1,8 +1,8 @@
 // Package binaries builds the programs that tests and the demo start, and keeps them outside the checkout: Kubernetes,
 // etcd, containerd and NVIDIA's programs from modules of their own, the project's own programs from the root module.
 //
-// What is built once for a version of the sources is found again by every later process; processes that want the same at
-// the same moment build it once. The package knows how programs are built, never how they are run.
+// One build of a version of the sources serves every later process. Processes that want the same at the same moment
+// build it once. The package knows how to build programs, not how to run them.
 package binaries
 
 import (
@@ -78,7 +78,8 @@ var runtimePrograms = recipe{
 }
 
 // DevicePlugin returns the directory of NVIDIA's nvidia-device-plugin, gpu-feature-discovery, config-manager and
-// mps-control-daemon, in the version that GPUSLICE_DEVICE_PLUGIN_VERSION names, or else that of test/nvidia/deviceplugin.
+// mps-control-daemon. GPUSLICE_DEVICE_PLUGIN_VERSION names the version; the default is the one of
+// test/nvidia/deviceplugin.
 func (b Builder) DevicePlugin(ctx context.Context) (dir string, err error) {
 	root, err := b.root()
 	if err != nil {
@@ -199,14 +200,14 @@ var alerts = recipe{
 	what:   "promtool {{github.com/prometheus/prometheus}}",
 	module: "test/alerts",
 	work:   3 * time.Minute,
-	// Without what finds targets in all the clouds there are.
+	// Omits service discovery for all the clouds.
 	steps: []step{{packages: []string{".", "github.com/prometheus/prometheus/cmd/promtool"}, tags: "remove_all_sd"}},
 }
 
 // recipe says how the programs of a module of its own are built.
 type recipe struct {
 	name   string
-	what   string        // for people; {{module}} stands for the version of that module
+	what   string        // for people; {{module}} stands for that module's version
 	module string        // directory of the module, from the root of the checkout
 	mod    string        // file in it that says the versions in place of go.mod; "" for go.mod
 	work   time.Duration // of one core, when nothing is compiled yet, to say how long it takes
@@ -223,15 +224,15 @@ type step struct {
 	ldflags  []string // {{module}} stands for the version of that module
 }
 
-// built is cached for programs that read files of the checkout. The Go command does not see that a test depends on these files, so the test runs
-// each time.
+// built is cached for programs that read files of the checkout. The Go command does not see that a test depends on
+// these files, so the test runs each time.
 func (b Builder) built(ctx context.Context, r recipe) (dir string, err error) {
 	b.keepOutOfTestCache()
 	return b.cached(ctx, r, nil)
 }
 
-// cached returns the directory with the results of r and builds it when it is not there. Where it builds, it first says what
-// before returns.
+// cached returns the directory with the results of r, and builds it if it is missing. Before it builds, it prints
+// before.
 func (b Builder) cached(ctx context.Context, r recipe, before func() string) (string, error) {
 	root, err := b.root()
 	if err != nil {
@@ -260,7 +261,7 @@ func (b Builder) cached(ctx context.Context, r recipe, before func() string) (st
 			b.logf("%s: %s", r.name, text)
 		}
 	}
-	// The lock makes the name ours: what stands there is of a build that was killed.
+	// The lock makes the name ours: a killed build left this file.
 	partial := filepath.Join(cache, ".building-"+filepath.Base(dir))
 	if err := os.RemoveAll(partial); err != nil {
 		return "", fmt.Errorf("building %s: %w", r.name, err)
@@ -292,7 +293,7 @@ func (r recipe) dir(ctx context.Context, cache, module string) (string, error) {
 	return filepath.Join(cache, r.name+"-"+key), nil
 }
 
-// modFile is the file that says the versions, of the module in dir.
+// modFile is the file with the versions, for the module in dir.
 func (r recipe) modFile(dir string) string {
 	if r.mod == "" {
 		return filepath.Join(dir, "go.mod")
@@ -300,7 +301,7 @@ func (r recipe) modFile(dir string) string {
 	return filepath.Join(dir, r.mod)
 }
 
-// flags are those by which the Go command reads that file.
+// flags make the Go command read that file.
 func (r recipe) flags() []string {
 	if r.mod == "" {
 		return nil
@@ -313,7 +314,7 @@ func exists(dir string) bool {
 	return err == nil
 }
 
-// key hashes everything that decides the result: sources, versions of what they require, compiler and flags.
+// key hashes everything that decides the result: sources, versions of their requirements, compiler and flags.
 func (r recipe) key(ctx context.Context, module string) (string, error) {
 	hash := sha256.New()
 	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
@@ -360,7 +361,7 @@ func (r recipe) counts(name string) bool {
 }
 
 func (r recipe) build(ctx context.Context, module, dir string, s *status) error {
-	// All that is needed is found, and downloaded, before anything is compiled: so it is known how much that is.
+	// Find and download everything before compiling anything: then the amount is known.
 	for _, step := range r.steps {
 		if err := step.expect(ctx, module, r.flags(), s); err != nil {
 			return err
@@ -389,7 +390,8 @@ func (r recipe) build(ctx context.Context, module, dir string, s *status) error 
 	return nil
 }
 
-// downloads is how often modules are asked for. One download in hundreds may fail; those that came are not asked for again.
+// downloads is the number of tries to download the modules. One download in hundreds may fail; the next try skips
+// finished ones.
 const downloads = 3
 
 // expect says to s which packages a step may have to compile, and downloads their modules.
@@ -453,8 +455,8 @@ func versions(file, text string) (string, error) {
 	}
 }
 
-// required are the versions in a go.mod, by module. Reading it needs no network, as asking the Go command does where
-// modules are not downloaded yet.
+// required are the versions in a go.mod, by module. Reading it needs no network; the Go command does until modules are
+// downloaded.
 func required(file string) (map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -43,16 +43,16 @@ func (b Builder) root() (string, error) {
 	}
 }
 
-// KeepOutOfTestCache has the Go command run the tests of the calling package again each time: it sees which variables and files a test reads,
-// and not which programs it runs. The Go command keeps no result of a test whose log of these is gone; nor does it look at each file in that log,
-// of which the tests of agent open half a million.
+// KeepOutOfTestCache makes the Go command run the tests of the calling package each time. The Go command sees the
+// variables and files that a test reads, but not the programs it runs. It keeps no result of a test whose log of these
+// is gone. It does not check the files in that log either; the tests of agent open half a million.
 func KeepOutOfTestCache() {
 	if log := flag.Lookup("test.testlogfile"); log != nil && log.Value.String() != "" {
 		_ = os.Remove(log.Value.String()) // it is gone already, or another test of the package has removed it
 	}
 }
 
-// keepOutOfTestCache does so but for tests of the builder, which have a cache of their own.
+// keepOutOfTestCache does the same except for tests of the builder, which have their own cache.
 func (b Builder) keepOutOfTestCache() {
 	if b.Cache == "" {
 		KeepOutOfTestCache()
@@ -78,7 +78,7 @@ func (b Builder) cache() (string, error) {
 	return dir, nil
 }
 
-// lock makes this the only process that builds what file stands for; it waits for others.
+// lock makes this the only process that builds the file; it waits for others.
 func (b Builder) lock(ctx context.Context, file, name string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return nil, fmt.Errorf("locking the build of %s: %w", name, err)

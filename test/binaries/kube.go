@@ -21,7 +21,7 @@ import (
 // never passed over: a program that is missing there or of another minor version is an error.
 const KubeBin = "GPUSLICE_KUBE_BIN"
 
-// Modules whose versions in test/kube decide which programs fit.
+// Modules in test/kube; their versions decide which programs fit.
 const (
 	kubernetes = "k8s.io/kubernetes"
 	etcd       = "go.etcd.io/etcd/server/v3"
@@ -39,11 +39,11 @@ var kube = recipe{
 	links: map[string][]string{"kube": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}},
 }
 
-// program is one of Kubernetes, and how it is asked for its version.
+// program is one of Kubernetes' programs, with the command that prints its version.
 type program struct {
 	name   string
 	ask    []string
-	module string // whose minor version it must have
+	module string // the module that sets its minor version
 }
 
 var kubePrograms = []program{
@@ -63,12 +63,13 @@ func (b Builder) programs() []program {
 	return slices.DeleteFunc(slices.Clone(kubePrograms), func(p program) bool { return p.name == "kubelet" })
 }
 
-// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd, and of kubelet where the builder
-// needs it: that of GPUSLICE_KUBE_BIN if it is set, else those on PATH if they are all there in the minor versions of test/kube, else those that
-// it builds, which takes several minutes the first time. Programs of different origin are never mixed. GPUSLICE_KUBE_VERSION has an
-// earlier version built, which has no kubelet and the same etcd.
+// Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd, and of
+// kubelet if the builder needs it. It takes GPUSLICE_KUBE_BIN if it is set, else the programs on PATH if all are there
+// in the minor versions of test/kube. Otherwise it builds them, which takes several minutes the first time. It never
+// mixes programs of different origin. GPUSLICE_KUBE_VERSION builds an earlier version, without kubelet and with the
+// same etcd.
 //
-// Where it builds them, tests that run no other programs need not run again: the Go command sees what these are built of.
+// Tests of built programs alone need not run again: the Go command sees the sources.
 func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 	root, err := b.root()
 	if err != nil {
@@ -89,8 +90,8 @@ func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 	return b.cached(ctx, kube, unfit)
 }
 
-// presentKube returns the directory of programs that need not be built, or else why those on PATH are not taken; the reason
-// is asked for by who builds, since it takes a second.
+// presentKube returns the directory of programs that need not be built, or why it rejects those on PATH. Only a build
+// needs the reason: finding it takes a second.
 func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() string, err error) {
 	root, err := b.root()
 	if err != nil {
@@ -135,7 +136,7 @@ func (b Builder) presentKube(ctx context.Context) (dir string, unfit func() stri
 	}, nil
 }
 
-// set is what was found of the programs, in their order.
+// set is the programs that were found, in their order.
 type set struct {
 	programs []program
 	wanted   map[string]string // module -> version
@@ -200,7 +201,7 @@ func (s set) versions() string {
 	return fmt.Sprintf("Kubernetes %s and etcd %s", s.have[0], s.have[len(s.have)-1])
 }
 
-// reason says in one line what is wrong with each program that does not fit, by its file if that is wanted.
+// reason says in one line what is wrong with each program that does not fit, with its file if wanted.
 func (s set) reason(files bool) string {
 	var wrong, missing []string
 	for i, p := range s.programs {
@@ -225,8 +226,8 @@ func (s set) reason(files bool) string {
 	return strings.Join(wrong, "; ")
 }
 
-// A program that does not say its version in askFor is none that could be used. Kubernetes' programs take a tenth of a second
-// on an idle machine.
+// A program that does not print its version within askFor is unusable. Kubernetes' programs take a tenth of a second on
+// an idle machine.
 var askFor = 30 * time.Second
 
 // answer is what Kubernetes' programs print. kubectl of a cloud's toolbox adds to its version: v1.32.4-dispatcher.

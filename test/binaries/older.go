@@ -16,8 +16,8 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// Variables that have an earlier version built and taken in place of the one that all tests run with. A version that is not known is
-// an error: it is never passed over.
+// Variables that select an earlier version to build, instead of the one that all tests run with. An unknown version is
+// an error, never ignored.
 const (
 	KubeVersion         = "GPUSLICE_KUBE_VERSION"
 	DevicePluginVersion = "GPUSLICE_DEVICE_PLUGIN_VERSION"
@@ -28,7 +28,7 @@ const plugin = "github.com/NVIDIA/k8s-device-plugin"
 // choice is what a variable chooses from.
 type choice struct {
 	variable string
-	module   string            // whose version is chosen
+	module   string            // its version is chosen
 	current  recipe            // without the variable
 	older    map[string]recipe // by version
 }
@@ -44,7 +44,7 @@ var (
 	}}
 )
 
-// olderKube is a Kubernetes before that of test/kube, without kubelet and etcd.
+// olderKube is an earlier Kubernetes than test/kube has, without kubelet and etcd.
 func olderKube(version, mod string) recipe {
 	return recipe{
 		name:   "kube-" + version,
@@ -59,7 +59,8 @@ func olderKube(version, mod string) recipe {
 
 var olderKubePrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"}
 
-// olderDevicePlugin is NVIDIA's device plugin before that of test/nvidia/deviceplugin, of the same module with other requirements.
+// olderDevicePlugin is an earlier version of NVIDIA's device plugin than that of test/nvidia/deviceplugin: the same
+// module with other requirements.
 func olderDevicePlugin(version, tags string) recipe {
 	r := devicePlugin
 	r.mod = version + ".mod"
@@ -68,8 +69,8 @@ func olderDevicePlugin(version, tags string) recipe {
 	return r
 }
 
-// Versions are those of Kubernetes and of NVIDIA's device plugin that there are to choose from, the oldest first. The last of each is the
-// one that is taken where the variable says nothing.
+// Versions are the selectable versions of Kubernetes and of NVIDIA's device plugin, the oldest first. The last of each
+// is the default.
 func (b Builder) Versions() (kube, devicePlugin []string, err error) {
 	root, err := b.root()
 	if err != nil {
@@ -114,7 +115,7 @@ func (c choice) made(root string) (r recipe, older bool, err error) {
 	return c.current, false, nil
 }
 
-// olderKube returns the directory of an earlier Kubernetes, beside the etcd that all tests run with.
+// olderKube returns the directory of an earlier Kubernetes, together with the etcd that all tests run with.
 func (b Builder) olderKube(ctx context.Context, r recipe) (string, error) {
 	if dir := os.Getenv(KubeBin); dir != "" {
 		return "", fmt.Errorf("%s=%s and %s=%s name two: unset one", KubeBin, dir, KubeVersion, os.Getenv(KubeVersion))
@@ -165,7 +166,7 @@ func (b Builder) link(name string, paths []string) (string, error) {
 	if err := os.Chmod(partial, 0o755); err != nil {
 		return "", err
 	}
-	// Another process may have made the same in the meantime.
+	// Another process may already have made the same.
 	if err := os.Rename(partial, dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}

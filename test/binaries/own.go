@@ -16,10 +16,11 @@ import (
 	"time"
 )
 
-// unused is how long a program of our own is kept that no process asks for any more: each edit makes a new one.
+// unused is how long an unused program of our own is kept: each edit makes a new one.
 const unused = 24 * time.Hour
 
-// runVariable names the run of make, which sets it; runSuffix is the file beside a program that says in which run it was built.
+// runVariable names the run of make, which sets it. runSuffix marks the file next to a program that records the run
+// that built it.
 const (
 	runVariable = "GPUSLICE_RUN"
 	runSuffix   = ".run"
@@ -50,9 +51,9 @@ func (b Builder) Tool(ctx context.Context, pkg string, flags ...string) (file st
 	return b.own(ctx, pkg, path.Base(pkg), append([]string{"-ldflags=-s -w " + lazy}, flags...)...)
 }
 
-// own builds a package of the root module, which the compiler does only when something changed, and puts the result
-// under a name made of its content: who started an earlier one keeps it. In a run of make it asks the compiler once: to
-// hear that nothing changed takes it a second, and the tests ask for programs a hundred times.
+// own builds a package of the root module and puts the result under a name made of its content. The compiler works only
+// when something changed. A process that started an earlier build keeps it. A run of make asks the compiler once: to
+// hear that nothing changed takes a second, and the tests ask for programs a hundred times.
 func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (string, error) {
 	b.keepOutOfTestCache()
 	root, err := b.root()
@@ -95,14 +96,14 @@ func (b Builder) own(ctx context.Context, pkg, name string, flags ...string) (st
 	return file, nil
 }
 
-// thisRun is the name of the run of make that has started this process, or "". The Go command notes what os.Getenv reads, and would take no
-// result of a test from its cache where the name differs.
+// thisRun is the name of the run of make that started this process, or "". The Go command notes what os.Getenv reads,
+// and would reuse no cached test result under a different name.
 func thisRun() string {
 	run, _ := syscall.Getenv(runVariable)
 	return run
 }
 
-// builtInThisRun is the file that this run of make has made of the program at latest, or "".
+// builtInThisRun is the file of the program that this run of make last built, or "".
 func builtInThisRun(latest string) string {
 	run := thisRun()
 	if run == "" {
@@ -119,7 +120,7 @@ func builtInThisRun(latest string) string {
 	return file
 }
 
-// noteRun has builtInThisRun return file for the program at latest.
+// noteRun makes builtInThisRun return file for the program at latest.
 func noteRun(latest, file string) error {
 	run := thisRun()
 	if run == "" {
@@ -128,7 +129,7 @@ func noteRun(latest, file string) error {
 	return os.WriteFile(latest+runSuffix, []byte(run+"\n"+file), 0o600)
 }
 
-// keep links the file into a directory named after its content, and drops directories of that name that are not used.
+// keep links the file into a directory named after its content, and removes unused directories of that name.
 func keep(cache, built, name string) (string, error) {
 	hash, err := hashOf(built)
 	if err != nil {

@@ -23,7 +23,8 @@ const (
 	drawEvery = 250 * time.Millisecond
 )
 
-// chosen is the recipe of the version that is asked for, in place of the current one's. Older reports whether it is an earlier one.
+// chosen is the recipe of the requested version, instead of the current one. Older reports whether it is an earlier
+// version.
 func chosen(current recipe, root string) (r recipe, older bool, err error) {
 	for _, c := range []choice{kubeChoice, devicePluginChoice} {
 		if current.name == c.current.name {
@@ -33,8 +34,8 @@ func chosen(current recipe, root string) (r recipe, older bool, err error) {
 	return current, false, nil
 }
 
-// Announce says, before anything is begun, what of the named has to be built and about how long that takes in all: kube,
-// runtime, deviceplugin, pluginconfig, migparted, dradriver, image, helm. It says nothing when all is there.
+// Announce says, before anything begins, which of the named have to be built and about how long that takes in all:
+// kube, runtime, deviceplugin, pluginconfig, migparted, dradriver, image, helm. It says nothing when all are there.
 func (b Builder) Announce(ctx context.Context, names ...string) error {
 	root, err := b.root()
 	if err != nil {
@@ -81,8 +82,8 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// estimate says how long work for one core takes on this machine, as far as it may use it. The linker uses one core only, which
-// is a tenth of the work.
+// estimate says how long work for one core takes on this machine, with the cores it may use. The linker uses one core
+// only, for a tenth of the work.
 func estimate(work time.Duration) string {
 	cores := runtime.GOMAXPROCS(0) // knows the limits of a container too
 	took := work/10 + (work-work/10)/time.Duration(cores)
@@ -98,14 +99,14 @@ func estimate(work time.Duration) string {
 	return fmt.Sprintf("about %d %s on %s, and the download where a module is not here yet", minutes, unit, on)
 }
 
-// status is how far a build has come. The Go command names each package that it compiles; what is in its cache it does not
-// name, so that a build may be over before all were named.
+// status is the progress of a build. The Go command names each package that it compiles, but none in its cache. So a
+// build may be over before all were named.
 type status struct {
 	mu    sync.Mutex
 	named map[string]bool   // import path of all that the build may have to compile -> whether it was named
 	mains map[string]string // import path of a program -> its name
 	at    int               // how many were named
-	now   string            // what was named last
+	now   string            // the last one named
 }
 
 // expect adds packages to those that the build may have to compile: lines of "<import path> <package name>".
@@ -124,14 +125,14 @@ func (s *status) expect(list string) {
 	}
 }
 
-// begins notes what a build goes over to. Packages that are in the cache and the linker leave no line of their own.
+// begins notes the next phase of a build. Packages in the cache and the linker print no line of their own.
 func (s *status) begins(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = what
 }
 
-// importPath is what a line of the Go command is that names a package; what compilers say has colons and spaces.
+// importPath is the form of a line in which the Go command names a package; lines of compilers have colons and spaces.
 var importPath = regexp.MustCompile(`^[\w.~/-]+$`)
 
 // saw takes a line that the Go command wrote, and reports whether it reported progress and nothing else.
@@ -175,7 +176,7 @@ func (s *status) String() string {
 	}
 }
 
-// lines cuts what a program writes into lines, hands each to saw, and keeps those that saw does not take.
+// lines splits a program's output into lines, hands each to saw, and keeps those that saw does not take.
 type lines struct {
 	saw     func(line string) bool
 	kept    bytes.Buffer
@@ -226,7 +227,7 @@ func (b Builder) watched(name string, s *status, build func() error) error {
 	}
 }
 
-// width is how much of what is being built now stands beside the bar: all of it on one line of 80 columns.
+// width limits the name of the current package next to the bar: all of it fits on one line of 80 columns.
 const width = 32
 
 func draw(bar *progressbar.ProgressBar, name string, s *status) {

@@ -17,8 +17,8 @@ import (
 // Config returns how the administrator reaches the API server. The caller may change it.
 func (c *Cluster) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
-// ConfigFor returns how a user of that name in those groups reaches the API server. RBAC binds no one but the system's
-// own users and groups, such as "system:node:gpu-1" of "system:nodes".
+// ConfigFor returns how a user of that name in those groups reaches the API server. RBAC binds only the system's own
+// users and groups, such as "system:node:gpu-1" of "system:nodes".
 func (c *Cluster) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	pair, err := c.authority.issue(userSubject(user, groups))
 	if err != nil {
@@ -29,22 +29,23 @@ func (c *Cluster) ConfigFor(user string, groups ...string) (*rest.Config, error)
 	return config, nil
 }
 
-// ServiceAccountConfig returns how a program with a token of an existing service account reaches the API server, for one
-// hour. The token is bound to nothing, as one that kubectl create token gives out: it names neither pod nor node.
+// ServiceAccountConfig returns how a program with a token of an existing service account reaches the API server, for
+// one hour. Like one of kubectl create token, the token is bound to nothing: it names neither pod nor node.
 func (c *Cluster) ServiceAccountConfig(ctx context.Context, namespace, name string) (*rest.Config, error) {
 	return c.tokenConfig(ctx, namespace, name, nil)
 }
 
-// PodConfig returns how a pod of an existing service account reaches the API server, for one hour and as long as the pod is
-// there: by a token as kubelet gets it, which names the pod and its node. The pod must have been given a node.
+// PodConfig returns how a pod of an existing service account reaches the API server. The token is like one that kubelet
+// gets: it names the pod and its node. It is valid for one hour, as long as the pod exists. The pod must have been
+// given a node.
 func (c *Cluster) PodConfig(ctx context.Context, pod *corev1.Pod) (*rest.Config, error) {
 	return c.tokenConfig(ctx, pod.Namespace, pod.Spec.ServiceAccountName, &authenticationv1.BoundObjectReference{
 		Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
 	})
 }
 
-// NodeConfig returns how a program of an existing service account that runs on a node, and in no pod, reaches the API server:
-// by a token that names the node, for one hour and as long as the node is there.
+// NodeConfig returns how a program outside pods reaches the API server from a node, with an existing service account.
+// The token names the node. It is valid for one hour, as long as the node exists.
 func (c *Cluster) NodeConfig(ctx context.Context, namespace, name, node string) (*rest.Config, error) {
 	return c.tokenConfig(ctx, namespace, name, &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: node})
 }
@@ -77,7 +78,7 @@ func (c *Cluster) anonymous() *rest.Config {
 // AdminKubeconfig is the path of the administrator's kubeconfig.
 func (c *Cluster) AdminKubeconfig() string { return c.kubeconfigOf("admin") }
 
-// WriteKubeconfig writes what a config of this package holds as a kubeconfig, for programs.
+// WriteKubeconfig writes a config of this package as a kubeconfig, for programs.
 func WriteKubeconfig(path string, config *rest.Config) error {
 	const name = "gpuslice"
 	kubeconfig := clientcmdapi.Config{

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// policy records everybody's requests but what the control plane reads, with the body where a test may want to see what
-// was written.
+// policy records the requests of all users except the control plane's reads, with the body where a test may want to see
+// what was written.
 const policy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
@@ -44,7 +44,7 @@ type AuditEvent struct {
 	Time      time.Time     // when it came in
 	Took      time.Duration // from then to the end of the answer
 	User      string        // "system:serviceaccount:gpuslice:agent"
-	As        string        // in whose name the user has made it; empty for the user's own
+	As        string        // the user that it impersonates; empty for none
 	Node      string        // that the user's token names; empty if it names none
 	UserAgent string
 	Verb      string // "get", "patch", …
@@ -57,7 +57,7 @@ type AuditEvent struct {
 	Body      string // JSON of what was sent, for writes of nodes, evictions and events
 }
 
-// changes reports whether the request was one to change something, whatever came of it.
+// changes reports whether the request was to change something, whatever the answer.
 func (e AuditEvent) changes() bool {
 	if strings.Contains(e.URI, "dryRun=") {
 		return false
@@ -79,8 +79,7 @@ func (e AuditEvent) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s %s %s", e.Verb, e.Resource, object)), " ") + fmt.Sprintf(": %d", e.Code)
 }
 
-// Writes returns the requests to change something that the user has made so far, in the order in which they were
-// answered, refused ones among them.
+// Writes returns the user's requests to change something so far, in the order of the answers, including refused ones.
 func (c *Cluster) Writes(user string) ([]AuditEvent, error) {
 	return c.Requests(func(e AuditEvent) bool { return e.User == user && e.changes() })
 }
@@ -113,8 +112,8 @@ func (c *Cluster) Requests(match func(AuditEvent) bool) ([]AuditEvent, error) {
 	return events, nil
 }
 
-// mark makes a request that can be distinguished from all others. An answer may reach the client before its event reaches the
-// log; what stands before the mark is complete.
+// mark makes a request that is unlike all others. An answer may reach the client before its event reaches the log, but
+// all events before the mark are complete.
 func (c *Cluster) mark(marker string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -149,7 +148,7 @@ type auditReader struct {
 	events []AuditEvent
 }
 
-// read returns all events that are in the log by now. They are not to be changed.
+// read returns all events in the log so far. The caller must not change them.
 func (a *auditReader) read(path string) ([]AuditEvent, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

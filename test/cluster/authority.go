@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// validity of all certificates: longer than anybody keeps a test cluster.
+// validity of all certificates: longer than anyone keeps a test cluster.
 const validity = 365 * 24 * time.Hour
 
 // authority signs every certificate of one control plane.

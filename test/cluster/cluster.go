@@ -1,8 +1,8 @@
 // Package cluster runs a real Kubernetes control plane on loopback for tests and the demo: etcd, kube-apiserver with RBAC
 // and NodeRestriction, kube-controller-manager and kube-scheduler, with certificates of its own.
 //
-// It starts no kubelet and knows no node: test/cluster/kubelet joins one. The processes end with Stop, or with the
-// process that started them, whatever ends it.
+// It starts no kubelet and has no nodes: test/cluster/kubelet joins one. The processes end with Stop, or when the
+// process that started them ends in any way.
 package cluster
 
 import (
@@ -208,11 +208,11 @@ func (c *Cluster) Minor() (uint, error) {
 	return v.Minor(), nil
 }
 
-// ImpersonatesNodes is the first minor version of Kubernetes whose API server lets an account ask in the name of its node and of no other
-// (constrained impersonation).
+// ImpersonatesNodes is the first minor version of Kubernetes with constrained impersonation: an account may send
+// requests as its own node, and as no other.
 const ImpersonatesNodes = 36
 
-// Dir is where the logs, the certificates and the audit log are.
+// Dir is the directory of the logs, the certificates and the audit log.
 func (c *Cluster) Dir() string { return c.dir }
 
 // Kubectl is the path of a kubectl of the control plane's version. It may be handed files that the Go command does not know of.

@@ -60,7 +60,8 @@ func (c *Cluster) etcd(port int) component {
 		"--listen-peer-urls="+peer,
 		"--initial-advertise-peer-urls="+peer,
 		"--initial-cluster=etcd="+peer,
-		// It gives a request up after 5 s and two of these times, in which another member might be elected; there is none, and the machine may be busy.
+		// etcd gives a request up after 5 s and two of these times, to allow for an election. There is no other member,
+		// and the machine may be busy.
 		"--heartbeat-interval=500",
 		"--election-timeout=5000",
 		"--socket-reuse-port",
@@ -117,8 +118,8 @@ func (c *Cluster) apiServer(etcdPort int) component {
 	}, append(gates(), c.apiServerFlags...)...)...)
 }
 
-// gates are features that an earlier API server has and does not turn on. NodeConfig gives out tokens of nodes, which 1.31 is the first to
-// do by itself; tokens of pods name their node since 1.30.
+// gates are features that an earlier API server has but disables by default. NodeConfig issues tokens of nodes, which
+// are on by default since 1.31; tokens of pods name their node since 1.30.
 func gates() []string {
 	if version := os.Getenv(binaries.KubeVersion); version != "" && semver.Compare(version, "v1.31.0") < 0 {
 		return []string{"--feature-gates=ServiceAccountTokenNodeBinding=true"}
@@ -126,7 +127,7 @@ func gates() []string {
 	return nil
 }
 
-// controllerManager has no port: that it works shows in the objects it makes.
+// controllerManager has no port: the objects it creates show that it works.
 func (c *Cluster) controllerManager() component {
 	return c.component("kube-controller-manager", append([]string{
 		"--kubeconfig=" + c.kubeconfigOf("kube-controller-manager"),

@@ -20,10 +20,10 @@ const (
 	Mended Cut = iota
 	// Refused is an API server that has ended: connections break, and new ones are refused.
 	Refused
-	// Silent is a network that is gone: connections stay, and nothing comes through them in either direction. What is sent
-	// arrives when it is mended, as packets do that are sent again.
+	// Silent is a lost network: connections stay, and nothing passes in either direction. Data sent then arrives after
+	// mending, like retransmitted packets.
 	Silent
-	// Deaf is a network that is gone in one direction: the API server hears and obeys, and no answer comes back.
+	// Deaf is a network that is lost in one direction: the API server receives and obeys, and no answer comes back.
 	Deaf
 )
 
@@ -45,7 +45,7 @@ func (c Cut) String() string {
 func (c Cut) asks() bool    { return c == Mended || c == Deaf }
 func (c Cut) answers() bool { return c == Mended }
 
-// Proxy stands between one client and the API server, so that a test can take the API server away from this client alone.
+// Proxy stands between one client and the API server, so that a test can cut the API server off from this client alone.
 type Proxy struct {
 	server, address string
 

@@ -19,8 +19,8 @@ import (
 // logLines is how much of a component's log an error shows.
 const logLines = 15
 
-// supervisor runs the components. The kernel kills them when the thread that started them ends, so one goroutine holds a
-// thread for as long as they are to live.
+// supervisor runs the components. The kernel kills them when the thread that started them ends, so one goroutine holds
+// a thread for their whole life.
 type supervisor struct {
 	dir   string
 	tasks chan func()
@@ -51,7 +51,7 @@ func newSupervisor(dir string) *supervisor {
 	return s
 }
 
-// reservePort finds a free port on loopback and keeps everybody from it but the component that shares it.
+// reservePort finds a free port on loopback and reserves it for the component that shares it.
 func (s *supervisor) reservePort() (int, error) {
 	port, err := s.bind()
 	if err != nil {
@@ -85,8 +85,8 @@ func (s *supervisor) bind() (int, error) {
 	return inet.Port, nil
 }
 
-// passedOn are the variables of Go's runtime (go doc runtime) that whoever runs tests sets for all of their programs: how often these collect
-// garbage, and on how many cores they run.
+// passedOn are variables of Go's runtime (go doc runtime) that a user sets for all programs of a test run: how often
+// they collect garbage, and on how many cores they run.
 var passedOn = []string{"GOGC", "GOMAXPROCS"}
 
 // start runs a component; its output goes to its log.
@@ -122,7 +122,7 @@ func (s *supervisor) start(c component) error {
 	return nil
 }
 
-// ends notes the first component that ends without being asked to.
+// ends notes the first component that ends without a request.
 func (s *supervisor) ends(p *process, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,8 +146,8 @@ func (s *supervisor) wait(ctx context.Context) error {
 	}
 }
 
-// stop kills everything at once. Asking first would take the API server 10 s, or for ever once etcd is gone; and nothing
-// of theirs is kept.
+// stop kills everything at once. A graceful stop would take the API server 10 s, or forever once etcd is gone; and
+// nothing of theirs is kept.
 func (s *supervisor) stop() error {
 	s.mu.Lock()
 	s.stopping = true
@@ -169,7 +169,7 @@ func (s *supervisor) stop() error {
 
 func (s *supervisor) logOf(name string) string { return filepath.Join(s.dir, name+".log") }
 
-// logEnd is what a component said last, for an error.
+// logEnd is the end of a component's log, for an error.
 func (s *supervisor) logEnd(name string) string {
 	path := s.logOf(name)
 	text, err := lastLines(path, logLines)

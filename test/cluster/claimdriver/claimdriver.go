@@ -1,5 +1,5 @@
-// Package claimdriver is the node's part of a DRA driver, as far as a kubelet sees of it: a plugin that registers, and says
-// yes to whatever claim it is to prepare or to take back. It gives each claim the same device, and publishes none.
+// Package claimdriver is a DRA driver's part on the node, as kubelet sees it: a plugin that registers, and prepares and
+// unprepares any claim. It gives each claim the same device, and publishes none.
 package claimdriver
 
 import (
@@ -36,7 +36,7 @@ const (
 	Device = "gpu-0"
 )
 
-// Start has the driver of the name serve the kubelet whose directory it is, which is /var/lib/kubelet on a real node.
+// Start runs the driver of that name for the kubelet in that directory, /var/lib/kubelet on a real node.
 func Start(ctx context.Context, kubeletDir, name string) (*Driver, error) {
 	d := &Driver{
 		name: name, endpoint: filepath.Join(kubeletDir, "plugins", name, "dra.sock"), server: grpc.NewServer(), prepared: map[string]bool{},
@@ -77,14 +77,14 @@ func (d *Driver) Prepared(namespace, name string) bool {
 	return d.prepared[namespace+"/"+name]
 }
 
-// Prepare has the driver remember a claim that it has prepared before it ended.
+// Prepare makes the driver remember a claim that it prepared before it ended.
 func (d *Driver) Prepare(namespace, name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.prepared[namespace+"/"+name] = true
 }
 
-// Refuse has the driver prepare no claim, and say why; "" has it prepare claims again.
+// Refuse makes the driver refuse every claim for that reason; "" makes it prepare claims again.
 func (d *Driver) Refuse(why string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,7 +132,7 @@ func (d *Driver) NodePrepareResources(_ context.Context, q *dra.NodePrepareResou
 	return answer, nil
 }
 
-// NodeUnprepareResources forgets the claims. One that it does not know is no error.
+// NodeUnprepareResources forgets the claims. Unknown claims are no error.
 func (d *Driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareResourcesRequest) (*dra.NodeUnprepareResourcesResponse, error) {
 	answer := &dra.NodeUnprepareResourcesResponse{Claims: map[string]*dra.NodeUnprepareResourceResponse{}}
 	d.mu.Lock()

@@ -54,8 +54,9 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// MainWithoutKubelets is Main for tests whose nodes have no kubelet. The node lifecycle controller leaves such a node as its test has made it; else it
-// takes it for unreachable after 50 seconds, which a busy machine's test may need.
+// MainWithoutKubelets is Main for tests with nodes that have no kubelet. The node lifecycle controller does not change
+// such a node. By default it would mark the node unreachable after 50 seconds, and a test on a busy machine may need
+// longer.
 func MainWithoutKubelets(m *testing.M) {
 	shared.flags = []string{"--node-monitor-grace-period=1h", "--node-startup-grace-period=1h"}
 	Main(m)
@@ -68,8 +69,8 @@ func Start(t testing.TB) *cluster.Cluster {
 	return Apart(t, "")
 }
 
-// Apart is Start for tests that share a further control plane, by its name: one whose objects of the whole cluster would change what other
-// tests see.
+// Apart is Start for tests that share another control plane, named by its argument, because their cluster-wide objects
+// would change what other tests see.
 func Apart(t testing.TB, name string) *cluster.Cluster {
 	t.Helper()
 	if !shared.stops {
@@ -89,7 +90,7 @@ func Apart(t testing.TB, name string) *cluster.Cluster {
 	return p.cluster
 }
 
-// Client returns the administrator's client of the control plane. It asks again where etcd was too busy.
+// Client returns the administrator's client of the control plane. It retries requests that etcd was too busy for.
 func Client(t testing.TB) kubernetes.Interface {
 	t.Helper()
 	return ClientOf(t, Start(t))
@@ -107,7 +108,7 @@ func ClientOf(t testing.TB, c *cluster.Cluster) kubernetes.Interface {
 	return client
 }
 
-// Namespace makes a namespace in which pods can be created at once. It goes with the test.
+// Namespace creates a namespace that accepts pods at once. It is deleted with the test.
 func Namespace(t testing.TB) string {
 	t.Helper()
 	return NamespaceOf(t, Start(t))
@@ -126,7 +127,7 @@ func NamespaceOf(t testing.TB, c *cluster.Cluster) string {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
-		// What is in it goes in the background, and the rest with the control plane.
+		// Its content is deleted in the background, and the rest ends with the control plane.
 		if err := client.CoreV1().Namespaces().Delete(ctx, namespace.Name, metav1.DeleteOptions{}); err != nil {
 			t.Errorf("deleting namespace %s: %v", namespace.Name, err)
 		}
@@ -146,7 +147,7 @@ func NamespaceOf(t testing.TB, c *cluster.Cluster) string {
 	return namespace.Name
 }
 
-// Node makes a node, which nothing but the control plane looks after. It goes with the test.
+// Node creates a node that only the control plane looks after. It is deleted with the test.
 func Node(t testing.TB) *corev1.Node {
 	t.Helper()
 	client := Client(t)
@@ -162,12 +163,12 @@ func Node(t testing.TB) *corev1.Node {
 	return node
 }
 
-// patience is how long the control plane may take for anything: a machine may have much else to do.
+// patience is how long the control plane may take for anything: a machine may be busy with other work.
 const patience = 5 * time.Minute
 
-// Follow watches until done is satisfied with an object. The error is why ctx has ended before that, or why nothing can be watched. The API server ends
-// watches before that, above all those of a client that is slow to read. Then another begins, which reports all that is there again: each begins with a
-// call of again, which may be nil.
+// Follow watches until done is satisfied with an object. The error says why ctx ended first, or why watching is
+// impossible. The API server ends watches early, above all those of slow clients. Then Follow starts another watch,
+// which reports all objects again. It calls again, which may be nil, before each one.
 func Follow[T runtime.Object](
 	ctx context.Context, open func(context.Context) (watch.Interface, error), again func(), done func(watch.EventType, T) bool,
 ) error {
@@ -194,7 +195,7 @@ func Follow[T runtime.Object](
 	return context.Cause(ctx)
 }
 
-// Eventually waits for the control plane to bring something about.
+// Eventually waits for the control plane to reach a state.
 func Eventually(t testing.TB, what string, done func(context.Context) (bool, error)) {
 	t.Helper()
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, done); err != nil {
@@ -204,7 +205,7 @@ func Eventually(t testing.TB, what string, done func(context.Context) (bool, err
 
 var unfit = regexp.MustCompile(`[^a-z0-9]+`)
 
-// prefix makes the start of a name from that of a test.
+// prefix makes the start of a name from the name of a test.
 func prefix(test string) string {
 	const room = 40
 	name := strings.Trim(unfit.ReplaceAllString(strings.ToLower(test), "-"), "-")

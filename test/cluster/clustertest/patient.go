@@ -6,11 +6,12 @@ import (
 	"net/http"
 )
 
-// tooBusy is in the API server's answer, an internal error, to a request that etcd has given up after some seconds: on a busy machine it may have more
-// to do than it comes to.
+// tooBusy is in the API server's internal error for a request that etcd gave up after some seconds: on a busy machine
+// etcd may not keep up.
 const tooBusy = "etcdserver: request timed out"
 
-// patient repeats requests that etcd was too busy for, until the request's context ends. What a test writes may be written twice.
+// patient repeats requests that etcd was too busy for, until the request's context ends. So a test may write the same
+// object twice.
 type patient struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.

@@ -13,8 +13,8 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// allocate gives the pod's containers the devices they ask for, or none and an error in kubelet's words. What a container
-// already has it keeps, as long as it is healthy.
+// allocate gives the pod's containers the devices they request, or none and an error in kubelet's words. A container
+// keeps the devices that it already has while they are healthy.
 func (t *deviceTable) allocate(ctx context.Context, pod *corev1.Pod) error {
 	t.admission.Lock()
 	defer t.admission.Unlock()
@@ -68,8 +68,8 @@ func (t *deviceTable) isManaged(name string) bool {
 	return t.resources[name] != nil || t.inUse(name).Len() > 0
 }
 
-// startable reports a resource of the container whose plugin has been gone for so long that kubelet has forgotten it. A
-// container that runs on its devices goes on, and does not start again.
+// startable reports a resource of the container that kubelet has forgotten, because its plugin has been gone too long.
+// A container that runs on its devices continues, but does not start again.
 func (t *deviceTable) startable(pod *corev1.Pod, c *corev1.Container) error {
 	for _, name := range resourceNames(c.Resources.Limits) {
 		if c.Resources.Limits.Name(corev1.ResourceName(name), "").IsZero() || byClaim(pod, c.Name, name) || !t.isManaged(name) {
@@ -129,7 +129,7 @@ func (t *deviceTable) choose(ctx context.Context, pod types.UID, container, name
 	return chosen, by, nil
 }
 
-// prefer asks the plugin which devices it would take, if it offers to say.
+// prefer asks the plugin which devices it would take, if it supports that.
 func (p *plugin) prefer(ctx context.Context, available []string, size int) ([]string, error) {
 	if !p.options.GetGetPreferredAllocationAvailable() {
 		return nil, nil
@@ -148,7 +148,7 @@ func (p *plugin) prefer(ctx context.Context, available []string, size int) ([]st
 	return answer.ContainerResponses[0].DeviceIDs, nil
 }
 
-// take has the plugin allocate the devices and puts them on record.
+// take has the plugin allocate the devices and records them.
 func (t *deviceTable) take(ctx context.Context, pod *corev1.Pod, container string, by *plugin, ids []string) error {
 	answer, err := by.client.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
@@ -219,7 +219,7 @@ func (t *deviceTable) idsOf(pod types.UID, container, name string) []string {
 	return record.Containers[container][name].IDs
 }
 
-// free takes the pod's devices back and returns their ids.
+// free releases the pod's devices and returns their ids.
 func (t *deviceTable) free(pod types.UID) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 // dataLink is the link that kubelet turns from one state of a volume to the next.
 const dataLink = "..data"
 
-// writeAtomically makes the files appear in dir all at once, laid out as kubelet does: each state is a directory of its
-// own, "..data" links to the one that holds, and each file is a link through it. Unchanged files are not touched.
+// writeAtomically makes the files appear in dir all at once, in kubelet's layout. Each state is its own directory,
+// "..data" links to the current one, and each file is a link through "..data". It does not touch unchanged files.
 func writeAtomically(dir string, files map[string]string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -51,7 +51,7 @@ func writeAtomically(dir string, files map[string]string) error {
 	return os.RemoveAll(filepath.Join(dir, before))
 }
 
-// linkFiles gives each name its link, and takes away those of files that are gone.
+// linkFiles gives each name its link, and removes the links of files that are gone.
 func linkFiles(dir string, files map[string]string) error {
 	for name := range files {
 		err := os.Symlink(filepath.Join(dataLink, name), filepath.Join(dir, name))

@@ -34,7 +34,7 @@ type podDevices struct {
 	Containers map[string]map[string]*containerIDs `json:"containers"` // by container, then by resource
 }
 
-// containerIDs are the devices of one resource that one container has, and what the plugin gave along with them.
+// containerIDs are one container's devices of one resource, and what the plugin gave with them.
 type containerIDs struct {
 	IDs    []string           `json:"ids"`
 	NUMA   map[string][]int64 `json:"numa,omitempty"` // by id; a device whose plugin reported no topology is absent
@@ -63,7 +63,7 @@ func (p *podDevices) stub(uid types.UID) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: uid}}
 }
 
-// restore begins again from the checkpoint: each resource is known and has no device until its plugin registers again.
+// restore starts from the checkpoint: each resource is known and has no device until its plugin registers again.
 func (t *deviceTable) restore() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,7 +92,8 @@ func (t *deviceTable) restore() error {
 	return t.save()
 }
 
-// save writes the checkpoint, unless it is as it was written last: a plugin reports its devices over and over. The caller holds t.mu.
+// save writes the checkpoint if it differs from the last one written: a plugin reports its devices over and over. The
+// caller holds t.mu.
 func (t *deviceTable) save() error {
 	text, err := json.MarshalIndent(checkpoint{BootID: t.bootID, Registered: sets.List(sets.KeySet(t.resources)), Pods: t.pods}, "", "  ")
 	if err != nil {

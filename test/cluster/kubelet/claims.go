@@ -26,8 +26,8 @@ import (
 // claimsFile has the name that a real kubelet gives it, but a form of our own.
 const claimsFile = "dra_manager_state"
 
-// claimTable is kubelet's record of the claims that are, or are about to be, prepared on the node. It knows a claim until the
-// drivers have taken it back, whether or not the API server still has it.
+// claimTable is kubelet's record of the claims that are, or are about to be, prepared on the node. It keeps a claim
+// until the drivers have unprepared it, whether or not the API server still has it.
 type claimTable struct {
 	file string // what survives the kubelet
 
@@ -124,7 +124,7 @@ func (t *claimTable) prepared(c *nodeClaim, by map[string][]claimDevice) error {
 	return t.save()
 }
 
-// driversOf are those that have given the claim a device.
+// driversOf are the drivers that have given the claim a device.
 func (t *claimTable) driversOf(c *nodeClaim) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -234,7 +234,7 @@ func claimsOfPod(pod *corev1.Pod) []string {
 	return names
 }
 
-// claimsOfContainer are those of which a container has something.
+// claimsOfContainer are the claims that the container uses.
 func claimsOfContainer(pod *corev1.Pod, of *corev1.Container) []string {
 	var names []string
 	for _, c := range pod.Spec.ResourceClaims {
@@ -263,7 +263,8 @@ func claimName(pod *corev1.Pod, of corev1.PodResourceClaim) (name string, needed
 	return "", false
 }
 
-// byClaim reports whether the container has the extended resource by a claim, so that no device plugin is asked for it.
+// byClaim reports whether the container has the extended resource by a claim, so that kubelet asks no device plugin for
+// it.
 func byClaim(pod *corev1.Pod, container, resource string) bool {
 	s := pod.Status.ExtendedResourceClaimStatus
 	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
@@ -281,8 +282,9 @@ func driversOf(c *resourcev1.ResourceClaim) []string {
 	return sets.List(drivers)
 }
 
-// claim has the drivers of the pod's resource claims prepare them before its containers start. It returns when they are ready,
-// and reports false if the pod is to end first, or the kubelet stops. What a pod that survived has is prepared already.
+// claim makes the drivers prepare the pod's resource claims before its containers start. It returns when they are
+// ready, or false if the pod is to end first or the kubelet stops. The claims of a pod that survived are already
+// prepared.
 func (w *worker) claim(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		var err error
@@ -299,8 +301,8 @@ func (w *worker) claim(ctx context.Context) bool {
 	return false
 }
 
-// unclaim has the drivers take back what they prepared. Until all have, the pod counts as running for everybody else: its
-// phase stays, its devices are not free, and its object is not deleted. It reports false if the kubelet stops first.
+// unclaim makes the drivers unprepare the pod's claims. Until all have, the pod still counts as running: its phase
+// stays, its devices are not free, and its object is not deleted. It returns false if the kubelet stops first.
 func (w *worker) unclaim(ctx context.Context) bool {
 	for {
 		err := w.k.unprepare(ctx, w.uid)
@@ -315,7 +317,8 @@ func (w *worker) unclaim(ctx context.Context) bool {
 	}
 }
 
-// prepare has the drivers of the pod's claims make their devices ready. Unless all drivers are there, none of the claims is on record.
+// prepare makes the drivers of the pod's claims prepare their devices. Unless all drivers are there, it records none of
+// the claims.
 func (k *Kubelet) prepare(ctx context.Context, pod *corev1.Pod) error {
 	var claims []*resourcev1.ResourceClaim
 	for _, name := range claimsOfPod(pod) {
@@ -374,7 +377,7 @@ func (k *Kubelet) prepareBy(ctx context.Context, driver string, c *nodeClaim) (d
 	})
 }
 
-// unprepare has the drivers take back the claims of which the pod is the last one.
+// unprepare makes the drivers unprepare the claims that no other pod uses.
 func (k *Kubelet) unprepare(ctx context.Context, pod types.UID) error {
 	for _, c := range k.claims.of(pod) {
 		last, err := k.claims.leave(c, pod)

@@ -21,7 +21,7 @@ const exitKilled = 137
 // container is one container of a pod.
 type container struct {
 	spec    corev1.Container
-	image   *Image // nil: it is only said to run
+	image   *Image // nil: only reported as running
 	init    bool   // one of the pod's init containers
 	adopted bool   // it runs already, as far as can be seen
 
@@ -53,7 +53,7 @@ func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*co
 	return all
 }
 
-// imageOf is what runs for the container; nil if it is only said to run.
+// imageOf is the program that runs for the container; nil if it is only reported as running.
 func imageOf(images map[string]Image, spec corev1.Container) *Image {
 	for n := len(spec.Command); n >= 0; n-- {
 		if image, known := images[strings.Join(append([]string{spec.Image}, spec.Command[:n]...), " ")]; known {
@@ -177,7 +177,7 @@ func (w *worker) restarts(c *container, code int32) bool {
 	return policy == corev1.RestartPolicyAlways || policy == "" || (policy == corev1.RestartPolicyOnFailure && code != 0)
 }
 
-// pretend says of a container without a process that it runs, until it is stopped. An init container ends at once.
+// pretend reports a container without a process as running until it is stopped. An init container ends at once.
 func (w *worker) pretend(kill context.Context, c *container) {
 	if !c.adopted {
 		w.set(c, func(s *corev1.ContainerStatus) {
@@ -204,7 +204,7 @@ func (w *worker) pretend(kill context.Context, c *container) {
 	w.set(c, func(s *corev1.ContainerStatus) { w.terminated(s, code) })
 }
 
-// started turns the status into that of a container that has just started.
+// started turns the status into a running one of a container that has just started.
 func (w *worker) started(s *corev1.ContainerStatus) {
 	yes := true
 	s.ContainerID = "standin://" + string(uuid.NewUUID())
@@ -212,7 +212,7 @@ func (w *worker) started(s *corev1.ContainerStatus) {
 	s.Started = &yes
 }
 
-// terminated turns the status of a running container into that of one that has ended.
+// terminated turns the status of a running container into a terminated one.
 func (w *worker) terminated(s *corev1.ContainerStatus, code int32) {
 	ended := &corev1.ContainerStateTerminated{ExitCode: code, Reason: "Completed", FinishedAt: w.now(), ContainerID: s.ContainerID}
 	if code != 0 {

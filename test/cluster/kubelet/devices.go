@@ -28,9 +28,9 @@ const endpointStopGracePeriod = 5 * time.Minute
 // dialTimeout is how long kubelet waits for a plugin that registers to answer.
 const dialTimeout = 10 * time.Second
 
-// deviceTable is kubelet's device manager: the plugins that are connected, the devices they report, and which pod has which.
-// It behaves as the one of Kubernetes 1.37, but for one thing: a plugin that registers on a socket that is still
-// connected replaces the old connection, where the real one refuses it until it has seen the old stream end.
+// deviceTable is kubelet's device manager: the connected plugins, the devices they report, and which pod has which. It
+// behaves like Kubernetes 1.37 with one exception. When a plugin registers on a socket that is still connected, it
+// replaces the old connection; the real kubelet refuses it until it has seen the old stream end.
 type deviceTable struct {
 	dir    string
 	bootID string
@@ -108,7 +108,7 @@ func (t *deviceTable) start(ctx context.Context) error {
 	return nil
 }
 
-// stop closes the service and the connections. What is known of devices stays until the next start.
+// stop closes the service and the connections. Known devices stay until the next start.
 func (t *deviceTable) stop() error {
 	if t.server == nil {
 		return nil
@@ -267,8 +267,8 @@ func (t *deviceTable) disconnected(p *plugin, cause error) {
 // amount counts the devices of one resource as the node's status does.
 type amount struct{ capacity, allocatable int64 }
 
-// amounts counts the devices of each resource, and names those that left the table and stay in the node's status as 0.
-// A resource leaves when its last plugin is gone for longer than the grace period.
+// amounts counts the devices of each resource, and names resources that left the table and stay in the node's status as
+// 0. A resource leaves when its last plugin has been gone longer than the grace period.
 func (t *deviceTable) amounts() (known map[string]amount, forgotten []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -289,8 +289,8 @@ func (t *deviceTable) amounts() (known map[string]amount, forgotten []string) {
 	return known, sets.List(t.forgotten)
 }
 
-// reportedForgotten is given which zeros the node's status now holds: kubelet writes them once and never again, so that
-// an administrator who removes the key is not overruled.
+// reportedForgotten learns which zeros the node's status now holds. Kubelet writes them once and never again, so an
+// administrator may remove the key.
 func (t *deviceTable) reportedForgotten(names []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -31,7 +31,7 @@ const (
 	registrationCall = 5 * time.Second
 	// claimCall bounds one question about claims to a DRA driver, as a real kubelet does.
 	claimCall = 45 * time.Second
-	// wipingDelay is how long the ResourceSlices of a DRA driver stay that is gone.
+	// wipingDelay is how long the ResourceSlices of a DRA driver stay after it is gone.
 	wipingDelay = 30 * time.Second
 	// wipingCall bounds a deletion of ResourceSlices, which the next observation tries again.
 	wipingCall = 5 * time.Second
@@ -70,7 +70,7 @@ func newDriverTable(k *Kubelet) *driverTable {
 	return &driverTable{k: k, dir: filepath.Join(k.Dir, "plugins_registry"), log: k.Log.Named("drivers")}
 }
 
-// start begins to follow the drivers. No slice of the node stays: each driver has to register, and publish again.
+// start begins to follow the drivers. It keeps no slice of the node: each driver has to register and publish again.
 func (t *driverTable) start(ctx context.Context) {
 	ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	t.mu.Lock()
@@ -107,7 +107,7 @@ func (t *driverTable) stop() error {
 	return errors.Join(failed...)
 }
 
-// scan registers drivers that have come, and forgets those whose socket is gone or another one.
+// scan registers new drivers, and forgets drivers whose socket is gone or replaced.
 func (t *driverTable) scan(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,7 +207,7 @@ func (t *driverTable) note() {
 			continue
 		}
 		usable[d.name] = usable[d.name] || d.conn.GetState() == connectivity.Ready
-		d.conn.Connect() // one that was lost is not made again by itself
+		d.conn.Connect() // gRPC does not reconnect by itself
 	}
 	for name, is := range usable {
 		if is {

@@ -76,7 +76,7 @@ func envValue(pod *corev1.Pod, v corev1.EnvVar) (string, error) {
 	return "", fmt.Errorf("this kubelet knows fieldRef and resourceFieldRef, and the pod has another source")
 }
 
-// limit is what a container may take of memory, in bytes, as a variable has it whose divisor is not set.
+// limit is a container's memory limit in bytes, for a variable without a divisor.
 func limit(pod *corev1.Pod, of *corev1.ResourceFieldSelector) (string, error) {
 	if of.Resource != "limits.memory" || !of.Divisor.IsZero() && of.Divisor.Value() != 1 {
 		return "", fmt.Errorf("this kubelet knows limits.memory in bytes, and the pod asks for %s by %s", of.Resource, of.Divisor.String())

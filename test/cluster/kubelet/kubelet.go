@@ -1,9 +1,10 @@
-// Package kubelet is a stand-in for the kubelet of a simulated GPU node. It owns what a real kubelet does towards the API
-// server and towards device plugins: the Node and its Lease, the device-plugin and PodResources gRPC services with the true
-// behaviour after a plugin goes away, the admission of pods, and the running and stopping of pods.
+// Package kubelet is a stand-in for the kubelet of a simulated GPU node. It does what a real kubelet does for the API
+// server and for device plugins. It has the Node and its Lease, and the device-plugin and PodResources gRPC services
+// with the true behaviour after a plugin goes away. It admits, runs and stops pods.
 //
-// There are no containers. A container whose image is known runs as a process of this machine in a sandbox; every other
-// one is only said to run. It must not know what the devices are: GPUs, MIG and the agent are strangers to it.
+// There are no containers. A container with a known image runs as a process of this machine in a sandbox; every other
+// one is only reported as running. The package must not know what the devices are: it knows nothing of GPUs, MIG and
+// the agent.
 package kubelet
 
 import (
@@ -25,11 +26,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// TerminationDelayAnnotation on a pod without processes says how long it takes to end after it was asked to: a duration,
+// TerminationDelayAnnotation on a pod without processes says how long it takes to end after the request: a duration,
 // bounded by the pod's grace period. Without it, Options.TerminationDelay holds.
 const TerminationDelayAnnotation = "kubelet.gpuslice.io/termination-delay"
 
-// volumeDelay is from the change of a ConfigMap to that of its files.
+// volumeDelay is the time from the change of a ConfigMap to the change of its files.
 const volumeDelay = time.Second
 
 // nodeAddress is the InternalIP of the node, and of its pods with processes.
@@ -150,8 +151,8 @@ func (k *Kubelet) Stop() {
 	<-k.stopped
 }
 
-// Restart is what `systemctl restart kubelet` does: the sockets are made again, every device is gone from the node's status
-// until its plugin registers again, and running pods keep running on the devices they have.
+// Restart does the same as `systemctl restart kubelet`. The sockets are recreated, every device leaves the node's
+// status until its plugin registers again, and running pods keep running on their devices.
 func (k *Kubelet) Restart(ctx context.Context) error {
 	if err := k.stopServices(); err != nil {
 		return err
@@ -198,7 +199,7 @@ func (k *Kubelet) stopServices() error {
 	return errors.Join(k.drivers.stop(), k.devices.stop())
 }
 
-// abandon gives back what a Start that fails has begun.
+// abandon releases what a failing Start has begun.
 func (k *Kubelet) abandon() error {
 	k.stop()
 	k.pods.stop()

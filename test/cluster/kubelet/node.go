@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// reportPeriod is how often a status in which nothing has changed is written, as proof of life.
+	// reportPeriod is how often an unchanged status is written, as a sign of life.
 	reportPeriod = 5 * time.Minute
 	// leaseDuration and leasePeriod are a real kubelet's.
 	leaseDuration = 40 * time.Second
@@ -100,8 +100,8 @@ func (n *nodeReporter) logged(ctx context.Context, err error) {
 	}
 }
 
-// report computes the status and writes what differs from the API server's by a patch, so that conditions and resources
-// of others stay as they are.
+// report computes the status and patches what differs from the API server's. So conditions and resources of others do
+// not change.
 func (n *nodeReporter) report(ctx context.Context) error {
 	nodes := n.k.client.CoreV1().Nodes()
 	before, err := nodes.Get(ctx, n.k.Node, metav1.GetOptions{})
@@ -145,7 +145,7 @@ func (n *nodeReporter) remember(node *corev1.Node, written bool) {
 	}
 }
 
-// fill sets what this kubelet knows and leaves the rest of the status alone. It returns the resources set to 0 for good.
+// fill sets what this kubelet knows and changes nothing else of the status. It returns the resources set to 0 for good.
 func (n *nodeReporter) fill(s *corev1.NodeStatus) (forgotten []string) {
 	if s.Capacity == nil {
 		s.Capacity = corev1.ResourceList{}
@@ -232,8 +232,8 @@ func (n *nodeReporter) initial() *corev1.Node {
 	return node
 }
 
-// renewLease shows the node lifecycle controller that the node lives. As kubelet does, it tries again where the lease was written between its
-// read and its write: a request of the kubelet before this one may still have been on its way.
+// renewLease shows the node lifecycle controller that the node is alive. Like kubelet, it retries if someone wrote the
+// lease between its read and its write: a request of the previous kubelet may still have been on its way.
 func (n *nodeReporter) renewLease(ctx context.Context) error {
 	leases := n.k.client.CoordinationV1().Leases(leaseSpace)
 	written := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }

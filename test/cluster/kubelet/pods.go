@@ -28,7 +28,7 @@ type podWatch struct {
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
-	ips     int  // pod addresses given out so far
+	ips     int  // pod addresses assigned so far
 	closed  bool // no more workers
 	work    sync.WaitGroup
 	cancel  context.CancelFunc
@@ -38,10 +38,10 @@ func newPodWatch(k *Kubelet) *podWatch {
 	return &podWatch{k: k, log: k.Log.Named("pods"), workers: map[types.UID]*worker{}}
 }
 
-// start lists the pods, gives back the devices of those that are gone, and follows the rest until ctx ends or stop.
+// start lists the pods, releases the devices of those that are gone, and follows the rest until ctx ends or stop.
 func (p *podWatch) start(ctx context.Context) error {
 	ctx, p.cancel = context.WithCancel(ctx)
-	// Containers outlive a kubelet that was away, but not a reboot, and not a machine that is new.
+	// Containers survive a stopped kubelet, but not a reboot or a new machine.
 	survive := !p.k.devices.isNew()
 	informer := informers.NewFilteredPodInformer(p.k.client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", p.k.Node).String()
@@ -73,7 +73,7 @@ func (p *podWatch) start(ctx context.Context) error {
 	return nil
 }
 
-// unclaim has the drivers take back the claims of a pod that went while no kubelet ran.
+// unclaim makes the drivers unprepare the claims of a pod that was deleted while no kubelet ran.
 func (p *podWatch) unclaim(ctx context.Context, pod *corev1.Pod) {
 	announce(p.k.OnFree, pod, p.k.claims.idsOf(pod.UID))
 	for p.k.unprepare(ctx, pod.UID) != nil {
@@ -166,7 +166,7 @@ func (p *podWatch) active() []*corev1.Pod {
 	return pods
 }
 
-// freed gives the pod's devices back, and says so.
+// freed releases the pod's devices, and reports it.
 func (p *podWatch) freed(pod *corev1.Pod) {
 	announce(p.k.OnFree, pod, p.k.devices.free(pod.UID))
 }

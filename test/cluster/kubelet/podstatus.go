@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ownPodConditions are the types that kubelet writes, and takes away from a pod that it rejects.
+// ownPodConditions are the types that kubelet writes, and removes from a pod that it rejects.
 var ownPodConditions = []corev1.PodConditionType{
 	corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.PodReady, corev1.ContainersReady,
 }

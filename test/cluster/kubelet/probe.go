@@ -10,8 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// probe follows the container's probes until ctx ends: those of exec whose program its image has. The channel receives a failure when a
-// liveness or startup probe has failed too often. A container without a readiness probe is ready at once; other probes count as passed.
+// probe follows the container's probes until ctx ends: exec probes whose program its image has. The channel receives a
+// failure when a liveness or startup probe has failed too often. A container without a readiness probe is ready at
+// once; other probes count as passed.
 func (w *worker) probe(ctx context.Context, c *container) <-chan error {
 	unhealthy := make(chan error, 2)
 	ready := func(is bool) {

@@ -124,7 +124,7 @@ func (w *worker) command(ctx context.Context, c *container, argv0, path string, 
 	return cmd, nil
 }
 
-// afterFirst drops the program, for which Image.Path stands.
+// afterFirst drops the program: Image.Path replaces it.
 func afterFirst(command []string) []string {
 	if len(command) == 0 {
 		return nil
@@ -168,8 +168,8 @@ func (w *worker) openLog(c *container) (*os.File, error) {
 	return f, nil
 }
 
-// launch starts the command and returns a channel that reports its end. The kernel takes the death of the starting thread
-// for that of the parent, so the thread is kept until the process has ended.
+// launch starts the command and returns a channel that reports its end. The kernel mistakes the death of the starting
+// thread for that of the parent, so the thread stays until the process has ended.
 func launch(cmd *exec.Cmd) (<-chan error, error) {
 	started, ended := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -186,7 +186,7 @@ func launch(cmd *exec.Cmd) (<-chan error, error) {
 	return ended, nil
 }
 
-// exitCode is the code as a container runtime reports it: 128 and the signal for a process that was killed by one.
+// exitCode is the code that a container runtime reports: 128 and the signal for a process that a signal killed.
 func exitCode(cmd *exec.Cmd, err error) int32 {
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) && cmd.ProcessState == nil {

@@ -15,11 +15,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// realProc is where this machine's /proc stands in that of the containers, whose entries are links into it.
+// realProc is the mount point of this machine's /proc within the /proc of the containers. Their entries are links into
+// it.
 const realProc = ".host"
 
-// sharedProcesses is the /proc of a pod with shareProcessNamespace: its containers see the processes of the pod, and no
-// others. They see them by their pids on this machine, since there is no namespace: what they send a signal to gets it.
+// sharedProcesses is the /proc of a pod with shareProcessNamespace: its containers see only the processes of the pod.
+// They see them under their pids on this machine, since there is no namespace: a signal to such a pid arrives.
 type sharedProcesses struct {
 	dir string
 	log *zap.Logger
@@ -35,7 +36,7 @@ func newSharedProcesses(w *worker) *sharedProcesses {
 	return &sharedProcesses{dir: filepath.Join(w.k.Dir, "pods", string(w.uid), "proc"), log: w.log}
 }
 
-// mounts show the pod's processes to a container that has further mounts, for which it makes room below /proc.
+// mounts show the pod's processes to a container. They make room below /proc for its further mounts.
 func (s *sharedProcesses) mounts(further []sandbox.Mount) ([]sandbox.Mount, error) {
 	if s == nil {
 		return nil, nil
@@ -55,7 +56,7 @@ func (s *sharedProcesses) mounts(further []sandbox.Mount) ([]sandbox.Mount, erro
 	return []sandbox.Mount{{Source: s.dir, Target: "/proc"}, {Source: "/proc", Target: filepath.Join("/proc", realProc)}}, nil
 }
 
-// make fills the directory with all of /proc that is no process. Those of an earlier kubelet's have ended with it.
+// make fills the directory with all of /proc but the processes. Those of an earlier kubelet ended with it.
 func (s *sharedProcesses) make() error {
 	if s.made {
 		return nil
@@ -82,7 +83,7 @@ func (s *sharedProcesses) make() error {
 	return nil
 }
 
-// makeRoom makes what can be mounted on, instead of what this machine has of that name.
+// makeRoom creates mount points that replace this machine's entry of that name.
 func (s *sharedProcesses) makeRoom(below, source string) error {
 	top, _, _ := strings.Cut(below, "/")
 	if info, err := os.Lstat(filepath.Join(s.dir, top)); err == nil && info.Mode()&fs.ModeSymlink != 0 {

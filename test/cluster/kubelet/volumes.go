@@ -52,7 +52,7 @@ func (v *volumes) mount(ctx context.Context) error {
 	return nil
 }
 
-// stop leaves the files as they are.
+// stop keeps the files.
 func (v *volumes) stop() {
 	if v.cancel != nil {
 		v.cancel()

@@ -25,7 +25,7 @@ const (
 	removedGrace = 2 * time.Second
 )
 
-// errKubeletStops is how a pod's life ends that goes on under the next kubelet.
+// errKubeletStops ends a pod's life here; the pod continues under the next kubelet.
 var errKubeletStops = errors.New("kubelet stops")
 
 // worker leads one pod from its admission to the deletion of its object.
@@ -83,7 +83,7 @@ func (w *worker) run(ctx context.Context) {
 		claimed := w.k.claims.idsOf(w.uid)
 		announce(w.k.OnAllocate, pod, claimed)
 		if err := w.live(ctx); errors.Is(err, errKubeletStops) {
-			return // the pod is still said to run, on the devices it has
+			return // the pod is still reported as running, on its devices
 		}
 		announce(w.k.OnFree, pod, claimed)
 	}
@@ -181,8 +181,8 @@ func (w *worker) terminate(ctx context.Context, running <-chan struct{}, killAll
 	}
 }
 
-// abandon ends the processes since the kubelet stops, in real time: no one moves a test's clock any more. Containers
-// without a process go on as far as can be seen.
+// abandon ends the processes because the kubelet stops. It uses real time: no one advances a test's clock any more.
+// Containers without a process seem to continue.
 func (w *worker) abandon(running <-chan struct{}, killAll func()) {
 	if w.hasProcesses() {
 		timer := time.NewTimer(stopGrace)
@@ -213,7 +213,7 @@ func (w *worker) grace() time.Duration {
 	return grace
 }
 
-// conclude frees the devices, reports how the pod ended, and removes its object once its deletion is asked for.
+// conclude frees the devices, reports how the pod ended, and removes its object once someone requests its deletion.
 func (w *worker) conclude(ctx context.Context) {
 	w.pods.freed(w.latest())
 	if err := w.volumes.remove(); err != nil {
@@ -252,7 +252,7 @@ func (w *worker) deleteObject(ctx context.Context) {
 	}
 }
 
-// report writes the pod's status if it differs from the API server's. What others have written into it stays.
+// report writes the pod's status if it differs from the API server's. It keeps what others wrote into it.
 func (w *worker) report(ctx context.Context) {
 	for !w.isRemoved() {
 		before := w.latest()
@@ -324,7 +324,7 @@ func (w *worker) take(pod *corev1.Pod) {
 	}
 }
 
-// newer reports whether b may replace a as what is known of a pod.
+// newer reports whether b may replace a as the known state of a pod.
 func newer(a, b *corev1.Pod) bool {
 	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err != nil || order <= 0
@@ -382,8 +382,8 @@ func isTerminal(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// lacks names a resource of which the node has less than the pod asks for, among those that no device plugin manages any
-// more but the node's status still shows: the ghosts of plugins that are gone.
+// lacks names a resource of which the pod requests more than the node has. It looks at the ghosts of lost plugins:
+// resources that no device plugin manages any more, but the node's status still shows.
 func (n *nodeReporter) lacks(pod *corev1.Pod) (string, error) {
 	n.mu.Lock()
 	allocatable := n.written.Status.Allocatable

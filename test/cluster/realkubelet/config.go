@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/machine"
 )
 
-// pauseImage is what every pod has a container of.
+// pauseImage is the image of the container that every pod has.
 const pauseImage = "localhost/pause:1"
 
 // configure writes what the programs of the node read.
@@ -48,9 +48,9 @@ func (k *Kubelet) configure() error {
 	return k.writeBaseSpec()
 }
 
-// kubeletConfig is kubelet's own default but for what a machine without systemd, swap, iptables and a way out asks for. Images
-// stay, since nothing could pull them again. The node's status is looked at four times a second instead of every ten seconds, and a
-// container that ends starts again at once.
+// kubeletConfig is kubelet's default, changed for a machine without systemd, swap, iptables and a way out. Images stay,
+// since nothing could pull them again. Kubelet checks the node's status four times a second instead of every ten
+// seconds, and restarts an ended container at once.
 func (k *Kubelet) kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -137,13 +137,13 @@ func (k *Kubelet) network() string {
 
 func (k *Kubelet) baseSpecPath() string { return k.file("base-spec.json") }
 
-// writeBaseSpec writes what every container begins from: containerd's own, and the driver.
+// writeBaseSpec writes the base spec of every container: containerd's own, and the driver.
 func (k *Kubelet) writeBaseSpec() error {
 	out, err := exec.Command(filepath.Join(k.Runtime, "ctr"), "oci", "spec").Output()
 	if err != nil {
 		return fmt.Errorf("asking ctr for its default spec: %w", err)
 	}
-	var spec map[string]any // whatever of it we do not know stays as it is
+	var spec map[string]any // unknown parts of it do not change
 	if err := json.Unmarshal(out, &spec); err != nil {
 		return fmt.Errorf("reading ctr's default spec: %w", err)
 	}

@@ -1,8 +1,8 @@
-// Package realkubelet runs a real node: kubelet over containerd, runc and CNI, on the machine of package machine. Pods run in
-// real containers, from images that are put together from programs of this machine; nothing is pulled.
+// Package realkubelet runs a real node: kubelet over containerd, runc and CNI, on the machine of package machine. Pods
+// run in real containers. Their images are built from programs of this machine; nothing is pulled.
 //
-// It is the other one of test/cluster/kubelet, the stand-in, and like it knows nothing of GPUs. There is one node to a machine:
-// the directories of device plugins and of PodResources are constants of kubelet.
+// It is the counterpart of the stand-in test/cluster/kubelet, and like it knows nothing of GPUs. A machine has one
+// node: the directories of device plugins and of PodResources are constants of kubelet.
 package realkubelet
 
 import (
@@ -31,8 +31,8 @@ const (
 	// PodResourcesSocket is the path of the PodResources v1 service.
 	PodResourcesSocket = rootDir + "/pod-resources/kubelet.sock"
 
-	// What is below /run is lost in a reboot, what is below /var/lib is not. Both are the machine's memory, on which overlayfs
-	// works whatever the file systems of the host are.
+	// A reboot loses everything below /run, and nothing below /var/lib. Both are in the machine's memory, where
+	// overlayfs works on any file system of the host.
 	rootDir       = "/var/lib/kubelet"
 	containerdDir = "/var/lib/containerd"
 	networksDir   = "/var/lib/cni"
@@ -58,7 +58,7 @@ type Options struct {
 	// Archives are images in files, in OCI's layout or as docker save writes them.
 	Archives []string
 
-	// DriverMounts and DriverEnv are seen by every container: what a container runtime such as NVIDIA's adds.
+	// DriverMounts and DriverEnv are what a container runtime such as NVIDIA's adds. Every container sees them.
 	DriverMounts map[string]string // directory or file of the machine by its path in the container
 	DriverEnv    []string          // "KEY=value"
 }
@@ -119,10 +119,10 @@ func (k *Kubelet) boot(ctx context.Context) error {
 // StopKubelet ends kubelet alone, as `systemctl stop kubelet` does. Containers go on.
 func (k *Kubelet) StopKubelet() error { return k.kubelet.stop() }
 
-// StartKubelet brings kubelet back, and returns when it takes registrations of device plugins.
+// StartKubelet starts kubelet again, and returns when it accepts registrations of device plugins.
 func (k *Kubelet) StartKubelet(ctx context.Context) error {
 	registration := filepath.Join(DevicePluginDir, "kubelet.sock")
-	// A socket that is left from before would be taken for that of the new kubelet.
+	// An old socket would look like the new kubelet's.
 	if err := os.Remove(registration); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("starting kubelet: %w", err)
 	}
@@ -147,9 +147,9 @@ func (k *Kubelet) Restart(ctx context.Context) error {
 	return k.StartKubelet(ctx)
 }
 
-// Reboot ends everything that runs on the node, and brings it up again with another boot id: no container survives, the
-// pods and the record of their devices do. What does not belong to the node, such as a device plugin that a test runs beside
-// it, is for the test to end before and to start after.
+// Reboot ends everything that runs on the node, and starts it again with another boot id. No container survives; the
+// pods and the record of their devices do. Programs outside the node, such as a test's device plugin, are for the test
+// to end before and to start after.
 func (k *Kubelet) Reboot(ctx context.Context) error {
 	if err := k.shutDown(ctx); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (k *Kubelet) Reboot(ctx context.Context) error {
 	return k.boot(ctx)
 }
 
-// Stop ends the node, takes it out of the cluster, and leaves nothing of it that another one would find.
+// Stop ends the node, removes it from the cluster, and leaves nothing that another node would find.
 func (k *Kubelet) Stop(ctx context.Context) error {
 	if err := k.shutDown(ctx); err != nil {
 		return err

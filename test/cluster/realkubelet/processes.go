@@ -71,7 +71,7 @@ func processes(wanted func(pid int) bool) ([]int, error) {
 	return all, nil
 }
 
-// cgroupOf is the path of a process's cgroup in the first hierarchy in which it has left the root; "" if it has ended.
+// cgroupOf is the path of a process's cgroup in the first hierarchy where it is not in the root; "" if it has ended.
 func cgroupOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -85,7 +85,7 @@ func cgroupOf(pid int) string {
 	return ""
 }
 
-// unmountBelow takes away everything that is mounted on the paths and below them, innermost first.
+// unmountBelow unmounts everything on the paths and below them, innermost first.
 func unmountBelow(paths ...string) error {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

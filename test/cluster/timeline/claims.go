@@ -32,7 +32,7 @@ const (
 	byDriver   = "example.com/gpu" // the extended resource of the driver's class
 	// wiped is when kubelet has deleted the slices of a driver that is gone; wiping is when it has not yet.
 	wiping, wiped = 10 * time.Second, 32 * time.Second
-	// claimStepTime is stepTime for claims: it takes a real kubelet more than a minute to try again what a driver has refused.
+	// claimStepTime is stepTime for claims: a real kubelet takes more than a minute to retry after a driver's refusal.
 	claimStepTime = 3 * time.Minute
 )
 

@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Plugin is a device plugin that offers what the script says. Of what is free it prefers what comes first.
+// Plugin is a device plugin that advertises what the script says. It prefers the first free devices.
 type Plugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 	dir, endpoint, resource string
@@ -89,7 +89,7 @@ func (p *Plugin) report(devices []*v1beta1.Device) {
 	p.changed = make(chan struct{})
 }
 
-// GetDevicePluginOptions offers to say which devices it would take.
+// GetDevicePluginOptions says that the plugin supports preferred allocation.
 func (p *Plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return &v1beta1.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
@@ -123,7 +123,7 @@ func (p *Plugin) GetPreferredAllocation(_ context.Context, q *v1beta1.PreferredA
 	return answer, nil
 }
 
-// Allocate gives whatever is asked for.
+// Allocate allocates any device.
 func (p *Plugin) Allocate(_ context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	answer := &v1beta1.AllocateResponse{}
 	for range q.ContainerRequests {

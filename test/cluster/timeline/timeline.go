@@ -1,8 +1,9 @@
-// Package timeline has scripts of what befalls device plugins and DRA drivers, and what a node says after each event: capacity,
-// allocatable, PodResources, slices, pods. The real kubelet has written Golden and GoldenClaims; the stand-in is held to them.
+// Package timeline has scripts of events that happen to device plugins and DRA drivers, and the node's state after each
+// event: capacity, allocatable, PodResources, slices, pods. The real kubelet wrote Golden and GoldenClaims; the
+// stand-in must match them.
 //
-// What the script cannot show is time: that kubelet counts the devices of a plugin that is gone for five minutes is tested
-// with the stand-in's clock alone.
+// The script cannot show time. Kubelet counts the devices of a plugin that is gone for five minutes; only the
+// stand-in's clock tests that.
 package timeline
 
 import (
@@ -38,7 +39,8 @@ type Subject struct {
 const (
 	whole  = "nvidia.com/gpu"
 	shared = "nvidia.com/gpu.shared"
-	// stepTime bounds the wait for the effect of a step. What has none by then is recorded as it is.
+	// stepTime bounds the wait for the effect of a step. Without an effect in that time, the state is recorded
+	// unchanged.
 	stepTime     = 30 * time.Second
 	observeEvery = 50 * time.Millisecond
 )
@@ -129,8 +131,8 @@ func shares(gpus, replicas int) []string {
 	return ids
 }
 
-// serve starts a plugin, as NVIDIA's starts again for a new config: the old one ends first. Kubelet refuses a plugin that registers before
-// it has noticed that end.
+// serve starts a plugin like NVIDIA's does for a new config: the old one ends first. Kubelet refuses a plugin that
+// registers before kubelet has noticed that end.
 func serve(name string, ids ...string) func(*script, context.Context) error {
 	return func(s *script, ctx context.Context) (err error) {
 		if s.plugin != nil {
@@ -240,7 +242,7 @@ func remove(names ...string) func(*script, context.Context) error {
 	}
 }
 
-// restart ends the processes of a pod, whose container then starts again.
+// restart ends the processes of a pod. Its container then starts again.
 func restart(name string) func(*script, context.Context) error {
 	return func(s *script, ctx context.Context) error {
 		pod, err := s.Client.CoreV1().Pods(s.Namespace).Get(ctx, name, metav1.GetOptions{})

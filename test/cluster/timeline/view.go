@@ -17,7 +17,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// View is from where a node is looked at.
+// View is where to look at a node from.
 type View struct {
 	Client       kubernetes.Interface
 	Node         string
@@ -192,13 +192,13 @@ func (s State) String() string {
 	return b.String()
 }
 
-// Await looks until the goal is reached and the node is consistent. It returns the last state also when that never is so: then
-// with the context's error.
+// Await looks until the goal is reached and the node is consistent. It always returns the last state; if that never
+// happens, with the context's error.
 func (v View) Await(ctx context.Context, goal func(State) bool) (State, error) {
 	return v.observeUntil(ctx, func(s State) bool { return s.consistent() && (goal == nil || goal(s)) })
 }
 
-// awaitLost looks until kubelet offers no device of a resource, because it has noticed that their plugin has ended.
+// awaitLost looks until kubelet advertises no device of a resource, because it has noticed that their plugin ended.
 func (v View) awaitLost(ctx context.Context, resource string) error {
 	if _, err := v.observeUntil(ctx, func(s State) bool { return len(s.Devices[resource]) == 0 }); err != nil {
 		return fmt.Errorf("waiting until kubelet has lost the plugin of %s: %w", resource, err)

@@ -1,4 +1,5 @@
-// Command binaries builds what tests and the demo start, and prints where it is. What is built already is only found.
+// Command binaries builds programs for tests and the demo, and prints where they are. Programs that are already built
+// are only found.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pause does nothing until it is asked to end: what keeps the namespaces of a pod, and what runs in a container of
-// which only that matters.
+// Command pause waits until it is told to end. It keeps the namespaces of a pod, or runs in a container that only has
+// to exist.
 package main
 
 import (
