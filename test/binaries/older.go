@@ -59,7 +59,7 @@ func olderKube(version, mod string) recipe {
 
 var olderKubePrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"}
 
-// olderDevicePlugin is an earlier version of NVIDIA's device plugin than that of test/nvidia/deviceplugin: the same
+// olderDevicePlugin is an earlier version of NVIDIA's device plugin than test/nvidia/deviceplugin has: the same
 // module with other requirements.
 func olderDevicePlugin(version, tags string) recipe {
 	r := devicePlugin

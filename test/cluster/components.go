@@ -60,7 +60,7 @@ func (c *Cluster) etcd(port int) component {
 		"--listen-peer-urls="+peer,
 		"--initial-advertise-peer-urls="+peer,
 		"--initial-cluster=etcd="+peer,
-		// etcd gives a request up after 5 s and two of these times, to allow for an election. There is no other member,
+		// etcd gives a request up after 5 s and two election timeouts, to allow an election. There is no other member,
 		// and the machine may be busy.
 		"--heartbeat-interval=500",
 		"--election-timeout=5000",

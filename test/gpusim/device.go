@@ -6,7 +6,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Name is the product's name; a MIG device has its profile's behind it.
+// Name is the product's name; a MIG device has its profile's name after it.
 func (l *Library) Name(d Device) (name string, r Return) {
 	r = l.onDevice(GetName, d, func(g *gpu, i *instance, c *compute) Return {
 		name = g.model().Name
@@ -141,8 +141,8 @@ func (l *Library) Static(d Device) (f Static, r Return) {
 	return f, r
 }
 
-// Persistence reports whether the driver keeps the GPU initialized without a client. It then holds the GPU itself: no
-// reset gets through.
+// Persistence reports whether the driver keeps the GPU initialized without a client. The driver then holds the GPU
+// itself: no reset succeeds.
 func (l *Library) Persistence(d Device) (on bool, r Return) {
 	r = l.onGPU(GetPersistenceMode, d, func(g *gpu) Return {
 		on = g.Persistence
@@ -174,8 +174,8 @@ func (l *Library) ComputeMode(d Device) (mode uint32, r Return) {
 	return mode, r
 }
 
-// SetComputeMode sets it. A GPU in MIG mode has only the default, as nvidia-smi says; that a vGPU has no other either is
-// taken from its host's sharing it, not measured.
+// SetComputeMode sets it. A GPU in MIG mode has only the default, as nvidia-smi says. A vGPU has only the default too,
+// because its host shares it; that was not measured.
 func (l *Library) SetComputeMode(d Device, mode uint32) Return {
 	return l.writeGPU(SetComputeMode, d, func(_ *state, g *gpu, _ *Fault) Return {
 		switch {
@@ -241,9 +241,9 @@ func (l *Library) MIGMode(d Device) (current, pending bool, r Return) {
 	return current, pending, r
 }
 
-// SetMIGMode asks for MIG mode on or off. Hopper and later change it at once, or refuse while a CUDA process is there.
-// Ampere takes the request and says by activation whether it has come true: InUse while anything holds the GPU, persistence
-// mode included, and ResetRequired where it cannot be reset from here.
+// SetMIGMode requests MIG mode on or off. Hopper and later change it at once, or refuse while a CUDA process is there.
+// Ampere accepts the request and says by activation whether the mode changed: InUse while anything holds the GPU,
+// persistence mode included, and ResetRequired where it cannot be reset from here.
 func (l *Library) SetMIGMode(d Device, on bool) (activation, r Return) {
 	r = l.writeGPU(SetMigMode, d, func(_ *state, g *gpu, f *Fault) Return {
 		if !g.hasMIG() {
@@ -288,7 +288,7 @@ func (g *gpu) setMode(on bool) (activation, r Return) {
 	return Success, Success
 }
 
-// MaxMIGDevices is how many MIG devices the GPU can have as it is now: 0 with MIG mode off.
+// MaxMIGDevices is how many MIG devices the GPU can have in its current mode: 0 with MIG mode off.
 func (l *Library) MaxMIGDevices(d Device) (n int, r Return) {
 	r = l.onGPU(GetMaxMigDeviceCount, d, func(g *gpu) Return {
 		if g.Current {
@@ -355,8 +355,9 @@ func (l *Library) writeGPU(function string, d Device, work func(*state, *gpu, *F
 	})
 }
 
-// Reset resets a GPU, as nvidia-smi does: the pending mode becomes current, and every instance is gone. It is InUse while
-// anything holds the GPU, persistence mode included, and NotSupported where the GPU is handed through to a virtual machine.
+// Reset resets a GPU like nvidia-smi: the pending mode becomes current, and every instance is gone. It is InUse while
+// anything holds the GPU, persistence mode included, and NotSupported where the GPU is handed through to a virtual
+// machine.
 func (l *Library) Reset(d Device) Return {
 	return l.writeUnder(Reset, d.gpu, func(s *state, _ *Fault) Return {
 		if d.gpu < 0 || d.gpu >= len(s.GPUs) || d.mig != "" {

@@ -13,11 +13,11 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// Driver gives the node's GPUs as the agent sees them, without go-nvml and without cgo. It stands for a process that loads
-// the library now: after an Upgrade each of its calls is nvml.ErrReplaced, and only a Driver made after it is of use.
+// Driver returns the node's GPUs as the agent sees them, without go-nvml and without cgo. It stands for a process that
+// loads the library now. After an Upgrade each of its calls is nvml.ErrReplaced, and only a new Driver works.
 func (n *Node) Driver() nvml.Driver { return n.driver() }
 
-// Health gives what the node's GPUs say of themselves, as Driver does.
+// Health returns what the node's GPUs report about themselves, as Driver does.
 func (n *Node) Health() nvml.HealthReader { return n.driver() }
 
 func (n *Node) driver() *driver {
@@ -26,18 +26,18 @@ func (n *Node) driver() *driver {
 	return &driver{library: l, known: map[int]nvml.GPU{}}
 }
 
-// driver does by Library calls what the agent's real driver does by go-nvml calls, so a fault or a delay set for a
-// function befalls both in the same way.
+// driver makes Library calls where the agent's real driver makes go-nvml calls. So a fault or a delay of a function
+// affects both in the same way.
 type driver struct {
 	library *Library
-	known   map[int]nvml.GPU // by index, what never changes about it: all that is left to say when it is lost
+	known   map[int]nvml.GPU // by index, the constant facts: all that is left to say of a lost GPU
 
 	mu    sync.Mutex
 	stuck chan struct{} // closed when the call that outlived its context has come back; nil if there was none
 }
 
-// do runs one call to an end, or leaves it alone when ctx ends first: then it, and all calls until it is back, are
-// ErrUnresponsive.
+// do completes one call, or abandons it when ctx ends first. Then this call is ErrUnresponsive, and so are all calls
+// until it returns.
 func (d *driver) do(ctx context.Context, op string, gpu nvml.UUID, call func() error) error {
 	unresponsive := &nvml.Error{Op: op, GPU: gpu, Err: nvml.ErrUnresponsive}
 	d.mu.Lock()
@@ -75,7 +75,7 @@ func (d *driver) inside(op string, gpu nvml.UUID, call func() error) error {
 	err := failure(op, gpu, r)
 	if err == nil {
 		err = call()
-		d.library.Shutdown() // it can only fail if a fault says so, and then the call is done all the same
+		d.library.Shutdown() // it fails only by a fault, and the call is done anyway
 	}
 	if st, loadErr := d.library.store.load(); loadErr == nil && !d.library.fits(st) && errors.Is(err, nvml.ErrNoDriver) {
 		return &nvml.Error{Op: op, GPU: gpu, Code: LibRMVersionMismatch.String(), Err: nvml.ErrReplaced}
@@ -187,7 +187,7 @@ func (d *driver) snapshot(index int) (nvml.GPU, Return) {
 	return g, r
 }
 
-// kind adds what the GPU can do, and what part of it the node has. That it does not answer is not an error.
+// kind adds what the GPU can do, and what part of it the node has. It is no error if the GPU does not answer.
 func (d *driver) kind(h Device, g *nvml.GPU) Return {
 	facts, r := d.library.Static(h)
 	if r == NotSupported {
@@ -226,7 +226,7 @@ func (d *driver) profiles(h Device) ([]nvml.Profile, Return) {
 	return out, Success
 }
 
-// computeProfiles are asked of an instance on hardware; the simulator knows them without one.
+// computeProfiles needs an instance on hardware; the simulator knows the profiles without one.
 func (d *driver) computeProfiles(h Device, id int) []nvml.ComputeProfile {
 	st, err := d.library.store.load()
 	if err != nil {
@@ -350,7 +350,7 @@ func (d *driver) device(op string, gpu nvml.UUID) (Device, error) {
 	return h, failure(op, gpu, r)
 }
 
-// Release implements nvml.Driver. Between two calls this one holds nothing.
+// Release implements nvml.Driver. This driver holds nothing between two calls.
 func (d *driver) Release(context.Context) error { return nil }
 
 // SetMode implements nvml.Driver.
@@ -405,7 +405,7 @@ func (d *driver) create(h Device, p nvml.Placed) Return {
 	return d.furnishOrRemove(h, gi, p)
 }
 
-// furnishOrRemove completes a GPU instance, or removes it with whatever is inside. What is left of it then, Snapshot shows.
+// furnishOrRemove completes a GPU instance, or removes it with everything inside. Snapshot shows any remains.
 func (d *driver) furnishOrRemove(h Device, gi GPUInstance, p nvml.Placed) Return {
 	failed := d.furnish(gi, p)
 	if failed == Success {
@@ -441,8 +441,8 @@ func (d *driver) profileID(h Device, name string) (int, Return) {
 	return 0, InvalidArgument
 }
 
-// furnish makes the compute instances of p. Those of a divided instance get places of their own, since without one each
-// is placed as if it were the last: parts of 2, 2 and 3 slices fit into 7 only with the largest behind.
+// furnish creates the compute instances of p. It chooses the places in a divided instance: without one, the driver
+// places each as if it were the last. Parts of 2, 2 and 3 slices fit into 7 only with the largest behind.
 func (d *driver) furnish(gi GPUInstance, p nvml.Placed) Return {
 	room, ids, r := d.room(gi)
 	if r != Success {
@@ -472,7 +472,7 @@ func (d *driver) furnish(gi GPUInstance, p nvml.Placed) Return {
 	return Success
 }
 
-// room is a GPU instance as if it were a GPU, with its compute instance profiles, smallest first, and their ids.
+// room describes a GPU instance as if it were a GPU, with its compute instance profiles, smallest first, and their ids.
 func (d *driver) room(gi GPUInstance) (room nvml.GPU, ids map[string]int, r Return) {
 	ids = map[string]int{}
 	for kind := range computeKinds {
@@ -566,7 +566,7 @@ func (d *driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, 
 	return err
 }
 
-// onPart works on the instance that stands at p, however it is divided.
+// onPart works on the instance at p, however it is divided.
 func (d *driver) onPart(ctx context.Context, op string, gpu nvml.UUID, p nvml.Placed, work func(standing) Return) error {
 	return d.do(ctx, op, gpu, func() error {
 		h, err := d.device(op, gpu)
@@ -585,7 +585,8 @@ func (d *driver) onPart(ctx context.Context, op string, gpu nvml.UUID, p nvml.Pl
 	})
 }
 
-// standAgain makes what is gone of an instance that could not be destroyed. What cannot be made, Snapshot shows.
+// standAgain recreates the lost parts of an instance that could not be destroyed. Snapshot shows any that cannot be
+// recreated.
 func (d *driver) standAgain(s standing, gone []standingCompute) {
 	for _, ci := range gone {
 		d.library.CreateComputeInstance(s.handle, ci.profile)
@@ -642,7 +643,8 @@ func (d *driver) computeMode(h Device, mig bool) (nvml.ComputeMode, Return) {
 	return computeModes[number], r
 }
 
-// modeTwice asks again for a MIG mode that is said not to be there, as nvml/lib does: one that was once overlooked would not be given back.
+// modeTwice reads again a MIG mode that seems not to exist, as nvml/lib does: the agent would never restore a mode that
+// it once overlooked.
 func (l *Library) modeTwice(h Device) (current, pending bool, r Return) {
 	if current, pending, r = l.MIGMode(h); r == NotSupported || r == InvalidArgument {
 		return l.MIGMode(h)
@@ -715,7 +717,7 @@ func (d *driver) Events(ctx context.Context) (<-chan nvml.Event, error) {
 	return out, nil
 }
 
-// again registers again until it succeeds or ctx ends, when it gives nil.
+// again registers again until it succeeds; if ctx ends, it returns nil.
 func (d *driver) again(ctx context.Context, op string) *EventSet {
 	for {
 		t := time.NewTimer(eventPatience)
@@ -731,7 +733,7 @@ func (d *driver) again(ctx context.Context, op string) *EventSet {
 	}
 }
 
-// register makes a set of what all GPUs report that are not lost.
+// register makes a set of what all GPUs report, except lost ones.
 func (d *driver) register(ctx context.Context, op string) (*EventSet, error) {
 	l := &Library{store: d.library.store, version: d.library.version, pollEvery: d.library.pollEvery} // it stays initialized, beside the calls of this driver
 	var set *EventSet

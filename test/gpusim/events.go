@@ -36,8 +36,8 @@ type Event struct {
 // each node wait all the time, and there are tests with fifty nodes.
 const eventInterval = 100 * time.Millisecond
 
-// eventIntervalInside is the same for drivers inside a test's process. A change by the test itself ends the wait at once, and in
-// a test where a day passes within a second the wait would look a million times.
+// eventIntervalInside is the same for drivers inside a test's process. A change by the test itself ends the wait at
+// once. In a test where a day passes within a second, the wait would look a million times.
 const eventIntervalInside = 10 * time.Second
 
 // keptEvents is how many events a node remembers. A waiter that falls behind further misses some, as on hardware.
@@ -61,7 +61,7 @@ func (s *state) emit(gpuIndex int, kind, data uint64, at *instance) {
 	}
 }
 
-// EventSet collects events of the GPUs that are registered with it, of each from then on. It is of no more use once the driver was
+// EventSet collects events of the GPUs registered with it, of each from then on. It is useless once the driver is
 // loaded again.
 type EventSet struct {
 	library *Library
@@ -88,7 +88,8 @@ func (l *Library) NewEventSet() (*EventSet, Return) {
 	return set, r
 }
 
-// Register adds event types of a GPU. If one of them is none that the driver knows it is NotSupported, and none is added.
+// Register adds event types of a GPU. If the driver does not know one of them, the result is NotSupported and none is
+// added.
 func (l *Library) Register(d Device, types uint64, set *EventSet) Return {
 	return l.onDeviceOf(RegisterEvents, d, func(s *state, g *gpu, _ *instance, c *compute) Return {
 		switch {
@@ -114,7 +115,7 @@ func (set *EventSet) Wait(d time.Duration) (Event, Return) {
 	return set.wait(context.Background(), d)
 }
 
-// wait is Wait that gives Timeout when ctx ends, too.
+// wait is Wait, but also returns Timeout when ctx ends.
 func (set *EventSet) wait(ctx context.Context, d time.Duration) (e Event, r Return) {
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()

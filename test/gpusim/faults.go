@@ -99,24 +99,24 @@ func checkFunction(name string) error {
 
 // Fault is what a function does instead of its work.
 type Fault struct {
-	// Return is the code that the call gives.
+	// Return is the code that the call returns.
 	Return Return `json:"return,omitempty"`
-	// Activation is the second code of SetMigMode. With Return Success and an Activation that is not, the mode is
-	// left pending on GPUs that can have it so.
+	// Activation is the second code of SetMigMode. With Return Success and another Activation, the mode stays pending
+	// on GPUs that support that.
 	Activation Return `json:"activation,omitempty"`
-	// Hang lets the call wait until the fault is taken away, and then do its work.
+	// Hang blocks the call until the fault is removed; then the call does its work.
 	Hang bool `json:"hang,omitempty"`
-	// Done lets the call do its work before it gives Return, as when an answer is lost.
+	// Done lets the call do its work before it returns Return, as when an answer is lost.
 	Done bool `json:"done,omitempty"`
 	// After is how many calls go well first.
 	After int `json:"after,omitempty"`
-	// Times is how many calls fail after that: 0 is one, -1 all of them. A Hang is there until it is taken away.
+	// Times is how many calls fail after that: 0 is one, -1 all of them. A Hang lasts until it is removed.
 	Times int `json:"times,omitempty"`
 	// GPU limits the fault to calls about one GPU, by its UUID. It needs a function that is about a GPU.
 	GPU string `json:"gpu,omitempty"`
 }
 
-// strike finds what befalls a call, and counts it. The state is a writer's own copy.
+// strike finds the fault of a call, and counts the call. The state is a writer's own copy.
 func (s *state) strike(function, gpu string) (Fault, bool) {
 	faults := s.Faults[function]
 	for i := range faults {
@@ -164,7 +164,7 @@ func (s *store) wait(d time.Duration) {
 	}
 }
 
-// hang returns when the function's fault has been taken away, or the node is closed.
+// hang returns when the function's fault is removed, or the node is closed.
 func (s *store) hang(function, gpu string) {
 	for {
 		changed := s.change()

@@ -59,7 +59,7 @@ const (
 	recoverByDrainAndReset = 4
 )
 
-// reset is the health after a reset: what was pending is done.
+// reset is the health after a reset, which completes all pending changes.
 func (h Health) reset() Health {
 	if h.RemapPending {
 		h.RemapPending = false
@@ -148,7 +148,7 @@ func (s *state) eventTypes(g *gpu) uint64 {
 	return types
 }
 
-// EventTypes are the bits that the GPU's driver knows. One that it does not know keeps all others from being registered.
+// EventTypes are the bits that the GPU's driver knows. An unknown one keeps all others from being registered.
 func (l *Library) EventTypes(d Device) (types uint64, r Return) {
 	r = l.onDeviceOf(GetStatic, d, func(s *state, g *gpu, _ *instance, _ *compute) Return {
 		types = s.eventTypes(g)
@@ -177,7 +177,7 @@ func (g *gpu) reportsRows() Return {
 	return Success
 }
 
-// RemapBanks is RowRemapping as a histogram: it is not known whether it comes with instances, so that it does not.
+// RemapBanks is RowRemapping as a histogram. It is not known whether it exists with instances, so here it does not.
 func (l *Library) RemapBanks(d Device) (h Health, r Return) { return l.RowRemapping(d) }
 
 // SRAMStatus of a GPU: FunctionNotFound before driver 535, NotSupported before Ampere.
@@ -223,8 +223,8 @@ type Field struct {
 	Return Return
 }
 
-// Fields are the values of NVML_FI_… ids. Each has its result: NotSupported of what the GPU does not have, InvalidArgument of what
-// the driver does not know.
+// Fields are the values of NVML_FI_… ids. Each has its result: NotSupported if the GPU does not have it,
+// InvalidArgument if the driver does not know it.
 func (l *Library) Fields(d Device, ids []uint32) (out []Field, r Return) {
 	r = l.onDeviceOf(GetFieldValues, d, func(s *state, g *gpu, _ *instance, c *compute) Return {
 		for _, id := range ids {

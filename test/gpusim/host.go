@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RenderHost writes into dir what the node shows of its GPUs beside NVML: parts of /proc and /sys, as NVIDIA's programs
-// read them. Mount the parts over the real ones in a mount namespace of the programs' own.
+// RenderHost writes into dir what the node shows of its GPUs outside NVML: parts of /proc and /sys, as NVIDIA's
+// programs read them. Mount the parts over the real ones in the programs' own mount namespace.
 //
-// The capabilities of instances come and go there with the instances. The list of their minor numbers does not change: as
-// on hardware, it names all that could ever be.
+// The capabilities of instances appear and disappear with the instances. The list of their minor numbers does not
+// change: as on hardware, it names all possible ones.
 func (n *Node) RenderHost(dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
@@ -49,9 +49,10 @@ func (n *Node) RenderHost(dir string) error {
 	return nil
 }
 
-// RenderDriver writes into dir the driver as its package installs it on the node: library under the names of NVML's, tool under those of its
-// programs, and the device files. Those are /dev/null under another name where this process may make such, else empty: then a
-// sandbox has to show /dev/null in their place to a program that looks what they are.
+// RenderDriver writes the installed driver into dir, like its package does on the node: library under NVML's names,
+// tool under the names of the driver's programs, and the device files. If this process may make device files, they are
+// copies of /dev/null, else empty files. For a program that checks them, a sandbox then has to show /dev/null in their
+// place.
 func (n *Node) RenderDriver(dir, library, tool string) error {
 	st, err := n.library.store.load()
 	if err != nil {
@@ -108,7 +109,7 @@ func (r *renderer) link(name, to string) {
 	r.err = os.Symlink(to, name)
 }
 
-// device makes a device file that is that of /dev/null.
+// device makes a device file with the numbers of /dev/null.
 func (r *renderer) device(name string) {
 	r.write(name, "")
 	if r.err != nil {
@@ -166,8 +167,8 @@ func (s *state) capabilities() map[string]int {
 	return out
 }
 
-// OpenTo are the UUIDs of the devices that a process may open which has this directory as its /dev: of a GPU in MIG mode the MIG devices
-// for which it has the device files of both instances, else the GPU itself.
+// OpenTo are the UUIDs of the devices that a process may open if this directory is its /dev. For a GPU in MIG mode
+// these are the MIG devices with device files of both instances, else the GPU itself.
 func (n *Node) OpenTo(dev string) (uuids []string) {
 	st, err := n.library.store.load()
 	if err != nil {
@@ -197,7 +198,8 @@ func (n *Node) OpenTo(dev string) (uuids []string) {
 	return uuids
 }
 
-// listCapabilities brings the files of the host from what was to what is. A host that its test has removed has none.
+// listCapabilities updates the files of the host from the old state to the new one. A host that its test has removed
+// has none.
 func (s *state) listCapabilities(before *state) error {
 	if _, err := os.Stat(s.Host); err != nil {
 		return nil //nolint:nilerr // not rendered, or gone
@@ -250,7 +252,7 @@ func (r *renderer) gpu(index int, g *gpu, driver string) {
 		"Model: \t\t %s\nIRQ:   \t\t 0\nGPU UUID: \t %s\nBus Type: \t PCIe\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t %s\n",
 		m.Name, g.UUID, g.address(), index, driver))
 
-	// As on hardware, the bus lists links into the tree of devices, in which a GPU is below the root of its socket.
+	// As on hardware, the bus lists links into the tree of devices. There, a GPU is below the root of its socket.
 	device := filepath.Join(fmt.Sprintf("devices/pci0000:%02x", 0x40*g.NUMA), g.address())
 	r.link(filepath.Join("sys/bus/pci/devices", g.address()), filepath.Join("../../..", device))
 	sys := filepath.Join("sys", device)
@@ -291,7 +293,7 @@ func resources(index int) string {
 	return strings.Join(lines, "\n")
 }
 
-// configSpace is the PCI configuration of a GPU: its ids, and one capability, that of PCI Express.
+// configSpace is the PCI configuration of a GPU: its ids, and the PCI Express capability alone.
 func configSpace(m *model) string {
 	const (
 		statusCapabilities = 0x10

@@ -169,7 +169,7 @@ type GPUInstanceFacts struct {
 	At      nvml.Span
 }
 
-// DescribeGPUInstance says what and where an instance is. A handle whose instance is gone is NotFound.
+// DescribeGPUInstance says what and where an instance is. It is NotFound for a destroyed instance.
 func (l *Library) DescribeGPUInstance(h GPUInstance) (f GPUInstanceFacts, r Return) {
 	r = l.onInstance(GpuInstanceGetInfo, h, func(g *gpu, i *instance) Return {
 		f = GPUInstanceFacts{
@@ -228,7 +228,7 @@ type ComputeInstanceProfile struct {
 	Engines nvml.Engines
 }
 
-// ComputeInstanceProfile describes the profile of a kind, NVML_COMPUTE_INSTANCE_PROFILE_…. Its engines can only be
+// ComputeInstanceProfile describes the profile of a kind, NVML_COMPUTE_INSTANCE_PROFILE_…. Its engines are always
 // shared: any other engine profile is InvalidArgument.
 func (l *Library) ComputeInstanceProfile(h GPUInstance, kind, engineProfile int) (out ComputeInstanceProfile, r Return) {
 	r = l.onInstance(GetComputeInstanceProfileInfo, h, func(g *gpu, i *instance) Return {
@@ -368,7 +368,7 @@ type ComputeInstanceFacts struct {
 	At          nvml.Span
 }
 
-// DescribeComputeInstance says what and where a compute instance is. A handle whose instance is gone is NotFound.
+// DescribeComputeInstance says what and where a compute instance is. It is NotFound for a destroyed one.
 func (l *Library) DescribeComputeInstance(h ComputeInstance) (f ComputeInstanceFacts, r Return) {
 	r = l.read(ComputeInstanceGetInfo, h.gpu, func(s *state) Return {
 		_, i, c, r := s.computeOf(h)

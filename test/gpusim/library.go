@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Library is NVML over a simulated node. Its methods answer as the functions of nvml.h do, with the same result codes in
-// the same situations; where a method gives values beside the code, they mean something only with Success.
+// Library is NVML over a simulated node. Its methods answer like the functions of nvml.h, with the same result codes in
+// the same situations. Values that a method returns with the code mean something only with Success.
 //
-// It is safe for concurrent use, and keeps nothing between calls but whether it is initialized. One that OpenLibrary gave
-// is a part of one version of the driver: all its calls are LibRMVersionMismatch while the node has another.
+// It is safe for concurrent use, and keeps nothing between calls but whether it is initialized. A Library of
+// OpenLibrary belongs to one version of the driver: all its calls are LibRMVersionMismatch while the node has another.
 type Library struct {
 	store     *store
 	refs      atomic.Int64
@@ -42,8 +42,8 @@ type ComputeInstance struct {
 // noGPU stands for the node as a whole.
 const noGPU = -1
 
-// OpenLibrary gives NVML over the node in dir, as it comes with a version of the driver; empty is the one that the node has
-// now. A node that is not there is DriverNotLoaded.
+// OpenLibrary returns NVML over the node in dir, as a part of this version of the driver; empty is the node's current
+// one. A missing node is DriverNotLoaded.
 func OpenLibrary(dir, version string) (*Library, Return) {
 	s, err := openStore(dir, nil)
 	if err != nil {
@@ -56,7 +56,7 @@ func OpenLibrary(dir, version string) (*Library, Return) {
 	return &Library{store: s, version: cmp.Or(version, st.Driver)}, Success
 }
 
-// Version is that of the driver which the library is a part of; empty for one that fits all.
+// Version is the version of the library's driver; empty for one that fits all.
 func (l *Library) Version() string { return l.version }
 
 // fits reports whether the library can talk to the driver that the node has.
@@ -78,7 +78,7 @@ func storeReturn(err error) Return {
 	}
 }
 
-// befall lets the delay and the fault of a call happen. It gives the fault that decides the call's result, if any.
+// befall applies the delay and the fault of a call. It returns the fault that decides the call's result, if any.
 func (l *Library) befall(function string, gpu int) (Fault, bool) {
 	st, err := l.store.load()
 	if err != nil {
@@ -132,12 +132,12 @@ func (l *Library) read(function string, gpu int, work func(*state) Return) Retur
 	return r
 }
 
-// write runs a function that changes the GPUs, and counts it. Work changes something only if it gives Success.
+// write runs a function that changes the GPUs, and counts it. Work changes something only if it returns Success.
 func (l *Library) write(function string, gpu int, work func(*state) Return) Return {
 	return l.writeUnder(function, gpu, func(s *state, _ *Fault) Return { return work(s) })
 }
 
-// writeUnder is write for work that has its own way with a fault; it gets nil if there is none.
+// writeUnder is write for work that handles a fault itself; it gets nil if there is none.
 func (l *Library) writeUnder(function string, gpu int, work func(*state, *Fault) Return) Return {
 	if l.refs.Load() <= 0 {
 		return Uninitialized
@@ -182,7 +182,7 @@ func (s *state) gpuAt(n int) (*gpu, Return) {
 	return s.GPUs[n], Success
 }
 
-// counted are the GPUs that the driver has found when it was loaded, in the order in which it counts them.
+// counted are the GPUs that the driver found when it was loaded, in the driver's order.
 func (s *state) counted() []int {
 	var out []int
 	for n, g := range s.GPUs {

@@ -113,8 +113,8 @@ func engines(ce, dec, enc, jpeg, ofa int) nvml.Engines {
 // measuredEvents are the event types that a real H200 supports; the others are taken to be the same.
 const measuredEvents = 0xff9f
 
-// models, by the name used in a Spec. Profile ids and placements of 7-slice GPUs are the same on all of them: measured
-// on a real H200 with driver 580, and as `nvidia-smi mig -lgip` and `-lgipp` print them on A100 and H100.
+// models, by the name used in a Spec. Profile ids and placements are the same on all 7-slice GPUs. They were measured
+// on a real H200 with driver 580, and match `nvidia-smi mig -lgip` and `-lgipp` on A100 and H100.
 var models = map[string]*model{
 	// Profiles: MIG User Guide; SMs and memory: `nvidia-smi mig -lgip` (4.75, 9.62, 19.5 and 39.25 GiB).
 	"A100-40GB": {
@@ -189,10 +189,11 @@ var models = map[string]*model{
 			{kind1DoubleMemory, 15, "1g.35gb", 1, 4, 26, 33280, engines(1, 1, 0, 1, 0), 2, doubles},
 		},
 	},
-	// Names and counts: MIG User Guide. Ids and placements: as on all 7-slice GPUs. The profiles of one and two compute slices: `nvidia-smi mig
-	// -lgip` as NVIDIA/mig-parted pull requests 166 and 187 print it (22, or by board and driver 20.5, and 44.25 GiB). The guide has 3 copy
-	// engines and one decoder for 2g.45gb, which has 4 and 2, so that decoders and JPEG engines of the larger profiles are one a compute slice
-	// here, as on an H200. These, and SMs and memory of the larger profiles, are estimates.
+	// Names and counts: MIG User Guide. Ids and placements: as on all 7-slice GPUs. The profiles of one and two compute
+	// slices: `nvidia-smi mig -lgip` as NVIDIA/mig-parted pull requests 166 and 187 print it (22, or by board and
+	// driver 20.5, and 44.25 GiB). The guide has 3 copy engines and one decoder for 2g.45gb, which really has 4 and 2.
+	// So the larger profiles here have one decoder and one JPEG engine a compute slice, as on an H200. These, and SMs
+	// and memory of the larger profiles, are estimates.
 	"B200": {
 		Name: "NVIDIA B200", Arch: blackwell, Compute: [2]int{10, 0}, DeviceID: 0x290110de, SubsystemID: 0x199910de,
 		Brand: 14, Class: 0x030200, Memory: 183359 << 20, CUDACores: 18944, EventTypes: measuredEvents,

@@ -11,13 +11,13 @@ import (
 )
 
 // Node is one node's GPUs, in a directory. Any number of Nodes, in any number of processes, may be open on one
-// directory. Its methods are what happens to a node from outside; what programs do to it goes through Library.
+// directory. Its methods are events from outside the node; programs act on the node through Library.
 type Node struct {
 	library Library
 }
 
-// Create makes a node in dir, instead of the one that is there, and opens it. A test that runs in a bubble of
-// testing/synctest makes or opens its Node inside, and closes it inside.
+// Create creates a node in dir, replacing any that is there, and opens it. A test in a bubble of testing/synctest
+// creates or opens its Node inside, and closes it inside.
 func Create(dir string, spec Spec) (*Node, error) {
 	if err := spec.check(); err != nil {
 		return nil, fmt.Errorf("creating node in %s: %w", dir, err)
@@ -47,7 +47,7 @@ func (n *Node) Close() error { return n.library.Close() }
 // Library gives NVML over the node, not initialized yet.
 func (n *Node) Library() *Library { return &Library{store: n.library.store} }
 
-// update changes the state, or leaves it as it is if change fails.
+// update changes the state, or keeps it if change fails.
 func (n *Node) update(doing string, change func(*state) error) error {
 	var failed error
 	err := n.library.store.update(func(s *state) bool {
@@ -60,8 +60,8 @@ func (n *Node) update(doing string, change func(*state) error) error {
 	return nil
 }
 
-// Hold puts a process on a device, a GPU- or MIG- UUID, where it uses memory in MiB. The process need not exist: it stays
-// until it is released. A GPU in MIG mode takes no process but on its MIG devices.
+// Hold puts a process on a device, a GPU- or MIG- UUID, where it uses memory in MiB. The process need not exist: it
+// stays until it is released. A GPU in MIG mode accepts processes only on its MIG devices.
 func (n *Node) Hold(device string, pid int, name string, usedMiB int) error {
 	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB})
 }
@@ -71,8 +71,8 @@ func (n *Node) HoldReal(device string, pid int, name string, usedMiB int) error 
 	return n.holdReal(device, process{PID: pid, Name: name, UsedMiB: usedMiB})
 }
 
-// HoldHidden puts a client of the driver on a device that has no CUDA context, as monitoring agents are: no list of
-// processes shows it, and yet the GPU cannot be reset, nor a MIG device that it has open be destroyed.
+// HoldHidden puts a client of the driver without a CUDA context on a device, like a monitoring agent. No list of
+// processes shows it. But it keeps the GPU from being reset, and its MIG device from being destroyed.
 func (n *Node) HoldHidden(device string, pid int, name string) error {
 	return n.hold(device, process{PID: pid, Name: name, Hidden: true})
 }
@@ -82,8 +82,7 @@ func (n *Node) HoldHiddenReal(device string, pid int, name string) error {
 	return n.holdReal(device, process{PID: pid, Name: name, Hidden: true})
 }
 
-// HoldAsMPSClient is Hold for a process that computes in the server of MPS, so that it is not one of those that a compute
-// mode counts.
+// HoldAsMPSClient is Hold for a process that computes in the server of MPS. A compute mode does not count it.
 func (n *Node) HoldAsMPSClient(device string, pid int, name string, usedMiB int) error {
 	return n.hold(device, process{PID: pid, Name: name, UsedMiB: usedMiB, MPS: true})
 }
@@ -149,7 +148,7 @@ func (g *gpu) admits(p *process) bool {
 	}
 }
 
-// ComputeMode is that of the GPU that has the device, a GPU- or MIG- UUID, as nvidia-smi writes it: "DEFAULT".
+// ComputeMode is the mode of the device's GPU, as nvidia-smi writes it: "DEFAULT". The device is a GPU- or MIG- UUID.
 func (n *Node) ComputeMode(device string) (string, error) {
 	index, ok := n.GPUOf(device)
 	if !ok {
@@ -182,8 +181,8 @@ func (n *Node) Release(pid int) error {
 	})
 }
 
-// Fail lets a function fail as the fault says, after those it already has. The zero Fault takes all faults of the function
-// away, and lets calls that hang go on.
+// Fail makes a function fail as the fault says, after the faults it already has. The zero Fault removes all faults of
+// the function, and hanging calls continue.
 func (n *Node) Fail(function string, f Fault) error {
 	return n.update("setting a fault", func(s *state) error {
 		if err := checkFunction(function); err != nil {
@@ -210,7 +209,7 @@ func (n *Node) Faults() map[string][]Fault {
 	return st.clone().Faults
 }
 
-// Delay lets each call of a function take d before it does anything; 0 takes the delay away.
+// Delay makes each call of a function take d before it does anything; 0 removes the delay.
 func (n *Node) Delay(function string, d time.Duration) error {
 	return n.update("setting a delay", func(s *state) error {
 		if err := checkFunction(function); err != nil {
@@ -239,7 +238,7 @@ func (n *Node) Reset(gpuIndex int) error {
 	return nil
 }
 
-// Reboot starts the node again under a new boot id: no process and no instance is left, a pending mode is current, and
+// Reboot restarts the node under a new boot id. All processes and instances are gone, and a pending mode is current.
 // MIG mode is off on GPUs that do not keep it.
 func (n *Node) Reboot() error {
 	return n.update("rebooting", func(s *state) error {
@@ -268,9 +267,9 @@ func (s *state) reload() error {
 // driverVersion is how NVIDIA numbers its drivers.
 var driverVersion = regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`)
 
-// Upgrade replaces the driver by another version, which loses what Reload loses and is refused as that is. What a process
-// had loaded of the library answers LibRMVersionMismatch from then on, until the version is back. RenderHost has to be
-// called again for the new version to be seen in its files.
+// Upgrade replaces the driver by another version. It loses the same state as Reload, and is refused when Reload is. A
+// library that a process had already loaded answers LibRMVersionMismatch until the version is back. Call RenderHost
+// again to show the new version in its files.
 func (n *Node) Upgrade(version string) error {
 	return n.update("replacing the driver", func(s *state) error {
 		if !driverVersion.MatchString(version) {
@@ -281,7 +280,7 @@ func (n *Node) Upgrade(version string) error {
 	})
 }
 
-// DriverVersion is that of the driver which is loaded.
+// DriverVersion is the version of the loaded driver.
 func (n *Node) DriverVersion() string {
 	st, err := n.library.store.load()
 	if err != nil {
@@ -299,7 +298,7 @@ func (n *Node) Calls() map[string]int {
 	return maps.Clone(st.Calls)
 }
 
-// Delays are how long each call of a function takes before it does anything, of functions that take a while.
+// Delays are how long each call of a function takes before it does anything, for functions with a delay.
 func (n *Node) Delays() map[string]time.Duration {
 	st, err := n.library.store.load()
 	if err != nil {

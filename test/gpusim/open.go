@@ -24,8 +24,8 @@ func Hold(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// Held reports whether any process has the driver open, so that a kernel would not unload it. Drivers of this package hold
-// nothing between two calls.
+// Held reports whether any process has the driver open, so that a kernel would not unload it. Drivers of this package
+// hold nothing between two calls.
 func (n *Node) Held() (bool, error) {
 	f, err := Hold(n.Dir())
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Sequence is what a fault does to a GPU, step by step, and what cures it.
+// Sequence is a fault's effect on a GPU, step by step, and its cure.
 type Sequence struct {
 	Name  string
 	Means string // one line
-	// Harmless sequences leave the GPU as it was: no one has to do anything.
+	// Harmless sequences do not change the GPU: no one has to do anything.
 	Harmless bool
 
 	fault, cure []step
@@ -80,7 +80,7 @@ const (
 	later = 500 * time.Millisecond
 )
 
-// What cures. Each is what people, or their tools, do.
+// Cures: what people, or their tools, do.
 var (
 	resetIt = step{later, func(s *scene) {
 		if s.gpu.Health.Lost {
@@ -225,7 +225,7 @@ var sequences = []Sequence{
 	},
 }
 
-// hang has every call that an observation takes hang, or go on.
+// hang makes every call of an observation hang, or continue.
 func (s *scene) hang(on bool) {
 	for _, function := range []string{Init, GetCount, GetHandleByIndex, GetUUID, GetFieldValues, GetHealth, GetMigMode, GetRunningProcesses, GetMemoryInfo} {
 		delete(s.Faults, function)
@@ -265,7 +265,7 @@ func (n *Node) Play(ctx context.Context, gpuIndex, start int, name string) error
 	return n.play(ctx, gpuIndex, start, s.fault)
 }
 
-// Cure lets what ends a sequence happen: a reset, a reboot, another GPU.
+// Cure simulates what ends a sequence: a reset, a reboot, another GPU.
 func (n *Node) Cure(ctx context.Context, gpuIndex int, name string) error {
 	s, err := find(name)
 	if err != nil {

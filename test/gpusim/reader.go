@@ -48,7 +48,7 @@ func reading[T any](v T, r Return, lost *bool) nvml.Reading[T] {
 	return nvml.Reading[T]{Code: r.String()}
 }
 
-// fieldIDs are the fields that are read, in the order in which healthOf takes them.
+// fieldIDs are the fields to read, in the order of healthOf.
 var fieldIDs = []uint32{3, 4, 5, 6, 29, 30, 31, 142, 143, 144, 145, 226, 227, 230}
 
 func (d *driver) healthOf(index int, thorough bool) (nvml.Health, Return) {

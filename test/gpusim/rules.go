@@ -50,9 +50,9 @@ func (g *gpu) starts(p *profile) []int {
 	return out
 }
 
-// choose is where the driver puts an instance for which no place was given: where it leaves the most places open for
-// others, and of equal ones the lowest. It gives the orders of instance ids that NVIDIA's MIG user guide prints, and
-// the one it warns of: after two 1g and a 2g there is no room for a 3g.
+// choose is where the driver puts an instance when the caller gives no place: where it leaves the most places open for
+// others, and of equal ones the lowest. It gives the orders of instance ids that NVIDIA's MIG user guide prints. It
+// also gives the order that the guide warns of: after two 1g and a 2g there is no room for a 3g.
 func (g *gpu) choose(p *profile) (start int, ok bool) {
 	best := -1
 	for _, s := range g.starts(p) {

@@ -88,7 +88,7 @@ type process struct {
 
 func (g *gpu) model() *model { return models[g.Model] }
 
-// hasMIG reports whether MIG mode exists for who asks. Of a vGPU the host decides how it is cut.
+// hasMIG reports whether MIG mode exists for the caller. For a vGPU, the host decides how it is cut.
 func (g *gpu) hasMIG() bool { return g.model().Slices > 0 && g.Virtual != virtualGPU }
 
 // address is the PCI address as sysfs writes it.
@@ -143,11 +143,11 @@ func (g *gpu) busy(c *compute) bool { return len(g.processes(on(c))) > 0 }
 // alive reports whether the process runs. Imagined ones run until they are released.
 func (p *process) alive() bool { return p.Started == 0 || startTime(p.PID) == p.Started }
 
-// procVariable names the /proc in which the driver sees processes, where it is not the program's own: in a container with a
-// PID namespace, which a driver is in none of.
+// procVariable names the /proc in which the driver sees processes, if it is not the program's own: in a container with
+// a PID namespace. A driver is in no such namespace.
 const procVariable = "GPUSIM_PROC"
 
-// Proc is the directory in which the driver sees processes.
+// Proc is the driver's view of processes: a directory like /proc.
 func Proc() string { return cmp.Or(os.Getenv(procVariable), "/proc") }
 
 // startTime distinguishes one process from a later one with the same number; 0 if there is none. See proc_pid_stat(5).
@@ -204,7 +204,7 @@ func (g *gpu) clone() *gpu {
 	return &c
 }
 
-// next is a number that was never given before on this node.
+// next is a number that was never used before on this node.
 func (s *state) next() uint64 {
 	s.Counter++
 	return s.Counter
@@ -260,8 +260,8 @@ func newState(spec Spec) *state {
 	return s
 }
 
-// forget drops what is lost when the driver starts again: geometry and processes always, MIG mode where it is not kept in
-// the GPU itself, persistence mode where no daemon sets it again.
+// forget drops what a restart of the driver loses: geometry and processes always, MIG mode unless the GPU itself keeps
+// it, persistence mode unless a daemon sets it again.
 func (s *state) forget() {
 	s.Loads++
 	for _, g := range s.GPUs {

@@ -16,14 +16,14 @@ import (
 // lockFile is in the directory of each node: flock for writers. Its content is the generation.
 const lockFile = "lock"
 
-// stateFiles are written in turn, each over what was in it, so that one is always whole. To replace a file by another would
-// have the file system wait for the disk, at each call that a program makes.
+// stateFiles are written in turn, each over its old content, so that one is always whole. Replacing a file would make
+// the file system wait for the disk, at each call that a program makes.
 var stateFiles = [2]string{"state-0.json", "state-1.json"}
 
 // store keeps the state of one node in a directory. A read that finds nothing new costs one look at a mapped word.
 //
-// The word counts up by two for each write, and is odd while one is under way: a writer that dies leaves it odd, and
-// the next one to look takes the lock and reads the file that the dead one did not write.
+// The word counts up by two for each write, and is odd during a write. A writer that dies leaves it odd. The next
+// reader then takes the lock and reads the other file, which the dead writer did not touch.
 type store struct {
 	dir        string
 	lock       *os.File
@@ -111,7 +111,7 @@ func (s *store) present() bool {
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
-// load gives the newest state, not to be changed.
+// load returns the newest state; the caller must not change it.
 func (s *store) load() (*state, error) {
 	if snap := s.current.Load(); snap != nil && snap.generation == atomic.LoadUint64(s.generation) {
 		return snap.state, nil
@@ -205,7 +205,7 @@ func overwrite(name string, text []byte) error {
 	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
 }
 
-// change gives a channel that is closed at the next change made through this store. Changes by other processes, or
+// change returns a channel that is closed at the next change made through this store. Changes by other processes, or
 // through another store, have to be looked for.
 func (s *store) change() <-chan struct{} {
 	s.watchers.Lock()

@@ -86,7 +86,8 @@ func (l *Library) GPMSampleOf(d Device, to *GPMSample) Return {
 	return l.onDeviceOf(GpmSampleGet, d, func(s *state, g *gpu, i *instance, _ *compute) Return { return to.fill(s, d.gpu, g, i) })
 }
 
-// GPMSampleOfInstance fills a sample of a GPU instance by its id. What the driver answers for one that is not there was not measured.
+// GPMSampleOfInstance fills a sample of a GPU instance by its id. A driver's answer for a missing instance was not
+// measured.
 func (l *Library) GPMSampleOfInstance(d Device, id int, to *GPMSample) Return {
 	return l.onDeviceOf(GpmMigSampleGet, d, func(s *state, g *gpu, _ *instance, c *compute) Return {
 		at := slices.IndexFunc(g.Instances, func(i *instance) bool { return i.ID == id })
@@ -123,8 +124,8 @@ func (to *GPMSample) IsOf(i GPUInstance) bool {
 	return to.filled && to.gi != NoInstance && to.gpu == i.gpu && to.serial == i.serial
 }
 
-// GPMMetric is a value between two samples, in percent. It is NoData of samples that were taken too soon after each other: what a driver says
-// then was not measured.
+// GPMMetric is a value between two samples, in percent. It is NoData if the samples are too close in time; a driver's
+// answer then was not measured.
 func (l *Library) GPMMetric(from, to *GPMSample, id uint32) (value float64, r Return) {
 	const graphics, sm = 1, 2
 	r = l.read(GpmMetricsGet, noGPU, func(*state) Return {

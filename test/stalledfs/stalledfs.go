@@ -1,9 +1,9 @@
-// Package stalledfs mounts a file system whose server can be made to answer no more, as an NFS or FUSE server does that has
-// gone away: whoever asks it anything then waits. It is a real mount, of FUSE, by which tests see what the kernel does.
+// Package stalledfs mounts a file system with a server that can stop answering, like a lost NFS or FUSE server. Every call to
+// it then waits. It is a real FUSE mount, so tests see what the kernel does.
 //
-// The server is a process of its own: the kernel lets go of a thread that waits for an answer only when the server has closed its
-// device, and a process does not close its files while one of its threads waits. So a server in the test's own process could keep that
-// from ever ending. Whatever becomes of the test, its server is killed, and nothing waits any more.
+// The server is a separate process. The kernel releases a thread that waits for an answer only when the server has
+// closed its device. A process does not close its files while one of its threads waits, so a server in the test's own
+// process could wait forever. However the test ends, its server is killed, and nothing waits any more.
 package stalledfs
 
 import (
@@ -34,7 +34,7 @@ const serverOf = "STALLEDFS_SERVER_OF"
 // patience is how long a test waits until its call reaches the server: a busy machine may take minutes.
 const patience = 5 * time.Minute
 
-// What the two processes say to each other, a line each.
+// The lines that the two processes send to each other.
 const (
 	sayStall   = "stall"   // to the server, which says it back when it is silent
 	sayAnswer  = "answer"  // to the server, which says it back when it answers again
@@ -43,7 +43,7 @@ const (
 	sayCannot  = "cannot " // by the server: it cannot mount, and why
 )
 
-// The program of a test is started again as the server, and is nothing else then.
+// A second start of the test's program is the server, and does nothing else.
 func init() {
 	if dir := os.Getenv(serverOf); dir != "" {
 		serve(dir)
@@ -63,8 +63,8 @@ type FS struct {
 	asked  chan struct{} // closed when someone waits; nil while it answers
 }
 
-// Mount mounts one with the files, by their paths below it. Where this process may not mount, which takes root, the test is skipped.
-// At the end of the test the server is killed, so that whoever waits for it gets an error.
+// Mount mounts one with the files, by their paths below it. It skips the test if this process may not mount, which
+// takes root. At the end of the test the server is killed, so that every waiting call gets an error.
 func Mount(t testing.TB, files ...string) *FS {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "stalled") //nolint:usetesting // a socket may be in it: t.TempDir's paths are too long
@@ -141,8 +141,8 @@ func (f *FS) start() {
 	})
 }
 
-// listen hears what the server says until it has ended. Only a call of the test's own process is one that the test waits for: any other
-// process of the machine may ask for the mount, too.
+// listen reads the server's lines until the server has ended. The test waits only for calls of its own process: any
+// other process of the machine may call the mount, too.
 func (f *FS) listen(out io.Reader) {
 	defer close(f.said)
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -163,7 +163,7 @@ func (f *FS) listen(out io.Reader) {
 	}
 }
 
-// release lets go of the test that waits until someone asks, and reports whether one did.
+// release releases the test that waits for a call, and reports whether one was waiting.
 func (f *FS) release() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -175,7 +175,8 @@ func (f *FS) release() bool {
 	return true
 }
 
-// Stall makes the server silent. The channel is closed when someone waits for an answer. If no one ever does, it is closed too, and the test fails.
+// Stall makes the server silent. The channel is closed when a call waits for an answer. If none ever does, it is closed
+// too, and the test fails.
 func (f *FS) Stall() <-chan struct{} {
 	f.t.Helper()
 	asked := make(chan struct{})

@@ -24,7 +24,7 @@ var ErrNoDaemon = errors.New("dbus-daemon is not installed: on Debian it is in t
 // maxSocket is what the kernel takes as the path of a Unix socket, in bytes.
 const maxSocket = 107
 
-// config lets everybody say everything, and names no user, so that dbus-daemon stays the one that started it.
+// config lets everyone say everything. It names no user, so dbus-daemon keeps the user that started it.
 const config = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
@@ -45,14 +45,14 @@ type bus struct {
 	ended   chan struct{} // closed once it is gone, and waited for
 }
 
-// address is the bus whose socket is in dir, as D-Bus writes it.
+// address is the address of the bus with its socket in dir, as D-Bus writes it.
 func address(dir string) string {
 	return "unix:path=" + dbus.EscapeBusAddressValue(socket(dir))
 }
 
 func socket(dir string) string { return filepath.Join(dir, "system_bus_socket") }
 
-// startBus runs a dbus-daemon whose socket, settings and log are in dir, and returns when it listens.
+// startBus runs a dbus-daemon with its socket, settings and log in dir, and returns when it listens.
 func startBus(ctx context.Context, dir string) (*bus, error) {
 	program, err := exec.LookPath("dbus-daemon")
 	if err != nil {
@@ -70,7 +70,7 @@ func startBus(ctx context.Context, dir string) (*bus, error) {
 	if err := os.WriteFile(settings, fmt.Appendf(nil, config, &escaped), 0o600); err != nil {
 		return nil, fmt.Errorf("starting dbus-daemon: %w", err)
 	}
-	// One that was killed has left it behind.
+	// A killed daemon has left it behind.
 	if err := os.Remove(socket(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("starting dbus-daemon: %w", err)
 	}
@@ -81,7 +81,7 @@ func startBus(ctx context.Context, dir string) (*bus, error) {
 	return b, nil
 }
 
-// run starts the program and waits for the line by which it says that it listens.
+// run starts the program and waits for the line that says it is listening.
 func run(ctx context.Context, program, settings, log string) (*bus, error) {
 	out, err := os.Create(log)
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 	CanReboot = loginManager + ".CanReboot"
 )
 
-// versionOfStrongLocks is the systemd from which on locks of mode "block" bind root as well, and weak ones exist.
+// versionOfStrongLocks is the first systemd with weak locks. From it on, locks of mode "block" bind root as well.
 const versionOfStrongLocks = 257
 
 var (
@@ -97,14 +97,14 @@ func (h *Host) Reboots() int {
 // BeginReboot is an administrator's "systemctl reboot". The error is logind's, a dbus.Error.
 func (h *Host) BeginReboot() error { return h.reboot() }
 
-// Boot is the host that comes back: no shutdown is under way, and no one holds a lock. Units are as they were.
+// Boot starts the host again: no shutdown is under way, and no one holds a lock. Units do not change.
 func (h *Host) Boot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.forget()
 }
 
-// SetCanReboot has logind answer this to CanReboot, where it is "yes" by itself: "no", "na", "challenge", "inhibited",
+// SetCanReboot sets logind's answer to CanReboot, "yes" by default: "no", "na", "challenge", "inhibited",
 // "inhibitor-blocked" or "challenge-inhibitor-blocked".
 func (h *Host) SetCanReboot(answer string) {
 	h.mu.Lock()

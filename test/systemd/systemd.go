@@ -1,5 +1,5 @@
-// Package systemd is a host's system bus for tests: a real dbus-daemon, with a logind and a systemd on it that are
-// simulated and do what a test has them do. It needs no root.
+// Package systemd is a host's system bus for tests: a real dbus-daemon, with a simulated logind and systemd that tests
+// control. It needs no root.
 //
 // The two follow systemd's documentation of org.freedesktop.login1(5) and org.freedesktop.systemd1(5) as far as this
 // repository's programs and NVIDIA's mig-manager use them; other methods are answered as unknown. Nothing is rebooted and
@@ -31,7 +31,7 @@ type Options struct {
 	// Version of systemd, which is what its answers differ by: 0 is 257. From 257 on, locks of mode "block" stop
 	// root's reboot too.
 	Version int
-	// NoLogind and NoSystemd leave one of them away: no one owns its name.
+	// NoLogind and NoSystemd omit one of them: no one owns its name.
 	NoLogind, NoSystemd bool
 	// InhibitDelayMax is how long a reboot waits for locks of mode "delay". 0 is 5 s, logind's own default.
 	InhibitDelayMax time.Duration
@@ -224,7 +224,7 @@ func (h *Host) Fail(method string, f Fault) {
 	h.change()
 }
 
-// Mend takes all faults back.
+// Mend removes all faults.
 func (h *Host) Mend() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -232,8 +232,8 @@ func (h *Host) Mend() {
 	h.change()
 }
 
-// Wait returns when holds does, which is asked now and after each change: a call, a lock, a reboot, a unit, a fault. The
-// error is that of ctx, with the calls so far.
+// Wait returns when holds is true. It calls holds now and after each change: a call, a lock, a reboot, a unit, a fault.
+// The error is ctx's, with the calls so far.
 func (h *Host) Wait(ctx context.Context, holds func() bool) error {
 	for {
 		h.mu.Lock()
@@ -250,7 +250,7 @@ func (h *Host) Wait(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// change wakes who waits. The caller holds mu.
+// change wakes all waiters. The caller holds mu.
 func (h *Host) change() {
 	close(h.changed)
 	h.changed = make(chan struct{})

@@ -35,7 +35,7 @@ const (
 // Result is how a job ends.
 type Result string
 
-// What a job may come to; Never is none of systemd's: the job stays, until EndJobs.
+// How a job may end. Never is none of systemd's results: the job stays until EndJobs.
 const (
 	Done       Result = "done"
 	Canceled   Result = "canceled"
@@ -225,7 +225,7 @@ type status struct {
 	JobPath                                                        dbus.ObjectPath
 }
 
-// list answers the methods that list units: all, those of some states, those whose names match, those that are named.
+// list answers the methods that list units: all units, or those with certain states, matching names or given names.
 func (h *Host) list(method string, args []any) *reply {
 	var states, names []string
 	var err error
@@ -291,7 +291,7 @@ func (h *Host) matching(states, patterns []string) []string {
 	return out
 }
 
-// ofUnit answers what is asked of one unit and begins no job.
+// ofUnit answers calls about one unit that begin no job.
 func (h *Host) ofUnit(method string, args []any) *reply {
 	var name string
 	if err := dbus.Store(args, &name); err != nil {
@@ -333,7 +333,7 @@ func (h *Host) byPID(args []any) *reply {
 	return refuse("org.freedesktop.systemd1.NoUnitForPID", "PID %d does not belong to any loaded unit.", pid)
 }
 
-// begin answers StartUnit and its like: the job comes at once, its end after the answer.
+// begin answers StartUnit and similar methods: the job starts at once, and ends after the answer.
 func (h *Host) begin(method string, args []any) *reply {
 	var name, mode string
 	if err := dbus.Store(args, &name, &mode); err != nil {
@@ -365,8 +365,8 @@ func (h *Host) begin(method string, args []any) *reply {
 	}}
 }
 
-// enqueue puts the unit on its way. A job that does the same already goes on for both; one that does the contrary is
-// canceled (job_install in systemd's src/core/job.c). The caller holds mu.
+// enqueue gives the unit a job. A job that already does the same serves both; an opposite one is canceled (job_install
+// in systemd's src/core/job.c). The caller holds mu.
 func (h *Host) enqueue(j job) (number uint32, isNew bool) {
 	if running := h.jobOf(j.unit); running != 0 {
 		if h.systemd.jobs[running].starts == j.starts {

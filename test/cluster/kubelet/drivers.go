@@ -107,7 +107,7 @@ func (t *driverTable) stop() error {
 	return errors.Join(failed...)
 }
 
-// scan registers new drivers, and forgets drivers whose socket is gone or replaced.
+// scan registers new drivers, and forgets drivers with a lost or replaced socket.
 func (t *driverTable) scan(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// probe follows the container's probes until ctx ends: exec probes whose program its image has. The channel receives a
+// probe follows the container's probes until ctx ends: exec probes if its image has their program. The channel receives a
 // failure when a liveness or startup probe has failed too often. A container without a readiness probe is ready at
 // once; other probes count as passed.
 func (w *worker) probe(ctx context.Context, c *container) <-chan error {

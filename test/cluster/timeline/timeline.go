@@ -2,8 +2,8 @@
 // event: capacity, allocatable, PodResources, slices, pods. The real kubelet wrote Golden and GoldenClaims; the
 // stand-in must match them.
 //
-// The script cannot show time. Kubelet counts the devices of a plugin that is gone for five minutes; only the
-// stand-in's clock tests that.
+// The script cannot show time. Kubelet still counts the devices of a lost plugin for five minutes; only a test with
+// the stand-in's clock covers that.
 package timeline
 
 import (

@@ -1,7 +1,7 @@
-// Package gpusimtest gives tests the simulated driver library. A process can load the library once, and sees in it one node
-// at a time: that in the directory which its environment names.
+// Package gpusimtest gives tests the simulated driver library. A process can load the library once. The library shows
+// one node at a time: the one in the directory that its environment names.
 //
-// A package whose tests take turns calls Main from its TestMain. A test that is to run beside others calls Apart.
+// If the tests of a package take turns, its TestMain calls Main. A test that runs in parallel with others calls Apart.
 package gpusimtest
 
 import (
@@ -75,14 +75,14 @@ func variable(tb testing.TB, name string) string {
 	return value
 }
 
-// Node makes the node that spec describes, which the library shows. It replaces the node of the test before, so that no two
+// Node creates the node that spec describes; the library then shows it. It replaces the previous test's node, so no two
 // tests of a process may use it at the same time.
 func Node(tb testing.TB, spec string) *gpusim.Node {
 	tb.Helper()
 	return NodeIn(tb, Dir(tb), spec)
 }
 
-// NodeIn makes a node in dir, in place of the one that is there, and lets go of it at the end of the test.
+// NodeIn creates a node in dir, replacing any that is there, and closes it at the end of the test.
 func NodeIn(tb testing.TB, dir, spec string) *gpusim.Node {
 	tb.Helper()
 	s, err := gpusim.ParseSpec([]byte(spec))
@@ -101,8 +101,8 @@ func NodeIn(tb testing.TB, dir, spec string) *gpusim.Node {
 	return n
 }
 
-// Apart runs the test, beside others, in a process of its own that has the library and a directory for its node, and logs
-// what that prints. There, it returns false. The process gets the flags that are no part of package testing, and args.
+// Apart runs the test in parallel with others, in its own process with the library and a directory for its node, and
+// logs the output. There, it returns false. The process gets args, and all flags that do not belong to package testing.
 func Apart(t *testing.T, args ...string) bool {
 	t.Helper()
 	if os.Getenv(LibraryVariable) != "" {

@@ -1,3 +1,3 @@
-// Package hardware has only tests: they load the simulator's shared library with go-nvml, as any program on a node loads
-// NVIDIA's, and hold the simulated GPUs to what real ones have answered.
+// Package hardware has only tests. They load the simulator's shared library with go-nvml, as any program on a node
+// loads NVIDIA's, and compare the simulated GPUs with the answers of real ones.
 package hardware

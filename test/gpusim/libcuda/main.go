@@ -39,13 +39,13 @@ const (
 	notSupported      int32 = 801
 )
 
-// contextMiB is what a context takes beside what its program allocates, as measured on an H200.
+// contextMiB is what a context uses in addition to its program's allocations, as measured on an H200.
 const contextMiB = 500
 
-// mmuFault is the Xid of a kernel that uses an address which no one has.
+// mmuFault is the Xid of a kernel that uses an unmapped address.
 const mmuFault = 31
 
-// process is what this process has of the node.
+// process is this process's state on the node.
 var process struct {
 	mu      sync.Mutex
 	node    *gpusim.Node
@@ -55,7 +55,7 @@ var process struct {
 	faulted bool
 }
 
-// value is that of a variable now: a Go runtime sees only the environment that its program was started with.
+// value is the current value of a variable: a Go runtime sees only the environment at the start of the program.
 func value(name string) string {
 	key := C.CString(name)
 	defer C.free(unsafe.Pointer(key))
@@ -131,7 +131,7 @@ func cuCtxSetCurrent(c unsafe.Pointer) int32 {
 	return success
 }
 
-// memory is that of the GPU, in bytes.
+// memory is the GPU's memory, in bytes.
 func memory() (m gpusim.Memory, ok bool) {
 	l := process.node.Library()
 	if l.Init() != gpusim.Success {
@@ -144,7 +144,7 @@ func memory() (m gpusim.Memory, ok bool) {
 	return m, r == gpusim.Success
 }
 
-// inContext runs a function of a process with a context. After a fault nothing of a context is of use.
+// inContext runs a function of a process with a context. After a fault the context is unusable.
 func inContext(f func() int32) int32 {
 	return locked(func() int32 {
 		switch {
@@ -238,7 +238,7 @@ func cuCtxSynchronize() int32 {
 	})
 }
 
-// log writes of the fault what the driver writes, before it reports the event.
+// log writes the driver's line about the fault, before the driver reports the event.
 func log() error {
 	path := value("GPUSIM_KERNEL_LOG")
 	if path == "" {

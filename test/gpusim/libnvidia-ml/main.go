@@ -6,8 +6,9 @@
 //
 //	go run ./test/binaries/cmd/binaries libnvidia-ml
 //
-// which prints where the file is. Run a program with LD_LIBRARY_PATH set to its directory and GPUSIM_NODE to that of a
-// node, which `gpusim create` makes; without GPUSIM_NODE it is /run/gpusim. No node there is NVML_ERROR_DRIVER_NOT_LOADED.
+// which prints where the file is. Run a program with LD_LIBRARY_PATH set to its directory and GPUSIM_NODE set to the
+// directory of a node, which `gpusim create` makes. The default of GPUSIM_NODE is /run/gpusim. Without a node there,
+// the result is NVML_ERROR_DRIVER_NOT_LOADED.
 //
 // Every function that nvml.h declares is there. One that the simulator does not know returns NVML_ERROR_FUNCTION_NOT_FOUND,
 // and leaves its name in the file trace.log of the node's directory, and on stderr if GPUSIM_TRACE is set.
@@ -54,7 +55,7 @@ func nodeDir() string {
 	return defaultNode
 }
 
-// lib gives the library; an uninitialized one answers every call with that.
+// lib returns the library; an uninitialized one answers every call with that.
 func lib() *gpusim.Library {
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -68,7 +69,7 @@ func lib() *gpusim.Library {
 func nvmlInit_v2() int32 {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	// The node is looked for again, as the driver is: it may have come, gone, or been replaced since.
+	// Look for the node again, as for the driver: it may have been created, removed or replaced since.
 	if dir := nodeDir(); process.library == nil || !process.library.Initialized() && (process.node != dir || !process.library.Present()) {
 		l, r := gpusim.OpenLibrary(dir, process.version)
 		if r != gpusim.Success {
@@ -108,7 +109,7 @@ func nvmlShutdown() int32 {
 	return int32(r)
 }
 
-// errorTexts keeps the C strings that nvmlErrorString has given out.
+// errorTexts keeps the C strings that nvmlErrorString has returned.
 var errorTexts struct {
 	mu sync.Mutex
 	of map[int32]*C.char
@@ -132,7 +133,7 @@ func nvmlErrorString(code int32) *C.char {
 // missed are the names that gpusimMissing has reported, each for its node.
 var missed sync.Map
 
-// gpusimMissing is what the functions in stubs.c come to.
+// gpusimMissing implements the functions in stubs.c.
 //
 //export gpusimMissing
 func gpusimMissing(name *C.char) int32 {
@@ -175,7 +176,7 @@ func handleOf(v any) unsafe.Pointer {
 	return p
 }
 
-// behind is the value of a handle; a pointer that is none gives false, as does one of another kind.
+// behind is the value of a handle; it returns false for a pointer that is no handle, or one of another kind.
 func behind[T any](p unsafe.Pointer) (T, bool) {
 	handles.mu.Lock()
 	defer handles.mu.Unlock()

@@ -166,8 +166,8 @@ const graphicsCapability = 2 // NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
 
 func putProfile(to unsafe.Pointer, p gpusim.GPUInstanceProfile, r gpusim.Return) gpusim.Return {
 	e := p.Engines
-	// A real H200 overwrites the version with 0 in both. In place of the name V3 has eight zero bytes, and then a name with the number of
-	// instances where that of slices belongs, and no memory (driver 580).
+	// A real H200 overwrites the version with 0 in both. V3 has eight zero bytes instead of the name. Then follows a
+	// name with the number of instances instead of slices, and no memory (driver 580).
 	v3 := profileInfoV3{
 		id: u32(p.ID), slices: u32(p.Slices), instances: u32(p.Count), sms: u32(p.SMs),
 		copies: u32(e.Copy), decoders: u32(e.Decoder), encoders: u32(e.Encoder), jpegs: u32(e.JPEG), opticals: u32(e.OFA),

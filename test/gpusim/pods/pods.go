@@ -1,5 +1,5 @@
-// Package pods shows the pods of a simulated node as processes on its simulated GPUs, and in a simulated process table. It
-// knows pods and device ids, and neither the kubelet that gives out the devices nor the plugin that offers them.
+// Package pods shows the pods of a simulated node as processes on its simulated GPUs, and in a simulated process table.
+// It knows pods and device ids, but neither the kubelet that allocates the devices nor the plugin that advertises them.
 package pods
 
 import (
@@ -21,7 +21,8 @@ const (
 	usedMiB = 512
 )
 
-// Users has each device of a pod held by a process, so that the simulated driver refuses to destroy what a pod uses.
+// Users makes a process hold each device of a pod, so that the simulated driver refuses to destroy devices that pods
+// use.
 type Users struct {
 	GPUs  *gpusim.Node
 	Table *Table // where the processes are seen besides; nowhere if nil
@@ -78,8 +79,8 @@ func (u Users) Start(p Process, devices ...string) error {
 	return nil
 }
 
-// compute puts a process on a device. Where the compute mode lets only one in, that is the server of MPS, and the process is
-// a client of it, as in a pod that the device plugin has shown where the server is.
+// compute puts a process on a device. If the compute mode admits only one process, that one is the server of MPS. The
+// process is then a client of it, as in a pod that the device plugin has pointed to the server.
 func (u Users) compute(p Process, device string) error {
 	mode, err := u.GPUs.ComputeMode(device)
 	if err != nil {
@@ -91,8 +92,8 @@ func (u Users) compute(p Process, device string) error {
 	return u.GPUs.Hold(device, p.PID, p.Command, usedMiB)
 }
 
-// StartMonitor has a process watch devices: it has their files open, which keeps a GPU from being reset, and computes
-// nothing, so that NVML does not report it.
+// StartMonitor makes a process watch devices. It has their files open, which keeps a GPU from being reset, and computes
+// nothing, so NVML does not report it.
 func (u Users) StartMonitor(p Process, devices ...string) error {
 	if err := u.show(p, devices); err != nil {
 		return err
@@ -105,15 +106,15 @@ func (u Users) StartMonitor(p Process, devices ...string) error {
 	return nil
 }
 
-// Open shows a process that has the files of devices open, in the table alone: a real one, of which the GPUs know by
-// themselves as far as it holds them.
+// Open shows, in the table alone, a process that has the files of devices open. The process is real: the GPUs know it
+// already if it holds them.
 func (u Users) Open(p Process, devices ...string) {
 	if err := u.show(p, devices); err != nil {
 		u.Log.Warn("process not shown in the table", zap.Int("pid", p.PID), zap.Error(err))
 	}
 }
 
-// Close takes it out of the table again. It need not be there.
+// Close removes it from the table. It need not be there.
 func (u Users) Close(pid int) {
 	if err := u.hide(pid); err != nil {
 		u.Log.Warn("process not taken out of the table", zap.Int("pid", pid), zap.Error(err))

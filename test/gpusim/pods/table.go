@@ -15,9 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Table is the simulated process table of a node's host: a folder that shows processes as /proc does, as far as is needed
-// to see who has which device file open, and to find a program among its pod's. The agent's own process is in it from
-// the start, as is the id of the host's boot. A real process of this machine is in it under its real pid: a signal to that reaches it.
+// Table is the simulated process table of a node's host: a folder that shows processes like /proc. It has what readers
+// need to see who has which device file open, and to find a program among its pod's. The agent's own process is in it
+// from the start, and so is the id of the host's boot. A real process of this machine is in it under its real pid: a
+// signal to that pid reaches it.
 //
 // Each process is there as a whole or not at all. Any number of programs may change the table and read it.
 type Table struct{ dir string }
@@ -31,7 +32,7 @@ type Process struct {
 	Files   []string // the paths of what it has open besides the first three
 }
 
-// agentPID is the agent's in each table. It is not 1: then the table would be that of a PID namespace of the agent's own.
+// agentPID is the agent's in each table. It is not 1: pid 1 would mean that the agent has its own PID namespace.
 const agentPID = 2
 
 // MakeTable makes a table of a host in that boot in dir, or opens the one that is there.
@@ -70,7 +71,7 @@ func (t *Table) Add(p Process) error {
 }
 
 func (t *Table) add(p Process) error {
-	// What is not named by a number is no process to those who read the table.
+	// Readers of the table see a process only under a number.
 	aside, err := os.MkdirTemp(t.dir, "new-")
 	if err != nil {
 		return err
@@ -98,7 +99,7 @@ func (t *Table) add(p Process) error {
 			return err
 		}
 	}
-	// What a real process sees of files is for the machine to say.
+	// The machine decides which files a real process sees.
 	if err := os.Symlink(filepath.Join("/proc", strconv.Itoa(p.PID), "root"), filepath.Join(aside, "root")); err != nil {
 		return err
 	}
@@ -108,8 +109,8 @@ func (t *Table) add(p Process) error {
 	return os.Rename(aside, filepath.Join(t.dir, strconv.Itoa(p.PID)))
 }
 
-// startTime is when a real process has started, as the kernel counts: in ticks since the machine's start. All simulated ones
-// have started with it.
+// startTime is when a real process started, in the kernel's ticks since the machine's start. All simulated processes
+// started at the same time as the machine.
 func startTime(pid int) string {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -140,7 +141,7 @@ func stat(pid int, comm, started string) string {
 	return strings.Join(fields, " ") + "\n"
 }
 
-// Remove takes a process out of the table. It need not be there.
+// Remove removes a process from the table. It need not be there.
 func (t *Table) Remove(pid int) error {
 	if err := t.remove(strconv.Itoa(pid)); err != nil {
 		return fmt.Errorf("taking process %d out of the table: %w", pid, err)
@@ -159,7 +160,7 @@ func (t *Table) remove(pid string) error {
 	return os.RemoveAll(aside)
 }
 
-// Reboot takes all processes out of the table but the agent's, and gives the boot another id.
+// Reboot removes all processes from the table except the agent's, and gives the boot another id.
 func (t *Table) Reboot(boot string) error {
 	if err := t.kernelSays(boot); err != nil {
 		return fmt.Errorf("booting the host of a process table: %w", err)

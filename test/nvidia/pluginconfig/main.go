@@ -1,8 +1,8 @@
-// Command pluginconfig reads config files as NVIDIA's k8s-device-plugin v0.19.3 does, and prints what it takes them for,
-// for tests: each file that is named as an argument becomes one element of a JSON list.
+// Command pluginconfig reads config files like NVIDIA's k8s-device-plugin v0.19.3, and prints its reading of them for
+// tests. Each file argument becomes one element of a JSON list.
 //
-// It is a module of its own so that what NVIDIA's package requires never decides the versions that this project is built
-// with.
+// It is a separate module so that the requirements of NVIDIA's package never decide the versions that this project is
+// built with.
 package main
 
 import (
@@ -14,12 +14,12 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// meaning is what the plugin takes one file for.
+// meaning is the plugin's reading of one file.
 type meaning struct {
 	Refused      string            `json:"refused,omitempty"` // what the plugin says before it ends
 	Strategy     string            `json:"strategy,omitempty"`
 	Replicas     map[string]int    `json:"replicas,omitempty"` // by the name of the resource
-	Offered      map[string]string `json:"offered,omitempty"`  // under which name each is offered
+	Offered      map[string]string `json:"offered,omitempty"`  // under which name each is advertised
 	FailMultiple bool              `json:"failMultiple,omitempty"`
 	MIGStrategy  string            `json:"migStrategy,omitempty"`
 	MPSRoot      string            `json:"mpsRoot,omitempty"`

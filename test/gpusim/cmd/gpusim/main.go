@@ -1,7 +1,7 @@
-// Command gpusim makes a node of simulated GPUs, shows it, and does to it what people and misfortune do to a real one.
+// Command gpusim creates a node of simulated GPUs, shows it, and does to it what happens to a real one.
 //
-// Under the name nvidia-smi it does the few things that NVIDIA's programs run nvidia-smi for, and under the name
-// nvidia-cuda-mps-control what they run that for.
+// Under the name nvidia-smi it does the few things that NVIDIA's programs run nvidia-smi for. It also stands in for
+// nvidia-cuda-mps-control under that name.
 package main
 
 import (
@@ -193,7 +193,7 @@ func (c *cli) hold() *cobra.Command {
 	return cmd
 }
 
-// monitor is what NVIDIA's DCGM is to the driver.
+// monitor behaves towards the driver like NVIDIA's DCGM.
 func (c *cli) monitor() *cobra.Command {
 	return &cobra.Command{
 		Use:   "monitor",
@@ -216,7 +216,7 @@ func (c *cli) monitor() *cobra.Command {
 	}
 }
 
-// compute is what a training job is to the driver.
+// compute behaves towards the driver like a training job.
 func (c *cli) compute() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compute",
@@ -259,7 +259,7 @@ func ownPID() (int, error) {
 	return strconv.Atoi(name)
 }
 
-// find turns "0" into the UUID of the first GPU, and "0@4" into that of the MIG device that stands there.
+// find turns "0" into the UUID of the first GPU, and "0@4" into the UUID of the MIG device at that place.
 func find(n *gpusim.Node, device string) string {
 	var index, start int
 	if _, err := fmt.Sscanf(device, "%d@%d", &index, &start); err == nil {
@@ -383,7 +383,7 @@ func (c *cli) health() *cobra.Command {
 	return cmd
 }
 
-// play lets what happens to GPUs on real machines happen to a simulated one.
+// play simulates what happens to GPUs on real machines.
 func (c *cli) play() *cobra.Command {
 	start, cure := gpusim.NoInstance, false
 	cmd := &cobra.Command{

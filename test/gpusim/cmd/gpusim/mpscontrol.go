@@ -21,17 +21,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mpsControlName is the name under which this command stands for NVIDIA's, which is part of its driver.
+// mpsControlName is the name under which this command replaces NVIDIA's, which is part of its driver.
 const mpsControlName = "nvidia-cuda-mps-control"
 
-// mpsParent names an environment variable with the process without which the daemon does not live on.
+// mpsParent names an environment variable with a process; the daemon ends when that process ends.
 const mpsParent = "GPUSIM_MPS_PARENT"
 
-// mpsControl is the part of nvidia-cuda-mps-control that NVIDIA's MPS control daemon for Kubernetes and its device plugin
-// run: with -d it starts a daemon, without it takes commands from stdin to the daemon and prints what that answers. Both go
-// by the folders CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY.
+// mpsControl is the part of nvidia-cuda-mps-control that NVIDIA's MPS control daemon for Kubernetes and its device
+// plugin run. With -d it starts a daemon; without it, it sends commands from stdin to the daemon and prints the
+// answers. Both use the folders CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY.
 //
-// The daemon ends with the process that has started it, as it does when a container ends.
+// The daemon ends with the process that started it, as it does when a container ends.
 func mpsControl() *cobra.Command {
 	pipes := mpsDirectory("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
 	logs := mpsDirectory("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps")
@@ -66,12 +66,12 @@ func mpsDirectory(variable, otherwise string) string {
 
 func mpsSocket(pipes string) string { return filepath.Join(pipes, "control") }
 
-// mpsPatience is how long a daemon may take to come up.
+// mpsPatience is how long a daemon may take to start.
 const mpsPatience = 10 * time.Second
 
 var errMPSRuns = errors.New("an instance of this daemon is already running")
 
-// startMPS runs the daemon in another process, and returns when that answers.
+// startMPS runs the daemon in another process, and returns when the daemon answers.
 func startMPS(ctx context.Context, pipes string) error {
 	if mpsAnswers(pipes) {
 		return errMPSRuns
@@ -114,7 +114,7 @@ func mpsAnswers(pipes string) bool {
 	return conn.Close() == nil
 }
 
-// runMPS is the daemon. It ends when it is asked to quit, by a signal, and with the process that it is to end with.
+// runMPS is the daemon. It ends on a quit command, on a signal, and with the process that it follows.
 func runMPS(ctx context.Context, pipes, logs string) error {
 	if mpsAnswers(pipes) {
 		return errMPSRuns
@@ -124,7 +124,7 @@ func runMPS(ctx context.Context, pipes, logs string) error {
 	if err := endWith(os.Getenv(mpsParent), end); err != nil {
 		return err
 	}
-	// One that was killed has left its socket behind.
+	// A killed daemon has left its socket behind.
 	if err := os.Remove(mpsSocket(pipes)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -182,7 +182,7 @@ func endWith(pid string, end func()) error {
 	return nil
 }
 
-// mpsDaemon is what the daemon keeps.
+// mpsDaemon is the state of the daemon.
 type mpsDaemon struct {
 	log  io.Writer
 	quit func() error
@@ -239,7 +239,7 @@ func (d *mpsDaemon) setThreads(to []string) string {
 	return d.threads + "\n"
 }
 
-// sendMPS hands commands to the daemon. One that has been asked to quit is gone when this returns.
+// sendMPS sends commands to the daemon. After a quit command the daemon is gone when sendMPS returns.
 func sendMPS(pipes string, commands io.Reader, out io.Writer) error {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: mpsSocket(pipes)})
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// spell writes the options that nvidia-smi begins with one dash, and which are more than one letter, as they are known
-// here.
+// spell rewrites nvidia-smi's options that have one dash and several letters as this command knows them.
 func spell(args []string) []string {
 	out := slices.Clone(args)
 	for i, a := range out {
@@ -23,8 +22,8 @@ func spell(args []string) []string {
 	return out
 }
 
-// smi is the part of nvidia-smi that mig-parted, mig-manager, the MPS control daemon, operators and test/hardware run: a list, a reset,
-// the compute mode and persistence mode, and queries of a few fields.
+// smi is the part of nvidia-smi that mig-parted, mig-manager, the MPS control daemon, operators and test/hardware run.
+// It lists and resets GPUs, sets the compute mode and persistence mode, and queries a few fields.
 func smi() *cobra.Command {
 	c := &cli{dir: defaultDir()}
 	var ids []string

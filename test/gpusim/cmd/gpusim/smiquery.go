@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// query has the fields that nvidia-smi is to print, and how.
+// query has the fields that nvidia-smi prints, and their format.
 type query struct {
 	gpus, apps []string
 	format     string
@@ -58,7 +58,7 @@ var of = map[string]func(l *gpusim.Library, d gpusim.Device) (string, gpusim.Ret
 
 var enabled = map[bool]string{false: "Disabled", true: "Enabled"}
 
-// print prints what is asked of a GPU.
+// print prints the requested fields of a GPU.
 func (q query) print(w io.Writer, l *gpusim.Library, d gpusim.Device) error {
 	if q.format != "csv,noheader,nounits" {
 		return errFormat

@@ -1,9 +1,9 @@
-// Command mps-control-daemon is NVIDIA's MPS control daemon for Kubernetes without its subcommand mount-shm, which no test
-// needs: what it does with the config, the GPUs and nvidia-cuda-mps-control is NVIDIA's own package. The program around that
-// is written again, since a requirement of the subcommand is missing from the public checksum database.
+// Command mps-control-daemon is NVIDIA's MPS control daemon for Kubernetes without its subcommand mount-shm, which no
+// test needs. NVIDIA's own package handles the config, the GPUs and nvidia-cuda-mps-control. The program around it is
+// rewritten, since a requirement of the subcommand is missing from the public checksum database.
 //
-// As NVIDIA's, it has its files under /mps, sets the compute mode by nvidia-smi, begins again on SIGHUP, tries again when a
-// daemon does not start, and gives the compute mode back only when it is asked to end.
+// Like NVIDIA's, it has its files under /mps, and sets the compute mode by nvidia-smi. It starts over on SIGHUP,
+// retries when a daemon does not start, and restores the compute mode only on a request to end.
 package main
 
 import (

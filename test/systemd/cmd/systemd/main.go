@@ -1,5 +1,5 @@
 // Command systemd runs the system bus of a host, with a simulated logind and systemd, for people and for programs that
-// insist on one.
+// need one.
 package main
 
 import (
