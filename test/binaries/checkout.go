@@ -44,8 +44,8 @@ func (b Builder) root() (string, error) {
 }
 
 // KeepOutOfTestCache makes the Go command run the tests of the calling package each time. The Go command sees the
-// variables and files that a test reads, but not the programs it runs. It keeps no result of a test whose log of these
-// is gone. It does not check the files in that log either; the tests of agent open half a million.
+// variables and files that a test reads, but not the programs it runs. Without the log of these it keeps no result of a
+// test. Nor does it check each file in that log; the tests of agent open half a million.
 func KeepOutOfTestCache() {
 	if log := flag.Lookup("test.testlogfile"); log != nil && log.Value.String() != "" {
 		_ = os.Remove(log.Value.String()) // it is gone already, or another test of the package has removed it

@@ -39,8 +39,7 @@ type Subject struct {
 const (
 	whole  = "nvidia.com/gpu"
 	shared = "nvidia.com/gpu.shared"
-	// stepTime bounds the wait for the effect of a step. Without an effect in that time, the state is recorded
-	// unchanged.
+	// stepTime bounds the wait for the effect of a step. Without an effect by then, the current state is recorded.
 	stepTime     = 30 * time.Second
 	observeEvery = 50 * time.Millisecond
 )
