@@ -30,7 +30,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
-// World is a cluster with nodes of which a test plays the agents.
+// World is a cluster with nodes. A test plays their agents.
 type World struct {
 	commands []cluster.Command // which the test runs
 	T        *testing.T
@@ -42,7 +42,7 @@ type World struct {
 	Names map[string]api.Answer
 }
 
-// Output is what the command has written, of which a test may read while it writes.
+// Output is what the command has written. A test may read it while the command writes.
 type Output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -85,7 +85,7 @@ func GPUNode(name string) *corev1.Node {
 // GPU is such a node, made in the test's time.
 func GPU(name string) func() *corev1.Node { return func() *corev1.Node { return GPUNode(name) } }
 
-// Bare is a node on which no agent has ever run.
+// Bare is a node that has never run an agent.
 func Bare(name string, labels ...string) func() *corev1.Node {
 	return func() *corev1.Node { return &corev1.Node{ObjectMeta: meta(name, labels...)} }
 }
@@ -129,7 +129,7 @@ func Research(phase api.Phase, reason config.Reason, left int, blockers ...strin
 	return api.Status{Desired: "research", Label: config.LabelProfile, Phase: phase, Reason: reason, Left: left, Blockers: blockers}
 }
 
-// Done is that of one that has fulfilled it.
+// Done is the status of an agent that has fulfilled that request.
 func Done() api.Status { return Research(api.PhaseIdle, config.ReasonConverged, 0) }
 
 // Create makes a node.
@@ -243,7 +243,7 @@ func (w *World) Runs() bool {
 	}
 }
 
-// ErrRefused is that of an API server that is not there.
+// ErrRefused is the error of a call when no API server is there.
 var ErrRefused = errors.New("connection refused")
 
 // meta is a node's, with labels.
@@ -321,7 +321,7 @@ func (w *World) Asked() map[string]int {
 	return out
 }
 
-// Fifty are nodes on which agents run, and their names.
+// Fifty are nodes that run agents, and their names.
 func Fifty() (nodes []func() *corev1.Node, names []string) {
 	for i := range 50 {
 		name := fmt.Sprintf("gpu-%02d", i)

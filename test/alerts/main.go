@@ -1,7 +1,7 @@
 // Command alerts says what an expression of Prometheus asks for, by Prometheus' own parser, and whether an object of the Prometheus operator has
-// only fields that its type has. Beside it the module pins promtool, which runs alerts.yaml.
+// only fields that its type has. The module also pins promtool, which runs alerts.yaml.
 //
-// It is a module of its own so that what Prometheus requires never decides the versions that this project is built with.
+// It is a separate module so that Prometheus' requirements never decide the versions that this project is built with.
 package main
 
 import (

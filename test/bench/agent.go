@@ -32,7 +32,7 @@ func gpuslice(st *stage, plugin deployment) contender {
 	}}
 }
 
-// gpusliceSharing is the same, beside a device plugin that is run with a file of the host: deploy/overlays/device-plugin.
+// gpusliceSharing is our agent next to a device plugin that runs with a file of the host: deploy/overlays/device-plugin.
 func gpusliceSharing(st *stage, _ incumbent.Programs) contender {
 	files := deployment{
 		labels:    map[string]string{"nvidia.com/gpu.present": "true"},

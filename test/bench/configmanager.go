@@ -8,8 +8,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
-// configManager is NVIDIA's, beside its device plugin in the same pod, as the GPU Operator and the plugin's chart run it. It
-// says nothing to anybody: that it is done can only be seen by what the node offers.
+// configManager is NVIDIA's config-manager in the pod of its device plugin, as the GPU Operator and the plugin's chart run
+// it. It reports to no one: only what the node advertises shows that it is done.
 func configManager(st *stage, _ incumbent.Programs) contender {
 	chart := deployment{
 		labels: map[string]string{

@@ -54,7 +54,7 @@ func peak(status string) (int, error) {
 }
 
 // processorTime adds up utime, stime, cutime and cstime, fields 14 to 17. The second field is the program's name in
-// parentheses, in which anything may stand.
+// parentheses. The name may hold any characters.
 func processorTime(stat []byte) (time.Duration, error) {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	const first, after = 14 - 3, 17 - 3 + 1

@@ -108,7 +108,7 @@ func (st *stage) runFault(ctx context.Context, dir string, r faultRow) (c course
 	return c, err
 }
 
-// says is true of a node whose condition GPUUnhealthy has the status.
+// says is true of a node that has the condition GPUUnhealthy with this status.
 func says(status corev1.ConditionStatus) func(*corev1.Node) bool {
 	return func(o *corev1.Node) bool {
 		return slices.ContainsFunc(o.Status.Conditions, func(c corev1.NodeCondition) bool {

@@ -104,8 +104,8 @@ func (p person) drainAndCut(ctx context.Context) (err error) {
 	return p.withoutPlugin(ctx, func() error { return p.migParted(ctx, "apply") })
 }
 
-// withoutPlugin does something while the device plugin is away, which keeps GPUs open and reads their layout only when it
-// starts. It is sent away by the label of the GPU Operator.
+// withoutPlugin does something while the device plugin is not running: the plugin keeps GPUs open and reads their layout
+// only when it starts. The label of the GPU Operator removes it.
 func (p person) withoutPlugin(ctx context.Context, do func() error) (err error) {
 	plugin := func(value string) error {
 		return p.kubectl(ctx, "label", "node", p.at.Name, labelPlugin+"="+value, "--overwrite")

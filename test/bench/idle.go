@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/incumbent"
 )
 
-// idleScenario is a full node on which nothing is asked for: what a program keeps in memory there. It is the row of the third table.
+// idleScenario is a full node without a request. It shows what a program keeps in memory there. It is the row of the third table.
 var idleScenario = scenario{
 	name:  "idle: eight H100s in 56 slices, 110 pods on the node",
 	gpus:  []gpusim.GPUSpec{{Model: "H100-80GB", Count: 8, MIG: true}},
@@ -32,8 +32,8 @@ var idleScenario = scenario{
 
 const (
 	podsOfNode = 110 // kubelet's default limit
-	// settling is how long a program is left alone before its memory counts, and watching for how long that is looked at: by then an agent
-	// has looked thoroughly at the GPUs.
+	// settling is how long a program runs undisturbed before its memory counts: by then an agent has looked thoroughly at the GPUs.
+	// watching is how long the bench looks at the memory.
 	settling, watching = 75 * time.Second, 30 * time.Second
 	// replacing is how many of the pods without a GPU are replaced at once, and rounds how often that happens.
 	replacing, rounds = 25, 20
@@ -45,8 +45,8 @@ type idleRow struct {
 	runs    []kept
 }
 
-// kept is the anonymous memory of a program in KiB, the most of each time, and how long after its start it reported on the node; 0 if it did not
-// on which nothing is asked for.
+// kept is the most anonymous memory of a program in KiB, for each time. reported is how long after its start it reported on the node; 0 if it
+// did not.
 type kept struct {
 	idle, churn, after int
 	reported           time.Duration

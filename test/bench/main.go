@@ -1,6 +1,6 @@
-// Command bench holds gpuslice against NVIDIA's own tools, on the same simulated GPUs with the same latencies, in one run:
-// nvidia-mig-parted by itself, the same after kubectl drain as an administrator does it, NVIDIA's k8s-mig-manager and
-// config-manager, and the agent. It prints a table.
+// Command bench compares gpuslice with NVIDIA's own tools, on the same simulated GPUs with the same latencies, in one run.
+// The tools are nvidia-mig-parted by itself, nvidia-mig-parted after kubectl drain as an administrator does it, and
+// NVIDIA's k8s-mig-manager and config-manager. It prints a table.
 package main
 
 import (
@@ -157,7 +157,7 @@ func (p measured) in(s scenario) func(*stage, incumbent.Programs) contender {
 	}
 }
 
-// tables are the rows that are asked for.
+// tables are the requested rows.
 type tables struct {
 	rows  []row
 	sick  []faultRow
@@ -169,7 +169,7 @@ func (t tables) dra() bool {
 	return slices.ContainsFunc(t.rows, func(r row) bool { return r.scenario.dra })
 }
 
-// tables has the rows that are asked for, still without results.
+// tables returns the requested rows, still without results.
 func (o options) tables() (t tables, err error) {
 	scenarioMatch, err := regexp.Compile(o.scenario)
 	if err != nil {
@@ -213,8 +213,8 @@ func (o options) idleRows(scenario, program *regexp.Regexp) (out []idleRow) {
 	return out
 }
 
-// each calls do for each run of each of so many rows, with a directory of the run's own. The rows take turns, so that all of them see the machine as
-// busy as it is.
+// each calls do for each run of each of so many rows, with the run's own directory. The rows take turns, so that the machine is equally busy for all
+// of them.
 func (o options) each(ctx context.Context, dir, table string, rows, parallel int, do func(ctx context.Context, row, run int, dir string) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
-// scenario is a state of a node's GPUs and a change that is asked for. It is a row of the table.
+// scenario is a state of a node's GPUs and a requested change. It is a row of the table.
 type scenario struct {
 	name  string
 	gpus  []gpusim.GPUSpec
@@ -21,7 +21,8 @@ type scenario struct {
 	// replicas is how often each GPU shall be offered in the end, by time-slicing; 0 where the scenario is about MIG.
 	replicas int
 
-	// config is the name by which the node asks for it; another one on each node, since nodes that ask for the same share a pool, of which few change at a time.
+	// config is the name that the node requests. Each node requests another one: nodes that request the same share a pool, and few nodes of a pool change at a
+	// time.
 	config string
 
 	dra bool // NVIDIA's DRA driver offers the GPUs, in place of the device plugin
@@ -30,8 +31,8 @@ type scenario struct {
 // sharing reports whether the scenario changes what the device plugin offers, and not the GPUs.
 func (s scenario) sharing() bool { return s.replicas > 0 }
 
-// scenarios are all rows, in the order of the table. Where mig-parted's format allows several ways to ask for the same,
-// the rules are those with which NVIDIA's tools do best.
+// scenarios are all rows, in the order of the table. Where mig-parted's format allows several rules for the same
+// layout, these are the rules that NVIDIA's tools do best with.
 var scenarios = []scenario{
 	{
 		name:  "no-op: eight H100s are as asked",
@@ -123,10 +124,10 @@ func (s scenario) file() []byte {
 	return fmt.Appendf(nil, "version: v1\nmig-configs:\n  %s: %s\n", cmp.Or(s.config, "requested"), s.rules)
 }
 
-// spec is the scenario's GPUs, whose calls take as long as on hardware.
+// spec is the scenario's GPUs. Their calls take as long as on hardware.
 func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: "realistic"} }
 
-// capacity is what a node with these GPUs has to offer as long as they are not shared.
+// capacity is what a node with these GPUs advertises while they are not shared.
 func (s scenario) capacity(gpus []nvml.GPU) map[string]int {
 	if s.dra {
 		return devices(gpus)
@@ -145,7 +146,7 @@ func (s scenario) offers(gpus []nvml.GPU) map[string]int {
 	return out
 }
 
-// want is how the GPUs shall be cut in the end: as the config asks, and as they are where it does not name them.
+// want is how the GPUs shall be cut in the end. GPUs that the config does not name keep their current cut.
 func (s scenario) want(before []nvml.GPU) ([]cut, error) {
 	if s.sharing() {
 		return cuts(before), nil

@@ -27,11 +27,11 @@ import (
 type service struct {
 	*stage
 	plugin deployment
-	// asks is how the change is asked for; by the label nvidia.com/mig.config if nil.
+	// asks requests the change. If it is nil, the label nvidia.com/mig.config does.
 	asks func(context.Context, *site) (ending, error)
 	// account is the user as whom the program asks the API server, if the device plugin's pod brings it; at.kubeconfig says it of others.
 	account string
-	// log is the name of gpuslice's log, by which its time is divided; empty for other programs.
+	// log is the name of gpuslice's log, which shows where its time went; empty for other programs.
 	log string
 	// start runs the program on the node. It returns when the program waits for the label. It is nil if the program comes with
 	// the device plugin; then nothing is known of its cost.
@@ -105,15 +105,15 @@ func (at *site) count(ctx context.Context) (c census, err error) {
 	return c, err
 }
 
-// ending is what a program says of a change at last.
+// ending is the last thing that a program says of a change.
 type ending struct {
 	word string        // success or failed
 	said time.Duration // after the request
 	over bool          // the node offers what its GPUs have; if not, it took too long
 }
 
-// measure has the GPUs cut, and looks from outside and the same way for all programs what comes of it. The change is asked
-// for by request, which returns when all is over.
+// measure has the GPUs cut, and observes the result from outside, the same way for all programs. request requests the
+// change and returns when all is over.
 func (at *site) measure(ctx context.Context, request func(context.Context) (ending, error)) (r result, err error) {
 	before, err := at.count(ctx)
 	if err != nil {

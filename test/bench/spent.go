@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// spent is where the time of a change went that gpuslice has made, beside the calls into the driver. With result.bound the parts add up to
+// spent is where the time of a change by gpuslice went, apart from the calls into the driver. With result.bound the parts add up to
 // result.said. All are 0 if nothing was to be changed.
 type spent struct {
 	drain  time.Duration // from the label until the first step that changes a GPU or the device plugin's config
@@ -60,7 +60,7 @@ func stepsIn(log string) (steps []step, err error) {
 	return steps, nil
 }
 
-// divide divides the time of a change that was asked for at the moment began.
+// divide divides the time of a change that was requested at began.
 func divide(r result, began time.Time, steps []step) (s spent) {
 	var first, last time.Time
 	for _, one := range steps {

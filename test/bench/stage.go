@@ -38,7 +38,7 @@ const (
 	pluginApp   = "nvidia-device-plugin-daemonset"
 )
 
-// stage is the cluster that all runs share. Each run has a node of its own in it.
+// stage is the cluster that all runs share. Each run has its own node in it.
 type stage struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
@@ -170,7 +170,7 @@ func (at *site) offers(of func([]nvml.GPU) map[string]int) func(context.Context,
 	}
 }
 
-// offered is what the node has to give out of NVIDIA's resources, without those at 0.
+// offered is what the node advertises of NVIDIA's resources, without those at 0.
 func offered(n *corev1.Node) map[string]int {
 	out := map[string]int{}
 	for name, q := range n.Status.Allocatable {
@@ -262,7 +262,7 @@ func (at *site) running(ctx context.Context, namespace, selector string) (map[ty
 	return out, nil
 }
 
-// evicted are the names of pods of users for which the Eviction API was called in earnest, with success.
+// evicted are the names of users' pods that the Eviction API has evicted. Dry runs do not count.
 func (at *site) evicted() (map[string]bool, error) {
 	events, err := at.cluster.Requests(func(e cluster.AuditEvent) bool {
 		return e.Resource == "pods/eviction" && e.Namespace == usersNamespace && e.Code < 300 &&
@@ -278,7 +278,7 @@ func (at *site) evicted() (map[string]bool, error) {
 	return out, nil
 }
 
-// leftovers are what a program has not given back, in words.
+// leftovers are what a program has not restored, in words.
 func leftovers(o *corev1.Node) []string {
 	var out []string
 	if o.Spec.Unschedulable {

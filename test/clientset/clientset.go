@@ -1,4 +1,5 @@
-// Package clientset makes the programs' client of one of client-go's, as of its fake, whose trackers and reactors answer then.
+// Package clientset makes the programs' client from one of client-go's. With client-go's fake, its trackers and reactors
+// answer.
 package clientset
 
 import (

@@ -32,7 +32,7 @@ type entry struct {
 	Message string `json:"message"` // of the same
 }
 
-// follow shows what the agent, the pods and the GPUs do until the node is given back.
+// follow shows what the agent, the pods and the GPUs do until the agent releases the node.
 func (s *scene) follow(ctx context.Context) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()

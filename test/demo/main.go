@@ -1,5 +1,5 @@
-// Command demo shows the main job on simulated GPUs and a real control plane, from nothing: a node is labelled, drained,
-// cut into MIG instances, proven and given back, and its agent is killed in the middle of it.
+// Command demo shows the main job on simulated GPUs and a real control plane, from nothing. A node is labelled, drained,
+// cut into MIG instances, verified and released. Its agent is killed in the middle of it.
 package main
 
 import (
@@ -20,7 +20,7 @@ const patience = 5 * time.Minute
 
 func main() { program.Main(command()) }
 
-// What a user applies, on nodes of NVIDIA's device plugin and of its DRA driver.
+// Folders that a user applies, on nodes of NVIDIA's device plugin and of its DRA driver.
 const (
 	manifests    = "deploy/base"
 	draManifests = "deploy/overlays/dra"
@@ -53,7 +53,7 @@ func (o options) show(ctx context.Context, out *screen) error {
 		return err
 	}
 	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own " + o.offerer())
-	// What is wrong with the config shows here, and not after minutes of building.
+	// An error in the config shows here, not after minutes of building.
 	if err := foresee(ctx, out, o.config); err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ func (s *scene) settled(ctx context.Context) (bool, error) {
 	}), nil
 }
 
-// change labels the node and shows what happens until the node is given back.
+// change labels the node and shows what happens until the agent releases it.
 func (s *scene) change(ctx context.Context) error {
 	before, err := s.picture(ctx, "Before")
 	if err != nil {
@@ -243,8 +243,8 @@ func ready(conditions []corev1.NodeCondition) corev1.ConditionStatus {
 	return corev1.ConditionUnknown
 }
 
-// offer counts the devices that pods can get on the node, by resource: those that kubelet has of the device plugin, or those of the
-// DRA driver's slices, as its DeviceClasses name them.
+// offer counts the devices that pods can get on the node, by resource. They are those that the device plugin advertises to kubelet,
+// or those in the DRA driver's slices, as its DeviceClasses name them.
 func (s *scene) offer(ctx context.Context, name string) (map[string]int, error) {
 	out := map[string]int{}
 	if !s.dra {

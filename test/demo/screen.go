@@ -101,6 +101,6 @@ func (s *screen) Write(p []byte) (int, error) {
 func (s *screen) print(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A demo whose terminal has gone has no one left to show anything to.
+	// When the terminal is gone, the demo has no one left to show anything to.
 	_, _ = io.WriteString(s.w, text)
 }

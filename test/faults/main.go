@@ -1,6 +1,6 @@
-// Command faults tries small faults in how the packages of the agent are put together: a mutation tester would run all tests of ./agent, which take minutes,
-// for each place. Each fault is a text of the product, what stands there instead, and the test that is to fail for it. The compiler reads a changed copy of the
-// file (-overlay): the checkout does not change.
+// Command faults tries small faults in how the packages of the agent are put together. A mutation tester would run all tests of ./agent for each place, and
+// they take minutes. Each fault is a text of the product, the text that replaces it, and the test that must fail for it. The compiler reads a changed copy of
+// the file (-overlay): the checkout does not change.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Package fullfs gives a test a file system of its own that is small enough to be filled. It knows nothing of what is written there.
+// Package fullfs gives a test its own file system, small enough to be filled. It knows nothing of what is written there.
 package fullfs
 
 import (

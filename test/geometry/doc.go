@@ -1,6 +1,6 @@
 // Package geometry walks the solver, the planner and both drivers through the geometries of every simulated model. Its
-// tests hold each change against a search of their own, which learns from the simulated hardware what can stand and knows
-// nothing of the solver, and each result against NVIDIA's mig-parted.
+// tests compare each change with their own search, and each result with NVIDIA's mig-parted. The search learns from the
+// simulated hardware what can stand, and knows nothing of the solver.
 //
-// README.md beside this folder says how to run longer walks, and what the figures are.
+// README.md next to this folder says how to run longer walks, and gives the figures.
 package geometry

@@ -26,8 +26,8 @@ const (
 	mostBytes = 60_000_000
 )
 
-// compressor turns programs into as few bytes as can be: the first filter makes addresses of jumps in x86 code alike, and the dictionary is so
-// large that what two programs have in common is there once. To unpack it takes a tenth of a gigabyte of memory.
+// compressor packs programs into as few bytes as possible. Its first filter makes addresses of jumps in x86 code alike. Its dictionary is so
+// large that code which two programs have in common is stored once. Unpacking takes a tenth of a gigabyte of memory.
 var compressor = []string{"xz", "--stdout", "--threads=1", "--x86", "--lzma2=preset=9e,dict=96MiB"}
 
 func bundle() *cobra.Command {
@@ -80,7 +80,7 @@ type archiver struct {
 }
 
 // write writes the tree's files as one compressed archive, and returns how long it is, and how long the files are together. The archive gets its name
-// when all of it is there: a run that fails, or is ended, leaves what had the name before, and nothing of its own.
+// when all of it is there: a run that fails, or is ended, keeps the former file of that name, and leaves no other.
 func (a archiver) write(ctx context.Context, t tree, to string) (packed, unpacked int64, err error) {
 	file, err := renameio.NewPendingFile(to, renameio.WithTempDir(filepath.Dir(to)), renameio.WithPermissions(0o644))
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 	claimName  = "last-gpu"               // a claim, and the pod that has it
 )
 
-// claims has NVIDIA's DRA driver give out the GPUs in the plugin's place. It cuts nothing.
+// claims has NVIDIA's DRA driver advertise the GPUs in the plugin's place. It cuts nothing.
 func (t *trial) claims(ctx context.Context, p *plane) {
 	ready := t.report.alone("NVIDIA's DRA driver in the plugin's place: its slices have the GPUs", func() (string, error) {
 		if t.report.broken {
@@ -110,9 +110,9 @@ func (p *plane) published(ctx context.Context) (map[string]string, error) {
 	return out, nil
 }
 
-// claim runs a pod with a claim of the last GPU, which is not the one that it would get by chance, and sees that its process is there.
-// The stand-in kubelet injects no CDI devices, so that the pod gets its GPU's name by its environment; that the driver has given it that GPU is read
-// from the claim, and from the CDI spec that the driver has written for it.
+// claim runs a pod with a claim of the last GPU, which is not the one that it would get by chance, and checks that its process is there. The
+// stand-in kubelet injects no CDI devices: the pod gets its GPU's name from its environment. The claim, and the CDI spec that the driver has written
+// for it, show that the driver has allocated that GPU to the pod.
 func (p *plane) claim(ctx context.Context) (string, error) {
 	gpu := p.before[len(p.before)-1]
 	_, err := p.client.ResourceV1().ResourceClaims(namespace).Create(ctx, &resourcev1.ResourceClaim{
@@ -294,8 +294,8 @@ func loaded(maps string) (folder, version string, err error) {
 	return "", "", notHere("libnvidia-ml.so.1 has no version in its file's name, and NVIDIA's DRA driver finds it by that alone")
 }
 
-// driverFiles makes a folder that NVIDIA's DRA driver takes for the root of NVIDIA's driver, and returns what is to be shown in it: it wants files there, and
-// not links that lead out of it.
+// driverFiles makes a folder that NVIDIA's DRA driver takes for the root of NVIDIA's driver, and returns the mounts to show in it. The DRA driver wants files
+// there, not links that lead out of the folder.
 func driverFiles(root, libraries, version, smi string) ([]sandbox.Mount, error) {
 	over := []sandbox.Mount{{Source: root, Target: "/driver-root"}, {Source: "/dev", Target: "/driver-root/dev"}}
 	files := map[string]string{"usr/bin/nvidia-smi": smi}

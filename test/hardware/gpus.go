@@ -28,7 +28,7 @@ import (
 // callTime bounds a call of the driver, or a program that asks it. A cold GPU takes seconds.
 const callTime = time.Minute
 
-// queried are the fields of each GPU that nvidia-smi is asked for.
+// queried are the fields of each GPU to query from nvidia-smi.
 var queried = []string{
 	"index", "uuid", "name", "pci.bus_id", "memory.total", "mig.mode.current", "mig.mode.pending", "persistence_mode", "compute_mode", "compute_cap",
 }
@@ -291,7 +291,7 @@ func (t *trial) fault(ctx context.Context) (string, error) {
 	return saw + "; the kernel's log " + names(ctx, logged, c.Process.Pid), nil
 }
 
-// mmuFault is the Xid of a kernel that uses an address which no one has, and channelsRemoved that of what is done about it.
+// mmuFault is the Xid of a kernel that uses an invalid address. channelsRemoved is the Xid of the driver's response.
 const mmuFault, channelsRemoved = 31, 45
 
 // await waits until the driver has reported the fault and the process has ended.

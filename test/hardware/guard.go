@@ -22,8 +22,8 @@ type reader interface {
 }
 
 // guard is the driver of everything that runs in this program, the agent too. It refuses each call that would change a GPU's mode, instances or
-// settings, before the driver sees it, and remembers it: a run in which one came has failed. Each method of nvml.Driver is written out here,
-// so that one that is added to it does not pass by itself.
+// settings, before the driver sees it, and remembers it: a run with such a call has failed. Each method of nvml.Driver is written out here, so
+// that one that is added to it does not pass by itself.
 type guard struct {
 	reader
 	stop func(error) // ends the run; may be nil

@@ -67,7 +67,7 @@ func logTo(file string) (*zap.Logger, error) {
 	return logs.Build()
 }
 
-// passedOn are variables of this process by which programs find NVIDIA's libraries.
+// passedOn are variables of this process that programs need to find NVIDIA's libraries.
 var passedOn = []string{"LD_LIBRARY_PATH", "PATH"}
 
 // find finds what this machine has.
@@ -124,7 +124,7 @@ func (m *machine) simulate(gpus string) error {
 	return os.Setenv("GPUSIM_NODE", node) // for the library in this process
 }
 
-// makePipe makes a pipe that keeps apart what is written at once, and is open for as long as this process has it.
+// makePipe makes a pipe that keeps separate writes apart, and is open for as long as this process has it.
 func makePipe(path string) (*os.File, error) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return nil, err

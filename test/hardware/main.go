@@ -1,6 +1,6 @@
-// Command hardware tries gpuslice on the GPUs of this machine, and changes nothing of them: what it reads is compared with nvidia-smi,
-// every config is planned and none applied, an Xid is provoked by a program of its own, and a real control plane, NVIDIA's device plugin and
-// the agent share the GPUs by time-slicing. With --simulated it does the same on simulated GPUs.
+// Command hardware tries gpuslice on the GPUs of this machine, and changes nothing of them. It compares what it reads with nvidia-smi, plans
+// every config and applies none, and has its own program provoke an Xid. A real control plane, NVIDIA's device plugin and the agent share
+// the GPUs by time-slicing. With --simulated it does the same on simulated GPUs.
 //
 // It packs itself, and all that it starts, into one archive for a machine where nothing can be fetched.
 package main
@@ -21,7 +21,7 @@ import (
 // patience bounds a run once everything is built. It takes half a minute on two cores.
 const patience = 15 * time.Minute
 
-// errFailed is the end of a run whose table says what was not as it should be.
+// errFailed ends a run that has found a fault. Its table says which.
 var errFailed = errors.New("not all is as it should be: see the table")
 
 func main() { program.Main(command()) }
@@ -47,7 +47,7 @@ func command() *cobra.Command {
 	return c
 }
 
-// run does everything in a directory of its own, and prints the table.
+// run does everything in its own directory, and prints the table.
 func (o options) run(ctx context.Context, dir string) error {
 	programs, err := o.programs(ctx, dir)
 	if err != nil {

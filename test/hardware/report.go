@@ -28,7 +28,7 @@ func (e *notHereError) Error() string { return e.why }
 
 func notHere(format string, args ...any) error { return &notHereError{fmt.Sprintf(format, args...)} }
 
-// unmet is why a check is not made whose ground is missing.
+// unmet says why a check is not made: its ground is missing.
 const unmet = "a check that it rests on has not passed"
 
 // row is one check, and what it saw.

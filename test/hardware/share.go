@@ -178,14 +178,14 @@ func said(n *corev1.Node, condition string) corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-// offered is how many GPUs or shares the node has to give out.
+// offered is how many GPUs or shares the node advertises.
 func offered(n *corev1.Node) int {
 	q := n.Status.Allocatable[resourceName]
 	return int(q.Value())
 }
 
-// becomes asks for a sharing by the node's label, and proves that it is there: the agent says that it is done and has given the node
-// back, and kubelet gives out each GPU so often.
+// becomes requests a sharing by the node's label, and verifies it. The agent says that it is done and has released the node, and
+// kubelet advertises each GPU that often.
 func (p *plane) becomes(ctx context.Context, key string, replicas int) (string, error) {
 	began := time.Now()
 	if err := p.patch(ctx, "labels", config.LabelDevicePluginConfig, key); err != nil {
@@ -347,7 +347,7 @@ func (p *plane) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// staying are the pods whose shares are offered also where there are two of each GPU.
+// staying are the pods that keep their shares when each GPU has two.
 func (p *plane) staying(pods []corev1.Pod) map[string]bool {
 	out := map[string]bool{}
 	p.mu.Lock()
@@ -360,7 +360,7 @@ func (p *plane) staying(pods []corev1.Pod) map[string]bool {
 	return out
 }
 
-// makeRoom removes two pods: one whose share is offered still when there are two of each GPU, and one whose share is not. It returns the others.
+// makeRoom removes two pods: one that would keep its share when each GPU has two, and one that would lose it. It returns the others.
 func (p *plane) makeRoom(ctx context.Context, pods []corev1.Pod) ([]corev1.Pod, error) {
 	stays := p.staying(pods)
 	left := slices.Clone(pods)
@@ -422,7 +422,7 @@ func (p *plane) remove(ctx context.Context, name string) error {
 // The pods that do what is to be reported.
 const faulty, greedy = "faulty", "greedy"
 
-// fills sees that the node names the pod that fills a GPU, for as long as it is there.
+// fills checks that the node names the pod that fills a GPU until that pod is gone.
 func (p *plane) fills(ctx context.Context) (string, error) {
 	var condition corev1.NodeCondition
 	if err := p.await(ctx, "memory pressure", func(n *corev1.Node) bool {

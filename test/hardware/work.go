@@ -15,7 +15,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/hardware/cuda"
 )
 
-// What a process of this program does on the GPU that NVIDIA_VISIBLE_DEVICES names, as a program in a container does.
+// Kinds of work that a process of this program does, like a program in a container, on the GPU that
+// NVIDIA_VISIBLE_DEVICES names.
 const (
 	computes = "compute" // has a context, and takes little memory
 	fills    = "fill"    // takes 95 % of the GPU's memory, with what others have
@@ -30,7 +31,7 @@ const (
 	// begins is when errs makes its error. A program that loads a model has run for longer; one that has not yet been seen by the agent is reported
 	// as one of several that it may have been.
 	begins = 2 * time.Second
-	// lingers is how long a process lives on whose kernel was stopped, so that it can be seen whose it was.
+	// lingers is how long a process lives on after its kernel was stopped, so that its owner can be found.
 	lingers = 2 * time.Second
 )
 

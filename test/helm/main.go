@@ -1,8 +1,8 @@
-// Command helm does with a chart what Helm does, by Helm's own packages and without a cluster, for tests and for a release: it renders
-// the chart, checks it, tries it without each of its values, or packs it. Its start takes longer than what it does: whoever asks often
-// has one process answer, by "each".
+// Command helm does with a chart what Helm does, by Helm's own packages and without a cluster, for tests and for a release. It renders
+// the chart, checks it, tries it without each of its values, or packs it. Its start takes longer than its work: a caller with many
+// requests has one process answer, by "each".
 //
-// It is a module of its own so that what Helm requires never decides the versions that this project is built with.
+// It is a separate module so that Helm's requirements never decide the versions that this project is built with.
 package main
 
 import (

@@ -44,7 +44,7 @@ func (o order) image(arch string, files []file) (v1.Image, error) {
 	return image, nil
 }
 
-// config is that of the Dockerfile.
+// config is the image config, the same as from the Dockerfile.
 func (o order) config(arch string) *v1.ConfigFile {
 	return &v1.ConfigFile{
 		OS: "linux", Architecture: arch, Created: v1.Time{Time: o.created}, RootFS: v1.RootFS{Type: "layers"},
@@ -105,8 +105,8 @@ func put(w *tar.Writer, name string, content []byte, mode int64, at time.Time) e
 	return nil
 }
 
-// archive writes the images as one file, in OCI's image layout with a name by which containerd and podman import it. It gives the
-// digest of the index, by which a registry would know the image.
+// archive writes the images as one file, in OCI's image layout. It includes a name that lets containerd and podman import it.
+// It returns the digest of the index, which is the image's digest in a registry.
 func (o order) archive(to string, images []platformImage) (v1.Hash, error) {
 	name, err := fullName(o.name, o.version)
 	if err != nil {

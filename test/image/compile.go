@@ -17,7 +17,7 @@ import (
 // targets are what C compilers and Debian call an architecture.
 var targets = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 
-// libraries are what NVIDIA's library brings into the process, beside the C library itself. As in the Dockerfile.
+// libraries are the C library itself and those that NVIDIA's library brings into the process, as in the Dockerfile.
 var libraries = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0"}
 
 // compiler is a C compiler of this machine and what it compiles for.

@@ -1,10 +1,10 @@
 // Command image makes the agent's container image without a container engine: an archive in OCI's image layout with an image for each
-// platform, and a software bill of materials (CycloneDX) for each. What is in the image is what the Dockerfile puts there; test/shipped
+// platform, and a software bill of materials (CycloneDX) for each. The image holds the same files as the Dockerfile's; test/shipped
 // holds both to the same.
 //
 // The same sources, compilers and C library give the same archive, byte for byte.
 //
-// It is a module of its own so that what it requires never decides the versions that the agent is built with.
+// It is a separate module so that its requirements never decide the versions that the agent is built with.
 package main
 
 import (

@@ -54,7 +54,7 @@ func BuildSimulated(ctx context.Context, b binaries.Builder) (Programs, error) {
 	return p, nil
 }
 
-// InstallTools puts nvidia-mig-parted and nvidia-smi into dir, by which PATH must begin for programs of NVIDIA's that
+// InstallTools puts nvidia-mig-parted and nvidia-smi into dir. PATH must begin with dir for NVIDIA's programs that
 // start them.
 func (p Programs) InstallTools(dir string) error {
 	return link(map[string]string{
@@ -100,7 +100,7 @@ func NewHost(dir string, spec gpusim.Spec, p Programs) (*Host, error) {
 func (h *Host) Close() error { return h.GPUs.Close() }
 
 // NamePCIDevices gives the machine a pci.ids, of its GPUs alone. NVIDIA's programs read that file once for each GPU that they
-// look at. Without it, they read a copy of their own, of every PCI device in the world, which is nine tenths of their work.
+// look at. Without it, they read their own copy, of every PCI device in the world. That is nine tenths of their work.
 func (h *Host) NamePCIDevices() error {
 	files, err := filepath.Glob(filepath.Join(h.files(), "sys/bus/pci/devices/*/device"))
 	if err != nil {

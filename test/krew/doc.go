@@ -1,3 +1,3 @@
-// Package krew pins krew and its check of manifests, which the tests of a release run. It is a module of its own so that what they require
-// never decides the versions that gpuslice is built with.
+// Package krew pins krew and its check of manifests, which the tests of a release run. It is a separate module so that their requirements
+// never decide the versions that gpuslice is built with.
 package krew

@@ -27,7 +27,7 @@ func Over(one string, components ...string) Files {
 	return Files{"kustomization.yaml": text}
 }
 
-// The library keeps the schemas of kinds in variables of its own.
+// The library keeps the schemas of kinds in its own variables.
 var oneAtATime sync.Mutex
 
 // Build is what kubectl kustomize makes of the files, with deploy/ at that path.

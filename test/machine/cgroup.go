@@ -19,7 +19,7 @@ const removalTime = 5 * time.Second
 // cgroup is the name of a cgroup below the root of each hierarchy.
 type cgroup string
 
-// dirs are the directories of the cgroup, of which some may not exist.
+// dirs are the directories of the cgroup. Some may not exist.
 func (g cgroup) dirs() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(hierarchies, "cgroup.controllers")); err == nil {
 		return []string{filepath.Join(hierarchies, string(g))}, nil

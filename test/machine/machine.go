@@ -1,9 +1,9 @@
-// Package machine lets a program have a machine to itself: namespaces of its own for mounts, network, processes and IPC, with
-// one address on loopback, an empty /run, /var/lib and /var/log, and an /etc that no one else sees written. When the program ends, however it ends, the
-// kernel ends everything that it has started, and with the namespaces go its mounts, links and addresses.
+// Package machine lets a program have a machine to itself: its own namespaces for mounts, network, processes and IPC. The machine has one address on
+// loopback, an empty /run, /var/lib and /var/log, and an /etc that no one else sees written. When the program ends, however it ends, the kernel ends
+// everything that it has started. The machine's mounts, links and addresses end with the namespaces.
 //
-// It knows neither containers nor Kubernetes. What it cannot isolate are cgroups: the program gets one of its own, which is
-// removed when it has ended.
+// It knows neither containers nor Kubernetes. It cannot isolate cgroups: the program gets its own, which is removed when it
+// has ended.
 package machine
 
 import (
@@ -35,8 +35,8 @@ const (
 // emptied are directories that programs of a node write to at fixed paths.
 var emptied = []string{"/run", "/var/lib", "/var/log"}
 
-// Enter returns inside a machine. It belongs at the beginning of main or TestMain: outside, it runs the same program again
-// with the same arguments on a machine of its own, and then ends this process with that one's exit code.
+// Enter returns inside a machine. It belongs at the beginning of main or TestMain. Outside, it runs the same program again
+// with the same arguments on its own machine, and then ends this process with that one's exit code.
 func Enter() error {
 	switch os.Getenv(stageVariable) {
 	case stageInside:
@@ -179,7 +179,7 @@ func mounts() error {
 	return ownEtc()
 }
 
-// ownEtc lets programs of the machine write to /etc, and leaves the one of this machine as it is.
+// ownEtc lets programs of the machine write to /etc, and does not change the /etc outside.
 func ownEtc() error {
 	const written, work = "/var/lib/.etc/written", "/var/lib/.etc/work"
 	for _, dir := range []string{written, work} {

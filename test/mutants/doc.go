@@ -1,5 +1,5 @@
-// Package mutants pins the mutation tester that "make mutants" runs. It holds no code: the tool line of its go.mod names the program, and a
-// module of its own keeps the versions that it needs out of those of test/tools: golangci-lint is built with older ones on purpose.
+// Package mutants pins the mutation tester that "make mutants" runs. It holds no code: the tool line of its go.mod names the program. The
+// separate module keeps the versions that it needs out of test/tools, which builds golangci-lint with older ones on purpose.
 //
-// gremlins.yaml says how it runs.
+// The file gremlins.yaml says how it runs.
 package mutants

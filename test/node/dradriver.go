@@ -13,10 +13,11 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// DRADriverImage is that of NVIDIA's DRA driver for GPUs.
+// DRADriverImage is the image of NVIDIA's DRA driver for GPUs.
 const DRADriverImage = "dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0"
 
-// DRADriverLabel on a node says in which mode NVIDIA's DRA driver runs there, in place of its device plugin: DRAStatic or DRADynamicMIG.
+// DRADriverLabel on a node sets the mode of NVIDIA's DRA driver, which runs there in place of its device plugin: DRAStatic or
+// DRADynamicMIG.
 const DRADriverLabel = "test.gpuslice.io/dra-driver"
 
 // The modes of NVIDIA's DRA driver.
@@ -34,7 +35,7 @@ func (p *Parts) BuildDRADriver(ctx context.Context, b binaries.Builder) (err err
 	return err
 }
 
-// draDriver is its image: a shell in which the program is found, as its chart runs it.
+// draDriver is the DRA driver's image: a shell that finds the program, as its chart runs it.
 func (n *Node) draDriver() (kubelet.Image, error) {
 	image := kubelet.Image{Path: "/bin/bash", Env: append([]string{"PATH=" + n.Parts.DRADriver + ":/usr/bin:/bin"}, n.env...)}
 	for _, shown := range []string{"proc/driver", "proc/modules", "proc/devices", "proc/sys/kernel/random/boot_id", "sys/bus/pci", "sys/devices"} {

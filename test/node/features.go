@@ -23,8 +23,8 @@ import (
 // featurePeriod is between two looks at the files. Node feature discovery takes 60 s.
 const featurePeriod = 500 * time.Millisecond
 
-// Features stand for node feature discovery: what GPU feature discovery writes into files becomes labels of the node. A label
-// whose line is gone is taken away.
+// Features stand in for node feature discovery: they make the lines that GPU feature discovery writes into files labels of
+// the node. When a line is gone, its label is removed.
 type Features struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -53,7 +53,7 @@ func FollowFeatures(ctx context.Context, client kubernetes.Interface, node, dir 
 	return f
 }
 
-// Stop returns when nothing is published any more. What is on the node stays.
+// Stop returns when nothing is published any more. Labels on the node stay.
 func (f *Features) Stop() {
 	f.cancel()
 	<-f.done

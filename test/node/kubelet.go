@@ -2,5 +2,5 @@ package node
 
 import "context"
 
-// StartKubelet brings back a kubelet that was stopped, on the node as it was left: what `systemctl start kubelet` does.
+// StartKubelet starts a stopped kubelet again, as `systemctl start kubelet` does, and changes nothing else of the node.
 func (n *Node) StartKubelet(ctx context.Context) error { return n.startKubelet(ctx) }

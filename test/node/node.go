@@ -33,7 +33,7 @@ const (
 	AgentImage        = "gpuslice/gpuslice-agent:v0.1.0"
 )
 
-// Programs of the image of NVIDIA's device plugin beside the plugin itself, which is what it runs where no command is named.
+// Other programs of the image of NVIDIA's device plugin. It runs the plugin where no command is named.
 const (
 	discovery     = DevicePluginImage + " gpu-feature-discovery"
 	configManager = DevicePluginImage + " config-manager"
@@ -85,7 +85,7 @@ func BuildByClaims(ctx context.Context, b binaries.Builder) (p Parts, err error)
 	return p, err
 }
 
-// build builds the parts of every node, and that which offers its GPUs, with the name by which it is announced.
+// build builds the parts of every node, and the offerer, the part that offers its GPUs. name announces the offerer.
 func (p *Parts) build(ctx context.Context, b binaries.Builder, name string, offerer part) error {
 	if err := b.Announce(ctx, "kube", name); err != nil {
 		return err
@@ -185,8 +185,8 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	return n, nil
 }
 
-// Reboot ends everything that runs on the node and brings it up again. What runs beside it, such as an agent that a test has
-// started, is for the test to end before and to start after.
+// Reboot ends everything that runs on the node and brings it up again. A test that has started another program next to it,
+// such as an agent, ends that program before and starts it after.
 func (n *Node) Reboot(ctx context.Context) error {
 	n.Kubelet.Stop()
 	err := n.GPUs.Reboot()
@@ -280,7 +280,7 @@ func (n *Node) Stop(ctx context.Context) error {
 // DriverRoot is the directory under which the node's driver is installed.
 func (n *Node) DriverRoot() string { return filepath.Join(n.Dir, "driver") }
 
-// DevRoot is the directory with the node's device files in dev, of which there are only those of capabilities.
+// DevRoot is the directory with the node's device files in dev. Only those of capabilities exist.
 func (n *Node) DevRoot() string { return n.host() }
 
 // ProcRoot is the node's process table.

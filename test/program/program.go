@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 )
 
-// New is a command without arguments, whose errors Main prints.
+// New is a command without arguments. Main prints its errors.
 func New(name, short string, run func(context.Context) error) *cobra.Command {
 	return &cobra.Command{
 		Use:           name,

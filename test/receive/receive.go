@@ -1,5 +1,5 @@
-// Package receive receives from channels in tests that run by the machine's clock: what a fault of the product keeps from coming fails the test by
-// name, and does not hang the package. In a bubble of testing/synctest it is not needed: there the runtime says what waits for good.
+// Package receive receives from channels in tests that run by the machine's clock. When a fault of the product keeps a value from coming, the test
+// fails by name and the package does not hang. A bubble of testing/synctest does not need it: there the runtime says what waits for good.
 package receive
 
 import (
@@ -10,7 +10,8 @@ import (
 // patience is generous: a busy machine takes minutes.
 const patience = 5 * time.Minute
 
-// From returns what comes from the channel next, or the zero value of one that is closed. If nothing comes, it ends the test, whose goroutine must call it.
+// From returns what comes from the channel next, or the zero value of one that is closed. If nothing comes, it ends the test: so the test's goroutine must
+// call it.
 func From[T any](t testing.TB, from <-chan T) T {
 	t.Helper()
 	select {

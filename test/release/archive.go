@@ -80,7 +80,8 @@ func zipped(out *bytes.Buffer, at time.Time) (write func(packedFile) error, end 
 	return write, w.Close
 }
 
-// krew writes the manifest by which "kubectl krew install" finds the plugin: krew.googlecontainertools.github.com/v1alpha2.
+// krew writes the manifest that "kubectl krew install" needs to find the plugin:
+// krew.googlecontainertools.github.com/v1alpha2.
 func (r *release) krew(archives []archive) error {
 	type selector struct {
 		MatchLabels map[string]string `json:"matchLabels"`

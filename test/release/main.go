@@ -1,6 +1,6 @@
-// Command release makes all that a release has, in one folder: the container image as an OCI archive with bills of materials, the Helm
-// chart, a manifest for each way of installing, kubectl's plugin for every system that people work on with the manifest of krew, notes
-// from the commits' subjects, and checksums of it all. "make release" runs it; it publishes nothing.
+// Command release makes all parts of a release in one folder. It makes the container image as an OCI archive with bills of materials,
+// the Helm chart, and a manifest for each way of installing. It makes kubectl's plugin for every system that people work on, with the
+// manifest of krew. It adds notes from the commits' subjects, and checksums of it all. "make release" runs it; it publishes nothing.
 package main
 
 import (

@@ -18,12 +18,12 @@ const maxRebuilt = 1000
 // hostProc is where the real proc stands under a rebuilt /proc.
 const hostProc = ".host"
 
-// Enter gives the calling thread a mount namespace of its own that shows what the options say. The caller must have
-// locked its goroutine to the thread and must replace the process afterwards: other threads still see the old mounts.
+// Enter gives the calling thread its own mount namespace, which shows what the options say. The caller must have locked
+// its goroutine to the thread and must replace the process afterwards: other threads still see the old mounts.
 //
-// A target that does not exist is made room for without touching this machine's file systems: the nearest directory
-// above that exists is covered by a tmpfs that shows the same entries, and the target besides. Entries that are added to
-// the covered directory later are not seen; under a rebuilt /proc, these are the processes that start later.
+// Enter makes room for a target that does not exist without touching this machine's file systems. It covers the nearest
+// directory above that exists by a tmpfs that shows the same entries and the target. Entries that are added to the
+// covered directory later are not seen; under a rebuilt /proc, these are the processes that start later.
 func Enter(o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -112,7 +112,7 @@ type view struct {
 	ours map[uint64]bool // device numbers of the tmpfs mounted here: new files in them touch nothing outside
 }
 
-// place returns the path, free of symlinks, on which target can be mounted, and makes it when it does not exist.
+// place returns the path, free of symlinks, where target can be mounted, and makes it when it does not exist.
 func (v *view) place(target string, dir bool) (string, error) {
 	parent, missing, err := nearest(target)
 	if err != nil {
@@ -242,8 +242,9 @@ func (v *view) rebuild(dir string) error {
 	return nil
 }
 
-// rebuildRoot moves the calling thread to a root of its own with the same entries. A tmpfs over / would not be seen: paths
-// begin below it. So it is mounted on some directory of /, which is shown in it like the others, and made the root.
+// rebuildRoot moves the calling thread to its own root with the same entries. A tmpfs over / would not be seen: paths
+// begin below it. So rebuildRoot mounts it on some directory of /, shows that directory in it like the others, and
+// makes it the root.
 func (v *view) rebuildRoot() error {
 	root, err := os.Open("/")
 	if err != nil {
@@ -320,7 +321,7 @@ func isProcRoot(dir string) (bool, error) {
 	return st.Type == unix.PROC_SUPER_MAGIC && err == nil, nil
 }
 
-// rebuildProc moves the whole of proc aside and links each entry to it: "self" and the like mean another process for
+// rebuildProc moves the whole of proc aside and links each entry to it: entries such as "self" mean another process for
 // each reader, so their text cannot be copied.
 func (v *view) rebuildProc(dir string, covered *os.File, entries []fs.DirEntry) error {
 	host, err := take(int(covered.Fd()), "", unix.AT_EMPTY_PATH)

@@ -1,5 +1,5 @@
-// Package sandbox runs a host program in a mount namespace of its own, in which files and directories of a test stand at
-// fixed paths of the system: a simulated /proc/driver, /sys/bus/pci or /var/lib/kubelet. Nothing of it is seen outside.
+// Package sandbox runs a host program in its own mount namespace. Files and directories of a test stand there at fixed
+// paths of the system: a simulated /proc/driver, /sys/bus/pci or /var/lib/kubelet. Nothing of it is seen outside.
 //
 // It knows neither GPUs nor Kubernetes. A program starts through the command in cmd/sandbox, which sets up the mounts and
 // then becomes the program, so that process id, signals and exit status are the program's own.
@@ -90,15 +90,15 @@ func (o Options) flags() []string {
 	return flags
 }
 
-// ownUserNamespace makes the process root of a user namespace in which no one but this user exists. That is what allows
-// an ordinary user to mount.
+// ownUserNamespace makes the process root of a user namespace where only this user exists. This allows an ordinary user
+// to mount.
 func ownUserNamespace(attr *syscall.SysProcAttr) {
 	attr.Cloneflags |= syscall.CLONE_NEWUSER
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 	attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 }
 
-// Privileged reports whether this process may mount without a user namespace of its own.
+// Privileged reports whether this process may mount without its own user namespace.
 func Privileged() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

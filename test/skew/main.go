@@ -1,6 +1,6 @@
-// Command skew takes the core scenarios of the tests through earlier versions: those of test/node and test/policy that scenarios names, once
-// with each Kubernetes and the plugin that all tests run with, and once with each of NVIDIA's device plugins and that Kubernetes. It prints a
-// table of what passed, and what the agent has said. What is not built yet it builds, which takes an hour of one core for all.
+// Command skew takes the core scenarios of the tests through earlier versions. They are those of test/node and test/policy that scenarios
+// names. It runs them once with each Kubernetes and the plugin of all tests, and once with each of NVIDIA's device plugins and the Kubernetes
+// of all tests. It prints a table of what passed, and what the agent has said. It builds missing binaries: all of them take one core an hour.
 package main
 
 import (

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
-// kubelets stand for the kubelets and device plugins of all nodes: pods that have a node run at once, end at once, and a device plugin's pod
-// offers what the GPUs of its node are cut into when it starts.
+// kubelets stand in for the kubelets and device plugins of all nodes. Pods that have a node run at once and end at once. When a device
+// plugin's pod starts, it advertises what the GPUs of its node are cut into.
 type kubelets struct {
 	client kubernetes.Interface
 	nodes  map[string]*node
@@ -119,7 +119,7 @@ func (k *kubelets) gone(ctx context.Context, object any) {
 	}
 }
 
-// unlessGone drops the error about a pod that is gone, or another by now.
+// unlessGone drops the error about a pod that is gone, or that another has replaced.
 func unlessGone(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
@@ -143,7 +143,7 @@ func (k *kubelets) patchStatus(ctx context.Context, pod *corev1.Pod) error {
 	return unlessGone(err)
 }
 
-// offer has kubelet report by the node what may be given out. A name that was there once stays, at 0.
+// offer has kubelet report in the node's status what it can allocate. A name that was there once stays, at 0.
 func (k *kubelets) offer(ctx context.Context, n *node, offered map[string][]string) error {
 	list := n.offer(offered)
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": list, "allocatable": list}})

@@ -92,7 +92,7 @@ func (o options) check() error {
 	return nil
 }
 
-// storms measures what others notice of a fleet, without and with a share of its own.
+// storms measures what others notice of a fleet, without and with its own share of the API server.
 func (o options) storms(ctx context.Context) error {
 	for _, n := range o.nodes {
 		var all []weather
@@ -110,7 +110,7 @@ func (o options) storms(ctx context.Context) error {
 	return nil
 }
 
-// run measures a fleet of n nodes on a control plane of its own.
+// run measures a fleet of n nodes on its own control plane.
 func (o options) run(ctx context.Context, n int) (r result, err error) {
 	fmt.Fprintf(o.log, "%d nodes\n", n)
 	f, err := start(ctx, o, n)

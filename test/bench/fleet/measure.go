@@ -29,7 +29,7 @@ type phase struct {
 	took   time.Duration
 }
 
-// requested is what the nodes are asked for.
+// requested is what each node requests.
 const requested = "all-3g.40gb"
 
 // settled is how long the agents have to be silent for what has happened to be over: a pass comes a little more than a second after what

@@ -51,7 +51,7 @@ const (
 	askEach = 100 * time.Millisecond
 )
 
-// accounts are the names by which the API server knows the others.
+// accounts maps the API server's names for the others to the others.
 var accounts = map[string]string{
 	"someone": person, "system:serviceaccount:default:" + prober: controller, "system:node:" + prober: kubelet,
 }

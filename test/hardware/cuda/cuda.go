@@ -1,7 +1,7 @@
-// Package cuda does to a GPU what programs in pods do, by NVIDIA's driver alone: it has a context, takes memory, and runs a kernel that
-// stores to an address which no one has. It needs no CUDA toolkit: libcuda.so.1 is opened at run time, and compiles the kernel itself.
+// Package cuda does to a GPU what programs in pods do, through NVIDIA's driver alone. It has a context, takes memory, and runs a kernel
+// that stores to an invalid address. It needs no CUDA toolkit: it opens libcuda.so.1 at run time, which compiles the kernel itself.
 //
-// What it does ends with the process. It sets nothing of the GPU.
+// Its effects end with the process. It changes no setting of the GPU.
 package cuda
 
 /*
@@ -38,7 +38,7 @@ import (
 // Library is the name of the driver's library for programs, which the dynamic loader finds.
 const Library = "libcuda.so.1"
 
-// illegalAddress is CUDA_ERROR_ILLEGAL_ADDRESS, by which the driver says to a program that it has stopped its kernel.
+// illegalAddress is CUDA_ERROR_ILLEGAL_ADDRESS: the driver reports to a program that it has stopped its kernel.
 const illegalAddress = 700
 
 // faulting is a kernel that stores to an address which nothing is mapped at. The driver compiles it for the GPU that is there: this
@@ -58,7 +58,8 @@ const faulting = `.version 6.3
 }
 `
 
-// Context is that of this process on one GPU. It is of the thread that Open was called on, which is the goroutine's own from then on.
+// Context is the context of this process on one GPU. It belongs to the thread that called Open. That thread then runs this goroutine
+// alone.
 type Context struct{ library unsafe.Pointer }
 
 // Error is a result code of the driver.

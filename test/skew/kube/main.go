@@ -1,5 +1,5 @@
-// Command kube is the Kubernetes control plane and kubectl of an earlier version in one binary, for tests: go.mod and the files
-// beside it that are named after a version say of which.
+// Command kube is the Kubernetes control plane and kubectl of an earlier version in one binary, for tests. The .mod file
+// that it is built with decides which version: go.mod, or one next to it that is named after a version.
 //
 // The base name it is started under, or else its first argument, chooses the component, as for the one in test/kube.
 package main

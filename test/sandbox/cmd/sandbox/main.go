@@ -1,4 +1,4 @@
-// Command sandbox runs a program in a mount namespace of its own, with files shown at other paths.
+// Command sandbox runs a program in its own mount namespace, with files shown at other paths.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// The signal by which the kernel kills this process when its parent dies is kept by the main thread alone, and the thread that calls exec becomes
+// The kernel kills this process by a signal when its parent dies. Only the main thread keeps that signal, and the thread that calls exec becomes
 // the program. So the main goroutine stays on the main thread: from another one, the program would outlive the parent.
 func init() { runtime.LockOSThread() }
 
