@@ -7,7 +7,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// Golden fails the test unless the file has this text. It first writes the file if asked to.
+// Golden fails the test unless the file has this text. On request it writes the file first.
 func Golden(t *testing.T, file, got string, write bool) {
 	t.Helper()
 	if write {

@@ -107,7 +107,8 @@ func (at *site) startAgent(ctx context.Context, settings string) (*process, erro
 	return p, nil
 }
 
-// idle reports whether the agent has said that there is nothing to do, and how the GPUs are: then its first looks are over.
+// idle reports whether the agent has reported that there is nothing to do, and the state of the GPUs: then its first looks
+// are over.
 func idle(_ context.Context, s sample) (bool, error) {
 	c := ready(s.node)
 	return c != nil && c.Reason == string(config.ReasonNotRequested) && conditionOf(s.node, config.ConditionGPUUnhealthy) != nil, nil

@@ -20,7 +20,7 @@ func configManager(st *stage, _ incumbent.Programs) contender {
 	return service{stage: st, plugin: chart, asks: byPluginConfig, account: userOf("nvidia-device-plugin", "nvidia-device-plugin")}
 }
 
-// byPluginConfig asks for a config of the ConfigMap by its key, as people do where there is config-manager and no agent.
+// byPluginConfig requests a config of the ConfigMap by its key, as people do where there is config-manager and no agent.
 func byPluginConfig(ctx context.Context, at *site) (end ending, err error) {
 	const key = "time-slicing-4" // of test/node/manifests/config-manager.yaml
 	if err := at.label(ctx, map[string]string{"nvidia.com/device-plugin.config": key}); err != nil {

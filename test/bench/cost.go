@@ -15,7 +15,7 @@ type cost struct {
 	cpu    time.Duration // of a processor, also of programs that it has run
 }
 
-// since is what came to the cost in between. There is no way to know when the memory was used.
+// since is the cost that was added in between. There is no way to know when the memory was used.
 func (c cost) since(before cost) cost {
 	c.cpu -= before.cpu
 	return c

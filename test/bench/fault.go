@@ -39,7 +39,8 @@ var watchers = []struct {
 
 const (
 	sickGPU = 3
-	// faultPatience is how long a fault may take to be seen, and curePatience how long it may take until it counts as never over.
+	// faultPatience is how long a fault may take to be seen, and curePatience is how long it may last before it counts as never
+	// over.
 	faultPatience, curePatience = 15 * time.Second, time.Minute
 )
 
@@ -117,7 +118,7 @@ func says(status corev1.ConditionStatus) func(*corev1.Node) bool {
 	}
 }
 
-// when is when the node was first so, from a moment on, if it was within the time.
+// when returns the first moment after from when the condition is true of the node, if it comes within the time.
 func (at *site) when(ctx context.Context, from time.Time, within time.Duration, is func(*corev1.Node) bool) (moment, error) {
 	deadline := time.After(time.Until(from.Add(within)))
 	for {

@@ -16,7 +16,7 @@ import (
 )
 
 // drained is what people do by hand. With the device plugin all pods leave the node, nvidia-mig-parted cuts the GPUs, the device plugin starts
-// again, and the node is opened again. No one pauses between the commands.
+// again, and the node is uncordoned. No one pauses between the commands.
 type drained struct {
 	*stage
 	programs incumbent.Programs
@@ -67,7 +67,7 @@ type person struct {
 	config, tools string   // the file with the config, and the directory with NVIDIA's tools
 }
 
-// change makes the change. A command that fails ends it, but the node is opened again whatever happens.
+// change makes the change. A command that fails ends it, but the node is always uncordoned.
 func (p person) change(ctx context.Context) (end ending, err error) {
 	began := time.Now()
 	end.word = success
@@ -83,7 +83,7 @@ func (p person) change(ctx context.Context) (end ending, err error) {
 	return end, err
 }
 
-// cutAndRestart cuts the GPUs, and has the DaemonSet of the DRA driver make another pod.
+// cutAndRestart cuts the GPUs, and has the DaemonSet of the DRA driver recreate its pod.
 func (p person) cutAndRestart(ctx context.Context) error {
 	if err := p.migParted(ctx, "apply"); err != nil {
 		return err

@@ -90,7 +90,7 @@ func hold(ctx context.Context, node *gpusim.Node, users map[string]int) error {
 	return nil
 }
 
-// capacity is what a node with these GPUs has to offer when the device plugin's MIG strategy is mixed.
+// capacity is what a node with these GPUs advertises when the device plugin's MIG strategy is mixed.
 func capacity(gpus []nvml.GPU) map[string]int {
 	out := map[string]int{}
 	for _, gpu := range gpus {
@@ -107,7 +107,7 @@ func capacity(gpus []nvml.GPU) map[string]int {
 	return out
 }
 
-// devices are those that NVIDIA's DRA driver has to offer of these GPUs, by UUID.
+// devices are those that NVIDIA's DRA driver advertises of these GPUs, by UUID.
 func devices(gpus []nvml.GPU) map[string]int {
 	out := map[string]int{}
 	for _, gpu := range gpus {
@@ -123,7 +123,7 @@ func devices(gpus []nvml.GPU) map[string]int {
 	return out
 }
 
-// gone counts the MIG devices from before that are no more, apart for those that were in use and those that were idle.
+// gone counts the former MIG devices that no longer exist: those that were in use and those that were idle, separately.
 func gone(before, after []nvml.GPU) (used, idle int) {
 	left := map[string]bool{}
 	for _, gpu := range after {

@@ -94,7 +94,7 @@ func judge(s scenario, word string, before, after []nvml.GPU) (string, error) {
 	return text, nil
 }
 
-// losses says how many instances from before are no more. It is for changes that have failed; others lose what they must.
+// losses says how many former instances no longer exist. It is for changes that have failed; others lose what they must.
 func losses(before, after []nvml.GPU) string {
 	used, idle := gone(before, after)
 	text := ""

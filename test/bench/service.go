@@ -157,7 +157,7 @@ func (at *site) measure(ctx context.Context, request func(context.Context) (endi
 	return r, nil
 }
 
-// byLabel asks for the change by the node's label, and returns when the program has said that it is done, or has failed.
+// byLabel requests the change by the node's label, and returns when the program has said that it is done, or has failed.
 func (at *site) byLabel(ctx context.Context) (end ending, err error) {
 	began := time.Now()
 	if err := at.label(ctx, map[string]string{labelConfig: at.scenario.config}); err != nil {

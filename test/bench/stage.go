@@ -82,7 +82,7 @@ func (st *stage) deploy(ctx context.Context) error {
 	})
 }
 
-// deployDRA deploys NVIDIA's DRA driver, with the names that pods ask for MIG devices by as of the device plugin.
+// deployDRA deploys NVIDIA's DRA driver. Pods request its MIG devices by the same names as the device plugin's.
 func (st *stage) deployDRA(ctx context.Context) error {
 	if err := st.cluster.Apply(ctx, "test/node/manifests/dra-driver.yaml"); err != nil {
 		return err

@@ -34,7 +34,8 @@ type watch struct {
 	changed chan struct{}
 }
 
-// watchNode watches the node until stop, and the slices of NVIDIA's DRA driver for it where it is one of that driver.
+// watchNode watches the node until stop. On a node of NVIDIA's DRA driver, it also watches that driver's slices for the
+// node.
 func watchNode(ctx context.Context, client kubernetes.Interface, name string, dra bool) (*watch, error) {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Folder is the root of a file system of a few pages. It goes with the test, which is skipped where none can be mounted: that
-// takes root.
+// Folder is the root of a file system of a few pages. It is removed with the test. Mounting it takes root: the test is
+// skipped where it cannot be mounted.
 func Folder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -40,7 +40,7 @@ type agentRun struct {
 	metrics http.Handler
 }
 
-// settings are the defaults, but that a GPU which is full is reported at once, and that the pod of this program is bare.
+// settings are the defaults with two differences: a full GPU is reported at once, and the pod of this program is bare.
 const settings = `apiVersion: gpuslice.io/v1alpha1
 kind: Settings
 memoryPressure: {for: 0s}

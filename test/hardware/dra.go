@@ -220,7 +220,8 @@ func (p *plane) named(ctx context.Context, gpu nvml.GPU) error {
 	return p.patch(ctx, "annotations", config.AnnotationPreview, nil)
 }
 
-// refusesSharing asks for sharing by the label of the plugin, and sees that the agent refuses it and disturbs nothing.
+// refusesSharing requests sharing by the label of the plugin, and checks that the agent refuses it and disturbs
+// nothing.
 func (p *plane) refusesSharing(ctx context.Context) (string, error) {
 	if err := p.patch(ctx, "labels", config.LabelDevicePluginConfig, "time-slicing-2"); err != nil {
 		return "", err

@@ -103,7 +103,7 @@ func (t *trial) share(ctx context.Context) {
 	t.claims(ctx, p)
 }
 
-// begin has the plugin offer the GPUs and the agent say that nothing is asked.
+// begin has the plugin advertise the GPUs and the agent say that nothing is requested.
 func (p *plane) begin(ctx context.Context) (string, error) {
 	began := time.Now()
 	var files []string
@@ -266,7 +266,7 @@ func (p *plane) computing(ctx context.Context, name string) (bool, error) {
 	return pod.Status.Phase == corev1.PodRunning, nil
 }
 
-// hasLeft reports a pod that is there still, or has gone by another way than the Eviction API.
+// hasLeft reports a pod that is still there, or that something other than the Eviction API has removed.
 func (p *plane) hasLeft(ctx context.Context, name string) error {
 	if _, err := p.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		return fmt.Errorf("pod %s, whose device is offered no more, is still there: %w", name, cmpOr(err, errThere))

@@ -28,8 +28,8 @@ const (
 	piece  = 2 << 30   // bytes that fills takes at once: the GPU's memory need not be in one piece
 	// fillPercent is how full fills makes the GPU.
 	fillPercent = 95
-	// begins is when errs makes its error. A program that loads a model has run for longer; one that has not yet been seen by the agent is reported
-	// as one of several that it may have been.
+	// begins is when errs makes its error. A program that loads a model has run for longer; if the agent has not yet seen a program, it reports it
+	// as one of several possible ones.
 	begins = 2 * time.Second
 	// lingers is how long a process lives on after its kernel was stopped, so that its owner can be found.
 	lingers = 2 * time.Second

@@ -217,7 +217,7 @@ func (r request) nulls() error {
 		return fmt.Errorf("loading the chart: %w", err)
 	}
 	for _, path := range paths(nil, chart.Values) {
-		// Helm takes values away from the chart that it has loaded, and from those over them.
+		// Helm removes values from the chart that it has loaded, and from those over them.
 		chart, err := loader.Load(r.chart)
 		if err != nil {
 			return fmt.Errorf("loading the chart: %w", err)

@@ -1,5 +1,5 @@
-// Package incumbent runs NVIDIA's mig-parted v0.14.4, unchanged, on simulated GPUs, so that what gpuslice does can be held
-// against what it does on the same hardware. Its tests do so; test/bench measures with it.
+// Package incumbent runs NVIDIA's mig-parted v0.14.4, unchanged, on simulated GPUs, so that tests can compare gpuslice
+// with it on the same hardware. Its tests do so; test/bench measures with it.
 //
 // It knows no Kubernetes: a Host here is GPUs with as much of a machine around them as nvidia-mig-parted looks at.
 package incumbent

@@ -49,7 +49,7 @@ func Build(t testing.TB, deploy string, files Files) (string, error) {
 	return string(out), nil
 }
 
-// Write writes the files into a folder, for commands that take one, and returns it. It goes with the test.
+// Write writes the files into a folder, for commands that take one, and returns it. It is removed with the test.
 func Write(t testing.TB, deploy string, files Files) (dir string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir()) // kustomize takes relative paths alone

@@ -197,7 +197,7 @@ func (a *answers) offer(offered map[string][]string) corev1.ResourceList {
 	return list
 }
 
-// give gives a pod the first device of each GPU resource that it asks for, and returns the devices.
+// give allocates to a pod the first device of each GPU resource that it requests, and returns the devices.
 func (a *answers) give(pod *corev1.Pod) []string {
 	a.lock.Lock()
 	defer a.lock.Unlock()

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// served is what the API server says of its requests, whoever has sent them, watches aside.
+// served is what the API server reports of all clients' requests, without watches.
 type served struct {
 	requests float64
 	buckets  map[float64]float64 // how many took at most so many seconds

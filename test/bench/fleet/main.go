@@ -84,7 +84,7 @@ func (o options) check() error {
 	case o.lasts < 0:
 		return refuse("storm", o.lasts, "longer than 0s, or 0s for none")
 	}
-	// It is judged as the agents judge it: a limit that they refuse lets no node begin, and the change would be waited for in vain.
+	// The agents' own check judges it: if they refuse a limit, no node begins, and the run would wait for the change in vain.
 	file, err := maintenance.Parse([]byte((*fleet)(nil).maintenance(o.limit)))
 	if err != nil || len(file.Pools) != 1 || file.Pools[0].MaxUnavailable == nil || file.Pools[0].MaxUnavailable.Of(1) < 1 {
 		return refuse("max-unavailable", o.limit, `a number of nodes from 1, or a percentage from "1%" to "100%"`)

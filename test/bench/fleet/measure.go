@@ -103,7 +103,7 @@ func (f *fleet) request(ctx context.Context) error {
 	})
 }
 
-// change asks for instances on all nodes at once: each waits for its turn, evicts a pod, and cuts its GPU.
+// change requests instances on all nodes at once: each waits for its turn, evicts a pod, and cuts its GPU.
 func (f *fleet) change(ctx context.Context) error {
 	if err := f.request(ctx); err != nil {
 		return err

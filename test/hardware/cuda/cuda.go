@@ -41,8 +41,8 @@ const Library = "libcuda.so.1"
 // illegalAddress is CUDA_ERROR_ILLEGAL_ADDRESS: the driver reports to a program that it has stopped its kernel.
 const illegalAddress = 700
 
-// faulting is a kernel that stores to an address which nothing is mapped at. The driver compiles it for the GPU that is there: this
-// version and target are known to each driver since 418 and each GPU since Turing.
+// faulting is a kernel that stores to an unmapped address. The driver compiles it for the GPU that is there: this version and
+// target are known to each driver since 418 and each GPU since Turing.
 const faulting = `.version 6.3
 .target sm_75
 .address_size 64
