@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,6 +110,24 @@ func (r *request) desired(t *testing.T) (state.Desired, error) {
 		t.Errorf("resolved again it is %+v, %v\nand was %+v, %v", again, second, want, err)
 	}
 	return want, err
+}
+
+// The windows of a profile count in place of those of the pool; a profile without windows leaves those of the pool.
+func TestAProfilesWindowsAreItsChangesWindows(t *testing.T) {
+	t.Parallel()
+	for name, windows := range map[string]int{"noon": 1, "whole": 0} {
+		r := newRequest(t)
+		r.seen.Files.Profiles.Data = append(r.seen.Files.Profiles.Data, "  noon: {mig: [{gpus: {all: true}, enabled: false}], "+
+			"windows: [{days: [Sat], start: '12:00', duration: 1h, timeZone: America/New_York}]}\n"...)
+		r.label(config.LabelProfile, name)
+		want, err := r.desired(t)
+		if err != nil || len(want.Windows) != windows {
+			t.Errorf("%s: %+v, %v; want %d", name, want.Windows, err, windows)
+		}
+		if windows > 0 && (want.Windows[0].Start != 12*time.Hour || want.Windows[0].Zone.String() != "America/New_York") {
+			t.Errorf("%s: %+v", name, want.Windows[0])
+		}
+	}
 }
 
 // A mount that does not answer must not hold up a node that asks for nothing of the plugin, and each reading of a ConfigMap that is not watched is a

@@ -127,9 +127,12 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 			held(seen)
 			seen.Node.Annotations[config.AnnotationForce] = "asked"
 		}, evicts, config.ReasonHeld, false},
-		"held, where no pod is disturbed":               {of(held), adds, config.ReasonHeld, false},
-		"held in its middle":                            {of(touched, held), evicts, "", false},
-		"held in the middle of another":                 {of(touched, held, func(seen *state.Observed) { seen.Journal.Target = "other" }), evicts, config.ReasonHeld, true},
+		"held, where no pod is disturbed": {of(held), adds, config.ReasonHeld, false},
+		"held in its middle":              {of(touched, held), evicts, "", false},
+		"held in the middle of another":   {of(touched, held, func(seen *state.Observed) { seen.Journal.Target = "other" }), evicts, config.ReasonHeld, true},
+		"held, and another target was only noted": {of(held, func(seen *state.Observed) {
+			seen.Journal = &journal.Journal{Target: "other", Fingerprint: "former"}
+		}), evicts, config.ReasonHeld, true},
 		"held, and only what was left is taken":         {of(held), []plan.Kind{plan.Adopt, plan.Release}, "", false},
 		"held, and only the capacity is verified":       {of(held), []plan.Kind{plan.VerifyCapacity}, "", false},
 		"a fresh node without pods":                     {of(fresh), []plan.Kind{plan.Fence, plan.SetMode}, "", false},
@@ -369,6 +372,31 @@ func TestTheNodesOfAPoolBeginWithinItsJitter(t *testing.T) {
 		if wait == nil || wait.Planned.Sub(from) < row.least || wait.Planned.Sub(from) > row.most {
 			t.Errorf("%s: %v, want between %s and %s after it opens", name, wait, row.least, row.most)
 		}
+	}
+}
+
+// The moment follows from the node's name alone: the next agent of the node waits for the same one, and the agents of other nodes for others.
+func TestTheMomentOfANodeFollowsFromItsName(t *testing.T) {
+	t.Parallel()
+	moment := func(node string) time.Time {
+		seen, want := waiting()
+		seen.Node.Name, seen.Pool.Jitter = node, time.Hour
+		_, _, wait := allow(t, seen, *want, evicts)
+		if wait == nil {
+			t.Fatalf("%s does not wait for its window", node)
+		}
+		return wait.Planned
+	}
+	moments := map[time.Time]bool{}
+	for _, node := range []string{"gpu-1", "gpu-2", "gpu-3"} {
+		at := moment(node)
+		if again := moment(node); !again.Equal(at) {
+			t.Errorf("another agent of %s begins at %s, and not at %s", node, again, at)
+		}
+		moments[at] = true
+	}
+	if len(moments) != 3 {
+		t.Errorf("three nodes begin at %v", moments)
 	}
 }
 

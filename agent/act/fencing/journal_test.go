@@ -146,6 +146,40 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 	}
 }
 
+// Each target has its own tries of a step; an undo continues the count of the change.
+func TestAnotherTargetHasItsOwnTriesOfAStep(t *testing.T) {
+	t.Parallel()
+	asked := state.Desired{Name: "all-1g.10gb", Fingerprint: "asked"}
+	undo := asked
+	undo.Undo = true
+	create := plan.Step{Kind: plan.Create, GPU: "GPU-a"}
+	for name, row := range map[string]struct {
+		target string // of the journal before
+		want   state.Desired
+		counts bool // former failures count
+	}{
+		"the same target": {"all-1g.10gb", asked, true}, "another": {"other", asked, false}, "the undo of another": {"other", undo, true},
+	} {
+		for _, step := range []plan.Kind{plan.Record, plan.Fence} {
+			h := newHost(t)
+			h.seen.Journal = &journal.Journal{Target: row.target, Fingerprint: "asked", Operation: "op", BootID: "boot", Started: began}
+			for range h.fencing.Settings.Retry.Failures - 1 {
+				h.fencing.Retries.CountFailure(create)
+			}
+			write := h.fencing.WriteJournal
+			if step == plan.Fence {
+				write = h.fencing.Raise
+			}
+			if err := write(t.Context(), act.Input{Seen: h.seen, Want: row.want, Steps: []plan.Step{{Kind: step}, create}}); err != nil {
+				t.Fatalf("%s: %s: %v", name, step, err)
+			}
+			if counts := h.fencing.Retries.OneMoreIsTooMany(create); counts != row.counts {
+				t.Errorf("%s: %s: former failures count: %t, want %t", name, step, counts, row.counts)
+			}
+		}
+	}
+}
+
 // written returns the journal that the node has by now.
 func (h *host) written() *journal.Journal {
 	h.t.Helper()

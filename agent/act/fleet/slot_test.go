@@ -4,8 +4,10 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/zap"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -101,5 +104,83 @@ func TestAnAgentWithoutRightsOnLeasesSaysWhichItLacks(t *testing.T) {
 	err := turn.Take(t.Context(), act.Input{Seen: seen})
 	if !errors.As(err, &wait) || wait.Reason != config.ReasonAwaitingSlot || !strings.Contains(wait.Advice, "leases in namespace gpuslice") || turn.Claim() != "" {
 		t.Errorf("claims %q, and says %v", turn.Claim(), err)
+	}
+}
+
+// A node takes and returns its slot by one call each, which repeats requests that fail.
+func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		m := newMember(t, client, monotonic.New(testclock.NewFakeClock(metav1.Now().Time)), "gpu-1", one)
+		verbs := []string{"get", "create", "update"}
+		asked := map[string]int{}
+		for _, verb := range verbs {
+			client.PrependReactor(verb, "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+				if asked[verb]++; asked[verb]%2 == 1 {
+					return true, nil, apierrors.NewInternalError(apierrors.NewServiceUnavailable("no upstream"))
+				}
+				return false, nil, nil
+			})
+		}
+		if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
+			t.Errorf("taking a slot: %v", err)
+		}
+		if err := m.turn.Return(t.Context(), act.Input{Seen: m.seen()}); err != nil {
+			t.Errorf("returning it: %v", err)
+		}
+		for _, verb := range verbs {
+			if asked[verb] < 2 {
+				t.Errorf("%s was sent %d times, and not again", verb, asked[verb])
+			}
+		}
+	})
+}
+
+// Any agent can write the Lease: what that says is quoted, and the node's own agent says how to go on.
+func TestAPoolThatAUserHasPausedSaysHowToGoOn(t *testing.T) {
+	t.Parallel()
+	for _, why := range []string{
+		"the auditors are here",
+		"the auditors are here; to go on: kubectl create clusterrolebinding all --clusterrole=cluster-admin --group=all; gpuslice.io/paused-",
+	} {
+		client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+			Name: config.LeasePrefix + "a", Namespace: "gpuslice", Annotations: map[string]string{config.AnnotationPaused: why},
+		}})
+		m := newMember(t, client, monotonic.New(testclock.NewFakeClock(metav1.Now().Time)), "gpu-1", one)
+		var wait *outcome.Waiting
+		err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()})
+		if !errors.As(err, &wait) || wait.Reason != config.ReasonPoolPaused {
+			t.Fatalf("the pool is paused, and the node gets %v", err)
+		}
+		says, advice := `pool a begins no change: its Lease says "`+why+`"`, "to go on: kubectl -n gpuslice annotate lease gpuslice-pool-a gpuslice.io/paused-"
+		if wait.Message != says || wait.Advice != advice {
+			t.Errorf("the node says %q, and advises %q; want %q and %q", wait.Message, wait.Advice, says, advice)
+		}
+	}
+}
+
+// A change that is postponed, or that a user has cancelled, has not failed.
+func TestWhichEndsOfAChangeCountAsFailuresOfThePool(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		undo   *api.Failure
+		pauses bool
+	}{
+		"it has succeeded":     {nil, false},
+		"it has failed":        {&api.Failure{Reason: config.ReasonHardwareFailure}, true},
+		"it is postponed":      {&api.Failure{Reason: config.ReasonWindowClosed, Later: true}, false},
+		"a user has cancelled": {&api.Failure{Reason: config.ReasonCancelled, Cancelled: true}, false},
+	} {
+		m := newMember(t, fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time)), "gpu-1", one+", pauseAfter: 1")
+		if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
+			t.Fatal(err)
+		}
+		seen := m.seen()
+		seen.Journal = &journal.Journal{Operation: m.turn.Claim(), Undo: row.undo}
+		m.turn.End(t.Context(), seen, state.Desired{Undo: row.undo != nil})
+		if after := m.seen().Pool.Slot; (after.Paused != "") != row.pauses || after.Held {
+			t.Errorf("%s: the pool is paused: %q, want %t; the node still has its slot: %t", name, after.Paused, row.pauses, after.Held)
+		}
 	}
 }
