@@ -1,7 +1,6 @@
 package agent_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -44,62 +43,24 @@ func TestAStepOfTheClockTakesNoSlotFromANode(t *testing.T) {
 	}
 }
 
-// A node that cannot be fenced keeps no other node waiting for ever.
-func TestANodeThatCannotBeFencedKeepsNoSlot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		slots, pool, other := w.pool()
-		taken := false
-		w.patched(func(patch string) error {
-			if !strings.Contains(patch, config.TaintRepartitioning) {
-				return nil
-			}
-			taken = taken || w.holdsSlot()
-			return errors.New("admission webhook denied the request")
-		})
-		w.label("all-1g.10gb")
-		w.spend(time.Minute)
-		got := false
-		for range 20 {
-			w.spend(time.Minute)
-			got = got || free(t, slots, pool, other)
-		}
-		if !got || !taken {
-			t.Errorf("a node that cannot be fenced has had the only slot: %t; another could have it: %t", taken, got)
-		}
-	})
-}
-
 // The agent restores what another has left on the node, whatever the change waits for.
 func TestWhatWasLeftWaitsForNoWindow(t *testing.T) {
 	t.Parallel()
-	for name, annotation := range map[string]string{"a window": "", "a hold": config.AnnotationHold} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := busy(t)
-				w.fillManagedFields()
-				w.setMaintenance("")
-				w.budgetKeepsTeam()
-				w.label("all-1g.10gb")
-				w.untilCordoned()
-				w.edit(func(n *corev1.Node) { // a user removes the journal
-					delete(n.Annotations, config.AnnotationJournal)
-					if annotation != "" {
-						metav1.SetMetaDataAnnotation(&n.ObjectMeta, annotation, "")
-					}
-				})
-				if annotation == "" {
-					w.setMaintenance(until(time.Now()))
-				}
-				w.spend(time.Hour)
-				w.expectGivenBack()
-				if !w.runs("holder") {
-					t.Error("the pod was evicted")
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.fillManagedFields()
+		w.setMaintenance("")
+		w.budgetKeepsTeam()
+		w.label("all-1g.10gb")
+		w.untilCordoned()
+		w.edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationJournal) }) // a user removes the journal
+		w.setMaintenance(until(time.Now()))
+		w.spend(time.Hour)
+		w.expectGivenBack()
+		if !w.runs("holder") {
+			t.Error("the pod was evicted")
+		}
+	})
 }
 
 // The agent is killed between the write that gives the node back and the one that reports it.
@@ -205,45 +166,6 @@ func TestASlotThatIsThereAgainIsGivenBackAgain(t *testing.T) {
 		if w.holdsSlot() {
 			t.Error("the slot is not given back")
 		}
-	})
-}
-
-// If a user edits the config beyond the window, that is another change.
-func TestAnEditOfTheConfigBeyondTheWindowWaitsForTheNext(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus:\n- {model: H100-80GB, count: 2}\n")
-		w.turn()
-		w.setMaintenance(until(time.Now().Add(time.Hour)))
-		w.profiles(strings.Replace(onePart, "all: true", "index: [0]", 1))
-		w.pod("resident", w.gpus.UUIDs()[1])
-		w.profile("seven")
-		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
-		w.setMaintenance(until(time.Now()))
-		w.setFile("profiles", onePart) // all GPUs
-		w.spend(time.Hour)
-		if !w.runs("resident") {
-			t.Error("a pod was evicted outside of the window")
-		}
-		w.expectGivenBack()
-		w.setMaintenance("")
-		w.reach("seven")
-	})
-}
-
-// If a user edits the config in the window, the agent goes on with the change, and finishes it beyond the window.
-func TestAnEditOfTheConfigInItsWindowIsFinishedBeyondIt(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.setMaintenance(until(time.Now().Add(time.Hour)))
-		w.profiles(strings.Replace(onePart, "1g.10gb: 7", "1g.10gb: 5", 1))
-		w.profile("seven")
-		w.passes("the first instance", func() bool { return len(w.snapshot()[0].Instances) == 1 })
-		w.setFile("profiles", onePart)
-		w.passes("two more", func() bool { return len(w.snapshot()[0].Instances) == 3 })
-		w.setMaintenance(until(time.Now()))
-		w.reach("seven")
 	})
 }
 

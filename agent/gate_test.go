@@ -176,34 +176,22 @@ func TestNothingIsDisturbedOutsideOfTheWindow(t *testing.T) {
 // Case 15: the agent does not miss a window that is shorter than the time between two observations, either.
 func TestAChangeBeginsInAWindowThatIsLongEnough(t *testing.T) {
 	t.Parallel()
-	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
-	for name, row := range map[string]struct {
-		file   string
-		begins time.Time
-	}{
-		"to the second":                    {until(midnight.Add(10 * time.Minute)), midnight},
-		"although it is open for a minute": {"windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n", midnight.Add(9*time.Hour + 17*time.Minute)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := busy(t)
-				w.settings.NodeHeartbeat = time.Hour
-				w.setMaintenance(row.file)
-				cordons := w.recordCordons()
-				w.label("all-1g.10gb")
-				w.untilCordoned()
-				if len(*cordons) != 1 { // a change that began too late is put off in the same pass
-					t.Errorf("the node was cordoned %d times, want once", len(*cordons))
-				}
-				if d := time.Since(row.begins); d < 0 || d > time.Second {
-					t.Errorf("the change began at %v, want %v", time.Now(), row.begins)
-				}
-				if name != "to the second" { // of which the drain takes too much
-					w.reach("all-1g.10gb")
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.settings.NodeHeartbeat = time.Hour
+		w.setMaintenance("windows: [{days: [Sat], start: '09:17', duration: 1m}]\nestimate: 50s\njitter: 0s\n")
+		cordons := w.recordCordons()
+		w.label("all-1g.10gb")
+		w.untilCordoned()
+		if len(*cordons) != 1 { // a change that began too late is put off in the same pass
+			t.Errorf("the node was cordoned %d times, want once", len(*cordons))
+		}
+		begins := time.Date(2000, 1, 1, 9, 17, 0, 0, time.UTC)
+		if d := time.Since(begins); d < 0 || d > time.Second {
+			t.Errorf("the change began at %v, want %v", time.Now(), begins)
+		}
+		w.reach("all-1g.10gb")
+	})
 }
 
 // Case 18 of what keeps nodes: the window closes in the middle. If the agent has not touched a GPU yet, it gives the node back.
@@ -314,13 +302,11 @@ func TestAChangeThatIsNoLongerAskedForIsUndoneBeyondItsWindow(t *testing.T) {
 // Case 17: the file changes while the window is open. The windows go by the host's clock, whatever it says.
 func TestADrainThatMayNotGoOnIsPutOff(t *testing.T) {
 	t.Parallel()
-	const millennium = "freezes: [{from: '1999-12-31T00:00:00Z', to: '2000-01-01T12:00:00Z', reason: the millennium}]\n"
 	for name, row := range map[string]struct {
 		file string        // that a user writes then
 		step time.Duration // by which the clock is set then
 		says config.Reason
 	}{
-		"by a freeze":                 {nights + millennium, 0, config.ReasonAwaitingWindow},
 		"by a file that says nothing": {"windows: [{days: [Caturday], start: '22:00', duration: 6h}]\n", 0, config.ReasonInvalidMaintenance},
 		"by a clock that is set":      {nights, 9 * time.Hour, config.ReasonAwaitingWindow},
 		"by a clock that is set back": {nights, -7 * time.Hour, config.ReasonAwaitingWindow},
@@ -356,32 +342,22 @@ func TestADrainThatMayNotGoOnIsPutOff(t *testing.T) {
 
 func TestForceLetsOneChangeBeginOutsideOfItsWindow(t *testing.T) {
 	t.Parallel()
-	for name, value := range map[string]func(w *world) string{
-		"now": func(*world) string { return config.ForceNow },
-		"the change's own id": func(w *world) string {
-			w.untilReason(config.ReasonAwaitingWindow)
-			return w.status().Asked.Fingerprint
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := busy(t)
-				w.setMaintenance(until(time.Now()))
-				w.label("all-1g.10gb")
-				w.annotate(config.AnnotationForce, value(w))
-				w.reach("all-1g.10gb")
-				if v, there := w.node().Annotations[config.AnnotationForce]; there {
-					t.Errorf("the annotation is left: %q", v)
-				}
-				w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
-				w.label("all-balanced")
-				w.untilReason(config.ReasonAwaitingWindow)
-				if w.node().Spec.Unschedulable {
-					t.Error("the next change was forced too")
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.setMaintenance(until(time.Now()))
+		w.label("all-1g.10gb")
+		w.annotate(config.AnnotationForce, config.ForceNow)
+		w.reach("all-1g.10gb")
+		if v, there := w.node().Annotations[config.AnnotationForce]; there {
+			t.Errorf("the annotation is left: %q", v)
+		}
+		w.pod("next", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		w.label("all-balanced")
+		w.untilReason(config.ReasonAwaitingWindow)
+		if w.node().Spec.Unschedulable {
+			t.Error("the next change was forced too")
+		}
+	})
 	synctest.Test(t, func(t *testing.T) { // one that is under way
 		w := busy(t)
 		w.settings.Timeouts.Drain = 24 * time.Hour
@@ -424,17 +400,6 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 		w.unannotate(config.AnnotationHold)
 		w.reach("all-1g.10gb")
 	})
-	synctest.Test(t, func(t *testing.T) { // it undoes a change that it has begun for another request
-		w := busy(t)
-		w.startChange("all-1g.10gb")
-		w.annotate(config.AnnotationHold, "")
-		w.label("all-balanced")
-		w.settle(config.ReasonHeld)
-		w.expectGivenBack()
-		if w.snapshot()[0].Enabled {
-			t.Error("the GPU is not as it was")
-		}
-	})
 }
 
 func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
@@ -462,52 +427,6 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w := lost(t)
 		w.label("all-balanced")
 		w.reach("all-balanced")
-	})
-}
-
-func TestNodesOfAPoolBeginAtMomentsOfTheirOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.setMaintenance(strings.Replace(nights, "jitter: 0s", "jitter: 2h", 1))
-		w.spend(5 * time.Hour)
-		w.label("all-1g.10gb")
-		w.untilReason(config.ReasonAwaitingWindow)
-		opens, next := time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC), w.status().Next
-		if d := next.Sub(opens); d <= 0 || d >= 36*time.Minute { // a tenth of the window
-			t.Errorf("the node begins %s after the window opens", d)
-		}
-		w.restart()
-		w.spend(time.Hour)
-		if again := w.status().Next; !again.Equal(next) {
-			t.Errorf("another agent of the node begins at %v, and not at %v", again, next)
-		}
-		w.untilCordoned()
-		if d := time.Since(next); d < 0 || d > time.Second {
-			t.Errorf("the node was fenced %s after its moment", d)
-		}
-	})
-}
-
-func TestAProfileMayHaveWindowsOfItsOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.setMaintenance(nights)
-		w.profiles(`
-apiVersion: gpuslice.io/v1alpha1
-kind: Profiles
-profiles:
-  noon:
-    mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]
-    windows: [{days: [Sat], start: "12:00", duration: 1h, timeZone: America/New_York}]
-`)
-		w.profile("noon")
-		c := w.untilReason(config.ReasonAwaitingWindow)
-		if want := "Sat 2000-01-01 12:00:00 EST (Sat 17:00:00Z)"; !strings.Contains(c.Message, want) || !strings.Contains(c.Message, "profile noon") {
-			t.Errorf("the node says: %s", c.Message)
-		}
-		w.reach("noon")
 	})
 }
 

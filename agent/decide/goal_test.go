@@ -213,5 +213,8 @@ func TestAChangeThatWasCancelledNamesWhoMayHaveUncordonedTheNode(t *testing.T) {
 		if text := "a user or tool uncordoned the node" + row.says + " during the change"; goal.Kind != decide.Cancel || !strings.HasPrefix(goal.Why.Error(), text) {
 			t.Errorf("%s: kind %d: %v, want %q", name, goal.Kind, goal.Why, text)
 		}
+		if failure, is := errors.AsType[*api.Failure](goal.Why); !is || !failure.Cancelled || failure.Later {
+			t.Errorf("%s: %+v, which would count as a failure of the pool", name, goal.Why)
+		}
 	}
 }
