@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/gpuslice/gpuslice/config"
 )
@@ -42,24 +41,4 @@ func TestAChangeGoesOnFromTheMarksWhenTheRecordIsLost(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The journal names the plugin's pods that have read the GPUs as they were. Each pod that comes while the agent waits for others is one
-// more, and no agent reads a journal with too many of them: the node would stay cordoned.
-func TestDevicePluginsThatComeAndGoMakeNoJournalTooLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.grace, w.settings.Timeouts.Drain = 30*time.Minute, 24*time.Hour
-		w.restart()
-		w.pod("train", "0")
-		w.label("all-1g.10gb")
-		for range 300 {
-			w.replacePlugin()
-			w.pass()
-		}
-		if c := w.condition(); c.Reason == string(config.ReasonJournalUnreadable) {
-			t.Errorf("after %d device plugins: %s", w.podsStarted, c.Message)
-		}
-		w.reach("all-1g.10gb")
-	})
 }

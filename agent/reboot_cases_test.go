@@ -2,7 +2,6 @@ package agent_test
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/drain/fence"
-	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // virtual returns a virtual machine under the policy.
@@ -110,22 +108,6 @@ func TestAPendingModeIsCancelledWithItsRequest(t *testing.T) {
 	}
 }
 
-// delegate, MIG off, the agent cannot write the sentinel: it must give the node back.
-func TestASentinelThatCannotBeWrittenDoesNotKeepTheNode(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootDelegate)
-		w.cutAfterReboot()
-		before := w.gpus.String()
-		w.settings.Reboot.Sentinel = filepath.Join(t.TempDir(), "not-mounted", "reboot-required")
-		w.restart()
-		w.label("all-disabled")
-		w.spend(12 * time.Hour)
-		w.expectGivenBack()
-		w.expectGPUs(before)
-	})
-}
-
 // self: after the reboot, before the release, a user changes the label to a config that needs another reboot.
 func TestAnotherRequestMayTakeARebootOfItsOwn(t *testing.T) {
 	t.Parallel()
@@ -147,24 +129,6 @@ func TestAnotherRequestMayTakeARebootOfItsOwn(t *testing.T) {
 		w.spend(time.Hour)
 		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
 			t.Errorf("%d reboots; %s: %s", w.host.reboots, c.Reason, c.Message)
-		}
-	})
-}
-
-// To cancel a pending mode takes nothing from any pod: no pod has to leave.
-func TestAPendingModeIsCancelledWithoutEvictions(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootNever)
-		w.label("all-balanced")
-		w.untilNeedsReboot()
-		w.passes("a word about both GPUs", func() bool { return strings.Contains(w.condition().Message, "GPUs 0, 1") })
-		w.turn()
-		w.pod("innocent", w.gpus.UUIDs()[0])
-		w.label("all-disabled")
-		w.reach("all-disabled")
-		if !w.runs("innocent") {
-			t.Error("the pod was evicted from a GPU that was and is whole")
 		}
 	})
 }
@@ -205,23 +169,6 @@ func TestAFreshNodeWhoseRequestGoesBadInTheMiddleKeepsItsTaint(t *testing.T) {
 			})
 		})
 	}
-}
-
-// No boot id: the agent does not try Reset for ever without a pause.
-func TestWithoutABootIDTheHardwareIsNotAskedForEver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootNever)
-		w.setKernelBootID("")
-		w.label("all-balanced")
-		for i, began := 0, time.Now(); time.Since(began) < time.Minute; i++ {
-			if i > 1000 {
-				t.Fatalf("1000 passes in %s, SetMigMode %d times; %s", time.Since(began), w.gpus.Calls()[gpusim.SetMigMode], w.condition().Message)
-			}
-			w.turn()
-			<-time.After(w.agent.Pass(t.Context()))
-		}
-	})
 }
 
 // Promise 15. Only the host's boot id ends the wait for its reboot, and the agent asks for no reboot if it could not notice that.
@@ -334,44 +281,4 @@ func TestAFreshNodeWaitsForItsFirstPlugin(t *testing.T) {
 			t.Errorf("%s: %s; taints %v", c.Reason, c.Message, w.node().Spec.Taints)
 		}
 	})
-}
-
-// Each request has its own retries of a step: the agent tries another request from the first.
-func TestAnotherRequestHasRetriesOfItsOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		if err := w.gpus.Fail(gpusim.SetMigMode, gpusim.Fault{Return: gpusim.Unknown, Times: w.settings.Retry.Failures + 1}); err != nil {
-			t.Fatal(err)
-		}
-		w.label("all-1g.10gb")
-		w.passes("nearly all attempts", func() bool { return w.gpus.Calls()[gpusim.SetMigMode] == w.settings.Retry.Failures-1 })
-		w.label("all-balanced")
-		w.spend(time.Hour)
-		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
-			t.Errorf("given up at the second failure of this request; %s: %s", c.Reason, c.Message)
-		}
-	})
-}
-
-// never: the agent turns MIG off on a GPU that its driver can reset, or that needs no reset, although it cannot on the other.
-func TestAGPUThatCanBeTurnedOffIsBesideOneThatCannotBeReset(t *testing.T) {
-	t.Parallel()
-	for name, model := range map[string]string{"it needs no reset": "H100-80GB", "it can be reset": "A100-80GB"} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, "gpus: [{model: A100-80GB, passthrough: true}, {model: "+model+"}]")
-				w.setConfigs(map[string]catalog.MIGConfig{
-					"second-on":           {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
-					"first-on-second-off": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}, {Indices: []int{1}}},
-				})
-				w.converge("second-on")
-				w.label("first-on-second-off")
-				w.untilParked()
-				if got := w.modes(); got != "false/true false/false" {
-					t.Errorf("modes %s; %s", got, w.condition().Message)
-				}
-			})
-		})
-	}
 }

@@ -28,24 +28,6 @@ func (w *world) failsEverySecond(verb, resource, subresource string) (seen *int)
 	return seen
 }
 
-// One request in two fails, and the agent asks for ten pods before the fence: without repetition it would never get all answers.
-func TestPodsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.turn()
-		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
-			w.pod(name, w.devices()["nvidia.com/gpu"][0])
-		}
-		evictions := w.failsEverySecond("create", "pods", "eviction")
-		w.label("all-1g.10gb")
-		w.spend(2 * time.Minute)
-		if !w.done("all-1g.10gb")() {
-			t.Errorf("after 2 minutes and %d requests for evictions: %s: %s", *evictions, w.condition().Reason, w.condition().Message)
-		}
-	})
-}
-
 func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -62,31 +44,6 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	})
 }
 
-// The agent takes and returns a slot by one call each, which repeats requests that fail.
-func TestTheLeaseOfAPoolIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		slots, pool, change := w.pool()
-		var asked []*int
-		verbs := []string{"get", "create", "update"}
-		for _, verb := range verbs {
-			asked = append(asked, w.failsEverySecond(verb, "leases", ""))
-		}
-		if err := slots.Take(t.Context(), pool, change); err != nil {
-			t.Errorf("taking a slot: %v", err)
-		}
-		if err := slots.Leave(t.Context(), pool, change); err != nil {
-			t.Errorf("leaving it: %v", err)
-		}
-		for i, verb := range verbs {
-			if *asked[i] < 2 {
-				t.Errorf("%s was sent %d times, and not again", verb, *asked[i])
-			}
-		}
-	})
-}
-
 // The agent asks for a pod's DaemonSet, since any pod may name one as its owner: without an answer the observation ends.
 func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 	t.Parallel()
@@ -98,29 +55,6 @@ func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
 		w.agent.Pass(t.Context())
 		if c := w.condition(); c.Reason != string(config.ReasonNotRequested) || *asked < 2 {
 			t.Errorf("after one observation and %d requests: %s: %s", *asked, c.Reason, c.Message)
-		}
-	})
-}
-
-// The API server answers 429 for a disruption budget. The agent does not repeat the eviction at once.
-func TestABudgetThatSaysNoIsNotAskedAgainAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.turn()
-		w.pod("train", w.devices()["nvidia.com/gpu"][0])
-		asked := 0
-		w.client.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
-			if a.GetSubresource() != "eviction" {
-				return false, nil, nil
-			}
-			asked++
-			return true, nil, apierrors.NewTooManyRequests("the budget", 0)
-		})
-		w.label("all-1g.10gb")
-		w.untilReason(config.ReasonEvictionBlocked)
-		if asked != 1 {
-			t.Errorf("asked %d times", asked)
 		}
 	})
 }
