@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -145,28 +144,6 @@ func TestAnAnnotationBetweenTheObservationAndTheFenceCounts(t *testing.T) {
 			}
 		})
 	}
-}
-
-// If the Lease comes back from a backup, the agent returns the slot once more, and not for ever.
-func TestASlotThatIsThereAgainIsGivenBackAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := busy(t)
-		w.pool()
-		w.label("all-1g.10gb")
-		w.passes("the slot", w.holdsSlot)
-		old := w.slots()
-		w.reach("all-1g.10gb")
-		w.spend(time.Minute)
-		w.editLease(func(l *coordinationv1.Lease) { l.Annotations[config.AnnotationSlots] = old })
-		for range 20 {
-			w.turn()
-			w.agent.Pass(t.Context())
-		}
-		if w.holdsSlot() {
-			t.Error("the slot is not given back")
-		}
-	})
 }
 
 // An observation that ends early does not change the condition about the window.

@@ -275,28 +275,18 @@ func TestAnAgentThatForgetsEverythingFinishesBeyondItsWindow(t *testing.T) {
 // An undo needs no window. A change that a user asks for when the window has closed already is not made beyond it.
 func TestAChangeThatIsNoLongerAskedForIsUndoneBeyondItsWindow(t *testing.T) {
 	t.Parallel()
-	for name, row := range map[string]struct {
-		ask  func(w *world)
-		says config.Reason
-	}{
-		"for another config": {func(w *world) { w.label("all-7g.80gb") }, config.ReasonAwaitingWindow},
-		"for none":           {func(w *world) { w.unset(config.LabelMIGConfig) }, config.ReasonNotRequested},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := busy(t)
-				w.setMaintenance(until(time.Now().Add(time.Hour)))
-				w.startChange("all-1g.10gb")
-				w.setMaintenance(until(time.Now()))
-				row.ask(w)
-				w.settle(row.says)
-				w.expectGivenBack()
-				if gpu := w.snapshot()[0]; gpu.Enabled {
-					t.Errorf("the GPU is left with %v", gpu.Geometry())
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		w.setMaintenance(until(time.Now().Add(time.Hour)))
+		w.startChange("all-1g.10gb")
+		w.setMaintenance(until(time.Now()))
+		w.label("all-7g.80gb")
+		w.settle(config.ReasonAwaitingWindow)
+		w.expectGivenBack()
+		if gpu := w.snapshot()[0]; gpu.Enabled {
+			t.Errorf("the GPU is left with %v", gpu.Geometry())
+		}
+	})
 }
 
 // Case 17: the file changes while the window is open. The windows go by the host's clock, whatever it says.
@@ -404,8 +394,7 @@ func TestAHoldKeepsTheNodeFromWhatIsNotBegun(t *testing.T) {
 
 func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 	t.Parallel()
-	lost := func(t *testing.T) *world {
-		t.Helper()
+	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, oneH100)
 		w.converge("all-1g.10gb")
 		w.setMaintenance(until(time.Now()))
@@ -415,18 +404,9 @@ func TestWhatIsLostIsRestoredAtOnce(t *testing.T) {
 		w.nextBoot()
 		w.offered = w.devices()
 		w.restart()
-		return w
-	}
-	synctest.Test(t, func(t *testing.T) {
-		w := lost(t)
 		w.passes("the restored node", func() bool { return len(w.snapshot()[0].Instances) == 7 && !w.hasJournal() })
 		w.settle(config.ReasonConverged)
 		w.expectGivenBack()
-	})
-	synctest.Test(t, func(t *testing.T) { // also after another request, which waited for its window
-		w := lost(t)
-		w.label("all-balanced")
-		w.reach("all-balanced")
 	})
 }
 

@@ -52,7 +52,6 @@ func TestTheRequestIsWithdrawnBeforeTheNodeIsGivenBack(t *testing.T) {
 	for name, then := range map[string]func(w *world){
 		"since the reboot does not come": func(*world) {},
 		"since the request is withdrawn": func(w *world) { w.unset(config.LabelMIGConfig) },
-		"since the policy becomes never": func(w *world) { w.settings.Reboot.Policy = config.RebootNever; w.restart() },
 		"since a GPU is lost":            func(w *world) { w.setLost(1, true) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,31 +105,6 @@ func TestAPendingModeIsCancelledWithItsRequest(t *testing.T) {
 			})
 		})
 	}
-}
-
-// self: after the reboot, before the release, a user changes the label to a config that needs another reboot.
-func TestAnotherRequestMayTakeARebootOfItsOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := virtual(t, config.RebootSelf)
-		w.label("all-balanced")
-		w.passes("the reboot", func() bool { return w.host.reboots == 1 })
-		w.reboot()
-		w.passes("an instance", func() bool { return len(w.snapshot()[0].Instances) > 0 })
-		w.label("all-disabled")
-		for range 3 {
-			n := w.host.reboots
-			w.passes("an end or a reboot", func() bool { return w.host.reboots > n || !w.hasJournal() })
-			if w.host.reboots == n {
-				break
-			}
-			w.reboot()
-		}
-		w.spend(time.Hour)
-		if c := w.condition(); c.Reason != string(config.ReasonConverged) {
-			t.Errorf("%d reboots; %s: %s", w.host.reboots, c.Reason, c.Message)
-		}
-	})
 }
 
 // A node that has just been registered, and needs a reboot for the desired config.

@@ -184,3 +184,32 @@ func TestWhichEndsOfAChangeCountAsFailuresOfThePool(t *testing.T) {
 		}
 	}
 }
+
+// If the Lease comes back from a backup, the node returns its slot once more.
+func TestASlotThatIsThereAgainIsReturnedAgain(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset()
+	m := newMember(t, client, monotonic.New(testclock.NewFakeClock(metav1.Now().Time)), "gpu-1", one)
+	if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err != nil {
+		t.Fatal(err)
+	}
+	leases := client.CoordinationV1().Leases("gpuslice")
+	backup, err := leases.Get(t.Context(), config.LeasePrefix+"a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := m.turn.Return(t.Context(), act.Input{Seen: m.seen()}); err != nil {
+			t.Fatal(err)
+		}
+		if m.seen().Pool.Slot.Held {
+			t.Fatal("the slot is not returned")
+		}
+		if _, err := leases.Update(t.Context(), backup.DeepCopy(), metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if !m.seen().Pool.Slot.Held {
+			t.Fatal("the node does not see that it has a slot again")
+		}
+	}
+}

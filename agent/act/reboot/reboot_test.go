@@ -286,6 +286,41 @@ func TestWhatIsObservedForAReboot(t *testing.T) {
 	}
 }
 
+// A needless reboot would destroy the instances of all GPUs: the request goes as soon as no mode is pending, or this agent's policy asks for none.
+func TestTheRequestGoesWithWhatItIsFor(t *testing.T) {
+	t.Parallel()
+	pending := []nvml.GPU{{UUID: "GPU-a", Pending: true}}
+	for name, row := range map[string]struct {
+		policy config.RebootPolicy
+		gpus   []nvml.GPU
+		asked  plan.Asked
+		goes   bool
+	}{
+		"a mode is pending":                {config.RebootDelegate, pending, plan.AskedByUs, false},
+		"a mode to be off is pending":      {config.RebootDelegate, []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Enabled: true}}, plan.AskedByUs, false},
+		"no mode is pending":               {config.RebootDelegate, []nvml.GPU{{UUID: "GPU-a", Enabled: true, Pending: true}}, plan.AskedByUs, true},
+		"the GPU with the mode is lost":    {config.RebootDelegate, []nvml.GPU{{UUID: "GPU-a", Pending: true, Lost: true}}, plan.AskedByUs, true},
+		"the policy has become never":      {config.RebootNever, pending, plan.AskedByUs, true},
+		"the policy has become self":       {config.RebootSelf, pending, plan.AskedByUs, true},
+		"another program has asked, too":   {config.RebootDelegate, nil, plan.AskedByOthers, false},
+		"another has, and the policy none": {config.RebootNever, pending, plan.AskedByOthers, false},
+	} {
+		m := newMachine(t, row.policy)
+		m.seen.GPUs, m.seen.Reboots.Asked = row.gpus, row.asked
+		text := config.FieldManager + ": why\n"
+		if row.asked == plan.AskedByOthers {
+			text = "apt\n"
+		}
+		if err := os.WriteFile(m.reboots.Sentinel.Path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m.reboots.Withdraw(t.Context(), m.seen)
+		if _, err := os.Lstat(m.reboots.Sentinel.Path); (err != nil) != row.goes {
+			t.Errorf("%s: the request is gone: %t, want %t", name, err != nil, row.goes)
+		}
+	}
+}
+
 // No step waits for a logind that does not answer, and none begins while the host goes down.
 func TestAStepIsKeptFromAShutdownWhereLogindAnswers(t *testing.T) {
 	t.Parallel()
