@@ -44,21 +44,6 @@ func TestAKeyOfTheConfigManagerIsWrittenAgainWhereTheAPIServerFails(t *testing.T
 	})
 }
 
-// The agent asks for a pod's DaemonSet, since any pod may name one as its owner: without an answer the observation ends.
-func TestDaemonSetsAreAskedForAgainWhereTheAPIServerFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, h100)
-		w.turn()
-		asked := w.failsEverySecond("get", "daemonsets", "")
-		w.restart()
-		w.agent.Pass(t.Context())
-		if c := w.condition(); c.Reason != string(config.ReasonNotRequested) || *asked < 2 {
-			t.Errorf("after one observation and %d requests: %s: %s", *asked, c.Reason, c.Message)
-		}
-	})
-}
-
 // TestPromise16AServerThatFailsEverySecondRequestStopsNoChange: without repetition, one failed request would end an observation, with a pause of up
 // to two minutes.
 func TestPromise16AServerThatFailsEverySecondRequestStopsNoChange(t *testing.T) {

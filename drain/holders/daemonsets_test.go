@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -140,6 +141,25 @@ func TestAnOwnerThatCannotBeLookedForIsNotGuessed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Any pod may name a DaemonSet as its owner: one failed request must not end the observation.
+func TestADaemonSetIsAskedForAgainWhereTheAPIServerFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}})
+		asked := 0
+		client.PrependReactor("get", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) {
+			if asked++; asked == 1 {
+				return true, nil, apierrors.NewInternalError(apierrors.NewServiceUnavailable("no upstream"))
+			}
+			return false, nil, nil
+		})
+		sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
+		pods, err := sets.Believe(t.Context(), "node", []corev1.Pod{daemonPod("a", "apps/v1", "monitor", "1")})
+		if err != nil || len(pods) != 1 || asked != 2 {
+			t.Errorf("after %d requests: %d pods, %v", asked, len(pods), err)
+		}
+	})
 }
 
 // A mirror pod's owner is the node with the UID that the node has: any user may write the annotation and the node's name.
