@@ -174,6 +174,7 @@ func TestWhatAnEarlierAgentHasLeftGoesWhileAChangeWaits(t *testing.T) {
 	}{
 		"nothing":                                  {err: waits},
 		"an annotation":                            {left: []func(*state.Observed){orphan}, err: waits, goes: true},
+		"an annotation, and the node is held":      {left: []func(*state.Observed){orphan}, err: &outcome.Waiting{Reason: config.ReasonHeld}, goes: true},
 		"an annotation, and the change may run":    {left: []func(*state.Observed){orphan}},
 		"an annotation, and the change has failed": {left: []func(*state.Observed){orphan}, err: errors.New("no")},
 		"an annotation of the change":              {left: []func(*state.Observed){orphan, running}, err: waits},
