@@ -73,6 +73,19 @@ func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, &b)
 }
 
+// serve starts the server, and returns what reads it until it is cancelled.
+func (s *sliceServer) serve() (*watch.Objects, context.Context, context.CancelFunc) {
+	s.t.Helper()
+	server := httptest.NewServer(s)
+	s.t.Cleanup(server.Close)
+	client, err := kube.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(s.t.Context())
+	return watch.NewObjects(watch.Options{Node: "gpu-1", Client: client, Pods: &listed{}}), ctx, cancel
+}
+
 func (s *sliceServer) answers(status int, list resourcev1.ResourceSliceList) (asked []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,15 +110,8 @@ func offering(devices ...string) resourcev1.ResourceSliceList {
 func TestSlicesAreWatchedFromTheFirstObservationOn(t *testing.T) {
 	t.Parallel()
 	s := &sliceServer{t: t, status: http.StatusForbidden}
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
-	client, err := kube.New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
+	o, ctx, cancel := s.serve()
 	defer cancel() // before the server closes, which waits for the watch
-	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: client, Pods: &listed{}})
 	changed := make(chan struct{}, 8)
 	o.ShowNode(ctx, node("1", nil), func() { changed <- struct{}{} })
 	if asked := s.answers(http.StatusForbidden, offering()); len(asked) > 0 {
@@ -155,15 +161,8 @@ func TestSlicesAreWatchedFromTheFirstObservationOn(t *testing.T) {
 func TestTheFirstObservationHasTheSlices(t *testing.T) {
 	t.Parallel()
 	s := &sliceServer{t: t, list: offering("gpu-0")}
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
-	client, err := kube.New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
+	o, ctx, cancel := s.serve()
 	defer cancel() // before the server closes, which waits for the watch
-	o := watch.NewObjects(watch.Options{Node: "gpu-1", Client: client, Pods: &listed{}})
 	o.ShowNode(ctx, node("1", nil), func() {})
 	o.Begin(false)
 	slices, err := o.Slices(t.Context())
