@@ -324,7 +324,7 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, even if the agent can see nothing else of it.
 func (a *Agent) renewWhileUnavailable(ctx context.Context, seen *state.Observed) {
-	if j := seen.Journal; j != nil && (j.KeepsPodsAway() || len(j.Paused) > 0) {
+	if j := seen.Journal; j != nil && j.Disturbs() {
 		a.actors.slot.Renew(ctx, seen)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -74,5 +76,59 @@ func TestANodeLeavesTheQueueOfAPoolThatItsLabelsNoLongerChoose(t *testing.T) {
 				t.Errorf("killed %t: the Lease says %s", killed, w.slots())
 			}
 		})
+	}
+}
+
+// A change that has a journal, disturbs nothing yet, and waits for a slot of one pool, asks another one once the node's labels choose that.
+func TestAChangeThatWaitsFollowsTheNodeToAnotherPool(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		alike bool // the pool is that of the nodes with the same request
+		move  func(*world)
+		want  string // the request that converges
+	}{
+		"the label of its pool changes":      {move: func(w *world) { w.set("pool", "other") }, want: "all-3g.40gb"},
+		"another request is of another pool": {alike: true, move: func(w *world) { w.label("all-disabled") }, want: "all-disabled"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, oneH100)
+				w.turn()
+				slots, pool, other := w.pool()
+				w.setMaintenance(strings.Replace(onePool, "pools: [", "pools: [{name: other, selector: pool=other, maxUnavailable: 1}, ", 1))
+				if row.alike {
+					w.unset("pool")
+				}
+				w.converge("all-enabled")
+				if row.alike {
+					w.cordonOther(map[string]string{config.LabelMIGConfig: "all-3g.40gb"})
+				} else if err := slots.Take(t.Context(), pool, other); err != nil {
+					t.Fatal(err)
+				}
+				w.label("all-1g.10gb")
+				w.passes("the instances", func() bool { return len(w.snapshot()[0].Instances) == 7 && w.hasJournal() })
+				w.pod("holds", w.snapshot()[0].Instances[0].Devices[0].UUID)
+				w.label("all-3g.40gb")
+				w.passes("the queue", func() bool { return w.reason() == config.ReasonAwaitingSlot })
+				row.move(w)
+				if w.reach(row.want); strings.Contains(w.slots(), nodeName) {
+					t.Errorf("the Lease of the former pool says %s", w.slots())
+				}
+			})
+		})
+	}
+}
+
+// cordonOther gives the other node of the pool these labels, and cordons it.
+func (w *world) cordonOther(labels map[string]string) {
+	w.t.Helper()
+	n, err := w.client.CoreV1().Nodes().Get(w.t.Context(), "gpu-2", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	n.Labels, n.Spec.Unschedulable = labels, true
+	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
 	}
 }

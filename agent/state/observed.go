@@ -98,10 +98,11 @@ type Pool struct {
 // HasLimit reports whether the node is in a pool that limits how many nodes are unavailable, or that pauses after failures.
 func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
 
-// ChoosePool sets the node's pool: the one in which its change began, whatever its labels are now, or else the one that its labels choose.
+// ChoosePool sets the node's pool: the one in which its change began to disturb the node, whatever its labels are now, or else the one that its labels
+// choose. A change that waits for a slot is in the pool of the labels: the former one would not give it any.
 func (s *Observed) ChoosePool() {
 	s.Pool.Pool = s.Pool.File.For(s.Node)
-	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Pool.Err == nil {
+	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Journal.Disturbs() && s.Pool.Err == nil {
 		s.Pool.Pool = s.Pool.File.Named(began.Name, began.Selector)
 	}
 }

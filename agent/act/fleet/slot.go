@@ -126,6 +126,9 @@ func (s *Slot) Take(ctx context.Context, in act.Input) error {
 // join notes the pool before its Lease has anything of the node.
 func (s *Slot) join(ctx context.Context, in act.Input) error {
 	p := in.Seen.Pool.Pool
+	if former := in.Seen.Record.Learnt.Pool; former != nil && former.Name != p.Name {
+		return fmt.Errorf("node %s has not left pool %s yet, see the agent's log: it asks pool %s for a slot after that", in.Seen.Node.Name, former.Name, p.Name)
+	}
 	pool := journal.Pool{Name: p.Name}
 	if named := in.Seen.Pool.File.Named(p.Name, ""); named.Selector == nil && p.Selector != nil {
 		pool.Selector = p.Selector.String()
@@ -133,10 +136,10 @@ func (s *Slot) join(ctx context.Context, in act.Input) error {
 	return s.Journal.JoinPool(ctx, in.Seen.Writing(in.Want, plan.AcquireSlot), pool)
 }
 
-// LeaveFormer returns what the node has in a pool that its labels chose before. A change under way stays in its pool.
+// LeaveFormer returns what the node has in a pool that its labels chose before. A change that disturbs the node stays in its pool, see ChoosePool.
 func (s *Slot) LeaveFormer(ctx context.Context, seen *state.Observed) {
 	former := seen.Record.Learnt.Pool
-	if former == nil || seen.Journal != nil || seen.Pool.Err != nil || former.Name == seen.Pool.Name {
+	if former == nil || seen.Pool.Err != nil || former.Name == seen.Pool.Name {
 		return
 	}
 	pool := PoolOf(seen.Pool.File, seen.Pool.File.Named(former.Name, former.Selector))

@@ -68,6 +68,9 @@ type Journal struct {
 // KeepsPodsAway reports whether the change keeps pods away: from the node, or from some of its devices.
 func (j *Journal) KeepsPodsAway() bool { return j.Cordoned || len(j.Closed) > 0 }
 
+// Disturbs reports whether the change keeps pods away, or operands of the GPU Operator.
+func (j *Journal) Disturbs() bool { return j.KeepsPodsAway() || len(j.Paused) > 0 }
+
 // GPULayout is the MIG mode and the instances of one GPU.
 type GPULayout struct {
 	GPU        nvml.UUID        `json:"gpu"`
