@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -226,14 +227,18 @@ func TestNothingIsLeftOfADrainThatEnds(t *testing.T) {
 func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 	t.Parallel()
 	kind := resourcev1.Resource("devicetaintrules")
-	for name, verb := range map[string]string{"absent": "*", "forbidden": "*", "only to be read": "create"} {
+	for name, verb := range map[string]string{"absent": "*", "forbidden": "*", "only to be read": "create", "refused": "create"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newDrainingWorld(t)
 				w.grace = 10 * time.Minute
 				var says error = apierrors.NewForbidden(kind, "", errors.New("no right"))
-				if name == "absent" {
+				reason := config.ReasonMissingRight
+				switch name {
+				case "absent":
 					says = apierrors.NewNotFound(kind, "")
+				case "refused": // by an admission webhook or policy
+					says, reason = apierrors.NewInvalid(schema.GroupKind{Group: kind.Group, Kind: "DeviceTaintRule"}, "", nil), config.ReasonStepFailed
 				}
 				w.client.PrependReactor(verb, "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, says })
 				events := w.restartWithEvents()
@@ -242,12 +247,43 @@ func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 				if !w.node().Spec.Unschedulable {
 					t.Error("the node takes pods, and no rule keeps claims from what goes")
 				}
-				if n := heard(events, string(config.ReasonMissingRight), "drain.fence"); n != 1 {
+				if n := heard(events, string(reason), "drain.fence"); n != 1 {
 					t.Errorf("%d Events", n)
 				}
 				w.client.ReactionChain = w.client.ReactionChain[1:]
 				w.expectNothingLeft("seven")
 			})
+		})
+	}
+}
+
+// A device of a GPU that stays, and that the driver has tainted, holds up no change of another GPU: the node says so once it is open again.
+func TestATaintOnAGPUThatStaysUndoesNoChange(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newDrainingWorld(t)
+			taint := func() {
+				for _, s := range w.published {
+					for i := range s.Spec.Devices {
+						if d := &s.Spec.Devices[i]; strings.HasPrefix(d.Name, "gpu-1-") {
+							d.Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/xid", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
+						}
+					}
+				}
+			}
+			if before {
+				taint()
+				w.spend(time.Minute)
+			}
+			w.label("seven")
+			w.passes("the change", func() bool { taint(); return w.gpu0Changed() })
+			w.passes("the release", func() bool { taint(); return !w.hasJournal() })
+			w.passes("what the taint takes", func() bool { taint(); return w.reason() == config.ReasonCapacityMismatch })
+			if !w.gpu0Changed() || !w.takesPods() || !w.runs("stays") {
+				t.Errorf("tainted before %t: GPU 0 is changed: %t, the node takes pods: %t, the pod on GPU 1 runs: %t; the node says %s",
+					before, w.gpu0Changed(), w.takesPods(), w.runs("stays"), w.condition().Message)
+			}
 		})
 	}
 }

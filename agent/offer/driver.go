@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -90,8 +91,8 @@ func (d driver) devices(count func(resourcev1.Device) bool) capacity.Resources {
 	}
 	for _, s := range d.seen.DRA.Slices {
 		for _, device := range s.Spec.Devices {
-			if !slices.Contains([]string{"", "gpu", "mig"}, state.Attribute(device, "type")) || !count(device) {
-				continue // another type is the same GPU once more, for virtual machines
+			if !isPart(device) || !count(device) {
+				continue
 			}
 			name := nvml.ResourceGPU
 			if profile := state.Attribute(device, "profile"); profile != "" {
@@ -106,6 +107,11 @@ func (d driver) devices(count func(resourcev1.Device) bool) capacity.Resources {
 	return out
 }
 
+// isPart reports whether the device is a GPU or a part of it. A device of another type is the same GPU once more, for virtual machines.
+func isPart(device resourcev1.Device) bool {
+	return slices.Contains([]string{"", "gpu", "mig"}, state.Attribute(device, "type"))
+}
+
 // unhealthyTaint returns the key of a taint that keeps claims from the device; empty if it has none. A taint without an effect does not count.
 func unhealthyTaint(device resourcev1.Device) string {
 	for _, t := range device.Taints {
@@ -117,14 +123,17 @@ func unhealthyTaint(device resourcev1.Device) string {
 }
 
 // unhealthy implements Offer: the devices that the driver has tainted, each with the key of the taint.
-func (d driver) unhealthy() []string {
+func (d driver) unhealthy() []string { return d.tainted(nil) }
+
+// tainted is unhealthy without the devices of these names.
+func (d driver) tainted(except []string) []string {
 	if !d.isSettled() {
 		return nil
 	}
 	var out []string
 	for _, s := range d.seen.DRA.Slices {
 		for _, device := range s.Spec.Devices {
-			if key := unhealthyTaint(device); key != "" {
+			if key := unhealthyTaint(device); key != "" && isPart(device) && !slices.Contains(except, device.Name) {
 				out = append(out, fmt.Sprintf("%s (%s)", sanitize.Cut(device.Name, longestID), sanitize.Cut(key, longestID)))
 			}
 		}
@@ -193,6 +202,19 @@ func (d driver) Closable() map[nvml.UUID][]string {
 	return out
 }
 
+// untouched returns the devices of the GPUs that the change under way does not touch; none if there is no change. Their taints say nothing of it.
+func (d driver) untouched() []string {
+	s := d.seen
+	if s.Journal == nil {
+		return nil
+	}
+	others := map[nvml.UUID]bool{}
+	for _, gpu := range s.GPUs {
+		others[gpu.UUID] = !slices.ContainsFunc(s.Journal.Previous, func(l journal.GPULayout) bool { return l.GPU == gpu.UUID })
+	}
+	return s.DRA.DevicesOf(s.Node.Name, others)
+}
+
 // Missing implements Offer. Where the driver cuts the GPUs itself, slices and GPUs have nothing to agree on.
 func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []string, stands capacity.Resources) {
 	switch {
@@ -206,7 +228,7 @@ func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []str
 	if missing = d.disagreements(); len(missing) > 0 {
 		return missing, nil
 	}
-	if unhealthy := d.unhealthy(); len(unhealthy) > 0 {
+	if unhealthy := d.tainted(d.untouched()); len(unhealthy) > 0 {
 		missing = append(missing, "NVIDIA's DRA driver keeps claims from "+sanitize.Names(unhealthy))
 	}
 	return missing, d.listed()

@@ -69,7 +69,9 @@ const (
 )
 
 // Forget drops what depends on times that the clock gave.
-func (r *Rules) Forget(time.Time) { r.asked, r.readAt = time.Time{}, time.Time{} }
+func (r *Rules) Forget(time.Time) {
+	r.asked, r.readAt, r.unusableAt = time.Time{}, time.Time{}, time.Time{}
+}
 
 // RetryIn is the time until Keep retries a failure; zero if there is none.
 func (r *Rules) RetryIn() time.Duration {
@@ -96,9 +98,15 @@ var errTaken = errors.New("it differs from an agent's")
 
 func isMissing(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
+// isRefused reports whether the API server will not take the agent's rules, however often it is asked: it serves none, the agent lacks the right, or an
+// admission webhook or another program's rule is in the way.
+func isRefused(err error) bool {
+	return isMissing(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || errors.Is(err, errTaken)
+}
+
 // unlessUnusable returns the error, unless it says that the agent cannot have its rules: the agent then fences the node, and Report reports that.
 func (r *Rules) unlessUnusable(err error) error {
-	if !isMissing(err) && !errors.Is(err, errTaken) {
+	if !isRefused(err) {
 		return err
 	}
 	r.unusable, r.unusableAt = err, r.Clock.Now()
@@ -235,7 +243,7 @@ func (r *Rules) Follow(ctx context.Context, node types.UID, wanted []Closed) (ma
 }
 
 // add creates the missing rules. It returns the unwanted ones, by their names, and those that it has created. A device that it cannot close does not
-// keep the others open: the error names the first.
+// keep the others open: the error names the first that is refused, or else the first.
 func (r *Rules) add(ctx context.Context, node types.UID, wanted []Closed) (unwanted map[string]*resourcev1.DeviceTaintRule, made []Closed, err error) {
 	names := map[string]Closed{}
 	var open []error
@@ -267,13 +275,14 @@ func (r *Rules) add(ctx context.Context, node types.UID, wanted []Closed) (unwan
 			open = append(open, err)
 		}
 	}
-	switch len(open) {
-	case 0:
+	named := open[max(0, slices.IndexFunc(open, isRefused)):]
+	switch {
+	case len(open) == 0:
 		return unwanted, made, nil
-	case 1:
-		return unwanted, made, open[0]
+	case len(open) == 1:
+		return unwanted, made, named[0]
 	default:
-		return unwanted, made, fmt.Errorf("%w; and %s more", open[0], sanitize.Counted(len(open)-1, "device"))
+		return unwanted, made, fmt.Errorf("%w; and %s more", named[0], sanitize.Counted(len(open)-1, "device"))
 	}
 }
 
