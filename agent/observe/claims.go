@@ -167,7 +167,7 @@ func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	switch {
 	case apierrors.IsForbidden(err):
 		out.err = fmt.Errorf("grant the agent get on resourceclaims of the group resource.k8s.io, as deploy/base/rbac.yaml does: reading resource claim %s/%s: %w", namespace, name, err)
-	case apierrors.IsNotFound(err):
+	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse): // else the API server lacks the resource
 		out.claim.Free = true
 	case err != nil:
 		out.err = fmt.Errorf("reading resource claim %s/%s: %w", namespace, name, err)

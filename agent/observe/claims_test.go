@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
@@ -34,6 +35,7 @@ type claimServer struct {
 	mu        sync.Mutex
 	claims    map[string]*resourcev1.ResourceClaim // by name
 	forbidden string                               // the resource that it lets no one read
+	unserved  string                               // the resource that it does not have
 	hangs     string                               // the claim that it never answers for
 	asked     []string                             // what it was asked for since the last time, by resource and name
 }
@@ -57,8 +59,13 @@ func (s *claimServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case resource == s.forbidden:
 		w.WriteHeader(http.StatusForbidden)
+	case resource == s.unserved:
+		http.Error(w, "404 page not found", http.StatusNotFound)
 	case claim && !is:
+		missing := apierrors.NewNotFound(resourcev1.Resource(resource), name).Status()
+		missing.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 		w.WriteHeader(http.StatusNotFound)
+		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&missing, w) // as below
 	case claim:
 		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(has, w) // a reader that has gone fails by itself
 	default:
@@ -194,6 +201,7 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 		claim     *resourcev1.ResourceClaim // nil for none
 		named     string                    // the claim that the pods name; empty for c
 		forbidden string
+		unserved  string
 		assigned  holders.Assignments
 		pods      []string // nil for a alone
 		change    func(*corev1.Pod)
@@ -207,6 +215,9 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 		"forbidden": {
 			claim: claimOf([]string{"gpu-0"}, "a"), forbidden: "resourceclaims", want: "a: any", asked: claim,
 			unread: "grant the agent get on resourceclaims of the group resource.k8s.io, as deploy/base/rbac.yaml does: reading resource claim team/c: ",
+		},
+		"its API server lacks the resource": {
+			claim: claimOf([]string{"gpu-0"}, "a"), unserved: "resourceclaims", want: "a: any", asked: claim, unread: "reading resource claim team/c: ",
 		},
 		"of another pod":     {claim: claimOf([]string{"gpu-0"}, "b"), want: "a: any", asked: claim + " " + slices},
 		"of no pod any more": {claim: claimOf([]string{"gpu-0"}), want: "a: any", asked: claim + " " + slices},
@@ -243,7 +254,7 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 				if row.claim != nil {
 					c.server.claims["c"] = row.claim
 				}
-				c.server.forbidden = row.forbidden
+				c.server.forbidden, c.server.unserved = row.forbidden, row.unserved
 				var pods []corev1.Pod
 				for _, name := range row.pods {
 					pods = append(pods, claimant(name, by, "c"))
