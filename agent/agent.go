@@ -246,8 +246,8 @@ func (a *Agent) waitForNextPass(ctx context.Context, wake <-chan struct{}, d tim
 	}
 }
 
-// pass observes, does the upkeep, decides, performs at most one step, and reports. It returns how long the loop may sleep. A pass that has to be made again
-// at once, by a fresh observation, does not report. The agent may be killed anywhere inside it.
+// pass observes, does the upkeep, decides, performs at most one step, and reports. It returns how long the loop may sleep. Where
+// another pass follows at once, by a fresh observation, it does not report. The agent may be killed anywhere inside it.
 func (a *Agent) pass(ctx context.Context) time.Duration {
 	seen, err := a.observe(ctx)
 	if err = a.upkeep(ctx, seen, err); err != nil {
@@ -266,8 +266,8 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	return a.conclude(ctx, in.Seen, in.Want, in.Steps, err)
 }
 
-// act mends the device plugin's key, and performs at most one step. It returns the input to report: what was planned, or what cleanUpWhileWaiting has
-// planned instead.
+// act mends the device plugin's key, and performs at most one step. It returns the input to report: its own, or that of
+// cleanUpWhileWaiting.
 func (a *Agent) act(ctx context.Context, in act.Input) (act.Input, error) {
 	a.mendPluginKey(ctx, in.Seen, in.Want)
 	if len(in.Steps) == 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 // Promise 11. Users can change each label by which a node belongs to its pool. The change keeps its slot there, whatever they do and whenever the agent is
-// killed, until the node is open again: another node that would begin meanwhile would pass the limit.
+// killed, until the node is open again: a second node that begins before that would break the limit.
 func TestAChangeKeepsItsPool(t *testing.T) {
 	t.Parallel()
 	for name, relabel := range map[string]func(*world){

@@ -154,7 +154,7 @@ const (
 	//
 	// Labels: gpu, reason, severity
 	MetricGPUProblem = "gpuslice_gpu_problem"
-	// MetricGPURecoveryAction is what the driver recommends for a GPU, by NVML's number: 0 nothing, 1 reset, 2 reboot, 4 drain and
+	// MetricGPURecoveryAction is the driver's recommendation for a GPU, by NVML's number: 0 nothing, 1 reset, 2 reboot, 4 drain and
 	// reset.
 	//
 	// Labels: gpu

@@ -265,22 +265,22 @@ func TestWhatIsAskedOfTheDevicePlugin(t *testing.T) {
 	}
 }
 
-// A node stays as it was proven while a file has a mistake elsewhere, and no change begins by such a file. What the process has read before counts where
+// A node stays as it was verified while a file has a mistake elsewhere, and no change begins by such a file. What the process has read before counts where
 // the file is no YAML at all.
 func TestAFileThatCannotBeReadKeepsWhatWasProven(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		file       string
 		remembered bool
-		proven     string // before the fingerprint
+		verified   string // before the fingerprint
 		underway   *journal.Journal
 		stays      bool
 	}{
-		"it was proven": {file: "no YAML", remembered: true, stays: true},
-		"it was proven, and the process is a new one": {file: "no YAML"},
-		"it was not proven":                           {file: "no YAML", remembered: true, proven: "another "},
-		"a change is under way":                       {file: "no YAML", remembered: true, underway: &journal.Journal{Target: "mine"}},
-		"the file can be read":                        {file: "as it was", remembered: true, stays: true},
+		"it was verified": {file: "no YAML", remembered: true, stays: true},
+		"it was verified, and the process is a new one": {file: "no YAML"},
+		"it was not verified":                           {file: "no YAML", remembered: true, verified: "another "},
+		"a change is under way":                         {file: "no YAML", remembered: true, underway: &journal.Journal{Target: "mine"}},
+		"the file can be read":                          {file: "as it was", remembered: true, stays: true},
 	} {
 		r := newRequest(t)
 		r.setStrategy("mixed")
@@ -293,7 +293,7 @@ func TestAFileThatCannotBeReadKeepsWhatWasProven(t *testing.T) {
 		if row.remembered {
 			r.resolver.Remember(r.seen, want)
 		}
-		r.seen.Record.Learnt.Verified = row.proven + want.Fingerprint
+		r.seen.Record.Learnt.Verified = row.verified + want.Fingerprint
 		r.seen.Journal = row.underway
 		r.seen.Files.Configs = &state.ConfigMapFile{Name: "ConfigMap gpuslice/configs", Data: []byte(row.file)}
 		got, err := r.desired(t)

@@ -106,7 +106,7 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	fresh := func(seen *state.Observed) { seen.Marks.Startup = []corev1.Taint{{Key: config.TaintNotReady}} }
 	silent := func(seen *state.Observed) { seen.Kubelet.Err = errors.New("silent") }
 	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
-	proven := func(seen *state.Observed) { seen.Record.Learnt.Verified = "asked" }
+	verified := func(seen *state.Observed) { seen.Record.Learnt.Verified = "asked" }
 	bare := func(seen *state.Observed) { seen.Record.Learnt.Cut, seen.Boot.ID = "boot-1", "boot-2" }
 	for name, row := range map[string]struct {
 		change func(*state.Observed, *state.Desired)
@@ -139,9 +139,9 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		"a fresh node with a pod":                       {of(fresh), evicts, config.ReasonAwaitingWindow, false},
 		"a fresh node whose kubelet is silent":          {of(fresh, silent), evicts, "", false},
 		"a node whose kubelet is silent":                {of(silent), evicts, config.ReasonAwaitingWindow, false},
-		"the node was as asked":                         {of(proven), []plan.Kind{plan.Fence, plan.Create}, "", false},
-		"the node was as asked, and has a pod":          {of(proven), evicts, config.ReasonAwaitingWindow, false},
-		"the node was as asked, and heals":              {of(proven), []plan.Kind{plan.Fence, plan.Heal}, config.ReasonAwaitingWindow, false},
+		"the node was as asked":                         {of(verified), []plan.Kind{plan.Fence, plan.Create}, "", false},
+		"the node was as asked, and has a pod":          {of(verified), evicts, config.ReasonAwaitingWindow, false},
+		"the node was as asked, and heals":              {of(verified), []plan.Kind{plan.Fence, plan.Heal}, config.ReasonAwaitingWindow, false},
 		"a reboot has taken all instances":              {of(bare), []plan.Kind{plan.Fence, plan.Create}, "", false},
 		"a reboot has taken nothing":                    {of(bare, func(seen *state.Observed) { seen.GPUs[0].Instances = make([]nvml.Instance, 1) }), []plan.Kind{plan.Fence, plan.Create}, config.ReasonAwaitingWindow, false},
 		"there was no reboot":                           {of(bare, func(seen *state.Observed) { seen.Boot.ID = "boot-1" }), []plan.Kind{plan.Fence, plan.Create}, config.ReasonAwaitingWindow, false},

@@ -72,8 +72,8 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 	return out
 }
 
-// mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands, whose
-// steps are apart. Of pods known by open files alone it leaves out clients of the library, and pods of DaemonSets that tolerate the fence: an
+// mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands, which
+// have steps of their own. Of pods known by open files alone it leaves out clients of the library, and pods of DaemonSets that tolerate the fence: an
 // eviction would only restart those.
 func mayHaveToLeave(seen *state.Observed) []holders.Pod {
 	operands := map[types.UID]bool{}

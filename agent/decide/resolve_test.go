@@ -312,15 +312,15 @@ func TestWhatWasReadOfAFileCountsForTheNameThatItWasReadFor(t *testing.T) {
 		r.resolver.Remember(r.seen, want)
 		delete(r.seen.Node.Labels, row.read[0])
 		r.label(config.LabelMIGConfig, "mine")
-		proven, err := r.desired(t)
+		verified, err := r.desired(t)
 		if row.file == mistake {
 			file("three")
-			proven, err = r.desired(t)
+			verified, err = r.desired(t)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.seen.Record.Learnt.Verified = proven.Fingerprint
+		r.seen.Record.Learnt.Verified = verified.Fingerprint
 		file(row.file)
 		r.resolver.Remember(r.seen, row.then)
 		got, err := r.desired(t)

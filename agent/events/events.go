@@ -24,7 +24,7 @@ type Event struct {
 // Recorder sends Events about the agent's node, and about pods there.
 type Recorder struct{ To record.EventRecorder }
 
-// Node sends an Event about the node of this name. Its UID is the name, by which kubectl describe finds a node's Events.
+// Node sends an Event about the node of this name. Its UID is the name: kubectl describe finds a node's Events so.
 func (r Recorder) Node(name string, e Event) {
 	r.send(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: types.UID(name)}, e)
 }
@@ -61,7 +61,7 @@ func Reported(kind string, reason config.Reason, message string) Event {
 // Ignored is for a label, an annotation or a file that does not count.
 func Ignored(reason config.Reason, text string) Event { return warning(reason, "%s", text) }
 
-// Fenced is for a node that is fenced for a change to target with so many steps. Another user's cordon stays as it is.
+// Fenced is for a node that is fenced for a change to target with so many steps. It leaves another user's cordon.
 func Fenced(target string, steps int) Event {
 	return normal(config.ReasonFencing, "fenced for the change to %s: %s", target, sanitize.Counted(steps, "step"))
 }
@@ -225,7 +225,7 @@ func Xid(xid uint64, meaning, where, source, again string) Event {
 // XidOfPod is for a pod that an Xid concerns.
 func XidOfPod(reason config.Reason, text string) Event { return warning(reason, "%s", text) }
 
-// RecoveryActionChanged is for a GPU whose driver recommends another action; well says that it recommends none.
+// RecoveryActionChanged is for a GPU when its driver recommends another action. It is no warning if well is true: the driver recommends none.
 func RecoveryActionChanged(well bool, gpu, action string, number int, before string) Event {
 	e := warning(config.ReasonRecoveryActionChanged, "the driver recommends for %s: %s (recovery action %d); before: %s", gpu, action, number, before)
 	if well {
@@ -239,7 +239,7 @@ func RowsRemapped(gpu string, rows, total int) Event {
 	return normal(config.ReasonRowRemapped, "%s has replaced %s of memory, %d in all", gpu, sanitize.Counted(rows, "row"), total)
 }
 
-// MemoryNearlyFull is for the pod that has grown most on a GPU whose memory is nearly full.
+// MemoryNearlyFull is for a pod when the memory of its GPU is nearly full, and no pod there has grown more.
 func MemoryNearlyFull(mib int, usage string) Event {
 	return warning(config.ReasonGPUMemoryNearlyFull, "this pod has grown most, by %d MiB: %s", mib, usage)
 }

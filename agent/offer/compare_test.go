@@ -29,26 +29,26 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 	unknown, undo, undoOfSharing := state.Desired{Plugin: &state.DesiredPlugin{}}, state.Desired{Undo: true}, shared
 	undoOfSharing.Undo = true
 	for name, row := range map[string]struct {
-		want    state.Desired
-		offered []string
-		pod     string // what it holds
-		change  func(s *state.Observed)
-		missing string // empty: nothing
-		proven  bool   // whatever the labels ask for
-		stale   bool
+		want     state.Desired
+		offered  []string
+		pod      string // what it holds
+		change   func(s *state.Observed)
+		missing  string // empty: nothing
+		verified bool   // whatever the labels ask for
+		stale    bool
 	}{
-		"all agree":                              {offered: whole, pod: "GPU-a", proven: true},
+		"all agree":                              {offered: whole, pod: "GPU-a", verified: true},
 		"the plugin offers too little":           {offered: whole[:1], missing: gpu + ": the GPUs have 2, kubelet 1"},
-		"the plugin shares as asked":             {want: shared, offered: two, proven: true},
-		"the plugin shares, which is not asked":  {offered: two, proven: true},
-		"the plugin does not share yet":          {want: shared, offered: whole, missing: gpu + ": 4 desired, kubelet has 2", proven: true},
-		"what is asked of the plugin is unknown": {want: unknown, offered: two, proven: true},
-		"a pod holds what others are given":      {offered: whole, pod: "GPU-a::0", missing: "pod team/a holds GPU 0", proven: true},
-		"after an undo it may":                   {want: undo, offered: whole, pod: "GPU-a::0", proven: true},
-		"after an undo of sharing it may":        {want: undoOfSharing, offered: two, pod: "GPU-a", proven: true},
-		"it does so by the config":               {want: shared, offered: two, pod: "GPU-a", missing: "pod team/a holds GPU 0", proven: true},
+		"the plugin shares as asked":             {want: shared, offered: two, verified: true},
+		"the plugin shares, which is not asked":  {offered: two, verified: true},
+		"the plugin does not share yet":          {want: shared, offered: whole, missing: gpu + ": 4 desired, kubelet has 2", verified: true},
+		"what is asked of the plugin is unknown": {want: unknown, offered: two, verified: true},
+		"a pod holds what others are given":      {offered: whole, pod: "GPU-a::0", missing: "pod team/a holds GPU 0", verified: true},
+		"after an undo it may":                   {want: undo, offered: whole, pod: "GPU-a::0", verified: true},
+		"after an undo of sharing it may":        {want: undoOfSharing, offered: two, pod: "GPU-a", verified: true},
+		"it does so by the config":               {want: shared, offered: two, pod: "GPU-a", missing: "pod team/a holds GPU 0", verified: true},
 		"the config gives it that, and the plugin not yet": {
-			want: shared, offered: whole, pod: "GPU-a::0", missing: gpu + ": 4 desired, kubelet has 2", proven: true,
+			want: shared, offered: whole, pod: "GPU-a::0", missing: gpu + ": 4 desired, kubelet has 2", verified: true,
 		},
 		"kubelet is silent": {change: func(s *state.Observed) { s.Kubelet.Err = errors.New("silent") }, missing: "silent"},
 		"two plugins are there": {
@@ -57,9 +57,9 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		"the plugin does not serve kubelet": {
 			want: shared, offered: two, pod: "GPU-a", change: func(s *state.Observed) { s.DevicePlugin.Unconnected = "unconnected" }, missing: "unconnected",
 		},
-		"nothing shares by MPS yet": {want: mps, offered: two, missing: "no MPS control daemon", proven: true},
+		"nothing shares by MPS yet": {want: mps, offered: two, missing: "no MPS control daemon", verified: true},
 		"labels are behind": {
-			want: shared, offered: two, proven: true, stale: true,
+			want: shared, offered: two, verified: true, stale: true,
 			change: func(s *state.Observed) { s.Node.Labels = map[string]string{gpu + ".replicas": "1"} },
 		},
 	} {
@@ -81,7 +81,7 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		if missing := strings.Join(got.Missing, "; "); !strings.HasPrefix(missing, row.missing) || missing != "" && row.missing == "" {
 			t.Errorf("%s: %q is missing, want %q", name, missing, row.missing)
 		}
-		if got.Verified != row.proven || len(got.Stale) > 0 != row.stale || (len(got.Withdrawn) > 0) != strings.HasPrefix(row.missing, "pod") {
+		if got.Verified != row.verified || len(got.Stale) > 0 != row.stale || (len(got.Withdrawn) > 0) != strings.HasPrefix(row.missing, "pod") {
 			t.Errorf("%s: %+v", name, got)
 		}
 		if diff := cmp.Diff(before, s.Capacity, cmp.AllowUnexported(capacity.Agreement{})); diff != "" {

@@ -1,5 +1,5 @@
 // Package offer is what offers the node's GPUs to pods: NVIDIA's device plugin through kubelet, or NVIDIA's DRA driver by ResourceSlices. Both answer the
-// same questions, through one interface. The answers follow from one observation alone: the package uses no client, no clock and no NVML.
+// same questions, through one interface. Each answer follows from the observation alone, without client, clock or NVML.
 //
 // It is for these two programs. Who owns the GPUs is decided in owner.go, and what a third program would write has to be observed, as slices are.
 package offer

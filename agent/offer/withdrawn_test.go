@@ -94,10 +94,10 @@ func TestAPodFromBeforeMPSDoesNotShareByIt(t *testing.T) {
 	two := capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b::1"}}
 	mps := catalog.Sharing{Strategy: catalog.SharingMPS, Replicas: map[string]int{gpu: 2}}
 	for name, row := range map[string]struct {
-		sharing catalog.SharingStrategy
-		proven  string
-		daemons []int // minutes after noon, when the pod began
-		is      bool
+		sharing  catalog.SharingStrategy
+		verified string
+		daemons  []int // minutes after noon, when the pod began
+		is       bool
 	}{
 		"MPS has come since":                            {catalog.SharingMPS, "former", []int{1}, true},
 		"MPS was there before":                          {catalog.SharingMPS, "former", []int{-1}, false},
@@ -105,11 +105,11 @@ func TestAPodFromBeforeMPSDoesNotShareByIt(t *testing.T) {
 		"one of its pods was there before":              {catalog.SharingMPS, "former", []int{1, -1}, false},
 		"MPS is not there yet":                          {catalog.SharingMPS, "former", nil, false},
 		"its daemon was replaced, and nothing is asked": {catalog.SharingMPS, "present", []int{1}, false},
-		"nothing was proven before":                     {catalog.SharingMPS, "", []int{1}, false},
+		"nothing was verified before":                   {catalog.SharingMPS, "", []int{1}, false},
 		"time-slicing":                                  {catalog.SharingTimeSlicing, "former", []int{1}, false},
 	} {
 		s := given(two, map[string][2]string{"a": {gpu, "GPU-a::0"}})
-		s.Record.Learnt.Verified = row.proven
+		s.Record.Learnt.Verified = row.verified
 		for _, minutes := range row.daemons {
 			s.DevicePlugin.MPSDaemons = append(s.DevicePlugin.MPSDaemons, corev1.Pod{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: at(minutes)}})
 		}

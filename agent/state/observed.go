@@ -58,7 +58,7 @@ type Marks struct {
 	Tools   []fence.Marker
 	Fenced  bool
 	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
-	// Returned: another program keeps putting these taints back, and the agent leaves them there for now.
+	// Returned: another program keeps putting these taints back, and the agent leaves them there.
 	Returned bool
 	Upgrade  string // label that says that the driver is being upgraded
 	// Complete: the observation did not end before this section.
@@ -98,8 +98,8 @@ type Pool struct {
 // HasLimit reports whether the node is in a pool that limits how many nodes are unavailable, or that pauses after failures.
 func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
 
-// ChoosePool sets the node's pool: the one in which its change began to disturb the node, whatever its labels are now, or else the one that its labels
-// choose. A change that waits for a slot is in the pool of the labels: the former one would not give it any.
+// ChoosePool sets the node's pool. The node's labels choose it, unless a change disturbs the node: it keeps the pool of its slot until it ends. A change
+// that only waits for a slot follows the labels, since the former pool no longer lists the node.
 func (s *Observed) ChoosePool() {
 	s.Pool.Pool = s.Pool.File.For(s.Node)
 	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Journal.Disturbs() && s.Pool.Err == nil {

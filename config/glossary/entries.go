@@ -167,7 +167,7 @@ var metrics = Groups{
 	{"Metrics of the health of GPUs; gpu is the UUID.", []Entry{
 		{Name: "gpuslice_gpu_healthy", Means: "1 if nothing is wrong with a GPU, 0 if the condition GPUUnhealthy names it", Labels: []string{"gpu"}},
 		{Name: "gpuslice_gpu_problem", Means: "1 for each present problem of a GPU", Labels: []string{"gpu", "reason", "severity"}},
-		{Name: "gpuslice_gpu_recovery_action", Means: "what the driver recommends for a GPU, by NVML's number: 0 nothing, 1 reset, 2 reboot, 4 drain and reset", Labels: []string{"gpu"}},
+		{Name: "gpuslice_gpu_recovery_action", Means: "the driver's recommendation for a GPU, by NVML's number: 0 nothing, 1 reset, 2 reboot, 4 drain and reset", Labels: []string{"gpu"}},
 		{Name: "gpuslice_gpu_xid_events_total", Means: "the number of errors that the driver has reported since the agent started; unknown numbers count as other", Labels: []string{"gpu", "xid", "class"}},
 		{Name: "gpuslice_gpu_ecc_errors", Means: "the number of memory errors since the last reset of a GPU (volatile) or ever (aggregate)", Labels: []string{"gpu", "type", "counter"}},
 		{Name: "gpuslice_gpu_remapped_rows", Means: "the number of replaced rows of memory, by the kind of error that was the cause", Labels: []string{"gpu", "cause"}},

@@ -22,7 +22,7 @@ var agentActs = map[string]string{
 	"(*agent.Agent).Run":            "it is the loop",
 	"(*agent.Agent).Recover":        "it passes until the node is restored",
 	"(*agent.Agent).Restore":        "it restores labels of operands",
-	"(*agent.Agent).AwaitRecovered": "it reads the host's record anew, which the agent on the node writes",
+	"(*agent.Agent).AwaitRecovered": "it reads the host's record again, which the agent on the node writes",
 }
 
 // observersOf returns what may write nothing: all that a pass calls before it acts, and each way into the agent that is not known to act.

@@ -225,11 +225,11 @@ func TestWhatIsLearntBeforeTheNodeIsGivenBack(t *testing.T) {
 		return &api.Failure{Fingerprint: "asked", Reason: config.ReasonHardwareFailure, Message: "it broke", Later: later}
 	}
 	for name, row := range map[string]struct {
-		journal journal.Journal
-		undo    bool
-		proven  string
-		failed  bool
-		took    []journal.Took
+		journal  journal.Journal
+		undo     bool
+		verified string
+		failed   bool
+		took     []journal.Took
 	}{
 		"it is as asked":      {journal.Journal{}, false, "asked", false, []journal.Took{{Whole: 600, Rest: 120}}},
 		"it has failed":       {journal.Journal{Undo: failure(false)}, true, "", true, nil},
@@ -243,8 +243,8 @@ func TestWhatIsLearntBeforeTheNodeIsGivenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		learnt := h.disk.record.Learnt
-		if diff := cmp.Diff(row.took, learnt.Took); diff != "" || learnt.Verified != row.proven || (learnt.Failed != nil) != row.failed {
-			t.Errorf("%s: proven %q, failed %v; took (-want +got):\n%s", name, learnt.Verified, learnt.Failed, diff)
+		if diff := cmp.Diff(row.took, learnt.Took); diff != "" || learnt.Verified != row.verified || (learnt.Failed != nil) != row.failed {
+			t.Errorf("%s: verified %q, failed %v; took (-want +got):\n%s", name, learnt.Verified, learnt.Failed, diff)
 		}
 	}
 }

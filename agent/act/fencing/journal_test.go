@@ -107,7 +107,7 @@ func TestTheJournalHoldsWhatTheStepsTake(t *testing.T) {
 		"a user has edited what was forced": {
 			nil, of(started, func(j *journal.Journal) { j.Fingerprint, j.Forced = "former", true }), asked, nil, &started,
 		},
-		"a proven capacity": {func(s *state.Observed) { s.Capacity.Verified = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Verified = true })},
+		"a verified capacity": {func(s *state.Observed) { s.Capacity.Verified = true }, nil, asked, nil, of(first, func(j *journal.Journal) { j.Verified = true })},
 		"what an agent has left": {
 			func(s *state.Observed) {
 				s.Record.Learnt.Failed = failure

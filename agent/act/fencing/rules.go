@@ -98,8 +98,8 @@ var errTaken = errors.New("it differs from an agent's")
 
 func isMissing(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
-// isRefused reports whether the API server will not take the agent's rules, however often it is asked: it serves none, the agent lacks the right, or an
-// admission webhook or another program's rule is in the way.
+// isRefused reports whether a retry is useless: the API server serves no rules, the agent lacks the right, an admission webhook refuses the rule, or
+// another program's rule has its name.
 func isRefused(err error) bool {
 	return isMissing(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || errors.Is(err, errTaken)
 }

@@ -27,7 +27,7 @@ type Learnt struct {
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
 }
 
-// Pool is a pool as it was when the node asked it for a slot. Users can change the labels by which a node belongs to a pool.
+// Pool is a pool as it was when the node asked it for a slot. A change of the node's labels does not change it.
 type Pool struct {
 	Name     string `json:"name"`
 	Selector string `json:"selector,omitempty"` // of the nodes with the same request; empty for a pool of the maintenance file

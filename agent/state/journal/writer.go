@@ -137,8 +137,8 @@ func (w *Writer) Learn(ctx context.Context, learnt Learnt) {
 	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
-// JoinPool keeps in which pool the node asks for a slot, before it asks: whatever its labels choose later, the slot is returned there. The error is why the
-// step has to wait.
+// JoinPool writes down the node's pool before the node asks it for a slot. The agent returns the slot there, though the labels may choose another pool by
+// then. The error is why the step has to wait.
 func (w *Writer) JoinPool(ctx context.Context, write Write, pool Pool) error {
 	learnt := w.Record.Now().Learnt
 	if learnt.Pool != nil && *learnt.Pool == pool {

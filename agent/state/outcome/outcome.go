@@ -98,7 +98,7 @@ func (s *Stalled) Unwrap() error { return s.Cause }
 // ErrPlanAgain means that a step has only amended the journal. The next pass begins at once and plans by it; the agent reports nothing as done.
 var ErrPlanAgain = errors.New("the journal is amended")
 
-// UnseenError says what the agent could not observe for now. It decides nothing from that, and does not end a running change.
+// UnseenError says what the agent could not observe in this pass. It decides nothing from that, and does not end a running change.
 type UnseenError struct{ Err error }
 
 // Error is the text of the cause.
