@@ -15,7 +15,7 @@ import (
 func (w *world) autoscalerAnnotations() map[string]string {
 	w.t.Helper()
 	out := map[string]string{}
-	for _, key := range config.AutoscalerAnnotations() {
+	for _, key := range config.FenceAnnotations() {
 		if value, there := w.node().Annotations[key]; there {
 			out[key] = value
 		}

@@ -97,7 +97,7 @@ func New(o Options) *Agent {
 		Nodes: nodewrite.Writer{Client: o.Client, Timeout: o.Settings.Timeouts.APICall, Saw: objects.SawNode, Startup: o.Settings.StartupTaints()},
 		Fence: fence.Fence{
 			Taint: state.FenceTaint(), StartupKeys: o.Settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal,
-			KeepCordonedKey: config.AnnotationKeepCordoned,
+			KeepCordonedKey: config.AnnotationKeepCordoned, ReasonKey: config.AnnotationCordonReason, ReasonPrefix: config.CordonReasonPrefix,
 		},
 		Settings: o.Settings, Events: events.Recorder{To: o.Events}, Clock: monotonic.New(o.Clock), Log: o.Log,
 	}
@@ -132,7 +132,7 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 		sets:      holders.NewDaemonSets(o.Client, env.Clock),
 		kernel:    &host.Kernel{Proc: o.Processes.Root},
 		processes: &observe.Processes{Processes: o.Processes, Settings: o.Settings, Clock: env.Clock},
-		leftovers: &observe.Leftovers{Record: record, Settings: o.Settings, Clock: env.Clock},
+		leftovers: &observe.Leftovers{Record: record, Settings: o.Settings, Fence: env.Fence, Clock: env.Clock},
 		claims:    &observe.Claims{Objects: objects, Client: o.Client, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall},
 		files:     &observe.Files{Objects: objects, Settings: o.Settings},
 		devicePlugin: &deviceplugin.Plugin{

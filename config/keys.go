@@ -86,18 +86,27 @@ const (
 	AnnotationPlan = "gpuslice.io/plan"
 )
 
-// Annotations of other tools. The agent sets them to "true" during a change, unless they are there already. A drained node looks empty, and
+// Annotations of other tools, which the agent sets for the time of a change, unless they are there already. A drained node looks empty, and
 // autoscalers remove empty nodes.
 const (
 	// AnnotationScaleDownDisabled keeps cluster-autoscaler from removing the node.
 	AnnotationScaleDownDisabled = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 	// AnnotationDoNotDisrupt keeps Karpenter from removing the node.
 	AnnotationDoNotDisrupt = "karpenter.sh/do-not-disrupt"
+	// AnnotationCordonReason is what Slinky's slurm-operator gives Slurm as the reason, when it drains the Slurm nodes of a cordoned node. The agent
+	// sets it on nodes with pods of a NodeSet. Its own value begins with CordonReasonPrefix.
+	AnnotationCordonReason = "nodeset.slinky.slurm.net/node-cordon-reason"
 )
 
-// AutoscalerAnnotations lists the autoscalers' annotations that the agent sets during a change.
-func AutoscalerAnnotations() []string {
-	return []string{AnnotationScaleDownDisabled, AnnotationDoNotDisrupt}
+// LabelSlurmNodePrefix begins labels of a NodeSet's pods. Each of them is a Slurm node.
+const LabelSlurmNodePrefix = "nodeset.slinky.slurm.net/"
+
+// CordonReasonPrefix begins each value of AnnotationCordonReason that an agent has set.
+const CordonReasonPrefix = "gpuslice: "
+
+// FenceAnnotations lists the other tools' annotations that the agent sets during a change.
+func FenceAnnotations() []string {
+	return []string{AnnotationScaleDownDisabled, AnnotationDoNotDisrupt, AnnotationCordonReason}
 }
 
 // LeasePrefix and the pool's name make the name of the pool's Lease. By it the agents of a pool agree which nodes may be unavailable.

@@ -17,6 +17,7 @@ import (
 type Leftovers struct {
 	Record   *journal.Keeper
 	Settings config.Settings
+	Fence    fence.Fence
 	Clock    *monotonic.Clock
 
 	migManagerAt time.Time // when the agent last saw a mig-manager here
@@ -37,7 +38,7 @@ func (l *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	who, _, cordoned := fence.Cordoner(seen.Node)
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
 	o.Cordon = cordoned && who == config.FieldManager && !kept
-	o.Kept = fence.KeptBy(seen.Node, config.FieldManager, config.AutoscalerAnnotations())
+	o.Kept = l.Fence.KeptBy(seen.Node, config.FieldManager, config.FenceAnnotations())
 	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Pending
 	o.Labels = map[string]string{}
 	for _, label := range fence.LeftPaused(seen.Node, l.Record.Operands(l.Settings.Operands), fence.PausedValue) {

@@ -68,7 +68,7 @@ func nameOf(m fence.Marker) string {
 // are the agent's, or those of a tool that the settings tell the agent to clean up after.
 type Orphan struct {
 	Cordon         bool              // the agent has cordoned the node, by managedFields
-	Kept           []string          // annotations for autoscalers that the agent has set, by managedFields
+	Kept           []string          // other tools' annotations that the agent has set, by managedFields
 	Labels         map[string]string // labels of paused operands, with their former values
 	StrangeJournal bool              // the node has a journal that this host's agent did not write
 	Host           ToRestore         // what the agent must restore on the host by its record

@@ -28,17 +28,37 @@ type Fence struct {
 	StartupKeys     []string     // keys of the taints of freshly registered nodes, removed once the nodes are ready
 	JournalKey      string       // annotation that holds the journal
 	KeepCordonedKey string       // a user's annotation to keep the node cordoned; any value counts
-	Kept            []string     // autoscalers' annotations to spare the node, "true" while the fence is up
+	ReasonKey       string       // one of Kept: the annotation that says why the node is cordoned
+	ReasonPrefix    string       // begins each reason of ours
+	Kept            []string     // other tools' annotations that are on the node while the fence is up
+
+	reason string // the value of ReasonKey, without its prefix
 }
 
 // letBe is the value that makes autoscalers spare a node.
 const letBe = "true"
 
-// Keeps returns the fence with annotations that make autoscalers spare the node. Raise sets those that the node does not have, and Lift and Park
-// remove those that are still "true".
-func (f Fence) Keeps(annotations []string) Fence {
-	f.Kept = annotations
+// Keeps returns the fence with other tools' annotations: those that make autoscalers spare the node are "true", and ReasonKey has the reason. Raise
+// sets those that the node does not have, and Lift and Park remove those that still have a value of ours.
+func (f Fence) Keeps(annotations []string, reason string) Fence {
+	f.Kept, f.reason = annotations, reason
 	return f
+}
+
+// value is what Raise gives an annotation of Kept.
+func (f Fence) value(key string) string {
+	if key == f.ReasonKey {
+		return f.ReasonPrefix + f.reason
+	}
+	return letBe
+}
+
+// isOurs reports whether the value of an annotation of Kept is one that this or an earlier Raise has set.
+func (f Fence) isOurs(key, value string) bool {
+	if key == f.ReasonKey {
+		return strings.HasPrefix(value, f.ReasonPrefix)
+	}
+	return value == letBe
 }
 
 // Registered returns the fence with further keys of startup taints.
@@ -47,10 +67,11 @@ func (f Fence) Registered(keys []string) Fence {
 	return f
 }
 
-// KeptBy returns the annotations that are "true" and that a manager has set.
-func KeptBy(node *corev1.Node, manager string, annotations []string) []string {
+// KeptBy returns the annotations with a value of ours that a manager has set.
+func (f Fence) KeptBy(node *corev1.Node, manager string, annotations []string) []string {
 	return slices.DeleteFunc(slices.Clone(annotations), func(key string) bool {
-		return node.Annotations[key] != letBe || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
+		value, there := node.Annotations[key]
+		return !there || !f.isOurs(key, value) || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
 			return m.Manager == manager && ownsField(m, "f:metadata", "f:annotations", "f:"+key)
 		})
 	})
@@ -134,7 +155,7 @@ func (f Fence) lift(node *corev1.Node, journal string, uncordon bool, taints []c
 		p.Metadata.Annotations[f.JournalKey] = nil
 	}
 	for _, key := range f.Kept {
-		if node.Annotations[key] == letBe {
+		if value, there := node.Annotations[key]; there && f.isOurs(key, value) {
 			p.Metadata.Annotations[key] = nil
 		}
 	}
@@ -201,7 +222,7 @@ func (f Fence) recording(node *corev1.Node, journal string, spent []string) (*pa
 	}
 	for _, key := range f.Kept {
 		if _, there := node.Annotations[key]; !there {
-			p.Metadata.Annotations[key] = ptr.To(letBe)
+			p.Metadata.Annotations[key] = ptr.To(f.value(key))
 		}
 	}
 	return p, nil

@@ -384,8 +384,9 @@ func TestCordonTaintIsThatOfTheControlPlane(t *testing.T) {
 
 // Annotations by which autoscalers let the node be come with the fence and go with it. What others have set stays as it is.
 func TestFenceKeepsAutoscalersAwayWhileItIsUp(t *testing.T) {
-	const theirs, ours = "karpenter.example/theirs", "autoscaler.example/ours"
+	const theirs, ours, why = "karpenter.example/theirs", "autoscaler.example/ours", "slurm.example/why"
 	f := theFence
+	f.ReasonKey, f.ReasonPrefix = why, "agent: "
 	before := node(annotated(theirs, "false"))
 	client := fake.NewClientset(before)
 	now := before
@@ -393,11 +394,42 @@ func TestFenceKeepsAutoscalersAwayWhileItIsUp(t *testing.T) {
 		patch func(*corev1.Node) ([]byte, error)
 		want  map[string]string
 	}{
-		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{theirs, ours}).Raise(n, "J") }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J"}},
-		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Open(n) }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J"}},
-		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Park(n, "J2", true) }, map[string]string{theirs: "false", f.JournalKey: "J2"}},
-		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours}).Raise(n, "J3") }, map[string]string{theirs: "false", ours: "true", f.JournalKey: "J3"}},
-		{func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{theirs, ours}).Lift(n, true) }, map[string]string{theirs: "false"}},
+		{
+			func(n *corev1.Node) ([]byte, error) {
+				return f.Keeps([]string{theirs, ours, why}, "change to a").Raise(n, "J")
+			},
+			map[string]string{theirs: "false", ours: "true", why: "agent: change to a", f.JournalKey: "J"},
+		},
+		{
+			func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{ours, why}, "change to a").Open(n) },
+			map[string]string{theirs: "false", ours: "true", why: "agent: change to a", f.JournalKey: "J"},
+		},
+		{
+			func(n *corev1.Node) ([]byte, error) {
+				return f.Keeps([]string{ours, why}, "change to b").Park(n, "J2", true)
+			},
+			map[string]string{theirs: "false", f.JournalKey: "J2"},
+		},
+		{
+			func(n *corev1.Node) ([]byte, error) {
+				return f.Keeps([]string{ours, why}, "change to b").Raise(n, "J3")
+			},
+			map[string]string{theirs: "false", ours: "true", why: "agent: change to b", f.JournalKey: "J3"},
+		},
+		{
+			func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{theirs, ours, why}, "").Lift(n, true) },
+			map[string]string{theirs: "false"},
+		},
+		{
+			func(*corev1.Node) ([]byte, error) {
+				return []byte(`{"metadata":{"annotations":{"` + why + `":"disk 3"}}}`), nil
+			},
+			map[string]string{theirs: "false", why: "disk 3"},
+		},
+		{
+			func(n *corev1.Node) ([]byte, error) { return f.Keeps([]string{why}, "").Lift(n, true) },
+			map[string]string{theirs: "false", why: "disk 3"},
+		},
 	} {
 		patch, err := step.patch(now)
 		if err != nil {
@@ -418,7 +450,7 @@ func TestAnAnnotationIsOfTheManagerThatHasSetIt(t *testing.T) {
 		{Manager: "agent", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:a":{},"f:c":{}}}}`)},
 		{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:b":{}}}}`)},
 	}
-	if diff := cmp.Diff([]string{"a"}, fence.KeptBy(n, "agent", []string{"a", "b", "c", "d"})); diff != "" {
+	if diff := cmp.Diff([]string{"a"}, theFence.KeptBy(n, "agent", []string{"a", "b", "c", "d"})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -364,6 +364,7 @@ var attempts = []attempt{
 	{"own node: ask for another geometry", closed, node("own", `{"metadata":{"labels":{"nvidia.com/mig.config":"all-disabled"}}}`)},
 	{"own node: an annotation of another tool", closed, node("own", `{"metadata":{"annotations":{"csi.volume.kubernetes.io/nodeid":"{}"}}}`)},
 	{"own node: an annotation for autoscalers with another value", closed, node("own", `{"metadata":{"annotations":{"karpenter.sh/do-not-disrupt":"false"}}}`)},
+	{"own node: a reason for Slurm that is not its own", closed, node("own", `{"metadata":{"annotations":{"nodeset.slinky.slurm.net/node-cordon-reason":"disk 3"}}}`)},
 	{"own node: force a change outside of its window", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/force":"other"}}}`)},
 	{"own node: let a change evict what the settings refuse", closed, node("own", `{"metadata":{"annotations":{"gpuslice.io/allow-eviction":"nvidia.com/mig.config=a emptyDir"}}}`)},
 	{"own node: remove the taint of the control plane", closed, retaint("own", without("node-role.kubernetes.io/control-plane"))},
@@ -612,7 +613,8 @@ func (a attempt) has(minor uint) bool {
 
 // needed are what the agent does; its token must be good for it under the policies.
 var needed = []attempt{
-	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null,"karpenter.sh/do-not-disrupt":"true"}},"spec":{"unschedulable":true}}`)},
+	{"fence", open, node("own", `{"metadata":{"annotations":{"gpuslice.io/journal":"{}","gpuslice.io/force":null,"karpenter.sh/do-not-disrupt":"true",`+
+		`"nodeset.slinky.slurm.net/node-cordon-reason":"gpuslice: change to all-1g.10gb"}},"spec":{"unschedulable":true}}`)},
 	{"taint", open, taint("own", "gpuslice.io/repartitioning", "NoSchedule")},
 	{"taint of a GPU that is not well", open, patchNode("own", types.JSONPatchType,
 		`[{"op":"add","path":"/spec/taints/-","value":{"key":"gpuslice.io/gpu-unhealthy","value":"critical","effect":"NoSchedule"}}]`)},

@@ -79,7 +79,7 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	j.Cordoned, j.Closed, j.WasUnschedulable = true, nil, in.Seen.ForeignCordon()
 	j.RecordStartup(in.Seen.Marks.Startup)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Keeps(j.Kept).Raise(node, text, spentAnnotations(*j)...)
+		return f.Fence.Keeps(j.Kept, cordonReason(j)).Raise(node, text, spentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (f *Fencing) closing(ctx context.Context, in act.Input) (*journal.Journal, 
 	if !j.KeepsPodsAway() {
 		j.Started = f.Clock.Stamp()
 	}
-	keep(j, in.Seen.Node)
+	keep(j, in.Seen)
 	return j, nil
 }
 
@@ -121,7 +121,7 @@ func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 	}
 	j.Closed = in.Step().Devices
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Close), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Keeps(j.Kept).Record(node, text, spentAnnotations(*j)...)
+		return f.Fence.Keeps(j.Kept, cordonReason(j)).Record(node, text, spentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (f *Fencing) Startup(node *corev1.Node, j *journal.Journal) []corev1.Taint 
 
 // by returns the fence with the annotations and taints that it may remove, by the journal.
 func (f *Fencing) by(j *journal.Journal) fence.Fence {
-	return f.Fence.Keeps(j.Kept).Registered(j.StartupKeys())
+	return f.Fence.Keeps(j.Kept, cordonReason(j)).Registered(j.StartupKeys())
 }
 
 // Release releases the node. If the change was undone on a node that had just been registered, its startup taints come back.

@@ -87,7 +87,7 @@ func newHost(t *testing.T, change ...func(*corev1.Node)) *host {
 		Nodes: nodewrite.Writer{Client: clientset.Of(h.client), Timeout: time.Minute, Startup: settings.StartupTaints()},
 		Fence: fence.Fence{
 			Taint: state.FenceTaint(), StartupKeys: settings.StartupTaints().Keys(), JournalKey: config.AnnotationJournal,
-			KeepCordonedKey: config.AnnotationKeepCordoned,
+			KeepCordonedKey: config.AnnotationKeepCordoned, ReasonKey: config.AnnotationCordonReason, ReasonPrefix: config.CordonReasonPrefix,
 		},
 	}
 	keeper := &journal.Keeper{Store: &h.disk, Log: env.Log}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -12,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -148,7 +150,7 @@ func recordTaken(j *journal.Journal, in act.Input) {
 	}
 }
 
-// recordKept notes the annotations for autoscalers that an agent has left on the node without a journal.
+// recordKept notes the annotations for other tools that an agent has left on the node without a journal.
 func recordKept(j *journal.Journal, left []string) {
 	j.Kept = slices.Clone(j.Kept)
 	for _, key := range left {
@@ -158,11 +160,26 @@ func recordKept(j *journal.Journal, left []string) {
 	}
 }
 
-// keep notes the annotations that the fence sets for autoscalers: those that the node lacks. A user's own annotation does not change.
-func keep(j *journal.Journal, node *corev1.Node) {
-	for _, key := range config.AutoscalerAnnotations() {
-		if _, there := node.Annotations[key]; !there && !slices.Contains(j.Kept, key) {
-			j.Kept = append(j.Kept, key)
+// keep notes the annotations that the fence sets for other tools: those that the node lacks. A user's own annotation does not change.
+func keep(j *journal.Journal, seen *state.Observed) {
+	for _, key := range config.FenceAnnotations() {
+		_, there := seen.Node.Annotations[key]
+		if there || slices.Contains(j.Kept, key) || key == config.AnnotationCordonReason && !slices.ContainsFunc(seen.Pods, isSlurmNode) {
+			continue
 		}
+		j.Kept = append(j.Kept, key)
 	}
 }
+
+// isSlurmNode reports whether Slinky's slurm-operator has put the pod's name and label on it: it drains such a pod in Slurm when its node is cordoned.
+func isSlurmNode(pod corev1.Pod) bool {
+	for label := range pod.Labels {
+		if strings.HasPrefix(label, config.LabelSlurmNodePrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// cordonReason is what Slurm shows for the cordon.
+func cordonReason(j *journal.Journal) string { return "change to " + j.Target }

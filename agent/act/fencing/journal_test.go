@@ -195,20 +195,36 @@ func TestTheFenceNotesWhatTheNodeHadBefore(t *testing.T) {
 	t.Parallel()
 	cordoned := func(node *corev1.Node) { node.Spec.Unschedulable = true }
 	tainted := func(node *corev1.Node) { node.Spec.Taints = []corev1.Taint{startup} }
+	slurm := func(label string) corev1.Pod {
+		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "slurmd-1", Labels: map[string]string{label: "1"}}}
+	}
+	autoscalers := []string{scaleDown, config.AnnotationDoNotDisrupt}
 	for name, row := range map[string]struct {
 		node    []func(*corev1.Node)
+		pods    []corev1.Pod
 		was     bool
 		kept    []string
 		startup int
 		started time.Time
 	}{
-		"an open node":               {nil, false, config.AutoscalerAnnotations(), 0, now},
-		"a cordoned one":             {[]func(*corev1.Node){cordoned}, true, config.AutoscalerAnnotations(), 0, now},
-		"one that autoscalers leave": {[]func(*corev1.Node){annotated(scaleDown, "false")}, false, []string{config.AnnotationDoNotDisrupt}, 0, now},
-		"a fresh one":                {[]func(*corev1.Node){tainted}, false, config.AutoscalerAnnotations(), 1, now},
-		"one whose fence is up":      {[]func(*corev1.Node){behind(journal.Journal{}), annotated(config.AnnotationDoNotDisrupt, "true")}, false, []string{scaleDown}, 0, began},
+		"an open node":               {kept: autoscalers, started: now},
+		"a cordoned one":             {node: []func(*corev1.Node){cordoned}, was: true, kept: autoscalers, started: now},
+		"one that autoscalers leave": {node: []func(*corev1.Node){annotated(scaleDown, "false")}, kept: []string{config.AnnotationDoNotDisrupt}, started: now},
+		"a fresh one":                {node: []func(*corev1.Node){tainted}, kept: autoscalers, startup: 1, started: now},
+		"one whose fence is up": {
+			node: []func(*corev1.Node){behind(journal.Journal{}), annotated(config.AnnotationDoNotDisrupt, "true")}, kept: []string{scaleDown}, started: began,
+		},
+		"one with Slurm's pods": {
+			pods: []corev1.Pod{slurm("nodeset.slinky.slurm.net/pod-name")}, kept: append(autoscalers, config.AnnotationCordonReason), started: now,
+		},
+		"one whose administrator told Slurm a reason": {
+			node: []func(*corev1.Node){annotated(config.AnnotationCordonReason, "disk 3")}, pods: []corev1.Pod{slurm("nodeset.slinky.slurm.net/pod-name")},
+			kept: autoscalers, started: now,
+		},
+		"one with a pod of another label": {pods: []corev1.Pod{slurm("example.com/nodeset.slinky.slurm.net")}, kept: autoscalers, started: now},
 	} {
 		h := newHost(t, row.node...)
+		h.seen.Pods = row.pods
 		in := act.Input{Seen: h.seen, Want: state.Desired{Name: "all-1g.10gb", Fingerprint: "asked"}, Steps: []plan.Step{{Kind: plan.Fence}}}
 		if err := h.fencing.Raise(t.Context(), in); err != nil {
 			t.Fatalf("%s: %v", name, err)

@@ -51,7 +51,7 @@ type Journal struct {
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`              // UIDs of the pods of the device plugin or DRA driver from before the change
 	ByClaims         bool               `json:"byClaims,omitempty"`    // NVIDIA's DRA driver allocated the GPUs when it began
-	Kept             []string           `json:"kept,omitempty"`        // annotations that it sets to keep autoscalers from the node
+	Kept             []string           `json:"kept,omitempty"`        // other tools' annotations that it sets while the fence is up
 	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints that kubelet had registered the node with
 	Paused           map[string]string  `json:"paused,omitempty"`      // labels of operands that it changes, with their former values
 	Stopped          []string           `json:"stopped,omitempty"`     // units of the host that it stops, in that order; they were running
@@ -352,8 +352,8 @@ func (j *Journal) check() error {
 		}
 	}
 	for _, key := range j.Kept {
-		if !slices.Contains(config.AutoscalerAnnotations(), key) {
-			return fmt.Errorf("annotation %q is not one that keeps autoscalers from the node", sanitize.Cut(key, 100))
+		if !slices.Contains(config.FenceAnnotations(), key) {
+			return fmt.Errorf("annotation %q is not one that the fence sets", sanitize.Cut(key, 100))
 		}
 	}
 	for _, device := range j.Closed {

@@ -88,7 +88,7 @@ func TestAJournalThatNoAgentWritesIsNotRead(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		`"paused":{"example.com/label":"true"}`:                                            `label "example.com/label" is not an operand's`,
-		`"kept":["example.com/annotation"]`:                                                `annotation "example.com/annotation" is not one that keeps autoscalers`,
+		`"kept":["example.com/annotation"]`:                                                `annotation "example.com/annotation" is not one that the fence sets`,
 		`"closed":["gpu-0","../nodes"]`:                                                    `device "../nodes", closed to claims, is not the name of a device`,
 		`"plugin":{"way":"by hand"}`:                                                       `gives the device plugin no config by "by hand"`,
 		`"plugin":{"way":"label","label":"example.com/label"}`:                             `the config manager does not read label "example.com/label"`,
