@@ -212,7 +212,10 @@ func daemonSet(a k8stesting.Action) (bool, runtime.Object, error) {
 	if !ok || get.GetName() == noDaemonSet {
 		return true, nil, apierrors.NewNotFound(schema.GroupResource{Group: "apps", Resource: "daemonsets"}, noDaemonSet)
 	}
-	return true, &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: a.GetNamespace(), Name: get.GetName(), UID: uidOf(get.GetName())}}, nil
+	return true, &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: a.GetNamespace(), Name: get.GetName(), UID: uidOf(get.GetName())},
+		Spec:       appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": get.GetName()}}},
+	}, nil
 }
 
 func uidOf(set string) types.UID { return types.UID("daemonset-" + set) }

@@ -127,16 +127,17 @@ func newObservers(o Options, env act.Env, objects *watch.Objects) observers {
 	if o.Health.Driver == nil { // otherwise the health monitor listens to the driver, and wakes the loop
 		wakes.Driver = o.Driver
 	}
+	sets := holders.NewDaemonSets(o.Client, env.Clock)
 	return observers{
 		client: o.Client, kubelet: o.Kubelet, objects: objects, wakes: wakes, record: record,
-		sets:      holders.NewDaemonSets(o.Client, env.Clock),
+		sets:      sets,
 		kernel:    &host.Kernel{Proc: o.Processes.Root},
 		processes: &observe.Processes{Processes: o.Processes, Settings: o.Settings, Clock: env.Clock},
 		leftovers: &observe.Leftovers{Record: record, Settings: o.Settings, Fence: env.Fence, Clock: env.Clock},
 		claims:    &observe.Claims{Objects: objects, Client: o.Client, Clock: env.Clock, Timeout: o.Settings.Timeouts.APICall},
 		files:     &observe.Files{Objects: objects, Settings: o.Settings},
 		devicePlugin: &deviceplugin.Plugin{
-			Objects: objects, Processes: o.Processes, Format: o.Plugin,
+			Objects: objects, Sets: sets, Processes: o.Processes, Format: o.Plugin,
 			File:     deviceplugin.NewFile(cmp.Or(o.PluginFile, o.Settings.DevicePlugin.ConfigFile), o.Settings.DevicePlugin.ConfigFile),
 			Settings: o.Settings, Clock: env.Clock, Log: o.Log,
 		},

@@ -49,8 +49,8 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				if !strings.Contains(said, row.wait) || len(d.Causes) == 0 || d.Causes[len(d.Causes)-1].Cause != api.CauseCapacityMissing {
 					t.Errorf("the diagnosis says %q, want %q", said, row.wait)
 				}
-				if w.hasJournal() {
-					t.Error("a change has begun")
+				if state := stateOf(w.node()); w.hasJournal() || state == config.StateFailed {
+					t.Errorf("a change has begun (%t), or the state is %q: the device plugin of a new node is on its way", w.hasJournal(), state)
 				}
 				w.noPlugin = false
 				w.settle(config.ReasonConverged, config.ReasonNotRequested)
@@ -77,14 +77,14 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 		says []string
 	}{
 		"under another label": {other(names), []string{
-			`NoDevicePlugin: all-1g.10gb: add "name=nvidia-device-plugin-ds" to devicePlugin.podSelector of the settings, if pod kube-system/plugin-1 is the node's device plugin, as its container nvidia-device-plugin-ctr suggests`,
+			`NoDevicePlugin: all-1g.10gb: add "set=plugin" to devicePlugin.podSelector of the settings, if pod kube-system/plugin-1 is the node's device plugin, as its container nvidia-device-plugin-ctr suggests`,
 		}},
 		"under another label and in another namespace": {
 			other(func(s *config.Settings) {
 				names(s)
 				s.DevicePlugin.Namespaces = []string{"gpu-operator"}
 			}),
-			[]string{`add "name=nvidia-device-plugin-ds" to devicePlugin.podSelector and "kube-system" to devicePlugin.namespaces of the settings`},
+			[]string{`add "set=plugin" to devicePlugin.podSelector and "kube-system" to devicePlugin.namespaces of the settings`},
 		},
 		"in another namespace": {
 			other(func(s *config.Settings) { s.DevicePlugin.Namespaces = []string{"gpu-operator"} }),
@@ -126,6 +126,16 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 				}
 				if w.hasJournal() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {
 					t.Errorf("a change has begun: %q", text)
+				}
+				if state := stateOf(w.node()); state != config.StateFailed {
+					t.Errorf("the state is %q: tools wait for what only a user can end", state)
+				}
+				w.deploySharing()
+				w.unset(config.LabelMIGConfig)
+				w.profile("two")
+				w.spend(time.Hour)
+				if state, c := stateOf(w.node()), w.condition(); state != config.StateFailed || c.Reason != string(config.ReasonNoDevicePlugin) {
+					t.Errorf("for a sharing the node says %s: %s, and the state is %q", c.Reason, c.Message, state)
 				}
 			})
 		})

@@ -40,7 +40,8 @@ const (
 	StateRebooting State = "rebooting"
 	// StateSuccess is written when the capacity is verified.
 	StateSuccess State = "success"
-	// StateFailed is written when the request is refused, or undone after a failure.
+	// StateFailed is written when the request is refused, undone after a failure, or held up until a user acts, as by a device plugin that the agent does
+	// not know.
 	StateFailed State = "failed"
 )
 

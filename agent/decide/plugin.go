@@ -100,7 +100,7 @@ func (r *Resolver) noHandover(seen *state.Observed) error {
 	why := seen.Plugin.NoMethod
 	if len(seen.DevicePlugin.Pods) == 0 {
 		return &outcome.Waiting{
-			Reason: config.ReasonNoDevicePlugin, For: outcome.ForDevicePlugin, Advice: seen.DevicePlugin.Advice,
+			Reason: config.ReasonNoDevicePlugin, For: offer.AbsentFor(seen), Advice: seen.DevicePlugin.Advice,
 			Message: why, Else: "changes nothing until then", After: outcome.DriverRetry,
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -44,6 +45,15 @@ func (p plugin) Absent() (why, advice string) {
 		why = fmt.Sprintf("no pod that devicePlugin of the settings matches advertises %s to kubelet, so the agent cannot restart what does", offeredNames(s))
 	}
 	return why, s.DevicePlugin.Advice
+}
+
+// AbsentFor returns what a wait is for where the device plugin is absent: that of a new node may be on its way, while only a user can name one that the agent
+// does not know.
+func AbsentFor(seen *state.Observed) outcome.For {
+	if seen.Kubelet.OffersGPUs() {
+		return outcome.ForUser
+	}
+	return outcome.ForDevicePlugin
 }
 
 func offeredNames(s *state.Observed) string {

@@ -33,9 +33,13 @@ type daemonSet struct {
 }
 
 type daemonSetAnswer struct {
-	exists bool
-	at     time.Time
+	exists   bool
+	at       time.Time
+	selector string // empty if there is none, or if it is longer than longestSelector
 }
+
+// longestSelector bounds what is remembered of a DaemonSet, in bytes: whoever may create one writes it.
+const longestSelector = 300
 
 // daemonSetFor is how long the answer holds that a DaemonSet exists. Its pods end with it, and no other DaemonSet ever gets its UID, so
 // an old answer does no harm. For the same reason the answer that there is none holds for good.
@@ -105,8 +109,25 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 		return daemonSetAnswer{}, err
 	}
 	a := daemonSetAnswer{exists: found.UID == named.uid && named.uid != "", at: now}
+	if selector, err := metav1.LabelSelectorAsSelector(found.Spec.Selector); err == nil && len(selector.String()) <= longestSelector {
+		a.selector = selector.String()
+	}
 	d.known[named] = a
 	return a, nil
+}
+
+// SelectorOf returns the label selector of the pod's DaemonSet, as kubectl writes it; empty if the DaemonSet has none or a very long one, or if none of the
+// pods that Believe got last is of it.
+func (d *DaemonSets) SelectorOf(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return ""
+	}
+	a := d.known[daemonSet{namespace: pod.Namespace, name: owner.Name, uid: owner.UID}]
+	if !a.exists {
+		return ""
+	}
+	return a.selector
 }
 
 // isDaemonSet reports whether the pod names a DaemonSet of the group apps as this owner.

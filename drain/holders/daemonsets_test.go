@@ -98,6 +98,38 @@ func TestAnOwnerWhoseNameNoDaemonSetCanHaveIsNone(t *testing.T) {
 	}
 }
 
+// Whoever may create a DaemonSet writes its selector, and so how long it is.
+func TestTheSelectorOfAPodsDaemonSetIsRemembered(t *testing.T) {
+	selects := func(value string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{
+			MatchLabels:      map[string]string{"app.kubernetes.io/name": "hami", "app.kubernetes.io/component": value},
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "canary", Operator: metav1.LabelSelectorOpDoesNotExist}},
+		}
+	}
+	for name, row := range map[string]struct {
+		selector *metav1.LabelSelector
+		uid      types.UID
+		want     string
+	}{
+		"of several labels": {selects("device-plugin"), "1", "app.kubernetes.io/component=device-plugin,app.kubernetes.io/name=hami,!canary"},
+		"of many letters":   {selects(strings.Repeat("x", 1<<20)), "1", ""},
+		"of none":           {nil, "1", ""},
+		"of another one":    {selects("device-plugin"), "2", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}, Spec: appsv1.DaemonSetSpec{Selector: row.selector}})
+			sets := holders.NewDaemonSets(clientset.Of(client), clocktesting.NewFakePassiveClock(time.Now()))
+			pods, err := sets.Believe(t.Context(), "node", []corev1.Pod{daemonPod("a", "apps/v1", "monitor", row.uid)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := sets.SelectorOf(&pods[0]); got != row.want {
+				t.Errorf("the selector is %.200q, want %q", got, row.want)
+			}
+		})
+	}
+}
+
 func TestADaemonSetIsAskedForOnceInAWhile(t *testing.T) {
 	client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "monitor", UID: "1"}})
 	asked := 0

@@ -138,7 +138,7 @@ func TestAPluginUnderANameThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 	r.label(config.LabelMIGConfig, "all-3g.40gb")
 	n := r.awaitReason(config.ReasonNoDevicePlugin)
 	for _, say := range []string{
-		`all-3g.40gb: add "app.kubernetes.io/name=nvidia-device-plugin" to devicePlugin.podSelector of the settings`,
+		`all-3g.40gb: add "app.kubernetes.io/name=nvidia-device-plugin,app.kubernetes.io/part-of=gpuslice" to devicePlugin.podSelector of the settings`,
 		"pod gpuslice/" + u.plugin.Name + " is the node's device plugin", "as its image " + node.DevicePluginImage + " suggests",
 	} {
 		if !strings.Contains(condition(n).Message, say) {

@@ -35,7 +35,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 			wait.Advice = "see the node's kubelet, by journalctl -u kubelet"
 		}
 	case absent != "":
-		wait.Reason, wait.Advice, wait.Message = config.ReasonNoDevicePlugin, advice, absent
+		wait.Reason, wait.Advice, wait.Message, wait.For = config.ReasonNoDevicePlugin, advice, absent, offer.AbsentFor(in.Seen)
 		wait.Else = before + "until then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned

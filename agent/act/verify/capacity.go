@@ -123,7 +123,11 @@ func (v *Verifier) Lacks(seen *state.Observed, want state.Desired) error {
 		return nil
 	}
 	lacks := v.missing(seen, want)
-	return &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+	wait := &outcome.Waiting{Reason: lacks.reason, Advice: lacks.advice, Message: lacks.text, After: deviceplugin.AwaitsMPS(seen, outcome.DriverRetry)}
+	if absent, _ := offer.Of(seen).Absent(); absent != "" {
+		wait.For = offer.AbsentFor(seen)
+	}
+	return wait
 }
 
 // Await returns what is missing, until an observation finds nothing missing.

@@ -41,6 +41,7 @@ const Retry = time.Second
 // Plugin is the device plugin of one node.
 type Plugin struct {
 	Objects   *watch.Objects
+	Sets      *holders.DaemonSets
 	Processes holders.Processes
 	Format    catalog.PluginFormat
 	File      *File // its config on the host

@@ -1,14 +1,13 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -110,7 +109,7 @@ func (dp *Plugin) cure(pods []corev1.Pod) string {
 	}
 	var lacks []string
 	if !state.Selected(pod, dp.Settings.DevicePlugin.PodSelector) {
-		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.podSelector", sanitize.Cut(selectorOf(pod), longestOfPod)))
+		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.podSelector", cmp.Or(dp.Sets.SelectorOf(pod), "the selector of its DaemonSet")))
 	}
 	if !slices.Contains(dp.Settings.DevicePlugin.Namespaces, pod.Namespace) {
 		lacks = append(lacks, fmt.Sprintf("%q to devicePlugin.namespaces", pod.Namespace))
@@ -163,20 +162,6 @@ func likeness(pod *corev1.Pod) (rank int, sign string) {
 		}
 	}
 	return rank, sign
-}
-
-// selectorOf returns a label for a selector of the pod: a customary label for a program's name, if it has any.
-func selectorOf(pod *corev1.Pod) string {
-	names := []string{"app", "app.kubernetes.io/name", "k8s-app", "name", "component"}
-	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(pod.Labels)), func(key string) bool {
-		return key == appsv1.ControllerRevisionHashLabelKey || key == appsv1.DeprecatedTemplateGeneration
-	})
-	for _, key := range append(names, keys...) {
-		if value, has := pod.Labels[key]; has {
-			return key + "=" + value
-		}
-	}
-	return "a label of its own"
 }
 
 // mislabelledPods names, for a message, an ignored pod with the device plugin's labels: it may be the device plugin, in a namespace that the settings

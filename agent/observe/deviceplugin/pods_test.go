@@ -3,11 +3,17 @@ package deviceplugin
 import (
 	"strings"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // Whoever may create a pod writes what it is called: of several the agent names the likeliest, and never more than a little of its text.
@@ -32,14 +38,14 @@ func TestTheLikeliestPluginIsNamed(t *testing.T) {
 		return func(p *corev1.Pod) { p.Spec.Containers[0].Command = command }
 	}
 	const image = "nvcr.io/nvidia/k8s-device-plugin:v0.19.3"
-	hashed := map[string]string{"component": "x", "controller-revision-hash": "1"}
+	hashed := map[string]string{"app.kubernetes.io/name": "hami", "component": "x", "controller-revision-hash": "1"}
 	for name, row := range map[string]struct {
 		pods []corev1.Pod
 		want string
 	}{
 		"by its image": {
 			[]corev1.Pod{pod("other", "nginx", nil), pod("gpus", image, hashed)},
-			`add "component=x" to devicePlugin.podSelector and "platform" to devicePlugin.namespaces and "c" to devicePlugin.containers of the settings, if pod platform/gpus is the node's device plugin, as its image ` + image + " suggests",
+			`add "app.kubernetes.io/name=hami,component=x" to devicePlugin.podSelector and "platform" to devicePlugin.namespaces and "c" to devicePlugin.containers of the settings, if pod platform/gpus is the node's device plugin, as its image ` + image + " suggests",
 		},
 		"beside GPU feature discovery, of the same image": {
 			[]corev1.Pod{pod("features", image, hashed, runs("/usr/bin/gpu-feature-discovery")), pod("gpus", image, hashed)}, "if pod platform/gpus is",
@@ -56,8 +62,16 @@ func TestTheLikeliestPluginIsNamed(t *testing.T) {
 		"without a container": {[]corev1.Pod{pod("gpus", image, hashed, mounts, func(p *corev1.Pod) { p.Spec.Containers = nil })}, "if pod platform/gpus is"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dp := &Plugin{Settings: config.Default()}
-			got := dp.cure(row.pods)
+			sets := holders.NewDaemonSets(clientset.Of(fake.NewClientset(&appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{Name: "set", Namespace: "platform", UID: "set"},
+				Spec:       appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "hami", "component": "x"}}},
+			})), clocktesting.NewFakePassiveClock(time.Now()))
+			pods, err := sets.Believe(t.Context(), "", row.pods)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dp := &Plugin{Settings: config.Default(), Sets: sets}
+			got := dp.cure(pods)
 			if !strings.Contains(got, row.want) || len(got) > 600 {
 				t.Errorf("it says %q (%d), want %q", got, len(got), row.want)
 			}

@@ -42,6 +42,7 @@ const (
 	ForAnything     For = iota
 	ForDriver           // without the driver the agent does not know the state of the GPUs
 	ForDevicePlugin     // no device plugin runs here
+	ForUser             // only a user can end it
 	ForReboot
 	ForRoom  // users have to let pods go
 	ForSlot  // for a slot of the pool: the node keeps its place in the queue
