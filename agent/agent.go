@@ -377,6 +377,7 @@ func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	if seen.Leftovers.MIGManager {
 		a.observers.leftovers.SawMIGManager()
 	}
+	a.health.RefuseResets(offer.ResetsRefused(seen))
 	a.monitors.Observe(ctx, seen.Node, seen.GPUs, seen.Pods, seen.Holders.Pods)
 	a.actors.units.ReportNotRunning(seen)
 }

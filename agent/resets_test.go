@@ -204,6 +204,46 @@ func TestWhichGPUsAreResetIsASetting(t *testing.T) {
 	}
 }
 
+// Where something else owns the GPUs, the agent resets none, promises none, and says why.
+func TestNoResetIsPromisedWhereAnotherOwnsTheGPUs(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		owns func(w *world)
+		says string
+	}{
+		"a driver that cuts them": {func(w *world) {
+			w.noPlugin = true
+			w.startDRADriver(dynamicGate)
+		}, "The agent resets nothing: NVIDIA's DRA driver (pod dra/driver-1) cuts the GPUs of this node itself."},
+		"a driver that does not start": {func(w *world) {
+			w.noPlugin = true
+			w.startDRADriver("", crashes)
+		}, "The agent resets nothing: NVIDIA's DRA driver (pod dra/driver-1) advertises no GPU."},
+		"two at once": {func(w *world) {
+			w.turn()
+			w.startDRADriver("")
+			w.publish(wholeGPU("gpu-0", string(w.snapshot()[0].UUID)))
+		}, "The agent resets nothing: NVIDIA's device plugin (pod kube-system/plugin-1) and NVIDIA's DRA driver (pod dra/driver-2) both allocate GPUs of this node."},
+		"a device plugin that the agent does not know": {func(w *world) {
+			w.settings.DevicePlugin.Namespaces = []string{"gpu-operator"}
+			w.restart()
+		}, "The agent resets nothing: no pod that devicePlugin of the settings matches advertises nvidia.com/gpu to kubelet"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, h100, config.HealthResetCritical)
+				row.owns(w)
+				w.spend(2 * time.Minute)
+				w.setRecoveryAction(0, 1)
+				w.spend(time.Hour)
+				if said := w.unhealthy(); w.resets() != 0 || said.Status != corev1.ConditionTrue || strings.Contains(said.Message, "the agent resets it") || !strings.Contains(said.Message, row.says) {
+					t.Errorf("%d resets, and the node says %s: %s; want %s", w.resets(), said.Status, said.Message, row.says)
+				}
+			})
+		})
+	}
+}
+
 // A reset that does not help is not tried again and again, by this process or the next, and the condition says so.
 func TestAResetThatDoesNotHelpIsNotRepeated(t *testing.T) {
 	t.Parallel()

@@ -68,6 +68,8 @@ type Health interface {
 	ToReset() (gpus map[nvml.UUID]bool, known bool)
 	// NoteResetFailed notes that the agent has given up the reset of a GPU.
 	NoteResetFailed(gpu nvml.UUID)
+	// RefuseResets notes why the agent resets no GPU of this node until a user has acted; empty if it may.
+	RefuseResets(why string)
 }
 
 // NoHealth is the Health of an agent that does not watch it.
@@ -84,3 +86,6 @@ func (NoHealth) ToReset() (gpus map[nvml.UUID]bool, known bool) { return nil, tr
 
 // NoteResetFailed implements Health.
 func (NoHealth) NoteResetFailed(nvml.UUID) {}
+
+// RefuseResets implements Health.
+func (NoHealth) RefuseResets(string) {}

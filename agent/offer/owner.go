@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -55,6 +56,22 @@ func ownerKind(s *state.Observed, o state.Owner, drivers []*corev1.Pod, changing
 	default:
 		return api.OwnerDRAStatic, ""
 	}
+}
+
+// ResetsRefused says why the agent resets no GPU of the node until a user has acted, whatever the settings say; empty if it may.
+func ResetsRefused(seen *state.Observed) string {
+	switch owner := seen.Owner; {
+	case owner.Kind == api.OwnerDRADynamic:
+		return owner.Driver + " cuts the GPUs of this node itself"
+	case owner.Kind == api.OwnerBoth:
+		return fmt.Sprintf("%s and %s both allocate GPUs of this node", cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver)
+	case owner.Kind == api.OwnerDRAStarting && owner.Left <= 0:
+		return owner.Driver + " advertises no GPU"
+	}
+	if why, _ := Of(seen).Absent(); AbsentFor(seen) == outcome.ForUser {
+		return why
+	}
+	return ""
 }
 
 // pluginText names what advertises GPUs to kubelet, or is about to; empty if nothing does.

@@ -18,6 +18,9 @@ import (
 // mostXidsNamed is how many Xids of a GPU a message names.
 const mostXidsNamed = 3
 
+// longestRefused bounds why the agent resets nothing: the message says first what is wrong with the GPUs.
+const longestRefused = 250
+
 // detail is how much a message says.
 type detail struct {
 	gpus, pods, others int // GPUs; for each, pods by name, and findings after the worst
@@ -74,8 +77,12 @@ func (m *Monitor) remedied(v verdict.Verdict) string {
 	if taints && critical {
 		text = " Taint " + config.TaintGPUUnhealthy + " keeps new pods away."
 	}
-	if m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever && m.nvsentinel != "" {
-		text += fmt.Sprintf(" The agent resets nothing: NVSentinel manages this node (%s).", m.nvsentinel)
+	refused := m.refused
+	if m.nvsentinel != "" {
+		refused = fmt.Sprintf("NVSentinel manages this node (%s)", m.nvsentinel)
+	}
+	if m.Settings.Reset != "" && m.Settings.Reset != config.HealthResetNever && refused != "" {
+		text += fmt.Sprintf(" The agent resets nothing: %s.", sanitize.Cut(refused, longestRefused))
 	}
 	return text
 }
@@ -124,7 +131,7 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 
 // next says who does what about a GPU.
 func (m *Monitor) next(g *verdict.GPU, f verdict.Finding, now time.Time) string {
-	if m.nvsentinel != "" || !g.ResetHelps(m.Settings.Reset) {
+	if m.nvsentinel != "" || m.refused != "" || !g.ResetHelps(m.Settings.Reset) {
 		return f.Advice()
 	}
 	if at, inVain := g.ResetInVain(); inVain {

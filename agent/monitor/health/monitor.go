@@ -88,6 +88,7 @@ type Monitor struct {
 	shown        *corev1.NodeCondition // the condition on the node, as last seen or written
 	nodeSeen     bool                  // at least once
 	nvsentinel   string                // the sign that NVSentinel manages the node; empty if it does not
+	refused      string                // why the agent resets no GPU, by the last pass; empty if it may
 	reportedKey  string                // of the verdict that was last reported
 	acknowledged acknowledgement       // until when a person has inspected the GPUs, by the annotation as last seen
 	followed     acknowledgement       // as last followed

@@ -49,6 +49,13 @@ func (m *Monitor) toReset() map[nvml.UUID]bool {
 	return m.node.ToReset(m.Clock.Now(), m.Settings.Reset)
 }
 
+// RefuseResets notes why the agent resets no GPU of this node until a user has acted; empty if it may.
+func (m *Monitor) RefuseResets(why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = why
+}
+
 // NoteResetFailed notes that the agent has given up the reset of a GPU.
 func (m *Monitor) NoteResetFailed(gpu nvml.UUID) {
 	m.mu.Lock()
