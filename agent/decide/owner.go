@@ -40,7 +40,7 @@ func sharingRefused(seen *state.Observed, by string) error {
 	return &outcome.Stalled{
 		Reason: config.ReasonImpossibleSharing,
 		Message: fmt.Sprintf("share GPUs by the claims on this node, in spec.spec.devices.config of their ResourceClaimTemplate: "+
-			"opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing}}}, or strategy: MPS, "+
+			"opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing}}}, or kind: MigDeviceConfig for MIG devices, or strategy: MPS, "+
 			"with the driver's feature gate TimeSlicingSettings or MPSSupport; %s requests a config of the device plugin, and %s allocates the GPUs here", by, seen.Owner.Driver),
 	}
 }

@@ -104,3 +104,45 @@ func TestAnAPIServerCompilesTheSelectorsOfKueuesConfig(t *testing.T) {
 		t.Errorf("%d selectors are compiled, and a wrong one says %v", tried, err)
 	}
 }
+
+// The driver refuses a claim's config only when kubelet prepares the claim, and then its pod hangs: a page must not say what the driver refuses.
+func TestNVIDIAsDRADriverReadsTheConfigsOfThePages(t *testing.T) {
+	atFullLength(t, "the reader of NVIDIA's DRA driver")
+	program := filepath.Join(t.TempDir(), "parameters")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./parameters")
+	build.Dir = filepath.Join("..", "nvidia", "dradriver")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", "deploy", "DRA.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for _, block := range strings.Split(string(page), "```yaml\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
+		for _, text := range strings.Split(block, "\n---\n") {
+			var claim resourcev1.ResourceClaim
+			if !strings.Contains(text, "opaque:") {
+				continue
+			}
+			if err := yaml.UnmarshalStrict([]byte(text), &claim); err != nil {
+				t.Fatalf("%v:\n%s", err, text)
+			}
+			for _, config := range claim.Spec.Devices.Config {
+				gpu := config.Opaque.Parameters.Raw
+				for _, parameters := range [][]byte{gpu, bytes.Replace(gpu, []byte(`"GpuConfig"`), []byte(`"MigDeviceConfig"`), 1)} { // as the page says
+					run := exec.CommandContext(t.Context(), program)
+					run.Stdin = bytes.NewReader(parameters)
+					if out, err := run.CombinedOutput(); err != nil {
+						t.Errorf("of %s NVIDIA's driver says: %s", parameters, out)
+					}
+					read++
+				}
+			}
+		}
+	}
+	if read < 2 {
+		t.Errorf("%d configs are on the page", read)
+	}
+}
