@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -59,6 +60,56 @@ func TestAPodThatIsKnownByItsProcessAloneIsEvicted(t *testing.T) {
 		w.passes("the eviction", func() bool { return !w.runs("intruder") })
 		w.endGPUProcess(5000)
 		w.reach("all-balanced")
+	})
+}
+
+// Promise 3. Such a pod has a device past kubelet, and need not have a process on it.
+func TestAPodThatNamesADeviceIsEvictedFromIt(t *testing.T) {
+	t.Parallel()
+	names := func(w *world, pod, device string, change ...func(*corev1.Pod)) {
+		w.pod(pod, "", append(change, func(p *corev1.Pod) {
+			p.Spec.Containers[0] = corev1.Container{Name: "c", Env: []corev1.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: device}}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		})...)
+	}
+	t.Run("a GPU", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.setConfigs(firstOnly)
+			w.turn()
+			names(w, "first", w.gpus.UUIDs()[0])
+			names(w, "second", w.gpus.UUIDs()[1])
+			names(w, "monitor", "all")
+			w.converge("first-1g")
+			if w.runs("first") || !w.runs("second") || !w.runs("monitor") {
+				t.Errorf("on the GPU that was cut: %t; on the other: %t; the monitor: %t", w.runs("first"), w.runs("second"), w.runs("monitor"))
+			}
+		})
+	})
+	t.Run("an instance", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-1g.10gb")
+			names(w, "holder", w.gpus.MIGDevice(0, 0))
+			w.converge("all-3g.40gb")
+			if w.runs("holder") {
+				t.Error("the pod still runs, and its instance is gone")
+			}
+		})
+	})
+	// Anyone can bind such a pod to the node: past the fence it holds nothing up.
+	t.Run("past the fence", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.label("all-1g.10gb")
+			w.untilCordoned()
+			<-time.After(time.Second)
+			names(w, "late", w.gpus.UUIDs()[0], func(p *corev1.Pod) { p.CreationTimestamp = metav1.Now() })
+			w.reach("all-1g.10gb")
+			if !w.runs("late") {
+				t.Error("the pod was evicted")
+			}
+		})
 	})
 }
 

@@ -101,7 +101,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Kubelet.Err = err
 	seen.Kubelet.Assigned = assigned
 	a.observeClaims(ctx, seen)
-	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed())
+	seen.Holders.Pods = holders.GPUPods(pods, assigned, nil, seen.DRA.Claimed(), seen.GPUs)
 	a.observers.devicePlugin.ObservePods(ctx, seen, pods)
 	a.observers.ownership.Observe(seen)
 	seen.Capacity = offer.CompareHardware(seen, offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, nil))

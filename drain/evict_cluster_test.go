@@ -73,7 +73,7 @@ func (w workload) pods(ctx context.Context, t *testing.T) []holders.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return holders.GPUPods(list.Items, nil, nil, holders.Claimed{})
+	return holders.GPUPods(list.Items, nil, nil, holders.Claimed{}, nil)
 }
 
 // ready says what kubelet would say of a pod that runs and passes its probes.
@@ -232,7 +232,7 @@ func TestClusterLeavesARecreatedPodOfTheSameNameAlone(t *testing.T) {
 		}
 		return p
 	}
-	former := holders.GPUPods([]corev1.Pod{*create()}, nil, nil, holders.Claimed{})
+	former := holders.GPUPods([]corev1.Pod{*create()}, nil, nil, holders.Claimed{}, nil)
 	now := int64(0)
 	if err := pods.Delete(t.Context(), "db-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestClusterTakesPodsOfATerminatingNamespaceAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"Terminating namespace " + ns.Name + " is terminating, with its pods"}
-	if diff := cmp.Diff(want, outcome(evictor(t).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil, holders.Claimed{}), drain.Policy{}, time.Time{}))); diff != "" {
+	if diff := cmp.Diff(want, outcome(evictor(t).Evict(t.Context(), holders.GPUPods([]corev1.Pod{*created}, nil, nil, holders.Claimed{}, nil), drain.Policy{}, time.Time{}))); diff != "" {
 		t.Errorf("eviction (-want +got):\n%s", diff)
 	}
 }

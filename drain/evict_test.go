@@ -44,7 +44,7 @@ var oneGPU = corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com
 
 // holder is the pod "team/<name>" with a GPU, as it is found.
 func holder(name string) holders.Pod {
-	return holders.GPUPods([]corev1.Pod{listed(name)}, nil, nil, holders.Claimed{})[0]
+	return holders.GPUPods([]corev1.Pod{listed(name)}, nil, nil, holders.Claimed{}, nil)[0]
 }
 
 // listed is that pod as the API server has it.

@@ -73,8 +73,8 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 }
 
 // mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands, which
-// have steps of their own. Of pods known by open files alone it leaves out clients of the library, and pods of DaemonSets that tolerate the fence: an
-// eviction would only restart those.
+// have steps of their own. Of pods that neither have a device from kubelet or a claim nor compute on one, it leaves out clients of the library, and pods that
+// come back behind the fence: an eviction would only restart those.
 func mayHaveToLeave(seen *state.Observed) []holders.Pod {
 	operands := map[types.UID]bool{}
 	for _, o := range offer.Of(seen).Pods() {
@@ -90,17 +90,24 @@ func mayHaveToLeave(seen *state.Observed) []holders.Pod {
 		clients[p.UID] = true
 	}
 	return slices.DeleteFunc(slices.Clone(seen.Holders.Pods), func(p holders.Pod) bool {
-		return p.UID != "" && operands[p.UID] || byFilesAlone(p) && (clients[p.UID] || p.Daemon && toleratesFence(seen, p))
+		return p.UID != "" && operands[p.UID] || only(p, holders.Source.IsOpenFile, isNamed) && (clients[p.UID] || comesBack(seen, p))
 	})
 }
 
-// toleratesFence reports whether the pod tolerates the fence: its DaemonSet starts it again after its eviction.
-func toleratesFence(seen *state.Observed, p holders.Pod) bool {
+// comesBack reports whether a pod like this one starts behind the fence: its DaemonSet tolerates the fence, or the pod itself has come past it. Anyone can
+// have a pod name a device and bind it to the node, again and again.
+func comesBack(seen *state.Observed, p holders.Pod) bool {
 	return slices.ContainsFunc(seen.Pods, func(pod corev1.Pod) bool {
-		return pod.UID == p.UID && holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint())
+		return pod.UID == p.UID && (p.Daemon && holders.Tolerates(pod.Spec.Tolerations, state.FenceTaint()) ||
+			only(p, isNamed) && seen.Journal != nil && seen.Journal.Cordoned && pod.CreationTimestamp.After(seen.Journal.Started))
 	})
 }
 
-func byFilesAlone(p holders.Pod) bool {
-	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool { return !s.IsOpenFile() })
+func isNamed(s holders.Source) bool { return s == holders.SourceContainer }
+
+// only reports whether the pod was found by such signs alone.
+func only(p holders.Pod, signs ...func(holders.Source) bool) bool {
+	return !slices.ContainsFunc(p.Sources, func(s holders.Source) bool {
+		return !slices.ContainsFunc(signs, func(is func(holders.Source) bool) bool { return is(s) })
+	})
 }

@@ -177,7 +177,7 @@ func prepared(pod, claim string, devices ...string) holders.Assignments {
 // held says what each pod holds: its UUIDs, and "any" if it may hold any GPU.
 func held(seen *state.Observed) string {
 	var out []string
-	for _, p := range holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, nil, seen.DRA.Claimed()) {
+	for _, p := range holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, nil, seen.DRA.Claimed(), nil) {
 		devices := p.Devices
 		for _, name := range p.DeviceClaims { // as steps and messages have them
 			if len(name) > 260 || strings.Contains(name, "\n") {

@@ -108,7 +108,7 @@ func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 			p.foundFree[d.Device] = now
 		}
 	}
-	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed())
+	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed(), seen.GPUs)
 }
 
 // soughtDevices returns the devices that need a search for holders. It searches open device files only for a GPU that goes as a whole: such a process

@@ -32,7 +32,7 @@ func given(offered capacity.Resources, pods map[string][2]string) *state.Observe
 		})
 		s.Kubelet.Assigned[types.NamespacedName{Namespace: "team", Name: name}] = map[string][]string{has[0]: strings.Fields(has[1])}
 	}
-	s.Holders.Pods = holders.GPUPods(s.Pods, s.Kubelet.Assigned, nil, holders.Claimed{})
+	s.Holders.Pods = holders.GPUPods(s.Pods, s.Kubelet.Assigned, nil, holders.Claimed{}, nil)
 	return s
 }
 
@@ -81,7 +81,7 @@ func TestWhoHoldsWhatOthersAreGivenIsNamed(t *testing.T) {
 	}
 	ended := given(two, map[string][2]string{"a": {gpu, "GPU-a"}})
 	ended.Pods[0].Status.Phase = corev1.PodSucceeded
-	ended.Holders.Pods = holders.GPUPods(ended.Pods, ended.Kubelet.Assigned, []holders.Client{{PID: 1, Owner: holders.Owner{PodUID: "a"}, Devices: []string{"GPU-a"}}}, holders.Claimed{})
+	ended.Holders.Pods = holders.GPUPods(ended.Pods, ended.Kubelet.Assigned, []holders.Client{{PID: 1, Owner: holders.Owner{PodUID: "a"}, Devices: []string{"GPU-a"}}}, holders.Claimed{}, nil)
 	if got := texts(ended, two, state.Desired{}); got != "" {
 		t.Errorf("a pod that has ended: %q", got)
 	}

@@ -150,7 +150,7 @@ func TestWhichGPUsAPodHoldsByAClaim(t *testing.T) {
 					if current, complete := holders.CurrentSlices(row.slices); complete {
 						claimed.UUIDs = holders.UUIDs(current)
 					}
-					got := holders.GPUPods([]corev1.Pod{pod("a", has, change)}, assigned, nil, claimed)
+					got := holders.GPUPods([]corev1.Pod{pod("a", has, change)}, assigned, nil, claimed, nil)
 					if kind == "for an extended resource" && row.want == none && len(got) == 1 {
 						return // the resource is one of GPUs, by whichever driver
 					}
@@ -188,7 +188,7 @@ func TestAClaimWithoutADeviceHoldsNothingUntilItsPodHasStarted(t *testing.T) {
 				want = "any"
 			}
 			p.Status.ResourceClaimStatuses = nil
-			got := holders.GPUPods([]corev1.Pod{p}, holders.Assignments{}, nil, holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: free}})
+			got := holders.GPUPods([]corev1.Pod{p}, holders.Assignments{}, nil, holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: free}}, nil)
 			if text := devicesOf(got); text != want {
 				t.Errorf("a pod that %s, %s: it holds %s, want %s", name, kind, text, want)
 			}
@@ -228,7 +228,7 @@ func TestKubeletAndTheClaimNameTheSamePod(t *testing.T) {
 		{"listed by kubelet alone, not prepared", pod("cpu-only"), given("a", "claim c"), "any"},
 		{"has ended", pod("a", claims("c"), phase(corev1.PodFailed)), holders.Assignments{}, "nothing"},
 	} {
-		if got := devicesOf(holders.GPUPods([]corev1.Pod{row.pod}, row.assigned, nil, read)); got != row.want {
+		if got := devicesOf(holders.GPUPods([]corev1.Pod{row.pod}, row.assigned, nil, read, nil)); got != row.want {
 			t.Errorf("%s: the pod holds %s, want %s", row.name, got, row.want)
 		}
 	}
@@ -371,7 +371,7 @@ func FuzzClaims(f *testing.F) {
 		if complete {
 			claimed.UUIDs = holders.UUIDs(current)
 		}
-		got := holders.GPUPods([]corev1.Pod{pod("a", claims(claim))}, given("a", "claim "+claim, pool+"/"+device), nil, claimed)
+		got := holders.GPUPods([]corev1.Pod{pod("a", claims(claim))}, given("a", "claim "+claim, pool+"/"+device), nil, claimed, nil)
 		runtime.KeepAlive(s)
 		settled := uid == "uid-a" && n <= resourcev1.AllocationResultsMaxSize
 		none := settled && (n == 0 || admin)                                                                  // it has none, or reads from it

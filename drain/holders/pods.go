@@ -50,6 +50,8 @@ const (
 	SourceSpec    Source = "pod spec"
 	SourceClaim   Source = "claim"
 	SourceKubelet Source = "kubelet"
+	// SourceContainer is a variable or a mount by which a container names a device for NVIDIA's container runtime, past kubelet.
+	SourceContainer Source = "named by a container"
 )
 
 // String returns the pod's namespace and name, with a slash between.
@@ -70,15 +72,19 @@ func (p Pod) String() string {
 //     admin access;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
+//   - names one of the node's GPUs or MIG devices in a variable or a mount of a container, once any container has started; see Pod.name;
 //   - has a client, listed or not. It needs no request for that: NVIDIA_VISIBLE_DEVICES=all or a mounted /dev is enough.
+//
+// The GPUs are the node's, as the driver reports them.
 //
 // A pod that has succeeded or failed holds only its clients' devices: its containers have ended before kubelet says so, while kubelet may still list
 // its devices.
 //
 // A pod's devices are also unknown if kubelet did not answer (assigned is nil), or if it lists a device that is not named by UUID. The same holds if
 // it lists no device of a requested resource, as between binding and admission.
-func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed Claimed) []Pod {
+func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed Claimed, gpus []nvml.GPU) []Pod {
 	var out []Pod
+	names := namesOf(gpus)
 	using := byOwner(clients, pods)
 	listed := map[types.NamespacedName]bool{}
 	for i := range pods {
@@ -91,6 +97,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed 
 			devices, claims := partClaims(assigned[name])
 			p.assign(devices, func(resource string) bool { return byClaim(pod, resource) })
 			p.claim(claimsOf(pod), claims, claimed)
+			p.name(&pod.Spec, names)
 		}
 		p.use(using.listed[i])
 		if len(p.Sources) > 0 {

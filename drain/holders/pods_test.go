@@ -199,7 +199,7 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, holders.GPUPods([]corev1.Pod{c.pod}, c.assigned, nil, holders.Claimed{})); diff != "" {
+			if diff := cmp.Diff(c.want, holders.GPUPods([]corev1.Pod{c.pod}, c.assigned, nil, holders.Claimed{}, nil)); diff != "" {
 				t.Errorf("GPUPods (-want +got):\n%s", diff)
 			}
 		})
@@ -233,7 +233,7 @@ func TestGPUPodsSaysHowAPodCanLeave(t *testing.T) {
 		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec, Controller: "ReplicaSet/r"},
 		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Controller: "Node/gpu-1", Mirror: true},
 	}
-	if diff := cmp.Diff(want, holders.GPUPods(pods, nil, nil, holders.Claimed{})); diff != "" {
+	if diff := cmp.Diff(want, holders.GPUPods(pods, nil, nil, holders.Claimed{}, nil)); diff != "" {
 		t.Errorf("GPUPods (-want +got):\n%s", diff)
 	}
 }
@@ -244,7 +244,7 @@ func union(t *testing.T, table holders.Processes, sought []holders.Sought, pods 
 	t.Helper()
 	var out strings.Builder
 	clients, err := table.Holders(t.Context(), sought)
-	for _, p := range holders.GPUPods(pods, assigned, clients, holders.Claimed{}) {
+	for _, p := range holders.GPUPods(pods, assigned, clients, holders.Claimed{}, nil) {
 		devices := strings.Join(p.Devices, " ")
 		if !p.DevicesKnown {
 			devices += " and any other"

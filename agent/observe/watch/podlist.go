@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -74,7 +75,13 @@ func Shorten(pod *corev1.Pod) {
 			}
 		}
 	}
-	pod.Spec.EphemeralContainers = nil
+	for i := range pod.Spec.EphemeralContainers { // they request nothing
+		c := &pod.Spec.EphemeralContainers[i]
+		c.EphemeralContainerCommon = corev1.EphemeralContainerCommon{Name: c.Name, VolumeMounts: c.VolumeMounts, Env: c.Env}
+		if large {
+			c.VolumeMounts, c.Env = firstFew(c.VolumeMounts), firstVariables(c.Env)
+		}
+	}
 	pod.Spec.Affinity, pod.Spec.TopologySpreadConstraints, pod.Spec.HostAliases, pod.Spec.DNSConfig = nil, nil, nil, nil
 	pod.Spec.ImagePullSecrets, pod.Spec.ReadinessGates, pod.Spec.SecurityContext = nil, nil, nil
 	for i := range pod.Spec.Volumes {
@@ -93,11 +100,19 @@ func Shorten(pod *corev1.Pod) {
 
 func cut(c *corev1.Container) {
 	c.Command, c.Args = firstTexts(c.Command), firstTexts(c.Args)
-	c.VolumeMounts, c.Env = firstFew(c.VolumeMounts), firstFew(c.Env)
-	for j := range c.Env {
-		e := &c.Env[j]
-		*e = corev1.EnvVar{Name: cutText(e.Name), Value: cutText(e.Value)}
+	c.VolumeMounts, c.Env = firstFew(c.VolumeMounts), firstVariables(c.Env)
+}
+
+// firstVariables keeps those that may name devices before others, and of a value that only kubelet sees, that there is one.
+func firstVariables(all []corev1.EnvVar) []corev1.EnvVar {
+	out := firstFew(slices.SortedStableFunc(slices.Values(all), holders.CompareNaming))
+	for i, e := range out {
+		out[i] = corev1.EnvVar{Name: cutText(e.Name), Value: cutText(e.Value)}
+		if e.ValueFrom != nil {
+			out[i].ValueFrom = &corev1.EnvVarSource{}
+		}
 	}
+	return out
 }
 
 func firstFew[T any](all []T) []T { return slices.Clone(all[:min(len(all), mostOfLarge)]) }

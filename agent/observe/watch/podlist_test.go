@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,6 +66,7 @@ func listFrom(t *testing.T, answers ...string) ([]corev1.Pod, error) {
 
 // The pod keeps what the agent decides by, and loses texts that are only long.
 func TestOfALargePodWhatCountsIsKept(t *testing.T) {
+	visible := corev1.EnvVar{Name: "NVIDIA_VISIBLE_DEVICES", ValueFrom: &corev1.EnvVarSource{}}
 	pod := func(text string) *corev1.Pod {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
@@ -81,16 +83,19 @@ func TestOfALargePodWhatCountsIsKept(t *testing.T) {
 				},
 				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}},
 				Containers: []corev1.Container{{
-					Name: "c", Command: []string{"run"}, Args: []string{"--mig-strategy=mixed"}, Env: []corev1.EnvVar{{Name: "MIG_STRATEGY", Value: "mixed"}},
+					Name: "c", Command: []string{"run"}, Args: []string{"--mig-strategy=mixed"}, Env: []corev1.EnvVar{visible, {Name: "MIG_STRATEGY", Value: "mixed"}},
 					Resources:    corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}},
 					VolumeMounts: []corev1.VolumeMount{{Name: "configs", MountPath: "/configs"}},
 				}},
+				EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Env: []corev1.EnvVar{visible}}}},
 			},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "c", ContainerID: "containerd://1"}}},
 		}
 		if text != "" {
 			p.Annotations["example.com/text"] = text
-			p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: "TEXT", Value: text})
+			c := &p.Spec.Containers[0]
+			c.Env = slices.Concat(c.Env[1:], []corev1.EnvVar{{Name: "TEXT", Value: text}}, make([]corev1.EnvVar, 300), []corev1.EnvVar{visible})
+			p.Spec.EphemeralContainers[0].Command = []string{text}
 			p.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:` + text + `":{}}`)}}
 		}
 		return p
@@ -103,7 +108,7 @@ func TestOfALargePodWhatCountsIsKept(t *testing.T) {
 		t.Errorf("%d bytes are kept", size)
 	}
 	delete(pods[0].Annotations, "example.com/text")
-	pods[0].Spec.Containers[0].Env = pods[0].Spec.Containers[0].Env[:1]
+	pods[0].Spec.Containers[0].Env = pods[0].Spec.Containers[0].Env[:2]
 	if diff := cmp.Diff(pod(""), &pods[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
