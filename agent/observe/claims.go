@@ -74,7 +74,12 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 		seen.DRA.Err = err
 		return
 	}
+	buses := map[string]string{}
+	for _, gpu := range seen.GPUs {
+		buses[gpu.PCI] = string(gpu.UUID)
+	}
 	seen.DRA.Slices, seen.DRA.Complete = holders.CurrentSlices(all)
+	seen.DRA.Slices = holders.ByBus(seen.DRA.Slices, buses)
 }
 
 // claims returns the claims of the pods, and why some could not be read.

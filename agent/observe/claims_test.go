@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // claimServer is an API server with resource claims of namespace team, and with the slices of a driver that offers gpu-0 and gpu-1.
@@ -69,19 +70,25 @@ func (s *claimServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case claim:
 		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(has, w) // a reader that has gone fails by itself
 	default:
-		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(offers("gpu-0 GPU-a", "gpu-1 GPU-b"), w) // as above
+		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(offers("gpu-0 GPU-a", "gpu-1 GPU-b", "gpu-vfio-1 "+sha1Of+" 0000:0F:00.0", "gpu-vfio-2 "+sha1Of+" 0000:17:00.0", "gpu-vfio-3 "+sha1Of+" x"), w) // as above
 	}
 }
 
-// offers are the slices of a driver that offers these devices, each by its name and UUID.
+// sha1Of is the kind of UUID that NVIDIA's driver makes for a device of a virtual machine, from the bus address.
+const sha1Of = "1b4e28ba-2fa1-51d2-883f-0016d3cca427"
+
+// offers are the slices of a driver that offers these devices, each by its name and UUID, and its bus address if it is for virtual machines.
 func offers(devices ...string) *resourcev1.ResourceSliceList {
 	slice := resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}}
 	slice.Spec.Driver, slice.Spec.Pool = holders.ClaimDriver, resourcev1.ResourcePool{Name: "gpu-1", ResourceSliceCount: 1}
 	for _, d := range devices {
 		name, uuid, _ := strings.Cut(d, " ")
-		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{
-			Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"uuid": {StringValue: &uuid}},
-		})
+		uuid, bus, forMachines := strings.Cut(uuid, " ")
+		device := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"uuid": {StringValue: &uuid}}}
+		if forMachines {
+			device.Attributes["type"], device.Attributes["resource.kubernetes.io/pciBusID"] = resourcev1.DeviceAttribute{StringValue: new("vfio")}, resourcev1.DeviceAttribute{StringValue: &bus}
+		}
+		slice.Spec.Devices = append(slice.Spec.Devices, device)
 	}
 	return &resourcev1.ResourceSliceList{TypeMeta: metav1.TypeMeta{Kind: "ResourceSliceList", APIVersion: "resource.k8s.io/v1"}, Items: []resourcev1.ResourceSlice{slice}}
 }
@@ -111,7 +118,7 @@ func newClaiming(t *testing.T) *claiming {
 // observes returns what an observation of these pods sees, and what it has asked the API server for.
 func (c *claiming) observes(mayRead bool, assigned holders.Assignments, pods ...corev1.Pod) (*state.Observed, string) {
 	c.t.Helper()
-	seen := &state.Observed{Pods: pods}
+	seen := &state.Observed{Pods: pods, GPUs: []nvml.GPU{{UUID: "GPU-a", PCI: "0000:07:00.0"}, {UUID: "GPU-b", PCI: "0000:0f:00.0"}}}
 	seen.Kubelet.Assigned = assigned
 	c.Observe(c.t.Context(), seen, mayRead)
 	c.server.mu.Lock()
@@ -209,9 +216,12 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 		asked     string
 		unread    string // begins what the agent says that it could not read
 	}{
-		"allocated to it":            {claim: claimOf([]string{"gpu-0"}, "a"), want: "a: GPU-a", asked: claim + " " + slices},
-		"a device that no slice has": {claim: claimOf([]string{"gpu-0", "gpu-9"}, "a"), want: "a: GPU-a any", asked: claim + " " + slices},
-		"missing":                    {want: "", asked: claim},
+		"allocated to it":                 {claim: claimOf([]string{"gpu-0"}, "a"), want: "a: GPU-a", asked: claim + " " + slices},
+		"a GPU for a virtual machine":     {claim: claimOf([]string{"gpu-vfio-1"}, "a"), want: "a: GPU-b", asked: claim + " " + slices},
+		"a GPU that another driver has":   {claim: claimOf([]string{"gpu-vfio-2"}, "a"), want: "a: GPU-0000:17:00.0", asked: claim + " " + slices},
+		"a GPU whose address is nonsense": {claim: claimOf([]string{"gpu-vfio-3"}, "a"), want: "a: any", asked: claim + " " + slices},
+		"a device that no slice has":      {claim: claimOf([]string{"gpu-0", "gpu-9"}, "a"), want: "a: GPU-a any", asked: claim + " " + slices},
+		"missing":                         {want: "", asked: claim},
 		"forbidden": {
 			claim: claimOf([]string{"gpu-0"}, "a"), forbidden: "resourceclaims", want: "a: any", asked: claim,
 			unread: "grant the agent get on resourceclaims of the group resource.k8s.io, as deploy/base/rbac.yaml does: reading resource claim team/c: ",

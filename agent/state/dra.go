@@ -15,7 +15,8 @@ import (
 type DRA struct {
 	// Slices are the driver's ResourceSlices for the node (spec.driver gpu.nvidia.com, spec.nodeName), sorted by name: of each pool those of its
 	// highest generation, cut by holders.ShortenSlice. It keeps the name of each device, its taints, and its attributes uuid, parentUUID, type and
-	// profile, by these names; of SharedCounters and ConsumesCounters it keeps only whether there are any.
+	// profile, by these names. A GPU for virtual machines has the UUID of the node's GPU: see holders.ByBus. Of SharedCounters and ConsumesCounters
+	// it keeps only whether there are any.
 	Slices []resourcev1.ResourceSlice
 	// Complete says that there are slices, and that each pool has all of its slices: a device in none of them is not advertised. While the driver starts,
 	// and after a restart of kubelet, there are none.

@@ -3,6 +3,7 @@ package holders
 import (
 	"cmp"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +17,12 @@ const (
 	attributeType       = "type"
 	attributeProfile    = "profile"
 )
+
+// attributeBus is Kubernetes' own attribute of a PCI device.
+const attributeBus resourcev1.QualifiedName = "resource.kubernetes.io/pciBusID"
+
+// busAddress is the form of a PCI address.
+var busAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
 // Bounds of what is kept.
 const (
@@ -56,6 +63,28 @@ func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.Resourc
 	}
 	slices.SortFunc(current, func(a, b resourcev1.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 	return current, complete
+}
+
+// ByBus returns the slices with the UUIDs of their GPUs for devices that are GPUs for virtual machines: NVIDIA's DRA driver gives these another UUID, and the
+// bus address of the GPU. The keys of gpus are the bus addresses of the node's GPUs. A device at another address gets "GPU-" and the address:
+// another driver has that GPU, and the agent cannot change it. The slices that are passed in are not changed.
+func ByBus(all []resourcev1.ResourceSlice, gpus map[string]string) []resourcev1.ResourceSlice {
+	out := slices.Clone(all)
+	for i := range out {
+		for j, d := range out[i].Spec.Devices {
+			bus := strings.ToLower(attribute(d, attributeBus))
+			if isUUID(cmp.Or(attribute(d, attributeParentUUID), attribute(d, attributeUUID))) || !busAddress.MatchString(bus) {
+				continue
+			}
+			if &out[i].Spec.Devices[0] == &all[i].Spec.Devices[0] {
+				out[i].Spec.Devices = slices.Clone(all[i].Spec.Devices)
+			}
+			d.Attributes = maps.Clone(d.Attributes)
+			d.Attributes[attributeUUID] = resourcev1.DeviceAttribute{StringValue: new(cmp.Or(gpus[bus], "GPU-"+bus))}
+			out[i].Spec.Devices[j] = d
+		}
+	}
+	return out
 }
 
 // UUIDs returns the UUIDs of the GPUs and MIG devices that NVIDIA's DRA driver offers in its complete slices. Where the driver makes a MIG device only when a
@@ -104,7 +133,7 @@ func ShortenSlice(s *resourcev1.ResourceSlice) {
 	for i := range s.Spec.Devices {
 		of := &s.Spec.Devices[i]
 		d := resourcev1.Device{Name: bounded(of.Name), Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
-		for _, name := range []resourcev1.QualifiedName{attributeUUID, attributeParentUUID, attributeType, attributeProfile} {
+		for _, name := range []resourcev1.QualifiedName{attributeUUID, attributeParentUUID, attributeType, attributeProfile, attributeBus} {
 			if value := attribute(*of, name); value != "" && len(value) <= resourcev1.DeviceAttributeMaxValueLength {
 				value = strings.Clone(value) // so that the rest can be freed
 				d.Attributes[name] = resourcev1.DeviceAttribute{StringValue: &value}
