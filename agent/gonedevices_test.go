@@ -172,6 +172,61 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 	})
 }
 
+// Promise 3. Slices that lack a device which a GPU has prove nothing about the pod that has it: such slices are forged, or the driver is about to write others.
+func TestSlicesThatLackADeviceEvictNoPodOfAGPUThatStays(t *testing.T) {
+	t.Parallel()
+	only := func(gpu string, s resourcev1.ResourceSlice) resourcev1.ResourceSlice {
+		s.Spec.Devices = slices.DeleteFunc(slices.Clone(s.Spec.Devices), func(d resourcev1.Device) bool { return !strings.HasPrefix(d.Name, gpu) })
+		return s
+	}
+	newer := func(s resourcev1.ResourceSlice) resourcev1.ResourceSlice {
+		s.Name = "slice-2"
+		s.Spec.Pool.Generation++
+		return s
+	}
+	for name, forge := range map[string]func(is resourcev1.ResourceSlice) []resourcev1.ResourceSlice{
+		"a newer one has one GPU alone": func(is resourcev1.ResourceSlice) []resourcev1.ResourceSlice {
+			return []resourcev1.ResourceSlice{is, newer(only("gpu-0", is))}
+		},
+		"a newer one has no device": func(is resourcev1.ResourceSlice) []resourcev1.ResourceSlice {
+			return []resourcev1.ResourceSlice{is, newer(only("none", is))}
+		},
+		"a newer one has all devices, by other names": func(is resourcev1.ResourceSlice) []resourcev1.ResourceSlice {
+			forged := newer(is)
+			forged.Spec.Devices = slices.Clone(is.Spec.Devices)
+			for i := range forged.Spec.Devices {
+				forged.Spec.Devices[i].Name += "-x"
+			}
+			return []resourcev1.ResourceSlice{is, forged}
+		},
+		"the driver's own one lacks a GPU": func(is resourcev1.ResourceSlice) []resourcev1.ResourceSlice {
+			return []resourcev1.ResourceSlice{only("gpu-0", is)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newDrainingWorld(t)
+				w.settings.Drain.Fence = config.DrainFenceNode
+				w.restart()
+				w.label("seven")
+				w.passes("the first cut", w.gpu0Changed)
+				is := w.published
+				w.published = forge(is[0])
+				w.spend(10 * time.Minute)
+				if c := w.condition(); !w.runs("stays") || !w.hasJournal() || c.Reason != string(config.ReasonHoldersUnknown) {
+					t.Errorf("the pod on GPU 1 runs: %t; the node says %s: %s", w.runs("stays"), c.Reason, c.Message)
+				}
+				w.published = is
+				w.reach("seven")
+				if !w.runs("stays") {
+					t.Error("the pod on GPU 1 has left")
+				}
+			})
+		})
+	}
+}
+
 // A budget keeps such a pod as any other, and so does a hold: recover says what is awaited, and gives the node back as it is.
 func TestPodsWhoseDevicesAreGoneLeaveAsAnyOther(t *testing.T) {
 	t.Parallel()

@@ -251,6 +251,22 @@ func (d driver) disagreements() []string {
 	return out
 }
 
+// lacksDevices reports whether a GPU has a device that the complete slices lack.
+func (d driver) lacksDevices() bool {
+	listed := map[string]bool{}
+	for _, ids := range d.listed() {
+		for _, id := range ids {
+			listed[id] = true
+		}
+	}
+	for _, ids := range capacity.Expected(d.seen.GPUs, config.MIGStrategyMixed) {
+		if slices.ContainsFunc(ids, func(id string) bool { return !listed[id] }) {
+			return true
+		}
+	}
+	return false
+}
+
 // Withdrawn implements Offer: the pods with claims of devices that no slice has any more. The driver has restarted since, and such a pod cannot start, or
 // runs on devices that no longer exist. An undo considers them only if it cuts GPUs, since it then evicts those pods.
 func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
@@ -259,17 +275,23 @@ func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.With
 	if want.Undo && !undoCuts || !d.isSettled() {
 		return nil
 	}
-	offered := map[holders.Device]bool{}
-	for _, slice := range s.DRA.Slices {
-		for _, d := range slice.Spec.Devices {
-			offered[holders.Device{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Name: d.Name}] = true
-		}
-	}
+	offered := namesOf(s.DRA)
 	var out []state.Withdrawn
 	for _, pod := range s.Holders.Pods {
 		w := state.Withdrawn{Pod: pod, Gone: goneOf(s, pod, offered)}
 		if len(w.Gone) > 0 {
 			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// namesOf returns the devices that the slices list.
+func namesOf(dra state.DRA) map[holders.Device]bool {
+	out := map[holders.Device]bool{}
+	for _, slice := range dra.Slices {
+		for _, d := range slice.Spec.Devices {
+			out[holders.Device{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Name: d.Name}] = true
 		}
 	}
 	return out
@@ -282,8 +304,8 @@ func goneOf(s *state.Observed, pod holders.Pod, offered map[holders.Device]bool)
 		if !claim.IsSettledFor(pod.UID) {
 			continue
 		}
-		for _, d := range claim.Devices {
-			if d.Driver == holders.ClaimDriver && !d.Admin && !offered[d.Device] {
+		for _, d := range claim.Own() {
+			if !offered[d] {
 				gone = append(gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
 			}
 		}

@@ -1,6 +1,7 @@
 package offer
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
@@ -45,7 +47,26 @@ func ClaimsUnknown(seen *state.Observed) error {
 	if seen.Owner.Kind != api.OwnerDRAStatic && seen.Owner.Kind != api.OwnerBoth && seen.Owner.Claimants == "" {
 		return nil
 	}
-	return slicesUnknown(seen)
+	return cmp.Or(slicesUnknown(seen), missingFromSlices(seen))
+}
+
+// missingFromSlices names the pods with claims of devices that the ResourceSlices lack, as long as they also lack a device that a GPU has: it may be that
+// one. Nil if there is no such pod. Where the slices have all devices of the GPUs, a device that they lack is gone.
+func missingFromSlices(seen *state.Observed) error {
+	if !(driver{seen}).lacksDevices() {
+		return nil
+	}
+	listed := namesOf(seen.DRA)
+	var missing []string
+	for _, pod := range seen.Holders.Pods {
+		for _, gone := range goneOf(seen, pod, listed) {
+			missing = append(missing, fmt.Sprintf("pod %s has %s", pod, gone))
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the ResourceSlices of this node do not show all devices of its GPUs, and not those of pods: %s", sanitize.Names(missing))
 }
 
 // IsReplaced reports whether a pod in the place of this one would have to get devices by claims of its own. A pod that names a claim has the devices of the pod

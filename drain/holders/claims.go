@@ -79,8 +79,8 @@ func (c Claim) IsSettledFor(pod types.UID) bool {
 	return c.Allocated && !c.Others && pod != "" && slices.Contains(c.Pods, pod)
 }
 
-// own returns the GPUs that the claim has other than by admin access.
-func (c Claim) own() (devices []Device) {
+// Own returns the GPUs that the claim has other than by admin access.
+func (c Claim) Own() (devices []Device) {
 	for _, d := range c.Devices {
 		if d.Driver == ClaimDriver && !d.Admin {
 			devices = append(devices, d.Device)
@@ -182,7 +182,7 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
 	})
 	if settled {
-		sought = append(sought, claim.own()...)
+		sought = append(sought, claim.Own()...)
 	}
 	// Kubelet names the drivers of a claim that it has prepared; without that it may be of any.
 	out.gpus = len(sought) > 0 || !settled && len(prepared) == 0

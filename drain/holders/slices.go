@@ -30,8 +30,9 @@ const (
 	maxName   = 253  // bytes of the name of a device or of a pool, as API servers have it
 )
 
-// CurrentSlices returns the slices of each pool's highest generation, sorted by name, and whether they are complete: there are some, and each pool
-// has as many as it says. Older ones are about to be deleted.
+// CurrentSlices returns the slices of each pool's highest generation, sorted by name, and whether they are complete: there are some, each pool has as
+// many as it says, and none of an older generation. The driver deletes those within moments; while it has not, one forged slice could stand for all of
+// its own.
 func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.ResourceSlice, complete bool) {
 	type pool struct {
 		generation int64
@@ -56,10 +57,12 @@ func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.Resourc
 		complete = complete && p.has == p.want
 	}
 	for _, s := range all[:min(len(all), maxSlices)] {
-		if s.Spec.Pool.Generation == pools[s.Spec.Pool.Name].generation {
-			current = append(current, s)
-			complete = complete && len(s.Spec.Devices) <= resourcev1.ResourceSliceMaxDevices
+		if s.Spec.Pool.Generation != pools[s.Spec.Pool.Name].generation {
+			complete = false
+			continue
 		}
+		current = append(current, s)
+		complete = complete && len(s.Spec.Devices) <= resourcev1.ResourceSliceMaxDevices
 	}
 	slices.SortFunc(current, func(a, b resourcev1.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 	return current, complete
