@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/monotonic"
@@ -26,8 +27,13 @@ import (
 const (
 	// maxReads bounds how many claims one observation reads; the next one reads more. A node of eight GPUs, each in seven, has 56 in use.
 	maxReads = 256
-	// readAgain is the least time between two reads of a claim that was not settled for its pod.
-	readAgain = 15 * time.Second
+	// maxOfPod bounds how many of these are of one pod that has not started: whoever makes pods decides how many claims it names.
+	maxOfPod = 16
+	// atOnce bounds how many claims are read at the same time: a slow API server still answers for those of a full node in one observation.
+	atOnce = 16
+	// readAgain is the time until a claim that was not settled for its pod is read again. It doubles with each read, up to readAgainMost.
+	readAgain     = 10 * time.Second
+	readAgainMost = 5 * time.Minute
 )
 
 // Claims reads the resource claims of the node's pods, and the ResourceSlices of NVIDIA's DRA driver for the node. A node with neither costs the API
@@ -41,13 +47,19 @@ type Claims struct {
 	known    map[holders.PodClaim]readClaim
 	driver   bool   // the node has shown a trace of the driver
 	reported string // the last text that News has reported
+
+	again  bool // the next observation reads all claims that are not settled
+	anew   bool // this one has
+	unsure bool // a pod has a claim that is not settled
 }
 
 // readClaim is a claim that was read for a pod. Once settled for the pod, it stays so until the pod has ended.
 type readClaim struct {
-	claim holders.Claim
-	err   error
-	at    time.Time
+	claim   holders.Claim
+	err     error
+	at      time.Time
+	reads   int
+	started bool // a container of the pod had started before
 }
 
 // Forget drops the claims that are due again after a while: their times are of the former clock.
@@ -59,10 +71,18 @@ func (c *Claims) Forget(time.Time) {
 	}
 }
 
-// Observe adds the allocations of claims to the observation. It reads claims only if mayRead says so; otherwise it uses those that it has. An
-// unreadable claim is no error of the observation: it counts as holding every GPU.
+// FreshFor reports whether a step may rest on the claims of this observation; step says whether it needs each claim as it is now. Only claims that are not
+// settled for their pods can have changed. If this observation does not suffice, the next one reads them.
+func (c *Claims) FreshFor(step bool) bool {
+	fresh := !step || c.anew || !c.unsure
+	c.again = c.again || !fresh
+	return fresh
+}
+
+// Observe adds the allocations of claims to the observation. It reads claims only if mayRead says so; otherwise it uses those that it has. A claim that
+// cannot be read is no error of the observation: its pod may have any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
-	seen.DRA.Claims, seen.DRA.Unread = c.claims(ctx, seen.Pods, mayRead)
+	c.claims(ctx, seen, mayRead)
 	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
 	if !c.driver {
 		return
@@ -82,40 +102,41 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 	seen.DRA.Slices = holders.ByBus(seen.DRA.Slices, buses)
 }
 
-// claims returns the claims of the pods, and why some could not be read.
-func (c *Claims) claims(ctx context.Context, pods []corev1.Pod, mayRead bool) (holders.Claims, error) {
-	names := namedClaims(pods)
-	if mayRead {
-		c.refresh(ctx, names)
+// claims adds the claims of the pods, and why some could not be read.
+func (c *Claims) claims(ctx context.Context, seen *state.Observed, mayRead bool) {
+	names := namedClaims(seen.Pods)
+	if c.anew = mayRead && c.again; mayRead {
+		c.again = false
+		c.refresh(ctx, seen, names)
 	}
-	known, out := map[holders.PodClaim]readClaim{}, holders.Claims{}
+	known := map[holders.PodClaim]readClaim{}
+	seen.DRA.Claims, seen.DRA.Unread, c.unsure = holders.Claims{}, nil, false
 	unread := 0
-	var first error
 	for _, n := range names {
 		has, is := c.known[n.PodClaim]
+		c.unsure = c.unsure || !has.claim.IsSettledFor(n.Pod)
 		if !is {
 			continue
 		}
 		known[n.PodClaim] = has
 		if has.err != nil {
-			first = cmp.Or(first, has.err)
+			seen.DRA.Unread = cmp.Or(seen.DRA.Unread, has.err)
 			unread++
 			continue
 		}
-		out[n.PodClaim] = has.claim
+		seen.DRA.Claims[n.PodClaim] = has.claim
 	}
 	c.known = known
 	if unread > 1 {
-		first = fmt.Errorf("%w; one of %d unreadable resource claims, each treated as holding every GPU", first, unread)
+		seen.DRA.Unread = fmt.Errorf("%w; one of %d resource claims that cannot be read", seen.DRA.Unread, unread)
 	}
-	return out, first
 }
 
 // namedClaim is a claim that a pod names.
 type namedClaim struct {
 	holders.PodClaim
 
-	namespace string
+	by *corev1.Pod
 }
 
 // namedClaims returns the claims of the pods that have not ended.
@@ -125,36 +146,89 @@ func namedClaims(pods []corev1.Pod) (out []namedClaim) {
 			continue
 		}
 		for _, name := range holders.ClaimNames(&pods[i]) {
-			out = append(out, namedClaim{PodClaim: holders.PodClaim{Pod: pods[i].UID, Name: name}, namespace: pods[i].Namespace})
+			out = append(out, namedClaim{PodClaim: holders.PodClaim{Pod: pods[i].UID, Name: name}, by: &pods[i]})
 		}
 	}
 	return out
 }
 
-// refresh reads the due claims, as many as one observation may: first those that were never read, then those read the longest ago. A user may have
-// many claims that never settle; in this order they delay no other claim for ever.
-func (c *Claims) refresh(ctx context.Context, names []namedClaim) {
+// refresh reads the due claims side by side, as many as one observation may: first those that were never read, then those read the longest ago.
+func (c *Claims) refresh(ctx context.Context, seen *state.Observed, names []namedClaim) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	due := slices.DeleteFunc(slices.Clone(names), func(n namedClaim) bool {
-		has, is := c.known[n.PodClaim]
-		return is && !c.isDue(has, n.Pod)
-	})
+	due := c.due(seen, names)
 	slices.SortStableFunc(due, func(a, b namedClaim) int { return c.known[a.PodClaim].at.Compare(c.known[b.PodClaim].at) })
-	for _, n := range due[:min(len(due), maxReads)] {
-		if ctx.Err() != nil {
-			return
+	due = due[:min(len(due), maxReads)]
+	read, slots := make([]readClaim, len(due)), make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for i, n := range due {
+		slots <- struct{}{}
+		all.Go(func() {
+			if ctx.Err() == nil {
+				read[i] = c.read(ctx, n.by.Namespace, n.Name)
+			}
+			<-slots
+		})
+	}
+	all.Wait()
+	if c.known == nil {
+		c.known = map[holders.PodClaim]readClaim{}
+	}
+	for i, n := range due {
+		switch {
+		case !read[i].at.IsZero():
+			read[i].reads, read[i].started = c.known[n.PodClaim].reads+1, holders.HasStarted(n.by)
+			c.known[n.PodClaim] = read[i]
+		case c.anew: // the time was over: a step would rest on what was read before
+			delete(c.known, n.PodClaim)
 		}
-		if c.known == nil {
-			c.known = map[holders.PodClaim]readClaim{}
-		}
-		c.known[n.PodClaim] = c.read(ctx, n.namespace, n.Name)
 	}
 }
 
-// isDue reports whether the claim is to be read again for the pod.
-func (c *Claims) isDue(has readClaim, pod types.UID) bool {
-	return !has.claim.IsSettledFor(pod) && c.Clock.Since(has.at) >= readAgain
+// due lists the claims to read. Of a pod that awaits a claim without a device, that one claim is enough. So pods that name claims which are never settled
+// cost little, however many they name.
+func (c *Claims) due(seen *state.Observed, names []namedClaim) (out []namedClaim) {
+	read := holders.Claimed{Claims: holders.Claims{}}
+	for key, has := range c.known {
+		if has.err == nil {
+			read.Claims[key] = has.claim
+		}
+	}
+	var of *corev1.Pod
+	var awaits, started bool
+	var n int
+	for _, name := range names { // pod by pod
+		if name.by != of {
+			of, n = name.by, 0
+			awaits, started = read.Awaits(of, seen.Kubelet.Assigned), holders.HasStarted(of)
+		}
+		has, is := c.known[name.PodClaim]
+		isDue := !is || c.dueIn(has, of) <= 0
+		switch {
+		case awaits && (!has.claim.Free || n > 0), !started && n >= maxOfPod:
+		case isDue:
+			out = append(out, name)
+			n++
+		case awaits:
+			n++ // its turn comes
+		}
+	}
+	return out
+}
+
+// dueIn returns when the claim is to be read again for the pod. A settled one never is.
+func (c *Claims) dueIn(has readClaim, pod *corev1.Pod) time.Duration {
+	switch {
+	case has.claim.IsSettledFor(pod.UID):
+		return math.MaxInt64
+	case c.anew, holders.HasStarted(pod) && !has.started:
+		return 0
+	}
+	pause := readAgain
+	for n := 1; n < has.reads && pause < readAgainMost; n++ {
+		pause *= 2
+	}
+	return min(pause, readAgainMost) - c.Clock.Since(has.at)
 }
 
 func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {

@@ -120,6 +120,9 @@ func (c *claiming) observes(mayRead bool, assigned holders.Assignments, pods ...
 	c.t.Helper()
 	seen := &state.Observed{Pods: pods, GPUs: []nvml.GPU{{UUID: "GPU-a", PCI: "0000:07:00.0"}, {UUID: "GPU-b", PCI: "0000:0f:00.0"}}}
 	seen.Kubelet.Assigned = assigned
+	if assigned == nil { // kubelet has answered, and lists none
+		seen.Kubelet.Assigned = holders.Assignments{}
+	}
 	c.Observe(c.t.Context(), seen, mayRead)
 	c.server.mu.Lock()
 	defer c.server.mu.Unlock()
@@ -330,6 +333,8 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 		forget  bool
 		not     bool // the observation may not read
 		without bool // the pod is not there
+		started bool // a container of the pod has started
+		anew    bool // a step needs it as it is now
 		want    string
 		asked   string
 	}
@@ -339,13 +344,29 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 			{after: time.Hour, is: others, want: "a: GPU-a", asked: slices},
 			{is: others, forget: true, want: "a: GPU-a", asked: slices},
 		},
-		"another's, every 15 seconds": {
+		"another's, after 10 seconds": {
 			{is: others, want: "a: any", asked: read + " " + slices},
-			{after: 14 * time.Second, is: mine, want: "a: any", asked: slices},
+			{after: 9 * time.Second, is: mine, want: "a: any", asked: slices},
 			{after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
 		},
-		"missing, every 15 seconds": {
-			{is: gone, want: "", asked: read}, {after: 14 * time.Second, is: mine, want: ""}, {after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
+		"missing, after 10 seconds": {
+			{is: gone, want: "", asked: read}, {after: 9 * time.Second, is: mine, want: ""}, {after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
+		},
+		"missing again and again, ever later": {
+			{is: gone, asked: read}, {after: 10 * time.Second, is: gone, asked: read},
+			{after: 19 * time.Second, is: gone}, {after: time.Second, is: gone, asked: read},
+			{after: 39 * time.Second, is: gone}, {after: time.Second, is: gone, asked: read},
+			{after: time.Hour, is: gone, asked: read}, {after: time.Hour, is: gone, asked: read}, {after: time.Hour, is: gone, asked: read},
+			{after: 299 * time.Second, is: gone}, {after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
+		},
+		"before a step that rests on it": {
+			{is: gone, asked: read}, {is: mine, anew: true, want: "a: GPU-a", asked: read + " " + slices}, {is: gone, anew: true, want: "a: GPU-a", asked: slices},
+		},
+		"when its pod has started": {
+			{is: others, want: "a: any", asked: read + " " + slices}, {is: mine, started: true, want: "a: GPU-a", asked: read + " " + slices},
+		},
+		"missing, when its pod has started": {
+			{is: gone, asked: read}, {is: gone, started: true, want: "a: any", asked: read}, {is: gone, started: true, want: "a: any"},
 		},
 		"at once where the clock was set": {
 			{is: others, want: "a: any", asked: read + " " + slices}, {is: mine, forget: true, want: "a: GPU-a", asked: read + " " + slices},
@@ -372,8 +393,14 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 					c.Forget(c.clock.Now())
 				}
 				pods := []corev1.Pod{claimant("a", claimedBy["for an extended resource"], "c")}
+				if s.started {
+					pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+				}
 				if s.without {
 					pods = nil
+				}
+				if s.anew {
+					c.FreshFor(true)
 				}
 				seen, asked := c.observes(!s.not, nil, pods...)
 				if held(seen) != s.want || asked != s.asked {
@@ -424,7 +451,7 @@ func TestClaimsThatAreNotSettledKeepNoOtherFromBeingRead(t *testing.T) {
 	}
 }
 
-// A claim that the API server does not answer for is not known. The slices are read all the same, and so are the other claims, from the next observation on.
+// A claim that the API server does not answer for is not known. The slices are read all the same, and so are the other claims.
 func TestAClaimThatHangsIsAlone(t *testing.T) {
 	t.Parallel()
 	c := newClaiming(t)
@@ -432,13 +459,52 @@ func TestAClaimThatHangsIsAlone(t *testing.T) {
 	c.server.hangs = "a"
 	c.server.claims["b"] = claimOf([]string{"gpu-0"}, "b")
 	pods := []corev1.Pod{claimant("a", claimedBy["by its name"], "a"), claimant("b", claimedBy["by its name"], "b")}
-	seen, _ := c.observes(true, prepared("b", "c", "gpu.nvidia.com/gpu-1/gpu-0"), pods...)
-	if seen.DRA.Err != nil || len(seen.DRA.Slices) == 0 {
-		t.Errorf("%d slices, and %v", len(seen.DRA.Slices), seen.DRA.Err)
+	seen, _ := c.observes(true, nil, pods...)
+	if seen.DRA.Err != nil || len(seen.DRA.Slices) == 0 || held(seen) != "a: any, b: GPU-a" {
+		t.Errorf("%d slices, and %v; the pods hold %q", len(seen.DRA.Slices), seen.DRA.Err, held(seen))
 	}
+}
+
+// Whoever may create pods decides how many claims they name. Of a pod that awaits a claim one is read, ever later, and those of others are read at once.
+func TestClaimsOfAPodThatCannotStartCostLittle(t *testing.T) {
+	t.Parallel()
+	c := newClaiming(t)
+	var pods []corev1.Pod
+	for i := range 4 {
+		pod := claimant(fmt.Sprintf("p%02d", i), claimedBy["by its name"], "none")
+		for j := range 500 {
+			name := fmt.Sprintf("none-%d-%d", i, j)
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+		}
+		pods = append(pods, pod)
+	}
+	if _, asked := c.observes(true, nil, pods...); len(strings.Fields(asked)) > 4*16 {
+		t.Errorf("the first observation reads %d claims", len(strings.Fields(asked)))
+	}
+	c.server.claims["c"] = claimOf([]string{"gpu-0"}, "z")
+	pods = append(pods, claimant("z", claimedBy["by its name"], "c"))
 	seen, asked := c.observes(true, nil, pods...)
-	if !strings.Contains(asked, "resourceclaims/b") || !strings.Contains(held(seen), "b: GPU-a") {
-		t.Errorf("asked for %q, and the pods hold %q", asked, held(seen))
+	if !strings.Contains(asked, "resourceclaims/c") || held(seen) != "z: GPU-a" || seen.DRA.Unread != nil {
+		t.Errorf("the pods hold %q: %v", held(seen), seen.DRA.Unread)
+	}
+	reads := 0
+	for range 3600 / 15 { // an hour
+		c.clock.Step(15 * time.Second)
+		seen, asked = c.observes(true, nil, pods...)
+		reads += strings.Count(asked, "resourceclaims/")
+	}
+	if reads > 4*20 || held(seen) != "z: GPU-a" {
+		t.Errorf("%d reads in an hour; the pods hold %q", reads, held(seen))
+	}
+	c.FreshFor(true)
+	if _, asked = c.observes(true, nil, pods...); strings.Count(asked, "resourceclaims/") > 4 {
+		t.Errorf("before a step, the agent asks for %d claims of 4 pods that cannot start", strings.Count(asked, "resourceclaims/"))
+	}
+	for i := range pods { // kubelet starts none before it has read all claims
+		pods[i].Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	}
+	if seen, _ = c.observes(true, nil, pods[0]); held(seen) != "p00: any" {
+		t.Errorf("a pod that has started holds %q", held(seen))
 	}
 }
 
@@ -490,7 +556,7 @@ func TestWhatIsNotKnownOfClaimsIsSaidOnce(t *testing.T) {
 			said = append(said, err.Error()[strings.LastIndex(err.Error(), ")")+1:])
 		}
 	}
-	if want := []string{"", "; one of 2 unreadable resource claims, each treated as holding every GPU", "", ""}; !slices.Equal(said, want) {
+	if want := []string{"", "; one of 2 resource claims that cannot be read", "", ""}; !slices.Equal(said, want) {
 		t.Errorf("it says %q, want %q", said, want)
 	}
 }

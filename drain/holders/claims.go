@@ -162,21 +162,41 @@ func (c Claimed) isSettled(pod *corev1.Pod) bool {
 	})
 }
 
-// held is what a pod holds by one claim.
-type held struct {
-	gpus  bool     // it has GPUs, or may have
-	uuids []string // of those that are known
-	known bool     // these are all
+// Awaits reports whether the pod has got nothing by its claims, and gets nothing before one of them changes: no container of it has started, kubelet has
+// prepared no device for it, and one of its claims has no device. Kubelet prepares none of a pod's claims before it has read that all are reserved for the
+// pod, and starts nothing before: so any user can name such a claim, and kubelet's silence says nothing.
+func (c Claimed) Awaits(pod *corev1.Pod, assigned Assignments) bool {
+	if assigned == nil || HasStarted(pod) {
+		return false
+	}
+	_, claims := partClaims(assigned[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}])
+	for _, prepared := range claims {
+		if len(prepared) > 0 {
+			return false
+		}
+	}
+	return slices.ContainsFunc(claimsOf(pod), func(name string) bool { return name == "" || c.Claims[PodClaim{pod.UID, name}].Free })
 }
 
-// by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count.
-func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
-	claim := c.Claims[PodClaim{pod.UID, name}]
-	if (claim.Free || name == "") && len(prepared) == 0 && pod.neverStarted() {
-		return held{} // the scheduler allocates before it binds, and kubelet starts nothing before it has prepared: anyone could name such a claim
-	}
+// held is what a pod holds by one claim.
+type held struct {
+	gpus   bool     // it has GPUs, or may have
+	uuids  []string // of those that are known
+	known  bool     // these are all
+	unread bool     // they are not, since the claim was not read
+}
+
+// by returns what the pod holds by the claim of that name, which kubelet has prepared as it says; whether kubelet lists the claim does not count. Awaits is
+// what Awaits reports of the pod.
+func (c Claimed) by(pod *Pod, name string, prepared []Device, awaits bool) held {
+	claim, read := c.Claims[PodClaim{pod.UID, name}]
 	settled := claim.IsSettledFor(pod.UID)
-	out := held{known: settled || pod.Unlisted && len(prepared) > 0}
+	if awaits && !settled {
+		return held{}
+	}
+	// Kubelet has prepared all claims of a pod before the first container starts. It names the devices that containers have.
+	byKubelet := len(prepared) > 0 && (pod.Unlisted || pod.Started)
+	out := held{known: settled || byKubelet, unread: !read && !byKubelet && !pod.Unlisted}
 	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
 		// Kubelet does not mark what the claim has by admin access.
 		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
@@ -195,22 +215,25 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device) held {
 	return out
 }
 
-func (p *Pod) neverStarted() bool { return !p.Started && !p.Unlisted }
-
 // claim notes that the pod has GPUs by one of its claims, or may have. Those that kubelet has prepared count whether the pod's spec names them or not.
-func (p *Pod) claim(names []string, prepared map[string][]Device, claimed Claimed) {
+func (p *Pod) claim(names []string, prepared map[string][]Device, claimed Claimed, awaits bool) {
 	names = slices.AppendSeq(slices.Clone(names), maps.Keys(prepared))
 	slices.Sort(names)
 	found := false
 	for _, name := range slices.Compact(names) {
-		has := claimed.by(p, name, prepared[name])
+		has := claimed.by(p, name, prepared[name], awaits)
 		if !has.gpus {
 			continue
 		}
 		found = true
 		p.Devices, p.DevicesKnown = append(p.Devices, has.uuids...), p.DevicesKnown && has.known
-		if name != "" {
-			p.DeviceClaims = append(p.DeviceClaims, sanitize.Cut(name, maxName)) // the API server takes any text in a pod's status
+		if name == "" {
+			continue
+		}
+		name = sanitize.Cut(name, maxName) // the API server takes any text in a pod's status
+		p.DeviceClaims = append(p.DeviceClaims, name)
+		if has.unread {
+			p.UnreadClaims = append(p.UnreadClaims, name)
 		}
 	}
 	slices.Sort(p.Devices)

@@ -179,7 +179,9 @@ func TestAClaimWithoutADeviceHoldsNothingUntilItsPodHasStarted(t *testing.T) {
 		},
 		"waits for its claim": nil,
 	} {
-		for kind, names := range map[string]func(*corev1.Pod){"by name": claims("c"), "by a template that is not there": madeFor(nil)} {
+		for kind, names := range map[string]func(*corev1.Pod){
+			"by name": claims("c"), "by a template that is not there": madeFor(nil), "by name, beside one that is not read": func(p *corev1.Pod) { claims("b")(p); claims("c")(p) },
+		} {
 			p := pod("a", names)
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}}
 			want := "nothing"
@@ -188,12 +190,34 @@ func TestAClaimWithoutADeviceHoldsNothingUntilItsPodHasStarted(t *testing.T) {
 				want = "any"
 			}
 			p.Status.ResourceClaimStatuses = nil
-			got := holders.GPUPods([]corev1.Pod{p}, holders.Assignments{}, nil, holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: free}}, nil)
-			if text := devicesOf(got); text != want {
+			read := holders.Claimed{Claims: holders.Claims{{Pod: "uid-a", Name: "c"}: free}}
+			if text := devicesOf(holders.GPUPods([]corev1.Pod{p}, holders.Assignments{}, nil, read, nil)); text != want {
 				t.Errorf("a pod that %s, %s: it holds %s, want %s", name, kind, text, want)
+			}
+			if text := devicesOf(holders.GPUPods([]corev1.Pod{p}, nil, nil, read, nil)); text != "any" {
+				t.Errorf("a pod that %s, %s, while kubelet is silent: it holds %s, want any", name, kind, text)
+			}
+			prepared := given("a", "claim d", "gpu.nvidia.com/node/gpu-0")
+			if text := devicesOf(holders.GPUPods([]corev1.Pod{p}, prepared, nil, read, nil)); text != "any" {
+				t.Errorf("a pod that %s, %s, and kubelet has prepared another claim: it holds %s, want any", name, kind, text)
 			}
 		}
 	}
+}
+
+// A claim that is reserved for the pod counts all the same: it starts as soon as the other one is there.
+func TestAClaimWithADeviceCountsBesideOneWithout(t *testing.T) {
+	read := holders.Claimed{UUIDs: holders.UUIDs(offers), Claims: holders.Claims{
+		{Pod: "uid-a", Name: "b"}: {Free: true}, {Pod: "uid-a", Name: "c"}: holders.ReadClaim(claimOf("gpu-0")),
+	}}
+	if text := devicesOf(holders.GPUPods([]corev1.Pod{pod("a", claims("b"), claims("c"))}, holders.Assignments{}, nil, read)); text != "GPU-a" {
+		t.Errorf("the pod holds %s, want GPU-a", text)
+	}
+}
+
+// started is a pod of which a container runs.
+func started(p *corev1.Pod) {
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 }
 
 // devicesOf says what the only pod holds.
@@ -221,6 +245,10 @@ func TestKubeletAndTheClaimNameTheSamePod(t *testing.T) {
 		{"another resource, of which kubelet lists none", pod("a", kinds["for an extended resource"], container(limits(mig1g, 1))), given("a", "claim c"), "GPU-a any"},
 		{"prepared, not named by the pod", pod("a"), given("a", "claim c", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},
 		{"prepared, named by no pod, and not read", pod("a"), given("a", "claim other", "gpu.nvidia.com/node/gpu-0"), "GPU-a any"},
+		{"prepared and started, not read", pod("a", claims("other"), started), given("a", "claim other", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},
+		{"prepared and started, reserved for another", pod("b", claims("c"), started), given("b", "claim c", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},
+		{"prepared and started, in no slice", pod("a", claims("other"), started), given("a", "claim other", "gpu.nvidia.com/node/gpu-9"), "any"},
+		{"started, and one of two is not prepared", pod("a", claims("other"), claims("third"), started), given("a", "claim other", "gpu.nvidia.com/node/gpu-0"), "GPU-a any"},
 		{"listed by kubelet, named by no pod, not prepared", pod("a"), given("a", "claim other"), "any"},
 		{"other devices, named by no pod", pod("a"), given("a", "claim other", "dra.net/node/eth0"), "nothing"},
 		{"listed by kubelet alone", pod("cpu-only"), given("a", "claim c", "gpu.nvidia.com/node/gpu-0"), "GPU-a"},

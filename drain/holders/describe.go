@@ -21,7 +21,7 @@ func Describe(pod *corev1.Pod) Pod {
 		Grace:       time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		Tolerations: pod.Spec.Tolerations,
 		Running:     running(&pod.Status),
-		Started:     hasStarted(&pod.Status),
+		Started:     HasStarted(pod),
 		Terminating: pod.DeletionTimestamp != nil,
 		Finalizers:  pod.Finalizers,
 	}
@@ -51,7 +51,9 @@ func isReady(status *corev1.PodStatus) bool {
 	})
 }
 
-func hasStarted(status *corev1.PodStatus) bool {
+// HasStarted reports whether a container of the pod has started, whether it runs or has ended.
+func HasStarted(pod *corev1.Pod) bool {
+	status := &pod.Status
 	return slices.ContainsFunc(slices.Concat(status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses), func(c corev1.ContainerStatus) bool {
 		return c.State.Running != nil || c.State.Terminated != nil || c.LastTerminationState.Terminated != nil
 	})

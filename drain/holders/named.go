@@ -86,7 +86,7 @@ func (n deviceNames) visible(text string) []string {
 // name notes the devices that the pod's containers name by themselves. A variable whose value only kubelet sees may name any device. "all" does not count:
 // programs that monitor GPUs name no other way. Nor does a pod that has never started: anyone could bind one to the node.
 func (p *Pod) name(spec *corev1.PodSpec, names deviceNames) {
-	if p.neverStarted() {
+	if !p.Started {
 		return
 	}
 	found, known := namedBy(spec, names)

@@ -22,10 +22,6 @@ func twoGPUs() []nvml.GPU {
 	}
 }
 
-func started(p *corev1.Pod) {
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-}
-
 // env gives a container a variable.
 func env(name, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {

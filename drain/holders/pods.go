@@ -31,6 +31,7 @@ type Pod struct {
 	EmptyDirs    []string      // its volumes on the node's disk, which are lost with it
 	Claims       []string      // the persistent volume claims that it uses
 	DeviceClaims []string      // its resource claims of GPUs, those by admin access aside, as far as they have names yet
+	UnreadClaims []string      // those of DeviceClaims that could not be read, and whose devices kubelet does not name either
 	Tolerations  []corev1.Toleration
 	Running      []string // containers that run, as kubelet says
 	Started      bool     // a container has started, whether it runs or has ended
@@ -66,10 +67,10 @@ func (p Pod) String() string {
 // whatever their phase; clients are the processes that hold the sought GPUs. It picks a pod that
 //   - requests a resource of GPUs in any container, be it an init, sidecar or ephemeral one;
 //   - has resource claims of GPUs, also one that the scheduler made for an extended resource, or one that kubelet has prepared
-//     and the pod does not name. Its devices are known if the claim could be read and is reserved for the pod, and each of them is
-//     offered by NVIDIA's DRA driver. A claim that could not be read counts unless kubelet says that all that it has prepared
-//     is of other drivers. A claim without a device, of a pod that has never started, does not count: any user can name one. Neither do devices by
-//     admin access;
+//     and the pod does not name. Its devices are known if the claim could be read and is reserved for the pod, or if the pod has started and kubelet
+//     names them, and if each of them is offered by NVIDIA's DRA driver. A claim that could not be read counts unless kubelet says that all that
+//     it has prepared is of other drivers. Claims of a pod that Awaits one without a device do not count, unless they are reserved for it. Neither do
+//     devices by admin access;
 //   - was given an nvidia.com/ device by kubelet. If the API server does not list it, as after a forced deletion, it is
 //     picked all the same: its containers may still run;
 //   - names one of the node's GPUs or MIG devices in a variable or a mount of a container, once any container has started; see Pod.name;
@@ -96,7 +97,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed 
 		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 			devices, claims := partClaims(assigned[name])
 			p.assign(devices, func(resource string) bool { return byClaim(pod, resource) })
-			p.claim(claimsOf(pod), claims, claimed)
+			p.claim(claimsOf(pod), claims, claimed, claimed.Awaits(pod, assigned))
 			p.name(&pod.Spec, names)
 		}
 		p.use(using.listed[i])
@@ -109,7 +110,7 @@ func GPUPods(pods []corev1.Pod, assigned Assignments, clients []Client, claimed 
 			p := Pod{Namespace: name.Namespace, Name: name.Name, Terminating: true, Unlisted: true, DevicesKnown: true}
 			devices, claims := partClaims(devices)
 			p.assign(devices, nil)
-			p.claim(nil, claims, claimed)
+			p.claim(nil, claims, claimed, false)
 			if len(p.Sources) > 0 {
 				out = append(out, p)
 			}

@@ -106,7 +106,7 @@ func TestGPUPodsFindsEveryPodThatMayHoldAGPU(t *testing.T) {
 	nothing := holders.Assignments{}
 	const spec, claim, kubelet = holders.SourceSpec, holders.SourceClaim, holders.SourceKubelet
 	claimed := func(names ...string) []holders.Pod {
-		return []holders.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Sources: []holders.Source{claim}, DeviceClaims: names}}
+		return []holders.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Sources: []holders.Source{claim}, DeviceClaims: names, UnreadClaims: names}}
 	}
 	found := func(devices []string, known bool, requests map[string]int64, by ...holders.Source) []holders.Pod {
 		return []holders.Pod{{Namespace: "team", Name: "a", UID: "uid-a", Devices: devices, DevicesKnown: known, Requests: requests, Sources: by}}
