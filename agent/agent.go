@@ -382,13 +382,13 @@ func (a *Agent) shareObserved(ctx context.Context, seen *state.Observed) {
 	a.actors.units.ReportNotRunning(seen)
 }
 
-// reportUnreadClaims says why the agent treats claims as holding every GPU, when that is news.
+// reportUnreadClaims says why the agent does not know which devices claims have, when that is news.
 func (a *Agent) reportUnreadClaims(_ context.Context, seen *state.Observed) {
 	err := a.observers.claims.News(seen)
 	if err == nil {
 		return
 	}
-	a.env.Log.Warn("resource claims count as any GPU", zap.Error(err))
+	a.env.Log.Warn("it is not known which devices resource claims have", zap.Error(err))
 	if apierrors.IsForbidden(err) {
 		a.env.Events.Node(a.env.Node, events.UnreadClaims(err))
 	}

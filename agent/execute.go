@@ -68,7 +68,17 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	if !a.observers.objects.FreshFor(plan.NeedFresh(in.Steps, forward), plan.NeedFresh(in.Steps[1:], forward)) {
 		return errNotFresh
 	}
-	return a.actors.fencing.Preflight(ctx, in)
+	if err := a.actors.fencing.Preflight(ctx, in); err != nil {
+		return err
+	}
+	// A claim that had no device may have one by now, and one that was another pod's may be this one's.
+	traits := in.Step().Traits()
+	opens, cuts := traits.Stage == plan.StageOpen, traits.HoldersKnown && !in.Seen.HardwareOrPluginTouched()
+	if !a.observers.claims.FreshFor(opens || cuts) {
+		a.observers.objects.ReadAgain()
+		return errNotFresh
+	}
+	return nil
 }
 
 // isForward reports whether the agent is in the middle of the requested change, and not undoing it: a GPU or the device plugin's config differs from when the

@@ -30,6 +30,7 @@ func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 		p.Annotations["resource"] = "claim " + name + "-gpu"
 		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
 		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name + "-gpu"}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{runsSince(metav1.Now())}
 	}}, change...)...)
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name + "-gpu"}}
 	claim.Status.Allocation = &resourcev1.AllocationResult{}
@@ -43,7 +44,7 @@ func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 // bound is a pod that the scheduler has bound, and whose claim kubelet cannot prepare.
 func bound(p *corev1.Pod) {
 	delete(p.Annotations, "device")
-	p.Status.Phase = corev1.PodPending
+	p.Status.Phase, p.Status.ContainerStatuses = corev1.PodPending, nil
 }
 
 // cutInSeven is a node of NVIDIA's DRA driver, whose GPUs are cut in seven, with pod "of-0" by a claim.

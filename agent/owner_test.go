@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -83,6 +84,26 @@ type offering struct {
 func (o offering) IsWatchListSemanticsUnSupported() bool {
 	says, has := o.Interface.(interface{ IsWatchListSemanticsUnSupported() bool })
 	return has && says.IsWatchListSemanticsUnSupported()
+}
+
+// ResourceClaims implements kube.Interface. What the test has a read of a claim do takes its time beside other requests, which the fake makes one by one.
+func (o offering) ResourceClaims(namespace string) kube.ResourceClaims {
+	return claimReader{o.Interface.ResourceClaims(namespace), o.w}
+}
+
+type claimReader struct {
+	kube.ResourceClaims
+	w *world
+}
+
+// Get implements kube.ResourceClaims.
+func (c claimReader) Get(ctx context.Context, name string, options metav1.GetOptions) (*resourcev1.ResourceClaim, error) {
+	if c.w.readsClaim != nil {
+		if err := c.w.readsClaim(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return c.ResourceClaims.Get(ctx, name, options)
 }
 
 // RawCore implements kube.Interface. Watches, which only Run and Recover begin, are refused: each observation then asks the fake.

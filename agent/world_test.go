@@ -110,7 +110,8 @@ type world struct {
 
 	fileError error // why it cannot be read
 
-	published []resourcev1.ResourceSlice // by NVIDIA's DRA driver
+	published  []resourcev1.ResourceSlice                         // by NVIDIA's DRA driver
+	readsClaim func(ctx context.Context, name string) (err error) // called before the API server answers for a claim
 
 	withoutConfig bool // the device plugin reads no config
 	configManager bool // the device plugin has NVIDIA's config manager

@@ -264,10 +264,10 @@ const (
 	//
 	// You can: wait for the pods to end, or delete those that need no orderly end.
 	ReasonEvicting Reason = "Evicting"
-	// ReasonHoldersUnknown is given while the agent cannot see the host's processes, and so not which of them hold a GPU. It evicts no pod until it
-	// can.
+	// ReasonHoldersUnknown is given while the agent cannot know who holds a GPU: it cannot see the host's processes, or not read which devices resource
+	// claims have. It evicts no pod until it can.
 	//
-	// You can: give the agent the host's process table, as deploy/base does.
+	// You can: give the agent what the message names, as deploy/base does: the host's process table, or the right to read claims and slices.
 	ReasonHoldersUnknown Reason = "HoldersUnknown"
 	// ReasonOtherMaintenance is given while another tool works on the node (kured, a driver upgrade, an autoscaler, …). The agent names it, and waits
 	// for it before the fence and before the uncordon.

@@ -41,13 +41,34 @@ func HoldersUnknown(seen *state.Observed) (config.Reason, error) {
 	}
 }
 
-// ClaimsUnknown returns why the agent cannot know which device a claim has, although NVIDIA's DRA driver allocates GPUs, or pods still have GPUs from it; nil
-// if it can.
+// ClaimsUnknown returns why the agent cannot know which device a claim has; nil if it can. Either it could not read the claim of a pod, and kubelet does not
+// name the pod's devices, or it does not know the devices, although NVIDIA's DRA driver allocates GPUs or pods still have GPUs from it.
 func ClaimsUnknown(seen *state.Observed) error {
+	if err := unreadClaims(seen); err != nil {
+		return err
+	}
 	if seen.Owner.Kind != api.OwnerDRAStatic && seen.Owner.Kind != api.OwnerBoth && seen.Owner.Claimants == "" {
 		return nil
 	}
 	return cmp.Or(slicesUnknown(seen), missingFromSlices(seen))
+}
+
+// unreadClaims names the pods that may hold any GPU because a claim of theirs was not read, and why it was not; nil if there is none.
+func unreadClaims(seen *state.Observed) error {
+	var pods []string
+	for _, p := range seen.Holders.Pods {
+		if len(p.UnreadClaims) > 0 {
+			pods = append(pods, p.String())
+		}
+	}
+	switch {
+	case len(pods) == 0:
+		return nil
+	case seen.DRA.Unread == nil:
+		return fmt.Errorf("the agent has not yet read all resource claims of %s", sanitize.Names(pods))
+	default:
+		return fmt.Errorf("%w (of %s)", seen.DRA.Unread, sanitize.Names(pods))
+	}
 }
 
 // missingFromSlices names the pods with claims of devices that the ResourceSlices lack, as long as they also lack a device that a GPU has: it may be that

@@ -31,7 +31,7 @@ var reasons = Groups{
 	{"Reasons while a change is under way, in the order of its steps.", []Entry{
 		{Name: "Fencing", Means: "while the agent cordons and taints the node", YouCan: "wait; it takes seconds"},
 		{Name: "Evicting", Means: "while pods leave that hold devices about to change", YouCan: "wait for the pods to end, or delete those that need no orderly end"},
-		{Name: "HoldersUnknown", Means: "while the agent cannot see the host's processes, and so not which of them hold a GPU. It evicts no pod until it can", YouCan: "give the agent the host's process table, as deploy/base does"},
+		{Name: "HoldersUnknown", Means: "while the agent cannot know who holds a GPU: it cannot see the host's processes, or not read which devices resource claims have. It evicts no pod until it can", YouCan: "give the agent what the message names, as deploy/base does: the host's process table, or the right to read claims and slices"},
 		{Name: "OtherMaintenance", Means: "while another tool works on the node (kured, a driver upgrade, an autoscaler, …). The agent names it, and waits for it before the fence and before the uncordon", YouCan: "let the tool that the message names finish, or stop it"},
 		{Name: "PausingOperands", Means: "while the agent pauses operands of the GPU Operator by their labels", YouCan: "wait; if an operand stays, see why its pod does not end"},
 		{Name: "StoppingUnits", Means: "while the agent stops host units that keep GPUs open", YouCan: "wait; if a unit keeps running, see systemctl status on the host"},
