@@ -26,12 +26,13 @@ import (
 // podWithClaim runs a pod that has the device by a claim, which the scheduler has made for an extended resource: nothing in its spec is of NVIDIA's.
 func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 	w.t.Helper()
-	w.pod(name, holders.ClaimDriver+"/"+nodeName+"/"+device, append([]func(*corev1.Pod){func(p *corev1.Pod) {
-		p.Annotations["resource"] = "claim " + name + "-gpu"
-		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
-		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name + "-gpu"}
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{runsSince(metav1.Now())}
-	}}, change...)...)
+	w.allocate(name, device)
+	w.podOfClaim(name, device, change...)
+}
+
+// allocate has the scheduler make and allocate the claim of a pod.
+func (w *world) allocate(name, device string) {
+	w.t.Helper()
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name + "-gpu"}}
 	claim.Status.Allocation = &resourcev1.AllocationResult{}
 	claim.Status.Allocation.Devices.Results = []resourcev1.DeviceRequestAllocationResult{{Driver: holders.ClaimDriver, Pool: nodeName, Device: device}}
@@ -39,6 +40,17 @@ func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 	if _, err := w.client.ResourceV1().ResourceClaims("team").Create(w.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// podOfClaim runs the pod of such a claim.
+func (w *world) podOfClaim(name, device string, change ...func(*corev1.Pod)) {
+	w.t.Helper()
+	w.pod(name, holders.ClaimDriver+"/"+nodeName+"/"+device, append([]func(*corev1.Pod){func(p *corev1.Pod) {
+		p.Annotations["resource"] = "claim " + name + "-gpu"
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
+		p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name + "-gpu"}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{runsSince(metav1.Now())}
+	}}, change...)...)
 }
 
 // bound is a pod that the scheduler has bound, and whose claim kubelet cannot prepare.
@@ -68,15 +80,12 @@ func uncutUnderPods(t *testing.T) *world {
 	w.unset(config.LabelMIGConfig)
 	w.settle(config.ReasonNotRequested)
 	w.uncutGPU0()
-	for _, p := range w.podsIn("dra") {
-		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w.setConfigs(gpu0Whole)
+	w.restartDRADriver()
 	return w
 }
 
-// uncutGPU0 destroys the instances of GPU 0 by hand, and turns its MIG mode off. Config "second" asks for just that, and for seven parts of GPU 1.
+// uncutGPU0 destroys the instances of GPU 0 by hand, and turns its MIG mode off.
 func (w *world) uncutGPU0() {
 	w.t.Helper()
 	gpu := w.snapshot()[0]
@@ -88,8 +97,10 @@ func (w *world) uncutGPU0() {
 	if err := w.gpus.Driver().SetMode(w.t.Context(), gpu.UUID, false); err != nil {
 		w.t.Fatal(err)
 	}
-	w.setConfigs(map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
 }
+
+// gpu0Whole has config "second": GPU 0 whole, and GPU 1 in seven.
+var gpu0Whole = map[string]catalog.MIGConfig{"second": {{Indices: []int{0}}, {Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}}
 
 // expectGoneNamed fails the test unless the node is False, and says which pods have what the driver offers no more, and of no other pod.
 func (w *world) expectGoneNamed(words ...string) {
@@ -225,6 +236,107 @@ func TestSlicesThatLackADeviceEvictNoPodOfAGPUThatStays(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Promise 19. Most of the time nothing asks for an observation of the API server: what is gone shows by the watches, and by one request for a pod's claim.
+func TestAPodWhoseDeviceIsGoneIsSeenAtRest(t *testing.T) {
+	t.Parallel()
+	const late = "pod team/late has gpu-0-mig-1g10gb-1 by claim late-gpu, which NVIDIA's DRA driver no longer advertises"
+	const cutAgain = "pod team/of-0 has gpu-0-mig-1g10gb-0 by claim of-0-gpu, which NVIDIA's DRA driver no longer advertises"
+	for name, row := range map[string]struct {
+		happens func(w *world, l *live)
+		byHand  bool // nothing is asked for, and no pod leaves; else "second" is, and pod "late" leaves
+		named   string
+		reads   int // of claims
+	}{
+		"its volume binds late": {happens: func(w *world, _ *live) { w.podWithClaim("late", "gpu-0-mig-1g10gb-1", bound) }, named: late, reads: 1},
+		"it is bound by hand, and its claim is reserved for it later": {happens: func(w *world, _ *live) {
+			w.allocate("late", "gpu-0-mig-1g10gb-1")
+			reserve := w.unreserve("late-gpu")
+			w.podOfClaim("late", "gpu-0-mig-1g10gb-1", bound)
+			w.spend(5 * time.Second)
+			reserve()
+		}, named: late, reads: 2},
+		"it is bound while no agent runs": {happens: func(w *world, l *live) {
+			l.stop()
+			w.podWithClaim("late", "gpu-0-mig-1g10gb-1", bound)
+			l.start()
+		}, named: late, reads: 2}, // with that of pod of-1
+		"the GPU is cut by hand, and the agent has just started": {happens: func(w *world, l *live) {
+			l.stop()
+			l.start()
+			w.spend(10 * time.Second)
+			w.uncutGPU0()
+			w.restartDRADriver()
+		}, byHand: true, named: cutAgain, reads: 2},
+		"the GPU is cut by hand": {happens: func(w *world, _ *live) { w.uncutGPU0(); w.restartDRADriver() }, byHand: true, named: cutAgain},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := cutInSeven(t)
+				w.podWithClaim("of-1", "gpu-1-mig-1g10gb-0")
+				w.setConfigs(gpu0Whole)
+				l := w.goLive()
+				w.spend(time.Minute)
+				if row.byHand {
+					w.unset(config.LabelMIGConfig)
+					w.settle(config.ReasonNotRequested)
+				} else {
+					w.converge("second")
+				}
+				if n := l.counts(10 * time.Minute)["GET resourceclaims"]; n > 0 {
+					t.Errorf("%d reads of claims while nothing happens", n)
+				}
+				w.grace = 5 * time.Second
+				l.countRequests()
+				row.happens(w, l)
+				named := false
+				w.passes("a word about the pod", func() bool {
+					c := w.condition()
+					named = named || strings.Contains(c.Message, row.named) && c.Status == corev1.ConditionFalse
+					return named && (row.byHand || !w.runs("late") && w.done("second")())
+				})
+				w.spend(time.Minute)
+				if n := l.requests()["GET resourceclaims"]; n != row.reads {
+					t.Errorf("%d reads of claims, want %d", n, row.reads)
+				}
+				c := w.condition()
+				if !w.runs("of-1") || row.byHand && (!w.runs("of-0") || c.Status != corev1.ConditionFalse) {
+					t.Errorf("pods run: of-0 %t, of-1 %t; the node says %s: %s", w.runs("of-0"), w.runs("of-1"), c.Status, c.Message)
+				}
+			})
+		})
+	}
+}
+
+// unreserve has no pod use the claim, until the function is called.
+func (w *world) unreserve(name string) (reserve func()) {
+	w.t.Helper()
+	claim, err := w.client.ResourceV1().ResourceClaims("team").Get(w.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	write := func(claim *resourcev1.ResourceClaim) {
+		w.t.Helper()
+		if err := w.client.Tracker().Update(claimResource, claim, "team"); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	other := claim.DeepCopy()
+	other.Status.ReservedFor = nil
+	write(other)
+	return func() { write(claim) }
+}
+
+// restartDRADriver has NVIDIA's DRA driver read the GPUs again.
+func (w *world) restartDRADriver() {
+	w.t.Helper()
+	for _, p := range w.podsIn("dra") {
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 }
 

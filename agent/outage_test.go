@@ -192,7 +192,10 @@ func (s *apiServer) perform(r *http.Request, at target) (runtime.Object, error) 
 
 // list lists the objects that the field selector names; the pods are all of the node.
 func (s *apiServer) list(r *http.Request, at target) (runtime.Object, error) {
-	kind := map[string]string{"nodes": "Node", "pods": "Pod", "configmaps": "ConfigMap", "poddisruptionbudgets": "PodDisruptionBudget"}[at.of.Resource]
+	kind := map[string]string{
+		"nodes": "Node", "pods": "Pod", "configmaps": "ConfigMap", "poddisruptionbudgets": "PodDisruptionBudget", "resourceslices": "ResourceSlice",
+		"devicetaintrules": "DeviceTaintRule",
+	}[at.of.Resource]
 	list, err := s.w.client.Invokes(k8stesting.NewListAction(at.of, at.of.GroupVersion().WithKind(kind), at.namespace, metav1.ListOptions{}), nil)
 	if err != nil {
 		return nil, err
@@ -462,6 +465,58 @@ func (o *oneAtATime) failsFor(c failing) (asked map[string][]time.Time, began, e
 		return asked, began, ended, -1
 	}
 	return asked, began, ended, time.Since(ended)
+}
+
+// live is an agent that runs as on a node: watches show it what has changed, and wake it.
+type live struct {
+	node   *oneAtATime
+	server *apiServer
+	stop   func()
+}
+
+// goLive has the agent run from now on, in place of one that observes everything afresh in each pass of the test.
+func (w *world) goLive() *live {
+	w.t.Helper()
+	l := &live{node: &oneAtATime{world: w}, server: newAPIServer(w)}
+	l.start()
+	w.live = l
+	w.t.Cleanup(func() { l.stop() })
+	return l
+}
+
+func (l *live) start() {
+	l.node.t.Helper()
+	ctx, cancel := context.WithCancel(l.node.t.Context())
+	join := l.node.runs(ctx, l.server)
+	l.stop = func() { cancel(); join() }
+}
+
+// pass lets a second pass.
+func (l *live) pass() {
+	l.node.t.Helper()
+	l.node.turns(time.Second, func() bool { return true })
+}
+
+// counts counts the requests of the agent until the test has spent d, by verb and resource.
+func (l *live) counts(d time.Duration) map[string]int {
+	l.node.t.Helper()
+	l.countRequests()
+	l.node.spend(d)
+	return l.requests()
+}
+
+// countRequests counts requests from now on.
+func (l *live) countRequests() {
+	l.server.begin(func(int, *http.Request) *http.Response { return nil }, false)
+}
+
+// requests are those since countRequests, by verb and resource.
+func (l *live) requests() map[string]int {
+	out := map[string]int{}
+	for what, times := range l.server.end() {
+		out[what] = len(times)
+	}
+	return out
 }
 
 // restartContainer restarts a container of the pod.

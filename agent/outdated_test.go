@@ -74,6 +74,7 @@ func TestADriverThatOffersWhatWasCutByHandIsRestarted(t *testing.T) {
 		w.unset(config.LabelMIGConfig)
 		w.settle(config.ReasonNotRequested)
 		w.uncutGPU0()
+		w.setConfigs(gpu0Whole)
 		w.converge("second")
 		w.expectGivenBack()
 	})

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -61,11 +62,39 @@ func (w *world) startDRADriver(gates string, change ...func(*corev1.Pod)) {
 
 // publish has the driver offer these devices.
 func (w *world) publish(devices ...resourcev1.Device) {
+	w.t.Helper()
 	w.published = nil
 	if len(devices) > 0 {
 		w.published = []resourcev1.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "slice-1"}, Spec: resourcev1.ResourceSliceSpec{
 			Driver: holders.ClaimDriver, NodeName: new(nodeName), Pool: resourcev1.ResourcePool{Name: nodeName, ResourceSliceCount: 1}, Devices: devices,
 		}}}
+	}
+	w.show(w.published)
+}
+
+// show has watches show these slices, in place of those before.
+func (w *world) show(all []resourcev1.ResourceSlice) {
+	w.t.Helper()
+	of := resourcev1.SchemeGroupVersion.WithResource("resourceslices")
+	object, err := w.client.Tracker().List(of, resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	former := object.(*resourcev1.ResourceSliceList) //nolint:errcheck // it is a list of slices
+	for i := range all {
+		if slices.ContainsFunc(former.Items, func(s resourcev1.ResourceSlice) bool { return s.Name == all[i].Name }) {
+			err = errors.Join(err, w.client.Tracker().Update(of, all[i].DeepCopy(), ""))
+			continue
+		}
+		err = errors.Join(err, w.client.Tracker().Create(of, all[i].DeepCopy(), ""))
+	}
+	for i := range former.Items {
+		if name := former.Items[i].Name; !slices.ContainsFunc(all, func(s resourcev1.ResourceSlice) bool { return s.Name == name }) {
+			err = errors.Join(err, w.client.Tracker().Delete(of, "", name))
+		}
+	}
+	if err != nil {
+		w.t.Fatal(err)
 	}
 }
 

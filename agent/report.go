@@ -174,6 +174,9 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if request, asked := seen.Node.Annotations[config.AnnotationPreview]; asked && asksForPlan(request) {
 		due = min(due, renewal)
 	}
+	if again := a.observers.claims.ReadsIn(); again > 0 {
+		due = min(due, again)
+	}
 	if seen.Leftovers.AdoptsIn > 0 {
 		due = min(due, seen.Leftovers.AdoptsIn)
 	}

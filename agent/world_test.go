@@ -113,6 +113,8 @@ type world struct {
 	published  []resourcev1.ResourceSlice                         // by NVIDIA's DRA driver
 	readsClaim func(ctx context.Context, name string) (err error) // called before the API server answers for a claim
 
+	live *live // the agent that runs, and does not wait for the passes of the test; nil for none
+
 	withoutConfig bool // the device plugin reads no config
 	configManager bool // the device plugin has NVIDIA's config manager
 }
@@ -157,6 +159,10 @@ func newWorld(t *testing.T, models string) *world {
 
 // restart starts the next agent process: it knows nothing of the one before.
 func (w *world) restart() {
+	if w.live != nil {
+		w.live.stop()
+		w.live.start()
+	}
 	w.agent = agent.New(w.optionsFor(&w.host))
 	if w.health != nil {
 		w.watch()
@@ -969,6 +975,10 @@ const mostPasses = 3000
 // pass lets the cluster take its turn, and then the agent, in the bubble's time.
 func (w *world) pass() {
 	w.t.Helper()
+	if w.live != nil {
+		w.live.pass()
+		return
+	}
 	w.turn()
 	if pause := w.agent.Pass(w.t.Context()); pause > 0 {
 		<-time.After(pause)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
 	"github.com/gpuslice/gpuslice/agent/offer"
@@ -34,6 +34,8 @@ const (
 	// readAgain is the time until a claim that was not settled for its pod is read again. It doubles with each read, up to readAgainMost.
 	readAgain     = 10 * time.Second
 	readAgainMost = 5 * time.Minute
+	// soonest is the least time until the next observation that reads claims, where this one has left some out.
+	soonest = time.Second
 )
 
 // Claims reads the resource claims of the node's pods, and the ResourceSlices of NVIDIA's DRA driver for the node. A node with neither costs the API
@@ -51,6 +53,7 @@ type Claims struct {
 	again  bool // the next observation reads all claims that are not settled
 	anew   bool // this one has
 	unsure bool // a pod has a claim that is not settled
+	next   time.Duration
 }
 
 // readClaim is a claim that was read for a pod. Once settled for the pod, it stays so until the pod has ended.
@@ -79,15 +82,31 @@ func (c *Claims) FreshFor(step bool) bool {
 	return fresh
 }
 
-// Observe adds the allocations of claims to the observation. It reads claims only if mayRead says so; otherwise it uses those that it has. A claim that
-// cannot be read is no error of the observation: its pod may have any GPU.
+// Observe adds the allocations of claims to the observation. It reads claims if mayRead says so, or where NVIDIA's DRA driver advertises the GPUs as they
+// are cut: a pod with a device that is gone shows there by its claim alone. Otherwise it uses those that it has. A claim that cannot be read is no error
+// of the observation: its pod may have any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
-	c.claims(ctx, seen, mayRead)
-	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver) || allocates(seen.DRA.Claims)
-	if !c.driver {
-		return
+	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver)
+	had := c.driver
+	if had {
+		c.slices(ctx, seen)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout) // a slow claim makes no slice unreadable
+	atRest := offer.OwnerOf(seen).Kind == api.OwnerDRAStatic
+	c.claims(ctx, seen, mayRead || atRest)
+	if !atRest {
+		c.next = 0
+	}
+	if c.driver = had || allocates(seen.DRA.Claims); c.driver && !had {
+		c.slices(ctx, seen)
+	}
+}
+
+// ReadsIn returns in how long a claim is due again although no change is under way; 0 if none is.
+func (c *Claims) ReadsIn() time.Duration { return c.next }
+
+// slices adds the driver's ResourceSlices. It has its own deadline: a slow claim makes no slice unreadable.
+func (c *Claims) slices(ctx context.Context, seen *state.Observed) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	all, err := c.Objects.Slices(ctx)
 	if err != nil {
@@ -127,6 +146,7 @@ func (c *Claims) claims(ctx context.Context, seen *state.Observed, mayRead bool)
 		seen.DRA.Claims[n.PodClaim] = has.claim
 	}
 	c.known = known
+	_, c.next = c.due(seen, names, false)
 	if unread > 1 {
 		seen.DRA.Unread = fmt.Errorf("%w; one of %d resource claims that cannot be read", seen.DRA.Unread, unread)
 	}
@@ -156,7 +176,7 @@ func namedClaims(pods []corev1.Pod) (out []namedClaim) {
 func (c *Claims) refresh(ctx context.Context, seen *state.Observed, names []namedClaim) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	due := c.due(seen, names)
+	due, _ := c.due(seen, names, c.anew)
 	slices.SortStableFunc(due, func(a, b namedClaim) int { return c.known[a.PodClaim].at.Compare(c.known[b.PodClaim].at) })
 	due = due[:min(len(due), maxReads)]
 	read, slots := make([]readClaim, len(due)), make(chan struct{}, atOnce)
@@ -185,9 +205,9 @@ func (c *Claims) refresh(ctx context.Context, seen *state.Observed, names []name
 	}
 }
 
-// due lists the claims to read. Of a pod that awaits a claim without a device, that one claim is enough. So pods that name claims which are never settled
-// cost little, however many they name.
-func (c *Claims) due(seen *state.Observed, names []namedClaim) (out []namedClaim) {
+// due lists the claims to read, and says in how long the next is due; 0 if none is. All says that each is due that is not settled for its pod. Of a pod that
+// awaits a claim without a device, that one claim is enough. So pods that name claims which are never settled cost little, however many they name.
+func (c *Claims) due(seen *state.Observed, names []namedClaim, all bool) (out []namedClaim, next time.Duration) {
 	read := holders.Claimed{Claims: holders.Claims{}}
 	for key, has := range c.known {
 		if has.err == nil {
@@ -203,25 +223,27 @@ func (c *Claims) due(seen *state.Observed, names []namedClaim) (out []namedClaim
 			awaits, started = read.Awaits(of, seen.Kubelet.Assigned), holders.HasStarted(of)
 		}
 		has, is := c.known[name.PodClaim]
-		isDue := !is || c.dueIn(has, of) <= 0
+		wait := time.Duration(0)
+		if is && !all {
+			wait = c.dueIn(has, of)
+		}
 		switch {
-		case awaits && (!has.claim.Free || n > 0), !started && n >= maxOfPod:
-		case isDue:
+		case has.claim.IsSettledFor(name.Pod), awaits && (!has.claim.Free || n > 0), !started && n >= maxOfPod:
+			continue
+		case wait <= 0:
 			out = append(out, name)
-			n++
-		case awaits:
-			n++ // its turn comes
+		}
+		n++
+		if wait = max(wait, soonest); next == 0 || wait < next {
+			next = wait
 		}
 	}
-	return out
+	return out, next
 }
 
-// dueIn returns when the claim is to be read again for the pod. A settled one never is.
+// dueIn returns in how long the claim, which is not settled for the pod, is to be read again.
 func (c *Claims) dueIn(has readClaim, pod *corev1.Pod) time.Duration {
-	switch {
-	case has.claim.IsSettledFor(pod.UID):
-		return math.MaxInt64
-	case c.anew, holders.HasStarted(pod) && !has.started:
+	if holders.HasStarted(pod) && !has.started {
 		return 0
 	}
 	pause := readAgain

@@ -126,6 +126,7 @@ func (c *claiming) observes(mayRead bool, assigned holders.Assignments, pods ...
 	c.Observe(c.t.Context(), seen, mayRead)
 	c.server.mu.Lock()
 	defer c.server.mu.Unlock()
+	slices.Sort(c.server.asked) // some are asked for side by side
 	asked := strings.Join(c.server.asked, " ")
 	c.server.asked = nil
 	return seen, asked

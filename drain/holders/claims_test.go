@@ -210,7 +210,7 @@ func TestAClaimWithADeviceCountsBesideOneWithout(t *testing.T) {
 	read := holders.Claimed{UUIDs: holders.UUIDs(offers), Claims: holders.Claims{
 		{Pod: "uid-a", Name: "b"}: {Free: true}, {Pod: "uid-a", Name: "c"}: holders.ReadClaim(claimOf("gpu-0")),
 	}}
-	if text := devicesOf(holders.GPUPods([]corev1.Pod{pod("a", claims("b"), claims("c"))}, holders.Assignments{}, nil, read)); text != "GPU-a" {
+	if text := devicesOf(holders.GPUPods([]corev1.Pod{pod("a", claims("b"), claims("c"))}, holders.Assignments{}, nil, read, nil)); text != "GPU-a" {
 		t.Errorf("the pod holds %s, want GPU-a", text)
 	}
 }
