@@ -2,6 +2,7 @@ package offer
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -210,6 +211,17 @@ func TestTheDevicesOfGPUsAreThoseOfTheirUUIDs(t *testing.T) {
 	}
 	if got := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"": true}); len(got) > 0 {
 		t.Errorf("a GPU without a UUID has %v", got)
+	}
+	many, ofA := state.DRA{Complete: true}, device("", "uuid", "GPU-a").Attributes
+	for i := range 1024 { // in a time that grows with the devices, and not with their square
+		devices := make([]resourcev1.Device, resourcev1.ResourceSliceMaxDevices)
+		for j := range devices {
+			devices[j] = resourcev1.Device{Name: fmt.Sprintf("gpu-%d-%d", i, j), Attributes: ofA}
+		}
+		many.Slices = append(many.Slices, slice("gpu-1", devices...), slice("gpu-1", devices[0]))
+	}
+	if got := many.DevicesOf("gpu-1", map[nvml.UUID]bool{"GPU-a": true}); len(got) != 1024*resourcev1.ResourceSliceMaxDevices {
+		t.Errorf("GPU-a has %d devices", len(got))
 	}
 	dra.Complete = false
 	if got := dra.DevicesOf("gpu-1", map[nvml.UUID]bool{"GPU-a": true}); len(got) > 0 {

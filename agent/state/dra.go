@@ -49,13 +49,13 @@ func (d DRA) DevicesOf(pool string, gpus map[nvml.UUID]bool) (names []string) {
 	for _, s := range d.Slices {
 		for _, device := range s.Spec.Devices {
 			of := nvml.UUID(cmp.Or(Attribute(device, "parentUUID"), Attribute(device, "uuid")))
-			if of != "" && gpus[of] && s.Spec.Pool.Name == pool && device.Name != "" && !slices.Contains(names, device.Name) {
+			if of != "" && gpus[of] && s.Spec.Pool.Name == pool && device.Name != "" {
 				names = append(names, device.Name)
 			}
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
 }
 
 // Attribute returns the text of an attribute of a device in DRA.Slices; empty if the device has none.

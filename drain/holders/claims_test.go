@@ -366,7 +366,7 @@ func TestSlicesAreBoundedBeforeTheyCount(t *testing.T) {
 	for i := range many {
 		many[i] = slice("s", int64(i%2), int64(len(many)))
 	}
-	if current, complete := holders.CurrentSlices(many); complete || len(current) > 1024 {
+	if current, complete := holders.CurrentSlices(many); complete || len(current) > holders.MaxSlices {
 		t.Errorf("of 100,000 slices %d count, complete %t", len(current), complete)
 	}
 }

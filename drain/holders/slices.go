@@ -24,11 +24,11 @@ const attributeBus resourcev1.QualifiedName = "resource.kubernetes.io/pciBusID"
 // busAddress is the form of a PCI address.
 var busAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// Bounds of what is kept.
-const (
-	maxSlices = 1024 // for one node; NVIDIA's driver makes one for each GPU, and one
-	maxName   = 253  // bytes of the name of a device or of a pool, as API servers have it
-)
+// MaxSlices bounds how many slices of a node count. NVIDIA's driver makes one for each GPU, and one.
+const MaxSlices = 128
+
+// maxName bounds the name of a device or of a pool in bytes, as API servers have it.
+const maxName = 253
 
 // CurrentSlices returns the slices of each pool's highest generation, sorted by name, and whether they are complete: there are some, each pool has as
 // many as it says, and none of an older generation. The driver deletes those within moments; while it has not, one forged slice could stand for all of
@@ -39,7 +39,7 @@ func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.Resourc
 		has, want  int64
 	}
 	pools := map[string]pool{}
-	for _, s := range all[:min(len(all), maxSlices)] {
+	for _, s := range all[:min(len(all), MaxSlices)] {
 		p := s.Spec.Pool
 		switch known, is := pools[p.Name]; {
 		case !is || p.Generation > known.generation:
@@ -52,11 +52,11 @@ func CurrentSlices(all []resourcev1.ResourceSlice) (current []resourcev1.Resourc
 			pools[p.Name] = known
 		}
 	}
-	complete = len(all) > 0 && len(all) <= maxSlices
+	complete = len(all) > 0 && len(all) <= MaxSlices
 	for _, p := range pools {
 		complete = complete && p.has == p.want
 	}
-	for _, s := range all[:min(len(all), maxSlices)] {
+	for _, s := range all[:min(len(all), MaxSlices)] {
 		if s.Spec.Pool.Generation != pools[s.Spec.Pool.Name].generation {
 			complete = false
 			continue
@@ -154,6 +154,14 @@ func ShortenSlice(s *resourcev1.ResourceSlice) {
 		s.Spec.Devices[i] = d
 	}
 }
+
+// EmptySlice removes all that a slice says, but not that there is one: with it the slices are not complete.
+func EmptySlice(s *resourcev1.ResourceSlice) {
+	s.Spec = resourcev1.ResourceSliceSpec{Pool: resourcev1.ResourcePool{Name: bounded(s.Spec.Pool.Name), Generation: s.Spec.Pool.Generation}}
+}
+
+// IsEmptied reports whether EmptySlice has removed what the slice says.
+func IsEmptied(s *resourcev1.ResourceSlice) bool { return s.Spec.Driver == "" }
 
 // bounded returns a copy of a name, or none of one that no API server lets an object have.
 func bounded(name string) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +26,7 @@ type watchedSlices struct {
 	kept
 
 	wanted chan struct{} // has an element once they are wanted
+	size   atomic.Int64  // how many are kept
 
 	lock   sync.Mutex
 	failed error
@@ -70,12 +72,27 @@ func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error
 	}
 	all := o.slices.all()
 	out := make([]resourcev1.ResourceSlice, 0, len(all))
+	emptied := false
 	for _, object := range all {
 		if s, is := object.(*resourcev1.ResourceSlice); is {
 			out = append(out, *s)
+			emptied = emptied || holders.IsEmptied(s)
 		}
 	}
+	if emptied && len(out) <= holders.MaxSlices { // there were too many
+		return o.readSlices(ctx)
+	}
 	return out, nil
+}
+
+// shortened returns what is kept of a slice: of one too many, that it is there.
+func (w *watchedSlices) shortened(object any) (any, error) {
+	if s, is := object.(*resourcev1.ResourceSlice); is && w.size.Load() >= holders.MaxSlices {
+		if kept, had, err := w.store.GetByKey(s.Name); err != nil || !had || holders.IsEmptied(kept.(*resourcev1.ResourceSlice)) { //nolint:errcheck // it is a slice
+			holders.EmptySlice(s)
+		}
+	}
+	return shortened(object)
 }
 
 func (o *Objects) readSlices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
@@ -123,6 +140,9 @@ func (o *Objects) listSlices(ctx context.Context, options metav1.ListOptions) (*
 		if err := s.Unmarshal(text); err != nil {
 			return fmt.Errorf("the slice after %d others: %w", len(out.Items), err)
 		}
+		if len(out.Items) >= holders.MaxSlices {
+			holders.EmptySlice(&s)
+		}
 		holders.ShortenSlice(&s)
 		out.Items = append(out.Items, s)
 		return nil
@@ -148,7 +168,7 @@ func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlice
 		out.note(err)
 		return events, err
 	}
-	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, changed)
+	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, out.shortened, changed, func(by int) { out.size.Add(int64(by)) })
 	go func() {
 		select {
 		case <-ctx.Done():

@@ -3,6 +3,7 @@ package watch_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpuslice/gpuslice/agent/observe/watch"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -167,6 +169,46 @@ func TestTheFirstObservationHasTheSlices(t *testing.T) {
 	o.Begin(false)
 	slices, err := o.Slices(t.Context())
 	shown(t, "at once", slices, err, 1)
+}
+
+// Whoever writes slices for the node decides how many there are: of those that are too many the agent keeps that they are there.
+func TestOfTooManySlicesLittleIsKept(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for i := range resourcev1.ResourceSliceMaxDevices {
+		names = append(names, fmt.Sprintf("gpu-%d", i))
+	}
+	one := offering(names...)
+	one.Items[0].Annotations = nil
+	many := one
+	many.Items = nil
+	for i := range 1024 {
+		s := *one.Items[0].DeepCopy()
+		s.Name, s.Spec.Pool.ResourceSliceCount = fmt.Sprintf("s-%d", i), 1024
+		many.Items = append(many.Items, s)
+	}
+	s := &sliceServer{t: t, list: many}
+	o, ctx, cancel := s.serve()
+	defer cancel() // before the server closes, which waits for the watch
+	changed := make(chan struct{}, len(many.Items))
+	o.ShowNode(ctx, node("1", nil), func() { changed <- struct{}{} })
+	expect := func(how string) {
+		t.Helper()
+		o.Begin(false)
+		got, err := o.Slices(t.Context())
+		size := 0
+		for i := range got {
+			size += got[i].Size()
+		}
+		if _, complete := holders.CurrentSlices(got); err != nil || complete || len(got) != len(many.Items) || size > 1<<20 {
+			t.Errorf("%s: %d slices of %d bytes, complete %t: %v", how, len(got), size, complete, err)
+		}
+	}
+	expect("at once")
+	for range many.Items {
+		<-changed
+	}
+	expect("by the watch")
 }
 
 // shown fails the test unless there is one slice with so many devices, without what does not count.

@@ -77,27 +77,28 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 			return Read(ctx, client, options)
 		}
 	}
-	store, informer := o.informer(source, kind, changed)
+	store, informer := o.informer(source, kind, shortened, changed, func(int) {})
 	go informer.RunWithContext(ctx)
 	return &kept{store: store, informer: informer}
 }
 
-// informer makes an informer, which keeps the relevant fields of each object.
-func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, changed func()) (cache.Store, cache.Controller) {
+// informer makes an informer, which keeps of each object what transform leaves. It calls grew with 1 for each object that it adds, and with -1 for each that
+// it removes.
+func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, transform cache.TransformFunc, changed func(), grew func(by int)) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    kind,
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { changed() },
+			AddFunc: func(any) { grew(1); changed() },
 			UpdateFunc: func(before, after any) {
 				o.NoteRequest(before, after)
 				if !decidesAlike(before, after) {
 					changed()
 				}
 			},
-			DeleteFunc: func(any) { changed() },
+			DeleteFunc: func(any) { grew(-1); changed() },
 		},
-		Transform: shortened,
+		Transform: transform,
 	})
 }
 
