@@ -28,7 +28,7 @@ type Drain struct {
 type Eviction struct {
 	// When the agent evicts pods that no rule fits: atOnce, or gradual: after gradualFor, until when they may end by themselves.
 	Mode DrainMode `json:"mode"`
-	// How long they may, with gradual.
+	// How long they may, with gradual; and how long pods may take to leave that are asked behind the cordon, if no rule says it.
 	GradualFor time.Duration `json:"gradualFor" within:"1m,720h"` // a shorter wait is most likely a slip; no job runs longer that saves checkpoints
 	// If pods are still there at the deadline: undo the change, or delete them.
 	AfterDeadline AfterDeadline `json:"afterDeadline"`
@@ -81,12 +81,16 @@ const (
 	DrainEvict DrainAction = "evict"
 	// DrainWait lets it end by itself, for a time.
 	DrainWait DrainAction = "wait"
+	// DrainAsk requests its eviction behind the cordon, again and again up to a deadline, whatever refuses it before.
+	DrainAsk DrainAction = "ask"
 	// DrainRefuse keeps it: the agent begins no change that needs it to leave.
 	DrainRefuse DrainAction = "refuse"
 )
 
 // Values lists the actions.
-func (DrainAction) Values() []string { return check.Words(DrainEvict, DrainWait, DrainRefuse) }
+func (DrainAction) Values() []string {
+	return check.Words(DrainEvict, DrainWait, DrainAsk, DrainRefuse)
+}
 
 // DrainFence says what the agent closes to new pods while pods leave.
 type DrainFence string
@@ -119,9 +123,10 @@ type DrainRule struct {
 	// None for all.
 	Namespaces []string        `json:"namespaces" form:"dnsLabel"`
 	Selector   labels.Selector `json:"selector" whose:"the pods that it is about"`
-	// evict: like any other pod; wait: they may end by themselves for a time; refuse: no change begins that needs them to leave.
+	// evict: like any other pod; wait: they may end by themselves for a time; ask: a budget or webhook that keeps them does not hold the change up, and
+	// the agent requests their eviction behind the cordon until they go; refuse: no change begins that needs them to leave.
 	Action DrainAction `json:"action" jsonschema:"required"`
-	// How long wait waits.
+	// How long wait waits, and how long after the cordon pods may take that are asked; for ask gradualFor without it.
 	For time.Duration `json:"for" within:"1m,720h"`
 }
 
@@ -136,8 +141,8 @@ func (r *DrainRule) Check(c *check.Mistakes, at string, in check.Written) {
 	switch text := in.Text("for"); {
 	case r.Action == DrainWait && text == "":
 		c.Add(&check.InvalidError{Field: at + ".for", Want: `must say how long to wait, like "8h"`})
-	case r.Action != DrainWait && r.Action != "" && text != "":
-		c.Refuse(at+".for", text, fmt.Sprintf("needs action wait, not %s", r.Action))
+	case r.Action != DrainWait && r.Action != DrainAsk && r.Action != "" && text != "":
+		c.Refuse(at+".for", text, fmt.Sprintf("needs action wait or ask, not %s", r.Action))
 	}
 }
 

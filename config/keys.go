@@ -282,11 +282,11 @@ const (
 	//
 	// You can: wait; if a unit keeps running, see systemctl status on the host.
 	ReasonStoppingUnits Reason = "StoppingUnits"
-	// ReasonEvictionBlocked is given when a pod cannot be evicted now, for example because its disruption budget is used up. Before the cordon the
-	// node stays schedulable until the pod can be evicted.
+	// ReasonEvictionBlocked is given when a pod cannot be evicted now, for example because its disruption budget is used up or a webhook denies it.
+	// Before the cordon the node stays schedulable until the pod can be evicted.
 	//
 	// You can: make room in the disruption budget that the message names, or delete the pod. Or run the command at the start of the message: it lets
-	// this change evict what would be lost.
+	// this change evict what would be lost. If a program lets the pod go or moves it behind a cordon, write a drain rule with action ask.
 	ReasonEvictionBlocked Reason = "EvictionBlocked"
 	// ReasonKubeletUnavailable is given while kubelet does not say which pod has which device. The agent evicts no pod until it does.
 	//

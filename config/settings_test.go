@@ -357,7 +357,7 @@ func TestSettingsAreRefused(t *testing.T) {
 		"for a time that no rule waits for": {
 			file: head + "drain: {rules: [{selector: a=b, action: evict, for: 1h}, {selector: a=b, action: wait}, {selector: a=b, action: wait, for: 59s}]}\n",
 			want: []string{
-				`drain.rules[0].for: "1h" needs action wait, not evict`,
+				`drain.rules[0].for: "1h" needs action wait or ask, not evict`,
 				`drain.rules[1].for: must say how long to wait, like "8h"`,
 				`drain.rules[2].for: "59s" must be from 1m to 720h`,
 			},
@@ -373,7 +373,7 @@ func TestSettingsAreRefused(t *testing.T) {
 			file: head + "drain: {rules: [{namespace: a, selector: a=b, action: drop}, {namespaces: [a, A, a], action: evict}]}\n",
 			want: []string{
 				"drain.rules[0].namespace: is unknown here: use namespaces, selector, action, for",
-				`drain.rules[0].action: "drop" must be evict or wait or refuse`,
+				`drain.rules[0].action: "drop" must be evict or wait or ask or refuse`,
 				`drain.rules[1].namespaces[1]: "A" a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
 				`drain.rules[1].namespaces[2]: "a" is there twice`,
 			},

@@ -40,7 +40,7 @@ func (r *round) blocked(ctx context.Context, pod holders.Pod, refusal error) Ver
 			v.Message += "; " + awaited.text
 		}
 		hint := unreadyHint(&budgets[0], pod)
-		v.keeps, v.unready = said, hint != ""
+		v.keeps, v.unready, v.lacks = said, hint != "", lacksPods(&budgets[0])
 		v.Message += hint
 		return v
 	default:
@@ -84,6 +84,12 @@ func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (st
 	default:
 		return cause, "", keeps{"make room in PDB " + name, cause}
 	}
+}
+
+// lacksPods reports whether a budget allows evictions as soon as more of its pods are healthy.
+func lacksPods(b *policyv1.PodDisruptionBudget) bool {
+	s := b.Status
+	return s.ObservedGeneration >= b.Generation && s.CurrentHealthy <= s.DesiredHealthy && s.DesiredHealthy < s.ExpectedPods
 }
 
 // awaited is the pod that a budget lacks to allow an eviction, and why it has not started. Without a name none is seen.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -29,8 +30,8 @@ const requestTimeout = 15 * time.Second
 // a replacement pod is ready, which takes seconds at best and often minutes.
 const (
 	firstDelay   = time.Second
-	longestDelay = 30 * time.Second
-	delayJitter  = 0.25 // random share of the delay, so that the agents of many nodes do not retry in step
+	longestDelay = 25 * time.Second // with the pass that asks, a pod leaves within 30 seconds after its budget opens
+	delayJitter  = 0.25             // random share of the delay, so that the agents of many nodes do not retry in step
 )
 
 // State says how far the eviction of a pod has come.
@@ -42,9 +43,9 @@ const (
 	Deleted     State = "Deleted"     // the API server accepted its deletion, after the deadline
 	Gone        State = "Gone"        // the API server no longer knows the pod
 	Terminating State = "Terminating" // kubelet is ending it
-	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself
+	Waiting     State = "Waiting"     // a rule, or the policy, lets it end by itself, or has it asked until it goes
 	Queued      State = "Queued"      // other pods have to leave before it
-	Blocked     State = "Blocked"     // a PodDisruptionBudget keeps it
+	Blocked     State = "Blocked"     // a PodDisruptionBudget or a webhook keeps it
 	Refused     State = "Refused"     // the policy forbids its eviction, or its DaemonSet would recreate it
 	Failed      State = "Failed"      // any other cause, which Message names
 )
@@ -58,6 +59,8 @@ type Verdict struct {
 	State    State
 	PDB      string    // namespace/name of the PodDisruptionBudget that blocks; several are joined by ", "
 	Awaits   string    // namespace/name of a pod that PDB lacks, since it has not started: mostly the successor of one that was evicted
+	Webhook  string    // the admission webhook that denies its eviction
+	Asked    bool      // a budget or a webhook keeps it while it is Waiting, and may let it go at any moment
 	By       string    // field of the settings that decided, "drain.rules[0]"; empty if none did
 	Allow    []Choice  // choices that refuse it, which a user may allow for one change
 	Message  string    // for users: "PDB web/api: needs 2 healthy pods and has 2; retried until 04:02Z"
@@ -68,6 +71,8 @@ type Verdict struct {
 
 	keeps   keeps  // why PDB keeps it and others
 	unready bool   // another policy of PDB for unready pods would let it leave
+	denial  string // of Webhook
+	lacks   bool   // PDB only lacks healthy pods, which may change at any moment for other reasons than this pod
 	said    string // Message without what withDeadline adds
 	until   string // that
 }
@@ -80,6 +85,7 @@ type Evictor struct {
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
+	granted   grants                 // by Evict
 	blind     time.Time              // until when it does not search successors again, as it lacks the right
 }
 
@@ -88,6 +94,14 @@ type attempt struct {
 	verdict Verdict // without the fields that withDeadline adds
 	at      time.Time
 	backoff wait.Backoff
+	labels  map[string]string // that the pod had: a budget selects by them
+}
+
+// grants are the times that pods behind one fence may take as the longest: what shows that of a pod goes when its work has ended, and it has to leave then.
+type grants struct {
+	since time.Time // when the fence was raised
+	pods  map[types.UID]time.Duration
+	asked time.Duration // the longest of pods that are asked
 }
 
 // NewEvictor returns an Evictor that acts through client.
@@ -102,7 +116,10 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 // its deadline on, Evict deletes a pod that the API server still does not evict, if the policy says so. For an overdue pod it sends dry runs only,
 // which say what holds the pod: no pod may leave for a change that is about to be given up.
 //
-// It never waits for a pod to leave. Soon after a request, it returns the last verdict again without a new request. The delay grows from 1 to 30
+// The eviction of a pod that the policy has asked is requested again and again until its deadline, and nothing cuts its work off before. A pod that may
+// end by itself leaves earlier if a budget that has kept it lets it go, other than by more healthy pods: who has budgets opened for a drain means it so.
+//
+// It never waits for a pod to leave. Soon after a request, it returns the last verdict again without a new request. The delay grows from 1 to 25
 // seconds, and is never shorter than the API server demands. Evict remembers the pods of its last call only.
 //
 // Callers list the pods again before each call. A verdict of Blocked is about the name: a replaced pod can count as blocked as long as its budget is
@@ -110,6 +127,12 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, lastAttempts: e.evictions, nextAttempts: map[types.UID]*attempt{}}
 	e.evictions = r.nextAttempts
+	if !e.granted.since.Equal(since) || e.granted.pods == nil {
+		e.granted = grants{since: since, pods: map[types.UID]time.Duration{}}
+	}
+	if !since.IsZero() {
+		e.granted.asked = max(e.granted.asked, policy.asked(pods, since))
+	}
 	out := make([]Verdict, len(pods))
 	for t := range tiers {
 		left := r.earlierTierLeft
@@ -161,15 +184,15 @@ func (r *round) overdue(t terms) bool { return !t.end.IsZero() && !r.now.Before(
 
 // verdict judges one pod, and remembers the verdict for the next call.
 func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
-	t := r.policy.terms(pod, r.since)
+	t := r.terms(pod)
 	before := r.lastAttempts[pod.UID]
-	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, t) {
+	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, pod, t) {
 		r.nextAttempts[pod.UID] = before
 		v := before.verdict
 		v.Pod = pod
 		return r.withDeadline(v, t)
 	}
-	v, retryAfter := r.judge(ctx, pod, t)
+	v, retryAfter := r.judge(ctx, pod, t, before)
 	v.Pod = pod
 	v = r.remember(v, before, retryAfter)
 	if !r.dryRun {
@@ -178,9 +201,31 @@ func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 	return r.withDeadline(v, t)
 }
 
-// stillValid reports whether it is too early for a new request. An answer from before the deadline is outdated after it, when the pod may be deleted.
-func (r *round) stillValid(before *attempt, t terms) bool {
-	outdated := r.dueForDeletion(t) && before.verdict.State.isStuck() && before.at.Before(t.deadline)
+// terms are those of the policy, with the longest time that the pod had behind this fence.
+func (r *round) terms(pod holders.Pod) terms {
+	asked := r.granted.asked
+	if len(r.policy.Rules) == 0 && r.policy.AskFor == 0 { // it is for other pods than those that were asked behind this fence
+		asked = 0
+	}
+	t := r.policy.terms(pod, r.since, r.now, asked)
+	if !t.ask || t.deadline.IsZero() {
+		return t
+	}
+	if before := r.granted.pods[pod.UID]; before > t.wait {
+		longer := before - t.wait
+		t.wait, t.until, t.deadline, t.end = before, t.until.Add(longer), t.deadline.Add(longer), t.end.Add(longer)
+	}
+	r.granted.pods[pod.UID] = t.wait
+	return t
+}
+
+// stillValid reports whether it is too early for a new request. An answer from before the deadline is outdated after it, when the pod may be deleted, as
+// is one for other labels of the pod, which another budget may select.
+func (r *round) stillValid(before *attempt, pod holders.Pod, t terms) bool {
+	stays := before.verdict.State.isStuck() || before.verdict.State == Waiting
+	outdated := r.dueForDeletion(t) && stays && before.at.Before(t.deadline) ||
+		before.verdict.State == Waiting && !r.now.Before(t.until) ||
+		stays && !maps.Equal(before.labels, pod.Labels) && r.now.Sub(before.at) >= firstDelay
 	return r.now.Before(before.verdict.RetryAt) && !outdated
 }
 
@@ -189,7 +234,7 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	if v.State == Gone || v.State == Terminating {
 		return v
 	}
-	now := &attempt{at: r.now, backoff: wait.Backoff{
+	now := &attempt{at: r.now, labels: v.Pod.Labels, backoff: wait.Backoff{
 		Duration: firstDelay, Factor: 2, Steps: 16, Jitter: delayJitter, Cap: time.Duration(float64(longestDelay) / (1 + delayJitter)),
 	}}
 	if before != nil {
@@ -205,7 +250,13 @@ func (r *round) remember(v Verdict, before *attempt, retryAfter time.Duration) V
 	case Blocked, Failed, Requested, Deleted:
 		// Accepted requests too: the caller's list may be older than the request, and still show the pod as running.
 		v.RetryAt = r.now.Add(max(now.backoff.Step(), retryAfter))
-	case Waiting, Queued, Refused, Gone, Terminating:
+	case Waiting:
+		if v.Asked {
+			v.RetryAt = r.now.Add(max(now.backoff.Step(), retryAfter))
+		} else if retryAfter > 0 {
+			v.RetryAt = r.now.Add(retryAfter)
+		}
+	case Queued, Refused, Gone, Terminating:
 	}
 	now.verdict = v
 	r.nextAttempts[v.Pod.UID] = now
@@ -258,15 +309,18 @@ func (e *Evictor) logNews(before *attempt, v Verdict) {
 	case Blocked, Failed, Refused:
 		e.log.Info("eviction refused", verdict...)
 	case Waiting:
-		e.log.Info("pod may end by itself", verdict...)
+		e.log.Info("pod may stay for a time", verdict...)
 	case Gone, Terminating, Queued:
 		e.log.Debug("pod leaves", verdict...)
 	}
 }
 
 // judge decides about one pod, and sends the request if there is one.
-func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, time.Duration) {
+func (r *round) judge(ctx context.Context, pod holders.Pod, t terms, before *attempt) (Verdict, time.Duration) {
 	if v, ok := r.withoutRequest(pod, t); ok {
+		if v.State == Waiting && !t.ask && !r.dryRun {
+			return r.unlessOpened(ctx, pod, v, before)
+		}
 		return v, 0
 	}
 	if r.overdue(t) {
@@ -277,7 +331,8 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 		return v, retryAfter
 	}
 	if !r.dueForDeletion(t) {
-		return r.ask(ctx, pod, r.dryRun)
+		v, retryAfter := r.ask(ctx, pod, r.dryRun)
+		return r.patient(v, t), retryAfter
 	}
 	// Eviction comes before deletion for a late pod too: an agent that did not run for hours has not requested it before.
 	last := Verdict{Message: "its own grace is longer"}
@@ -289,6 +344,62 @@ func (r *round) judge(ctx context.Context, pod holders.Pod, t terms) (Verdict, t
 	}
 	return r.deletePod(ctx, pod, t, last), 0
 }
+
+// patient returns the verdict on a pod that is asked until its deadline, if its eviction was refused for a cause that may end until then.
+func (r *round) patient(v Verdict, t terms) Verdict {
+	if !t.ask || v.State != Blocked {
+		return v
+	}
+	if r.since.IsZero() && v.Webhook != "" && t.reactor != nil && t.reactor.moves != nil && !t.reactor.moves(v.denial) {
+		return v
+	}
+	return Verdict{State: Waiting, Asked: true, By: t.by, PDB: v.PDB, Webhook: v.Webhook, Awaits: v.Awaits, Message: r.may(t) + "; " + v.Message}
+}
+
+// may says until when a pod may stay that is asked.
+func (r *round) may(t terms) string {
+	if r.since.IsZero() {
+		return t.upTo(r.now)
+	}
+	what, until := "it is asked to leave", t.until
+	if t.reactor != nil {
+		what = t.reactor.may
+	}
+	if r.now.Before(t.ends) && t.ends.Before(until) {
+		until = t.ends
+	}
+	return fmt.Sprintf("%s until %s (%s)", what, r.shortTime(until, minutes), t.source)
+}
+
+// unlessOpened evicts a pod that may end by itself once the budget that kept it lets it go. A budget that only lacks healthy pods is none of these: it
+// lets go whichever of its pods comes first, and not this one because of the drain. v is the verdict as long as the pod stays.
+func (r *round) unlessOpened(ctx context.Context, pod holders.Pod, v Verdict, before *attempt) (Verdict, time.Duration) {
+	if r.since.IsZero() || r.earlierTierLeft || r.noAnswer != nil {
+		return v, 0
+	}
+	kept := before != nil && before.verdict.Asked
+	answer, retryAfter := r.ask(ctx, pod, true)
+	if answer.State == Requested && kept {
+		answer, retryAfter = r.ask(ctx, pod, false)
+	}
+	switch {
+	case answer.State == Gone || answer.State == Terminating || answer.State == Requested && kept:
+		return answer, retryAfter
+	case answer.State == Blocked && answer.Webhook == "" && !answer.lacks:
+		kept, v.PDB = true, answer.PDB
+	case answer.State == Requested || answer.State == Blocked:
+		kept = false
+	}
+	if !kept {
+		return v, max(retryAfter, keptAgain)
+	}
+	v.Asked = true
+	v.Message += ", or when its budget lets it go"
+	return v, retryAfter
+}
+
+// keptAgain is the pause until the agent asks again whether a budget keeps a pod that may end by itself. A change of the pod's labels ends it.
+const keptAgain = 5 * time.Minute
 
 // withoutRequest returns the verdict on a pod that needs no request.
 func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
@@ -304,13 +415,17 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 		return Verdict{State: Refused, Message: "its UID is unknown, so another pod of its name might be evicted"}, true
 	case t.refusal != "":
 		return Verdict{State: Refused, By: t.by, Allow: t.allow, Message: t.refusal}, true
-	case t.wait > 0 && t.until.IsZero():
-		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, r.policy.source(t))}, true
-	case r.now.Before(t.until):
+	case t.wait > 0 && t.until.IsZero() && !t.ask:
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, t.source)}, true
+	case r.now.Before(t.until) && !t.ask:
 		return Verdict{
 			State: Waiting, By: t.by,
-			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), r.policy.source(t)),
+			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), t.source),
 		}, true
+	case t.busy(pod) != "" && (r.since.IsZero() || r.now.Before(t.until)):
+		return Verdict{State: Waiting, By: t.by, Message: r.may(t) + "; " + t.busy(pod)}, true
+	case t.busy(pod) != "" && r.overdue(t):
+		return Verdict{State: Failed, Message: t.busy(pod)}, true
 	case r.earlierTierLeft:
 		return Verdict{State: Queued, Message: queued[r.policy.tierOf(pod)]}, true
 	case r.noAnswer != nil:
@@ -422,6 +537,8 @@ func (r *round) interpret(ctx context.Context, pod holders.Pod, err error) Verdi
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// Nothing can be created in such a namespace, evictions included, and all its pods are being deleted.
 		return Verdict{State: Terminating, Message: fmt.Sprintf("namespace %s is terminating, with its pods", pod.Namespace)}
+	case denied(err):
+		return deniedBy(err)
 	case apierrors.IsTooManyRequests(err):
 		return Verdict{State: Failed, Message: fmt.Sprintf("the API server is busy: %v", err)}
 	case apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == metav1.StatusReasonUnknown:

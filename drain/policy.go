@@ -23,6 +23,11 @@ type Policy struct {
 	EndFor   time.Duration
 	EndField string // field of the settings that EndFor comes from: "drain.mode"
 
+	// AskFor is how long after the fence a pod may take that is asked for behind it, by a rule without a time, or since the program that owns it is known
+	// to react to the cordon or to the request. Without it no program is known.
+	AskFor   time.Duration
+	AskField string // field of the settings that AskFor comes from: "drain.gradualFor"
+
 	Deadline    time.Duration // how long a pod may take to leave, from the fence or the end of its own time on; 0 for any time
 	Delete      bool          // delete pods that are there after the deadline
 	DeleteGrace time.Duration // longest grace of such a deletion
@@ -53,7 +58,7 @@ type Rule struct {
 	Namespaces []string // none for all
 	Selector   labels.Selector
 	Action     Action
-	For        time.Duration // of Wait: how long after the fence a pod may end by itself
+	For        time.Duration // how long after the fence a pod may end by itself, or take to leave if it is asked; of Ask 0 for Policy.AskFor
 }
 
 // Action says how a rule treats a pod.
@@ -63,6 +68,7 @@ type Action string
 const (
 	Evict  Action = "evict"  // as any other pod
 	Wait   Action = "wait"   // the pod may end by itself for a time
+	Ask    Action = "ask"    // what refuses its eviction does not hold up the fence: its eviction is requested behind it, up to a deadline
 	Refuse Action = "refuse" // the pod stays
 )
 
@@ -102,34 +108,44 @@ const deletionSlack = time.Minute
 // terms are those of a policy for one pod.
 type terms struct {
 	by      string        // the field of the settings that says more than "evict"; empty if none does
+	source  string        // the same for users: "rule drain.rules[0]"
 	refusal string        // why the policy forbids its eviction; empty if it allows it
 	allow   []Choice      // those that refuse it, which a user may allow for one change
-	wait    time.Duration // how long after the fence it may take to end by itself
+	wait    time.Duration // how long after the fence it may take to end by itself, or to leave if it is asked
+	ask     bool          // its eviction is requested all the time that it may take
+	reactor *reactor      // the program that lets it go; nil if none is known
+	ends    time.Time     // when its own work has ended at the latest; zero if that is not known
 
 	// These are zero before the fence is up, and the last two also without a deadline. They follow from the fence's time, the settings and the pod,
 	// so that a restart of the agent moves none of them.
-	until    time.Time // until when it may end by itself
+	until    time.Time // until when it may end by itself; of one that is asked, its deadline
 	deadline time.Time // from when on the policy deletes it, if it deletes
 	end      time.Time // when it has to be gone, evicted or deleted
 }
 
-// terms returns the terms of a pod behind a fence raised at since; zero means that no fence is up.
-func (p Policy) terms(pod holders.Pod, since time.Time) terms {
-	t := p.ruling(pod)
+// terms returns the terms of a pod behind a fence raised at since; zero means that no fence is up. asked is the longest time of the pods that are asked.
+func (p Policy) terms(pod holders.Pod, since, now time.Time, asked time.Duration) terms {
 	if since.IsZero() {
-		return t
+		return p.ruling(pod, now)
 	}
+	t := p.ruling(pod, since)
 	t.until = since.Add(t.wait)
 	if p.Deadline == 0 {
 		return t
 	}
 	mine := p.tierOf(pod)
-	wait := t.wait
+	stays := t.wait + p.Deadline
+	if t.ask {
+		stays = t.wait
+	}
 	if mine != ordinary {
 		// It is evicted when the ordinary pods have left. Rules may let these stay for hours.
-		wait = max(wait, p.longestWait())
+		stays = max(stays, p.longestWait()+p.Deadline, asked+p.Deadline)
 	}
-	t.deadline = since.Add(wait + p.Deadline)
+	t.deadline = since.Add(stays)
+	if t.ask {
+		t.until = t.deadline
+	}
 	t.end = t.deadline
 	if p.Delete {
 		// Each tier is deleted when the one before is gone.
@@ -138,26 +154,58 @@ func (p Policy) terms(pod holders.Pod, since time.Time) terms {
 	return t
 }
 
-// Patience is how long any pod may stay after the fence until the policy's deadline for it; 0 if there is none.
-func (p Policy) Patience() time.Duration {
-	if p.Deadline == 0 {
-		return 0
+// Patience is how long the last of the pods may stay behind a fence raised at since, until the policy's deadline for it; 0 if there is none.
+func (p Policy) Patience(pods []holders.Pod, since time.Time) time.Duration {
+	longest := p.Deadline
+	for _, pod := range pods {
+		if t := p.terms(pod, since, since, p.asked(pods, since)); !t.deadline.IsZero() {
+			longest = max(longest, t.deadline.Sub(since))
+		}
 	}
-	return p.longestWait() + p.Deadline
+	return longest
 }
 
 func (p Policy) longestWait() time.Duration {
 	longest := p.EndFor
 	for _, rule := range p.Rules {
-		longest = max(longest, rule.For)
+		if rule.Action == Wait {
+			longest = max(longest, rule.For)
+		}
 	}
 	return longest
 }
 
-// ruling finds the rule or the choice that applies to a pod.
-func (p Policy) ruling(pod holders.Pod) terms {
+// asked is the longest time that one of the pods may take that are asked behind a fence raised at since.
+func (p Policy) asked(pods []holders.Pod, since time.Time) time.Duration {
+	var longest time.Duration
+	for _, pod := range pods {
+		if t := p.ruling(pod, since); t.ask {
+			longest = max(longest, t.wait)
+		}
+	}
+	return longest
+}
+
+// Asked says of each pod that is asked behind the cordon until when it may stay, without a request: "asked behind the cordon, up to 8h (drain.gradualFor)".
+func (p Policy) Asked(pod holders.Pod, now time.Time) (text string, is bool) {
+	t := p.ruling(pod, now)
+	if !t.ask {
+		return "", false
+	}
+	return t.upTo(now), true
+}
+
+// ruling finds the rule, the program or the choice that applies to a pod. base is when the fence was raised, or would be.
+func (p Policy) ruling(pod holders.Pod, base time.Time) terms {
 	if i := slices.IndexFunc(p.Rules, func(r Rule) bool { return r.fits(pod) }); i >= 0 {
-		return p.Rules[i].ruling()
+		t := p.Rules[i].ruling()
+		if t.ask {
+			t.reactor = reactorOf(pod)
+			if t.wait == 0 {
+				p.grant(&t, pod, base)
+			}
+		}
+		return t
 	}
 	if p.comesBack(pod) {
 		kind, name, _ := strings.Cut(pod.Controller, "/")
@@ -167,10 +215,60 @@ func (p Policy) ruling(pod holders.Pod) terms {
 	if t, refused := p.loss(pod); refused {
 		return t
 	}
+	if known := reactorOf(pod); p.AskFor > 0 && known != nil {
+		t := terms{by: p.AskField, source: p.AskField, ask: true, reactor: known}
+		p.grant(&t, pod, base)
+		return t
+	}
 	if p.EndFor > 0 && p.tierOf(pod) == ordinary {
-		return terms{by: p.EndField, wait: p.EndFor}
+		return terms{by: p.EndField, source: p.EndField, wait: p.EndFor}
 	}
 	return terms{}
+}
+
+// grant sets how long a pod may take that is asked, without a time of a rule: until its own work has ended and it has had the usual time to leave, if
+// that end is known, or AskFor.
+func (p Policy) grant(t *terms, pod holders.Pod, base time.Time) {
+	t.wait = p.AskFor
+	if t.reactor == nil || t.reactor.ends == nil {
+		return
+	}
+	if ends, known := t.reactor.ends(pod); known {
+		t.ends, t.source = ends, "as its annotation says"
+		t.wait = min(max(0, ends.Sub(base)), longestAsked-p.Deadline) + p.Deadline
+	}
+}
+
+// busy says why the program that owns the pod does not have it evicted yet; empty if it may be.
+func (t terms) busy(pod holders.Pod) string {
+	if !t.ask || t.reactor == nil || t.reactor.busy == nil {
+		return ""
+	}
+	return t.reactor.busy(pod)
+}
+
+// upTo says before the fence until when a pod may stay that is asked behind it.
+func (t terms) upTo(now time.Time) string {
+	text := "asked behind the cordon, up to " + period(t.wait)
+	if now.Before(t.ends) {
+		text = "asked behind the cordon, up to " + t.ends.UTC().Format("2006-01-02T15:04Z")
+	}
+	text += " (" + t.source + ")"
+	if t.reactor != nil {
+		text += ": " + t.reactor.may + " until then"
+	}
+	return text
+}
+
+// period writes a duration without the parts that are zero: 8h, 1h30m.
+func period(d time.Duration) string {
+	text := d.Round(time.Second).String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-len(zero)+1]
+		}
+	}
+	return text
 }
 
 // loss refuses a pod that no controller would recreate, or that would lose files.
@@ -203,20 +301,14 @@ func Flags(verdicts []Verdict) []string {
 	return slices.Compact(out)
 }
 
-// source names the setting that lets a pod end by itself.
-func (p Policy) source(t terms) string {
-	if t.by == p.EndField {
-		return t.by
-	}
-	return "rule " + t.by
-}
-
 func (r Rule) ruling() terms {
 	switch r.Action {
 	case Refuse:
 		return terms{by: r.Field, refusal: r.Field + " forbids its eviction: delete it yourself, or change the rule"}
 	case Wait:
-		return terms{by: r.Field, wait: r.For}
+		return terms{by: r.Field, source: "rule " + r.Field, wait: r.For}
+	case Ask:
+		return terms{by: r.Field, source: "rule " + r.Field, wait: r.For, ask: true}
 	case Evict:
 	}
 	return terms{}

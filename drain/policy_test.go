@@ -191,7 +191,7 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 	rule := drain.Rule{Field: "drain.rules[0]", Selector: selecting(t, "app=api"), Action: drain.Wait, For: 8 * time.Hour}
 	policy := drain.Policy{Rules: []drain.Rule{rule}, Deadline: time.Hour, Unmanaged: choice("drain.unmanagedPods")}
 	s := newServer()
-	s.answer = refusal(needsTwo, 0) // a budget need not let a pod go that ends by itself
+	s.answer = refusal(needsTwo, 0) // a budget need not let a pod go that ends by itself, and is not asked before the fence
 	pods := []holders.Pod{of("train", "", isUnmanaged)}
 
 	e, _ := s.evictor()
@@ -201,7 +201,7 @@ func TestAPodMayFinishBeforeItIsEvicted(t *testing.T) {
 		t.Errorf("dry run by %q after %d requests, want %s after none (-want +got):\n%s", before[0].By, len(s.evictions), rule.Field, diff)
 	}
 
-	finishing := []string{"Waiting finishes by itself until 2026-03-01T20:00Z (rule drain.rules[0])"}
+	finishing := []string{"Waiting finishes by itself until 2026-03-01T20:00Z (rule drain.rules[0]), or when its budget lets it go"}
 	walk(t, s, pods, policy, []step{
 		{after: 0, want: finishing, deadline: 9 * time.Hour},
 		{after: 8*time.Hour - 1, want: finishing, deadline: 9 * time.Hour},
@@ -670,7 +670,7 @@ func TestDeletionsAndWaitsAreLoggedOnce(t *testing.T) {
 	for _, entry := range logs.TakeAll() {
 		got = append(got, entry.Message)
 	}
-	if diff := cmp.Diff([]string{"pod may end by itself", "eviction refused", "pod deleted"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"pod may stay for a time", "eviction refused", "pod deleted"}, got); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }

@@ -14,6 +14,9 @@ import (
 // ModeField is the field of the settings that lets pods end by themselves if no rule matches them.
 const ModeField = "drain.mode"
 
+// AskField is the field of the settings that says how long a pod may take that is asked behind the cordon.
+const AskField = "drain.gradualFor"
+
 // From returns the policy of the settings for pods that have to leave the node.
 func From(s config.Settings) drain.Policy {
 	p := drain.Policy{
@@ -23,6 +26,8 @@ func From(s config.Settings) drain.Policy {
 		Delete:      s.Drain.AfterDeadline == config.AfterDeadlineDelete,
 		DeleteGrace: s.Drain.DeleteGrace,
 		Fence:       state.FenceTaint(),
+		AskFor:      s.Drain.GradualFor,
+		AskField:    AskField,
 		Daemons:     sets.List(sets.New(s.DevicePlugin.Namespaces...).Insert(metav1.NamespaceSystem)),
 	}
 	if s.Drain.Mode == config.DrainGradual {

@@ -31,6 +31,8 @@ drain:
     - {namespaces: [team], selector: app=train, action: wait, for: 8h}
     - {namespaces: [kube-system], action: refuse}
     - {selector: app=web, action: evict}
+    - {selector: app=vm, action: ask}
+    - {selector: app=kafka, action: ask, for: 2h}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -48,11 +50,11 @@ drain:
 	}{
 		{config.Default(), drain.Policy{
 			Unmanaged: unmanaged, EmptyDir: emptyDir,
-			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
+			AskFor: 8 * time.Hour, AskField: decide.AskField, Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
 		}},
 		{evicts, drain.Policy{
 			Unmanaged: drain.Choice{Field: unmanaged.Field, Flag: unmanaged.Flag}, EmptyDir: drain.Choice{Field: emptyDir.Field, Flag: emptyDir.Flag},
-			Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
+			AskFor: 8 * time.Hour, AskField: decide.AskField, Deadline: time.Hour, DeleteGrace: 30 * time.Second, Fence: fence, Daemons: daemons,
 		}},
 		{settings, drain.Policy{
 			Unmanaged: unmanaged, EmptyDir: emptyDir,
@@ -60,8 +62,11 @@ drain:
 				{Field: "drain.rules[0]", Namespaces: []string{"team"}, Selector: app("train"), Action: drain.Wait, For: 8 * time.Hour},
 				{Field: "drain.rules[1]", Namespaces: []string{"kube-system"}, Selector: labels.Everything(), Action: drain.Refuse},
 				{Field: "drain.rules[2]", Selector: app("web"), Action: drain.Evict},
+				{Field: "drain.rules[3]", Selector: app("vm"), Action: drain.Ask},
+				{Field: "drain.rules[4]", Selector: app("kafka"), Action: drain.Ask, For: 2 * time.Hour},
 			},
 			EndFor: 36 * time.Hour, EndField: "drain.mode",
+			AskFor: 36 * time.Hour, AskField: "drain.gradualFor",
 			Deadline: 2 * time.Hour, Delete: true, DeleteGrace: 10 * time.Second, Fence: fence, Daemons: []string{"gpus", "kube-system"},
 		}},
 	} {

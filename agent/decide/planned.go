@@ -2,6 +2,7 @@ package decide
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,7 +38,7 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 		}
 		out.Closed = seen.DRA.Closed
 	}
-	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable {
+	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable && !asksBehindCordon(seen, want, settings) {
 		out.Closable = offer.Of(seen).Closable()
 	}
 	for _, p := range seen.Holders.OfLibrary {
@@ -50,6 +51,15 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 		out.Operands[i].Late = slices.Contains(seen.Capacity.Late, types.UID(out.Operands[i].UID))
 	}
 	return out
+}
+
+// asksBehindCordon reports whether a pod that may have to leave goes only from a node that is cordoned.
+func asksBehindCordon(seen *state.Observed, want state.Desired, settings config.Settings) bool {
+	policy := From(settings.With(want.Drain))
+	return slices.ContainsFunc(mayHaveToLeave(seen), func(p holders.Pod) bool {
+		_, asked := policy.Asked(p, time.Time{})
+		return asked
+	})
 }
 
 // plannedSlot returns what the planner needs to know of the pool's slot. A change that has begun needs none: its node is unavailable already.

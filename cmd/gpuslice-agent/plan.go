@@ -207,6 +207,9 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, process
 		if len(p.Lost) > 0 {
 			out.Printf("Lost for good: %s.\n", strings.Join(p.Lost, "; "))
 		}
+		for _, asked := range p.Asked {
+			out.Printf("%s.\n", asked)
+		}
 		for _, note := range p.Notes {
 			out.Printf("After it, %s.\n", note)
 		}

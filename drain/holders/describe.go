@@ -14,7 +14,7 @@ import (
 // Describe gives the pod without its devices, which only kubelet knows. It takes the pod's word for its owner; see DaemonSets.
 func Describe(pod *corev1.Pod) Pod {
 	p := Pod{
-		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels,
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Labels: pod.Labels, Annotations: pod.Annotations, Conditions: pod.Status.Conditions,
 		Requests:    requests(&pod.Spec),
 		Critical:    isCritical(&pod.Spec),
 		Ready:       isReady(&pod.Status),

@@ -74,6 +74,7 @@ func TestDescribeSaysWhatAPodLosesAndWhatBringsItBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := pod("a", c.change)
 			c.want.Namespace, c.want.Name, c.want.UID = "team", "a", "uid-a"
+			c.want.Conditions = p.Status.Conditions
 			if diff := cmp.Diff(c.want, holders.Describe(&p)); diff != "" {
 				t.Errorf("Describe (-want +got):\n%s", diff)
 			}

@@ -18,6 +18,8 @@ type Pod struct {
 	Namespace, Name string
 	UID             types.UID
 	Labels          map[string]string
+	Annotations     map[string]string
+	Conditions      []corev1.PodCondition
 
 	Sources      []Source         // signs that it was found by, at least one if GPUPods has picked it
 	Devices      []string         // GPU- and MIG- UUIDs that kubelet gave it or its processes hold, sorted; without the numbers of replicas

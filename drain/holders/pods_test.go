@@ -231,7 +231,7 @@ func TestGPUPodsSaysHowAPodCanLeave(t *testing.T) {
 			Terminating: true, GraceEnds: ends.Time, Finalizers: []string{"example.io/wait"},
 		},
 		{Namespace: "team", Name: "owned", UID: "uid-owned", Requests: one, Sources: spec, Controller: "ReplicaSet/r"},
-		{Namespace: "team", Name: "static", UID: "uid-static", Requests: one, Sources: spec, Controller: "Node/gpu-1", Mirror: true},
+		{Namespace: "team", Name: "static", UID: "uid-static", Annotations: pods[0].Annotations, Requests: one, Sources: spec, Controller: "Node/gpu-1", Mirror: true},
 	}
 	if diff := cmp.Diff(want, holders.GPUPods(pods, nil, nil, holders.Claimed{}, nil)); diff != "" {
 		t.Errorf("GPUPods (-want +got):\n%s", diff)

@@ -5,6 +5,7 @@ package evict
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // Evictions evicts pods of one node.
@@ -72,18 +74,52 @@ func (e *Evictions) Drainable(ctx context.Context, in act.Input) error {
 		Message: sanitize.Listed(drain.Summary(blocked, time.Time{})), Since: in.Seen.Since(config.ReasonEvictionBlocked, e.Clock.Stamp()),
 		Else: "changes nothing until then; " + cancelAdvice(in.Want),
 	}
+	if onlyKept(blocked) {
+		wait.Else += "; a drain rule with action ask would have the agent cordon the node and request the eviction there, up to a deadline"
+	}
 	e.allow(wait, in.Want, verdicts)
 	return wait
 }
 
 // Patience is how long the agent would wait for pods to leave before it gives the change up. It is 0 if no pod has to leave, or the agent then
 // deletes the rest.
-func (e *Evictions) Patience(want state.Desired, steps []plan.Step) time.Duration {
+func (e *Evictions) Patience(seen *state.Observed, want state.Desired, steps []plan.Step) time.Duration {
 	policy := decide.From(e.Settings.With(want.Drain))
 	if policy.Delete || !plan.Has(steps, plan.Evict) {
 		return 0
 	}
-	return policy.Patience()
+	return policy.Patience(leaving(seen, steps), e.Clock.Stamp())
+}
+
+// Asked says which pods that the steps evict would be asked behind the cordon, and until when, without a request: "asked behind the cordon, up to 8h …".
+func (e *Evictions) Asked(seen *state.Observed, want state.Desired, steps []plan.Step) []string {
+	policy, pods := decide.From(e.Settings.With(want.Drain)), map[string][]string{}
+	for _, pod := range leaving(seen, steps) {
+		if text, is := policy.Asked(pod, e.Clock.Stamp()); is && !want.Undo {
+			pods[text] = append(pods[text], pod.String())
+		}
+	}
+	var out []string
+	for _, text := range slices.Sorted(maps.Keys(pods)) {
+		out = append(out, sanitize.Names(pods[text])+": "+text)
+	}
+	return out
+}
+
+// leaving returns the pods that have to leave since they hold what changes.
+func leaving(seen *state.Observed, steps []plan.Step) []holders.Pod {
+	var out []holders.Pod
+	for _, s := range steps {
+		if s.Kind == plan.Evict {
+			out = append(out, seen.Drained(s.Pods)...)
+		}
+	}
+	return out
+}
+
+// onlyKept reports whether nothing but budgets and webhooks keeps the pods.
+func onlyKept(blocked []drain.Verdict) bool {
+	return !slices.ContainsFunc(blocked, func(v drain.Verdict) bool { return v.State != drain.Blocked })
 }
 
 // evictionsTimeout bounds one round of eviction requests. The API server may take 10 s for one when many fight over a
@@ -221,7 +257,8 @@ func (e *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 	}
 	until := e.Retries.Deadline(seen, want, step)
 	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
-		until = until.Add(decide.From(e.Settings.With(want.Drain)).EndFor)
+		fenced := seen.Journal.Started
+		until = decide.Latest(until, fenced.Add(decide.From(e.Settings.With(want.Drain)).Patience(seen.Drained(step.Pods), fenced)))
 	}
 	if e.Clock.Now().After(until) && !want.Undo {
 		return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}

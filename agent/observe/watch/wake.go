@@ -94,7 +94,7 @@ func (s *Sources) BlockedBy(verdicts []drain.Verdict) {
 	}
 	namespaces := map[string]bool{}
 	for _, v := range verdicts {
-		if v.State == drain.Blocked {
+		if v.State == drain.Blocked || v.Asked {
 			namespaces[v.Pod.Namespace] = true
 		}
 	}

@@ -220,13 +220,20 @@ func (e *Evidence) podsInTheWay() []api.Finding {
 		case drain.Blocked:
 			f.Cause, f.You = api.CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
 			f.Command = budgetCommand(v)
-			if v.Awaits != "" {
+			switch {
+			case v.Webhook != "":
+				f.Cause, f.You = api.CausePodNotEvictable, "see what the program of this webhook waits for, or move the pod yourself"
+				f.Command = "kubectl describe pod " + pod
+			case v.Awaits != "":
 				f.You, f.Command = e.roomAdvice(v), describePod(v.Awaits)
 			}
 		case drain.Failed:
 			f.Cause, f.You, f.Command = api.CausePodNotEvictable, "move it yourself", "kubectl describe pod "+pod
 		case drain.Waiting:
 			f.Cause, f.Agent = api.CauseRuleWaits, "evicts it after that, if it has not ended"
+			if v.Asked {
+				f.Agent = "requests its eviction until it goes, or until then"
+			}
 			f.You, f.Command = "wait, or end it yourself", "kubectl describe pod "+pod
 		case drain.Terminating:
 			if !e.overstays(v.Pod) {

@@ -465,6 +465,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 				stays(drain.Verdict{State: drain.Waiting, By: decide.ModeField}),
 				func(e *diagnosis.Evidence) {
 					e.Settings.Drain.Mode, e.Settings.Drain.GradualFor = config.DrainGradual, 8*time.Hour
+					e.Settings.Drain.UnmanagedPods = config.DrainEvict
 				},
 			},
 			[]api.Cause{api.CauseChangeUnderWay, api.CauseRuleWaits},

@@ -234,19 +234,13 @@ func (e *Evidence) evicts() bool {
 
 // deadline returns when the last of the pods must have left. It adds the time that a rule or the mode gives a pod to end by itself.
 func (e *Evidence) deadline() time.Time {
-	var longest time.Duration
-	policy := decide.From(e.Settings)
+	var granted []holders.Pod
 	for _, v := range e.Verdicts {
-		if v.By == decide.ModeField {
-			longest = max(longest, policy.EndFor)
-		}
-		for _, rule := range policy.Rules {
-			if rule.Field == v.By && rule.Action == drain.Wait {
-				longest = max(longest, rule.For)
-			}
+		if v.By != "" {
+			granted = append(granted, v.Pod)
 		}
 	}
-	return e.Journal.Started.Add(e.Settings.Timeouts.Drain + longest)
+	return e.Journal.Started.Add(decide.From(e.Settings).Patience(granted, e.Journal.Started))
 }
 
 // taints returns the taints that keep pods away and that gpuslice sets, lifts or explains.

@@ -1,6 +1,7 @@
 package preview
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"unicode/utf8"
@@ -12,6 +13,7 @@ import (
 // Bounds of an answer: all annotations of a node together may take 256 KiB.
 const (
 	mostSteps   = 100
+	mostAsked   = 10
 	longestText = 1000 // bytes of a step, which may name any number of pods, or of an error
 )
 
@@ -29,6 +31,12 @@ func (p Result) AddTo(out *api.Answer) {
 		out.Lost = append(out.Lost, Shortened(what))
 	}
 	out.MoreLost, out.Notes = len(p.Lost)-len(out.Lost), p.Notes
+	for _, what := range p.Asked[:min(len(p.Asked), mostAsked)] {
+		out.Asked = append(out.Asked, Shortened(what))
+	}
+	if more := len(p.Asked) - len(out.Asked); more > 0 {
+		out.Asked = append(out.Asked, fmt.Sprintf("and %d more", more))
+	}
 }
 
 // leaving names the pods that the steps evict.

@@ -38,6 +38,7 @@ type Result struct {
 	HeldUp        string             // why the agent would not begin the change now; empty if it would, and offline
 	Reason        config.Reason      // of HeldUp, as the node's condition would have it
 	Lost          []string           // what is lost for good with the pods that leave; empty offline
+	Asked         []string           // pods that are asked behind the cordon, and until when; empty offline
 	Notes         []string           // other effects of the change; empty offline
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do

@@ -53,6 +53,7 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	for i := range most + 7 {
 		evicts.Pods = append(evicts.Pods, plan.Pod{Namespace: "team", Name: fmt.Sprintf("pod-%03d", most+6-i)})
 		p.Lost = append(p.Lost, strings.Repeat("x", longest+1))
+		p.Asked = append(p.Asked, strings.Repeat("x", longest+1))
 	}
 	p.Steps = append(p.Steps, plan.Step{Kind: plan.PauseOperands, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin"}}}, evicts, evicts) // a pod counts once
 	for range most {
@@ -66,7 +67,10 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	if got.Pods[0] != "team/pod-000" || !slices.IsSorted(got.Pods) || slices.Contains(got.Pods, "kube-system/plugin") {
 		t.Errorf("pods that leave: %v", got.Pods)
 	}
-	for _, text := range slices.Concat(got.Steps, got.Lost, []string{got.HeldUp}) {
+	if len(got.Asked) != 11 || got.Asked[10] != "and 97 more" {
+		t.Errorf("pods that are asked: %d, at last %q", len(got.Asked), got.Asked[len(got.Asked)-1])
+	}
+	for _, text := range slices.Concat(got.Steps, got.Lost, got.Asked, []string{got.HeldUp}) {
 		if len(text) > longest+len("…") || !utf8.ValidString(text) {
 			t.Errorf("%d bytes of text: %q", len(text), text)
 		}

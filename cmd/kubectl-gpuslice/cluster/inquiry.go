@@ -151,7 +151,7 @@ func sanitizeAnswer(a *api.Answer) {
 	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp} {
 		*text = sanitize.Message(*text, sanitize.Longest)
 	}
-	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost, a.Notes} {
+	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost, a.Asked, a.Notes} {
 		for i := range texts {
 			texts[i] = sanitize.Message(texts[i], sanitize.Longest)
 		}

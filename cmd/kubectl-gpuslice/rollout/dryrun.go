@@ -156,6 +156,9 @@ func (p *plans) describe(a *cluster.Asked) string {
 			fmt.Fprintf(&b, " and %d more", a.Answer.MoreLost)
 		}
 	}
+	for _, asked := range a.Answer.Asked {
+		b.WriteString("\n      " + asked)
+	}
 	for _, note := range a.Answer.Notes {
 		b.WriteString("\n      after it, " + note)
 	}

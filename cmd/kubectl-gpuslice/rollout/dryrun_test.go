@@ -32,7 +32,8 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
 			Lost: []string{"pod team/a, which no controller recreates", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
-		w.Answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"}})
+		w.Answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"},
+			Asked: []string{"team/a: asked behind the cordon, up to 8h (drain.gradualFor)"}})
 		w.Is(`
 gpu-1, gpu-3: runs at once
       2 steps; no pod has to leave
@@ -46,6 +47,7 @@ gpu-4: runs at once: a window is open
       and 40 more
 gpu-5: runs at once
       1 step; 1 pod has to leave: team/a
+      team/a: asked behind the cordon, up to 8h (drain.gradualFor)
       after it, no whole GPU is left
    1  evict team/a (claim team/a-gpu)
 gpu-4: whether 9 pods more would fit elsewhere is not known
@@ -194,7 +196,7 @@ func TestWhatOthersWroteIntoAnAnswerMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	inWorld(t, func(w *world) {
 		w.Start(apply("--dry-run")...)
-		w.Answers("gpu-1", api.Answer{Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}})
+		w.Answers("gpu-1", api.Answer{Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}, Asked: []string{hostile}})
 		said, _ := w.Ended()
 		if answer, _, _ := strings.Cut(said, "gpu-1: whether"); strings.ContainsAny(said, "\x1b\r\u202e") || strings.Count(answer, "\n") != 5 {
 			t.Errorf("raw in the answer: %q", said)
