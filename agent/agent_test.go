@@ -181,34 +181,76 @@ func TestACordonFromBeforeStays(t *testing.T) {
 	}
 }
 
-// Promises 3 and 5: the agent cannot evict processes that belong to no pod, and says which it waits for.
+// Promises 3 and 5: the agent cannot evict processes that belong to no pod, and says which it waits for, before the node is fenced.
 func TestAProcessOfNoPodIsWaitedFor(t *testing.T) {
 	t.Parallel()
+	const session = "0::/user.slice/user-1000.slice/session-3.scope"
 	for name, row := range map[string]struct {
 		begin func(w *world, gpu string)
 		says  string
-		open  bool // it is waited for before the fence
 	}{
 		"which the process table names": {func(w *world, gpu string) {
-			w.startGPUProcess(gpu, 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
-		}, "pid 4711 python of session-3.scope", true},
-		"which the process table does not know": {func(w *world, gpu string) { w.holdDevice(gpu, 4711) }, "4711", false},
+			w.startGPUProcess(gpu, 4711, "python", session)
+		}, "GPU 0 by pid 4711 python of session-3.scope"},
+		"which the process table does not know": {func(w *world, gpu string) { w.holdDevice(gpu, 4711) }, "GPU 0 by pid 4711 (reported by NVML"},
+		"on a GPU that a pod has too": {func(w *world, gpu string) {
+			w.pod("holder", gpu)
+			w.startGPUProcess(gpu, 4711, "python", session)
+		}, "GPU 0 by pid 4711 python of session-3.scope"},
+		"of a container of no pod, on a GPU that a pod has too": {func(w *world, gpu string) {
+			w.pod("holder", gpu)
+			w.startGPUProcess(gpu, 4711, "python", "0::/system.slice/docker-"+strings.Repeat("b", 64)+".scope")
+		}, "GPU 0 by pid 4711 python (container bbbbbbbbbbbb)"},
+		"of a unit that systemd does not know": {func(w *world, gpu string) {
+			w.startGPUProcess(gpu, 4711, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service")
+		}, "GPU 0 by pid 4711 nv-hostengine of nvidia-dcgm.service"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
+				w.turn()
 				row.begin(w, string(w.snapshot()[0].UUID))
+				if p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-balanced"); err != nil || p.Reason != config.ReasonGPUInUse || !strings.Contains(p.HeldUp, row.says) {
+					t.Errorf("the plan says %s: %s, %v", p.Reason, p.HeldUp, err)
+				}
+				held := len(w.podsIn("team"))
+				cordons := w.recordCordons()
 				w.label("all-balanced")
 				w.untilReason(config.ReasonGPUInUse)
 				w.spend(minutes)
-				if c := w.condition(); row.open && w.node().Spec.Unschedulable || !strings.Contains(c.Message, row.says) {
-					t.Errorf("the node is cordoned, or the process not named: %s", c.Message)
+				if c := w.condition(); len(*cordons) > 0 || w.hasJournal() || len(w.podsIn("team")) != held || !strings.Contains(c.Message, row.says) {
+					t.Errorf("cordoned %d times, a journal: %t, %d of %d pods run; the node says %s", len(*cordons), w.hasJournal(), len(w.podsIn("team")), held, c.Message)
 				}
 				w.endGPUProcess(4711)
 				w.reach("all-balanced")
 			})
 		})
 	}
+}
+
+// Programs that end before the agent finds them in the process table have another pid each time. A tenant's can do so for ever.
+func TestProcessesThatEndAtOnceKeepNoChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		gpu := string(w.snapshot()[0].UUID)
+		pid := 4711
+		w.holdDevice(gpu, pid)
+		w.label("all-balanced")
+		w.untilReason(config.ReasonGPUInUse)
+		began := time.Now()
+		for !w.node().Spec.Unschedulable && time.Since(began) < time.Minute {
+			w.releaseDevice(pid)
+			pid++
+			w.holdDevice(gpu, pid)
+			w.pass()
+		}
+		if !w.node().Spec.Unschedulable {
+			t.Errorf("after %s the node says %s", time.Since(began), w.condition().Message)
+		}
+		w.releaseDevice(pid)
+		w.reach("all-balanced")
+	})
 }
 
 func TestADriverThatIsAwayIsWaitedFor(t *testing.T) {
@@ -253,14 +295,15 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 	})
 }
 
-// Promise 10: a process that no user ends does not keep the node for ever.
+// Promise 10: a process that comes behind the fence, and that no user ends, does not keep the node for ever.
 func TestAProcessThatStaysPastTheDeadlineIsNoReasonToKeepTheNode(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		before := w.gpus.String()
-		w.holdDevice(string(w.snapshot()[1].UUID), 4711)
 		w.label("all-balanced")
+		w.untilCordoned()
+		w.holdDevice(string(w.snapshot()[1].UUID), 4711)
 		began := time.Now()
 		w.settle(config.ReasonGPUInUse)
 		w.expectGivenBack()

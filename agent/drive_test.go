@@ -130,6 +130,8 @@ func TestProcessesThatComeAndGoAreNoReasonToWriteAgainAndAgain(t *testing.T) {
 		w.wrapDriver = func(nvml.Driver) nvml.Driver { return f }
 		w.restart()
 		w.label("all-balanced")
+		w.untilCordoned()
+		w.spend(time.Minute)
 		w.untilReason(config.ReasonGPUInUse)
 		first := w.condition().Message
 		const minutes = 10

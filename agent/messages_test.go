@@ -181,8 +181,8 @@ func TestMessagesOfANode(t *testing.T) {
 			w.turn()
 			w.startGPUProcess(w.gpus.UUIDs()[0], 5000, "python", "0::/user.slice")
 			w.label("all-1g.10gb")
-		}, config.ReasonGPUInUse, `GPUInUse: all-1g.10gb: end these processes on the node, or stop their units: pid 5000 python; ` +
-			`they belong to no pod and hold what is to change; since 2000-01-01 00:00:00Z; changes nothing until then`},
+		}, config.ReasonGPUInUse, `GPUInUse: all-1g.10gb: end what holds the GPUs on the node, or stop its unit; ` +
+			`processes of no pod hold what changes: GPU 0 by pid 5000 python; since 2000-01-01 00:00:00Z; changes nothing until then`},
 		{"bare pods", fiveH100, func(w *world) {
 			w.turn()
 			for i := range 5 {

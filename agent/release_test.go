@@ -113,8 +113,9 @@ func TestAPluginThatIsReplacedInTheMiddleIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		w.converge("all-1g.10gb")
-		w.holdDevice(w.gpus.MIGDevice(0, 0), 4711)
 		w.label("all-3g.40gb")
+		w.untilCordoned()
+		w.holdDevice(w.gpus.MIGDevice(0, 0), 4711)
 		w.untilReason(config.ReasonGPUInUse)
 		w.replacePlugin()
 		w.spend(10 * time.Second)
@@ -132,8 +133,9 @@ func TestAPluginMayEndAfterTheDeadlineForPods(t *testing.T) {
 		w.restart()
 		w.converge("all-1g.10gb")
 		w.grace = 30 * time.Second
-		w.holdDevice(w.gpus.MIGDevice(1, 0), 4711)
 		w.label("all-3g.40gb")
+		w.untilCordoned()
+		w.holdDevice(w.gpus.MIGDevice(1, 0), 4711)
 		began := time.Now()
 		w.spend(w.settings.Timeouts.Drain - 10*time.Second)
 		w.releaseDevice(4711)

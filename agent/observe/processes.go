@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -24,12 +25,13 @@ type Processes struct {
 
 	foundFree map[string]time.Time // the last scan that found no process on the device; valid for freeFor
 	unowned   throttledNames       // processes that belong to no pod and hold a device that goes
+	unlisted  unlisted
 }
 
 // Forget drops what was computed from earlier times of the clock.
 func (p *Processes) Forget(time.Time) {
 	clear(p.foundFree)
-	p.unowned = throttledNames{}
+	p.unowned, p.unlisted = throttledNames{}, unlisted{}
 }
 
 // HeldBy adds the GPU's holders to an error. If it finds none, it says so: users search longest for a client that no list shows.
@@ -97,11 +99,13 @@ func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 	sought := soughtDevices(seen, taken)
 	isFree := func(d holders.Sought) bool { return now.Sub(p.foundFree[d.Device]) < freeFor }
 	if !slices.ContainsFunc(sought, func(d holders.Sought) bool { return len(d.Reported) > 0 || !isFree(d) }) {
+		p.unlisted.note(nil, now)
 		return
 	}
 	call, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.DriverCall)
 	defer cancel()
 	seen.Holders.Processes, seen.Holders.Err = p.Processes.Holders(call, sought)
+	p.unlisted.note(seen.Holders.Processes, now)
 	p.foundFree = map[string]time.Time{}
 	for _, d := range sought {
 		if seen.Holders.Err == nil && !slices.ContainsFunc(seen.Holders.Processes, func(c holders.Client) bool { return slices.Contains(c.Devices, d.Device) }) {
@@ -137,25 +141,68 @@ func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {
 	return out
 }
 
-// Unowned names the processes that compute on a device which goes, and that the agent can neither evict with a pod nor stop with a unit. A user has
-// to end them. A process that is missing in the process table has mostly just ended.
-func (p *Processes) Unowned(seen *state.Observed) []string {
-	held := map[string]bool{}
+// Unowned names the processes that compute on a device which goes, with the device, and that the steps neither evict with a pod nor stop with a unit. A
+// user has to end them. A process without a unit or a container may be of a pod that has the device, and then leaves with it.
+func (p *Processes) Unowned(seen *state.Observed, steps []plan.Step) []string {
+	held, stops, now := map[string]bool{}, map[string]bool{}, p.Clock.Now()
 	for _, pod := range seen.Holders.Pods {
 		for _, d := range pod.Devices {
 			held[d] = true
 		}
 	}
+	for _, s := range steps {
+		stops[s.Unit] = s.Kind == plan.StopUnits
+	}
 	strange := holders.Unowned(seen.Holders.Processes, seen.Pods)
 	strange = slices.DeleteFunc(strange, func(c holders.Client) bool {
-		return c.Self || c.Unlisted || !slices.Contains(c.Sources, holders.SourceNVML) || slices.Contains(p.Settings.Units, c.Unit) ||
-			!slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
+		return c.Self || c.Unlisted && !p.unlisted.mayStay(c.PID, now) || !slices.Contains(c.Sources, holders.SourceNVML) || stops[c.Unit] ||
+			c.Unit == "" && c.Container == "" && !slices.ContainsFunc(c.Devices, func(d string) bool { return !held[d] })
 	})
 	if len(strange) == 0 {
 		p.unowned = throttledNames{}
 		return nil
 	}
-	return p.unowned.of(holders.NameClients(strange, seen.Pods), p.Clock.Now())
+	names := holders.NameClients(strange, seen.Pods)
+	for i, c := range strange {
+		var devices []string
+		for _, d := range c.Devices {
+			devices = append(devices, seen.DeviceName(d))
+		}
+		names[i] = sanitize.Names(devices) + " by " + names[i]
+	}
+	return p.unowned.of(names, now)
+}
+
+// justEnded is how long NVML may report a process that has ended.
+const justEnded = 5 * time.Second
+
+// unlisted are the processes that NVML reports and the process table does not show.
+type unlisted struct {
+	since time.Time         // when the agent first saw one, without a pause
+	pids  map[int]time.Time // when it first saw each
+}
+
+func (u *unlisted) note(clients []holders.Client, now time.Time) {
+	before := *u
+	*u = unlisted{pids: map[int]time.Time{}}
+	for _, c := range clients {
+		if !c.Unlisted {
+			continue
+		}
+		u.since, u.pids[c.PID] = before.since, now
+		if at, known := before.pids[c.PID]; known {
+			u.pids[c.PID] = at
+		}
+		if u.since.IsZero() {
+			u.since = now
+		}
+	}
+}
+
+// mayStay reports whether the process may be there for longer than one that has just ended. If some end all the time, only those that stay count: a tenant's
+// programs may start and end as often as they like.
+func (u *unlisted) mayStay(pid int, now time.Time) bool {
+	return now.Sub(u.since) < justEnded || now.Sub(u.pids[pid]) >= justEnded
 }
 
 // ObserveClients finds the pods that keep the library open without having a GPU, by the selectors of the settings, and those that have GPUs by admin

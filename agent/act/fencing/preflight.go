@@ -23,7 +23,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	}
 	const before = "changes nothing "
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
-	foreign, unowned := in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen)
+	foreign, unowned := in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen, in.Steps)
 	reason, busy := offer.HoldersUnknown(in.Seen)
 	switch {
 	case len(foreign) > 0:
@@ -39,8 +39,8 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 		wait.Else = before + "until then"
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
-		wait.Advice = "end these processes on the node, or stop their units: " + sanitize.Listed(unowned)
-		wait.Message = "they belong to no pod and hold what is to change"
+		wait.Advice = "end what holds the GPUs on the node, or stop its unit"
+		wait.Message = "processes of no pod hold what changes: " + sanitize.Listed(unowned)
 		wait.Else = before + "until then"
 	default:
 		return f.Evictions.Drainable(ctx, in)
