@@ -345,9 +345,10 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	var closed []fencing.Closed
+	var critical map[nvml.UUID]bool
 	if a.env.Settings.Health.DeviceTaint == config.DeviceTaintNoSchedule {
-		critical, known := a.health.Critical()
-		if !known {
+		var known bool
+		if critical, known = a.health.Critical(); !known {
 			return
 		}
 		for _, device := range seen.DRA.DevicesOf(a.env.Node, critical) {
@@ -359,7 +360,28 @@ func (a *Agent) keepRules(ctx context.Context, seen *state.Observed) {
 			closed = append(closed, fencing.Closed{Device: device, Key: config.TaintRepartitioning})
 		}
 	}
-	a.actors.rules.Keep(ctx, seen.Node.UID, closed)
+	a.actors.rules.Keep(ctx, seen.Node.UID, closed, func() []string {
+		all := map[nvml.UUID]bool{}
+		for _, gpu := range seen.GPUs {
+			all[gpu.UUID] = true
+		}
+		return seen.DRA.DevicesOf(a.env.Node, all)
+	})
+	a.health.NotClosed(a.notClosed(seen, critical))
+}
+
+// notClosed says of each of these GPUs why a device of it is open to claims, although the settings ask for a rule.
+func (a *Agent) notClosed(seen *state.Observed, critical map[nvml.UUID]bool) map[nvml.UUID]string {
+	out := map[nvml.UUID]string{}
+	for gpu := range critical {
+		for _, device := range seen.DRA.DevicesOf(a.env.Node, map[nvml.UUID]bool{gpu: true}) {
+			if err := a.actors.rules.Open(fencing.Closed{Device: device, Key: config.TaintGPUUnhealthy}); err != nil {
+				out[gpu] = err.Error()
+				break
+			}
+		}
+	}
+	return out
 }
 
 // noteObserved ends the pauses after failed observations. If a change was under way when this process began, it counts that in the metrics.

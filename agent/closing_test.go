@@ -227,7 +227,9 @@ func TestNothingIsLeftOfADrainThatEnds(t *testing.T) {
 func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 	t.Parallel()
 	kind := resourcev1.Resource("devicetaintrules")
-	for name, verb := range map[string]string{"absent": "*", "forbidden": "*", "only to be read": "create", "refused": "create"} {
+	for name, verb := range map[string]string{
+		"absent": "*", "forbidden": "*", "only to be read": "create", "refused": "create", "failing": "*", "failing to create": "create", "a name is taken": "create",
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newDrainingWorld(t)
@@ -239,8 +241,18 @@ func TestTheNodeIsFencedWhereDevicesCannotBeClosed(t *testing.T) {
 					says = apierrors.NewNotFound(kind, "")
 				case "refused": // by an admission webhook or policy
 					says, reason = apierrors.NewInvalid(schema.GroupKind{Group: kind.Group, Kind: "DeviceTaintRule"}, "", nil), config.ReasonStepFailed
+				case "failing", "failing to create":
+					says, reason = apierrors.NewInternalError(errors.New("down")), config.ReasonStepFailed
+				case "a name is taken":
+					says, reason = apierrors.NewAlreadyExists(kind, "taken"), config.ReasonStepFailed
 				}
-				w.client.PrependReactor(verb, "devicetaintrules", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, says })
+				w.client.PrependReactor(verb, "devicetaintrules", func(a k8stesting.Action) (bool, runtime.Object, error) {
+					if made, is := a.(k8stesting.CreateAction); is && name == "a name is taken" {
+						rule, is := made.GetObject().(*resourcev1.DeviceTaintRule)
+						return !is || *rule.Spec.DeviceSelector.Device == "gpu-0-mig-3g40gb-0", nil, says
+					}
+					return true, nil, says
+				})
 				events := w.restartWithEvents()
 				w.label("seven")
 				w.passes("the eviction", func() bool { return w.isTerminating("leaves") })

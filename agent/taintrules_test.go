@@ -3,6 +3,7 @@ package agent_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -116,6 +119,37 @@ func TestClaimsGetNoDeviceOfAGPUThatIsNotWell(t *testing.T) {
 		w.spend(time.Hour)
 		if *calls > 0 {
 			t.Errorf("%d requests in an hour in which all GPUs are well", *calls)
+		}
+	})
+}
+
+// What others have under the name of one rule keeps no other device open, neither for health nor for a change, and the condition says what is open.
+func TestARuleOfOthersUnderANameOfTheAgentsIsReportedAsLongAsItIsThere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newClosingWorld(t)
+		taken := "gpuslice-" + string(w.node().UID) + "-gpu-0-mig-3g40gb-0-gpu-unhealthy"
+		theirs := &resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: taken}, Spec: resourcev1.DeviceTaintRuleSpec{
+			DeviceSelector: &resourcev1.DeviceTaintSelector{Device: ptr.To("thief")}, Taint: resourcev1.DeviceTaint{Key: "team/none", Effect: resourcev1.DeviceTaintEffectNoSchedule},
+		}}
+		if _, err := w.client.ResourceV1().DeviceTaintRules().Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		says := func() bool {
+			c := report.Find(w.node(), config.ConditionGPUUnhealthy)
+			return c != nil && strings.Contains(c.Message, "It is not closed to claims: delete DeviceTaintRule "+taken)
+		}
+		w.setRecoveryAction(0, 1)
+		w.expectClosed(heartbeat, "a name is taken", second, "thief team/none")
+		if !says() {
+			t.Errorf("the condition does not say that GPU 0 is open: %v", report.Find(w.node(), config.ConditionGPUUnhealthy))
+		}
+		if err := w.client.ResourceV1().DeviceTaintRules().Delete(t.Context(), taken, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.expectClosed(heartbeat, "the name is free", first, second)
+		if says() {
+			t.Error("the condition says of GPU 0, which is closed, that it is open")
 		}
 	})
 }

@@ -40,6 +40,11 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 	}
 	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable && !asksBehindCordon(seen, want, settings) {
 		out.Closable = offer.Of(seen).Closable()
+		for gpu, devices := range out.Closable {
+			if slices.ContainsFunc(devices, func(d string) bool { return slices.Contains(seen.DRA.Unclosable, d) }) {
+				out.Closable[gpu] = nil // it counts as one that stays, for changes of others
+			}
+		}
 	}
 	for _, p := range seen.Holders.OfLibrary {
 		client := state.PlannedPod(p)

@@ -156,6 +156,14 @@ func DevicesNotClosed(err error, missing bool) Event {
 	return warning(config.ReasonStepFailed, asked+"; the agent tries again", err)
 }
 
+// DevicesLeftClosed is for rules of agents that the agent cannot delete. Missing says that it has no right to.
+func DevicesLeftClosed(err error, missing bool) Event {
+	if missing {
+		return warning(config.ReasonMissingRight, "devices stay closed to claims: %v", err)
+	}
+	return warning(config.ReasonStepFailed, "devices stay closed to claims: %v; the agent tries again", err)
+}
+
 // UnreadClaims is for claims that the agent may not read.
 func UnreadClaims(err error) Event {
 	return warning(config.ReasonMissingRight, "%v", err)

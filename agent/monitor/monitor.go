@@ -70,6 +70,8 @@ type Health interface {
 	NoteResetFailed(gpu nvml.UUID)
 	// RefuseResets notes why the agent resets no GPU of this node until a user has acted; empty if it may.
 	RefuseResets(why string)
+	// NotClosed notes of each GPU that the agent should close to claims, and cannot, why.
+	NotClosed(why map[nvml.UUID]string)
 }
 
 // NoHealth is the Health of an agent that does not watch it.
@@ -89,3 +91,6 @@ func (NoHealth) NoteResetFailed(nvml.UUID) {}
 
 // RefuseResets implements Health.
 func (NoHealth) RefuseResets(string) {}
+
+// NotClosed implements Health.
+func (NoHealth) NotClosed(map[nvml.UUID]string) {}

@@ -28,7 +28,8 @@ type DRA struct {
 
 	// Closed are the devices that the agent's DeviceTaintRules close to claims during the change in the journal.
 	Closed        []string
-	RulesUnusable bool // the agent may make no DeviceTaintRules, or the API server serves none
+	RulesUnusable bool     // the agent can make no DeviceTaintRules
+	Unclosable    []string // devices that it cannot close, since a rule of others has the name, or the API server refuses the rule
 }
 
 // Claimed returns what holders.GPUPods needs. If the slices are not complete, no device is known.

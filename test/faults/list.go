@@ -57,7 +57,7 @@ var faults = []fault{
 	},
 	{
 		"the rules of a GPU that is not well are deleted while the next process does not know its health",
-		"if !known {\n\t\t\treturn\n\t\t}\n\t\tfor _, device", "if !known && false {\n\t\t\treturn\n\t\t}\n\t\tfor _, device",
+		"if critical, known = a.health.Critical(); !known {", "if critical, known = a.health.Critical(); !known && false {",
 		"TestClaimsGetNoDeviceOfAGPUThatIsNotWell",
 	},
 }

@@ -41,15 +41,15 @@ func newTaintRuleScene(t *testing.T) *scene {
 	return s
 }
 
-// taintRule is one that the agent of node own makes, but for what is changed in it. Its name is behind the part that names the node.
-func (s *scene) taintRule(name string, change ...func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
+// taintRule is one that the agent of node own makes for a device, but for what is changed in it.
+func (s *scene) taintRule(device string, change ...func(*resourcev1.DeviceTaintRule)) *resourcev1.DeviceTaintRule {
 	r := &resourcev1.DeviceTaintRule{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: "gpuslice-" + s.node + "-" + name, Labels: map[string]string{"app.kubernetes.io/name": "gpuslice", "gpuslice.io/node": s.node},
+			Name: "gpuslice-" + s.node + "-" + device + "-repartitioning", Labels: map[string]string{"app.kubernetes.io/name": "gpuslice", "gpuslice.io/node": s.node},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "own", UID: types.UID(s.node)}},
 		},
 		Spec: resourcev1.DeviceTaintRuleSpec{
-			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu.nvidia.com"), Pool: ptr.To("own"), Device: ptr.To("gpu-0-mig-1g10gb-19-0")},
+			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To("gpu.nvidia.com"), Pool: ptr.To("own"), Device: &device},
 			Taint:          resourcev1.DeviceTaint{Key: "gpuslice.io/repartitioning", Effect: resourcev1.DeviceTaintEffectNoSchedule},
 		},
 	}
@@ -61,14 +61,17 @@ func (s *scene) taintRule(name string, change ...func(*resourcev1.DeviceTaintRul
 
 func makesRule(change ...func(*resourcev1.DeviceTaintRule)) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
-		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, s.taintRule("new", change...), metav1.CreateOptions{})
+		_, err := c.ResourceV1().DeviceTaintRules().Create(ctx, s.taintRule("gpu-0-mig-1g10gb-19-0", change...), metav1.CreateOptions{})
 		return err
 	}
 }
 
 func deletesRule(name string) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
-		return c.ResourceV1().DeviceTaintRules().Delete(ctx, strings.ReplaceAll(name, "UID", s.node), inVain())
+		if device, of := strings.CutPrefix(name, "UID-"); of {
+			name = s.taintRule(device).Name
+		}
+		return c.ResourceV1().DeviceTaintRules().Delete(ctx, name, inVain())
 	}
 }
 
@@ -77,12 +80,21 @@ func inVain() metav1.DeleteOptions { return metav1.DeleteOptions{DryRun: []strin
 
 func patchesRule(body string, sub ...string) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, s *scene, c kubernetes.Interface) error {
-		_, err := c.ResourceV1().DeviceTaintRules().Patch(ctx, "gpuslice-"+s.node+"-made", types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
+		_, err := c.ResourceV1().DeviceTaintRules().Patch(ctx, s.taintRule("made").Name, types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
 		return err
 	}
 }
 
 type rule = resourcev1.DeviceTaintRule
+
+// manyFields says of so many labels with names of 100 characters that another has written them.
+func manyFields(n int) []metav1.ManagedFieldsEntry {
+	var fields []string
+	for i := range n {
+		fields = append(fields, fmt.Sprintf(`"f:%0100d":{}`, i))
+	}
+	return []metav1.ManagedFieldsEntry{entry("gpuslice-agent", "Update", "resource.k8s.io/v1", `{"f:metadata":{"f:labels":{`+strings.Join(fields, ",")+`}}}`)}
+}
 
 // Promise 24. With the component the agent keeps claims from single devices of its own node, by NoSchedule alone, and takes away what agents have made there.
 func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
@@ -93,10 +105,11 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 	for _, r := range []*rule{
 		s.taintRule("made"),
 		s.taintRule("other", func(r *rule) { r.Spec.DeviceSelector.Pool = ptr.To("other") }),
-		s.taintRule("", func(r *rule) { r.Name = "gpuslice-another-uid-made" }),
+		s.taintRule("gpu-0", func(r *rule) { r.Name = "gpuslice-another-uid-made" }),
 		s.taintRule("label", func(r *rule) { r.Labels["gpuslice.io/node"] = "another-uid" }),
 		s.taintRule("people", func(r *rule) { r.Labels = nil }),
-		s.taintRule("", func(r *rule) { r.Name = "people" }),
+		s.taintRule("gpu-0", func(r *rule) { r.Name = "people" }),
+		s.taintRule("name", func(r *rule) { r.Spec.DeviceSelector.Device = ptr.To("gpu-1") }),
 		s.taintRule("key", func(r *rule) { r.Spec.Taint.Key = "team/repair" }),
 		s.taintRule("pool", func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
 		s.taintRule("all", func(r *rule) { r.Spec.DeviceSelector = nil }),
@@ -125,11 +138,12 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 	goes("make a rule for another node", agent, makesRule(func(r *rule) { r.Spec.DeviceSelector.Pool = ptr.To("other") }), false)
 
 	for what, do := range map[string]func(context.Context, *scene, kubernetes.Interface) error{
-		"make a rule for a device that changes":      makesRule(),
-		"make a rule for a GPU that is not well":     makesRule(func(r *rule) { r.Spec.Taint.Key = "gpuslice.io/gpu-unhealthy" }),
-		"make a rule for a device that no slice has": makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = ptr.To("gpu-7-mig-7g80gb-0-0") }),
-		"delete one that an agent has made":          deletesRule("gpuslice-UID-made"),
-		"make a rule without an owner":               makesRule(func(r *rule) { r.OwnerReferences = nil }),
+		"make a rule for a device that changes": makesRule(),
+		"make a rule for a GPU that is not well": makesRule(func(r *rule) {
+			r.Spec.Taint.Key, r.Name = "gpuslice.io/gpu-unhealthy", strings.TrimSuffix(r.Name, "repartitioning")+"gpu-unhealthy"
+		}),
+		"delete one that an agent has made": deletesRule("UID-made"),
+		"make a rule without an owner":      makesRule(func(r *rule) { r.OwnerReferences = nil }),
 		"list": func(ctx context.Context, s *scene, c kubernetes.Interface) error {
 			_, err := c.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{LabelSelector: "gpuslice.io/node=" + s.node})
 			return err
@@ -138,6 +152,9 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		goes(what, agent, do, true)
 	}
 	for what, do := range map[string]func(context.Context, *scene, kubernetes.Interface) error{
+		"make one of another device's name":             makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = ptr.To("gpu-1") }),
+		"make one of another key's name":                makesRule(func(r *rule) { r.Spec.Taint.Key = "gpuslice.io/gpu-unhealthy" }),
+		"make one of 400 KB, by its managedFields":      makesRule(func(r *rule) { r.ManagedFields = manyFields(4000) }),
 		"make one for any node":                         makesRule(func(r *rule) { r.Spec.DeviceSelector.Pool = nil }),
 		"make one for all devices":                      makesRule(func(r *rule) { r.Spec.DeviceSelector = nil }),
 		"make one for the whole pool":                   makesRule(func(r *rule) { r.Spec.DeviceSelector.Device = nil }),
@@ -153,7 +170,8 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		"make one of another node's agent":              makesRule(func(r *rule) { r.Name, r.Labels["gpuslice.io/node"] = "gpuslice-another-uid-new", "another-uid" }),
 		"make one without the node's label":             makesRule(func(r *rule) { delete(r.Labels, "gpuslice.io/node") }),
 		"delete one with the name of another agent's":   deletesRule("gpuslice-another-uid-made"),
-		"delete one with the label of another agent's":  deletesRule("gpuslice-UID-label"),
+		"delete one with the label of another agent's":  deletesRule("UID-label"),
+		"delete one of another device's name":           deletesRule("UID-name"),
 		"make one that goes with another node":          makesRule(func(r *rule) { r.OwnerReferences[0].UID = "another-uid" }),
 		"make one of a generated name":                  makesRule(func(r *rule) { r.Name, r.GenerateName = "", "gpuslice-" }),
 		"make one without the label":                    makesRule(func(r *rule) { delete(r.Labels, "app.kubernetes.io/name") }),
@@ -165,13 +183,13 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		}),
 		"change one to NoExecute":           patchesRule(`{"spec":{"taint":{"effect":"NoExecute"}}}`),
 		"change its status":                 patchesRule(`{"status":{"conditions":[]}}`, "status"),
-		"delete another node's":             deletesRule("gpuslice-UID-other"),
-		"delete one of people by its label": deletesRule("gpuslice-UID-people"),
+		"delete another node's":             deletesRule("UID-other"),
+		"delete one of people by its label": deletesRule("UID-people"),
 		"delete one of people by its name":  deletesRule("people"),
-		"delete one with a foreign key":     deletesRule("gpuslice-UID-key"),
-		"delete one of the whole pool":      deletesRule("gpuslice-UID-pool"),
-		"delete one of all devices":         deletesRule("gpuslice-UID-all"),
-		"delete one with NoExecute":         deletesRule("gpuslice-UID-execute"),
+		"delete one with a foreign key":     deletesRule("UID-key"),
+		"delete one of the whole pool":      deletesRule("UID-pool"),
+		"delete one of all devices":         deletesRule("UID-all"),
+		"delete one with NoExecute":         deletesRule("UID-execute"),
 		"delete all at once": func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 			return c.ResourceV1().DeviceTaintRules().DeleteCollection(ctx, inVain(), metav1.ListOptions{})
 		},
@@ -179,7 +197,7 @@ func TestDeviceTaintRulesAreTheAgentsForDevicesOfItsOwnNode(t *testing.T) {
 		goes(what, agent, do, false)
 	}
 	goes("make one with a token that is bound to no pod", unbound, makesRule(), false)
-	goes("delete one with a token that is bound to no pod", unbound, deletesRule("gpuslice-UID-made"), false)
+	goes("delete one with a token that is bound to no pod", unbound, deletesRule("UID-made"), false)
 }
 
 // What the agent's rules close is given to no claim, while the node's other GPUs are: by its own token, under the policy, with the real scheduler. A rule

@@ -112,7 +112,7 @@ func (f *Fencing) Close(ctx context.Context, in act.Input) error {
 	if err := f.Rules.Try(ctx, in.Seen.Node.UID); err != nil {
 		return err
 	}
-	if f.Rules.Unusable() { // the next plan has the fence of the node
+	if f.Rules.Unusable() { // the next plan has the fence of the node, as after Close
 		return nil
 	}
 	j, err := f.closing(ctx, in)

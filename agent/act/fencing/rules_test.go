@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,10 +18,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fencing"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
+	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
@@ -33,16 +41,23 @@ func closed(key string, devices ...string) (out []fencing.Closed) {
 // closures are what the rules of the cluster say, sorted.
 func closures(t *testing.T, client *fake.Clientset) (out []string) {
 	t.Helper()
-	list, err := client.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range list.Items {
+	for _, r := range stored(t, client).Items {
 		s := r.Spec.DeviceSelector
 		out = append(out, fmt.Sprintf("%s/%s/%s %s:%s", *s.Driver, *s.Pool, *s.Device, r.Spec.Taint.Key, r.Spec.Taint.Effect))
 	}
 	slices.Sort(out)
 	return out
+}
+
+// stored are the rules of the cluster, whatever the API server answers.
+func stored(t *testing.T, client *fake.Clientset) *resourcev1.DeviceTaintRuleList {
+	t.Helper()
+	all, err := client.Tracker().List(resourcev1.SchemeGroupVersion.WithResource("devicetaintrules"), resourcev1.SchemeGroupVersion.WithKind("DeviceTaintRule"), "")
+	list, is := all.(*resourcev1.DeviceTaintRuleList)
+	if err != nil || !is {
+		t.Fatal(all, err)
+	}
+	return list
 }
 
 func rulesOf(client *fake.Clientset, node string) *fencing.Rules {
@@ -123,7 +138,6 @@ func TestRulesOfOthersStay(t *testing.T) {
 		"all devices":    func(r *resourcev1.DeviceTaintRule) { r.Spec.DeviceSelector = nil },
 		"another key":    func(r *resourcev1.DeviceTaintRule) { r.Spec.Taint.Key = "team/repair" },
 		"another effect": func(r *resourcev1.DeviceTaintRule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute },
-		"another label":  func(r *resourcev1.DeviceTaintRule) { r.Labels["team"] = "a" },
 		"no label":       func(r *resourcev1.DeviceTaintRule) { delete(r.Labels, "app.kubernetes.io/name") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,24 +231,162 @@ func TestADeviceThatCannotBeClosedKeepsNoOtherOpen(t *testing.T) {
 	}
 }
 
-// Anyone with the right may create rules with the agent's label: the agent reads past a page of them, and finds a rule of its own by its name behind any number.
-func TestRulesOfOthersWithTheAgentsLabelHideNone(t *testing.T) {
-	for name, pages := range map[string]int{"on the second page": 1, "behind all pages that are read": 100} {
-		client := fake.NewClientset()
-		if _, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil {
-			t.Fatal(err)
+// flooded has the API server answer as many pages of others' rules with the node's label before the agents' own. A rule is found by its name all the same.
+func flooded(t *testing.T, client *fake.Clientset, pages int) (reads *int) {
+	t.Helper()
+	reads = new(int)
+	client.PrependReactor("list", "devicetaintrules", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		*reads++
+		list, is := a.(clienttesting.ListAction)
+		if !is {
+			t.Errorf("listed: %v", a)
+			return false, nil, nil
 		}
-		read := 0
-		client.PrependReactor("list", "devicetaintrules", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			list, is := a.(clienttesting.ListAction)
-			if read++; read > pages || !is || !strings.Contains(list.GetListRestrictions().Labels.String(), "uid-a") {
-				return false, nil, nil
-			}
+		out := &resourcev1.DeviceTaintRuleList{}
+		name, named := list.GetListRestrictions().Fields.RequiresExactMatch("metadata.name")
+		if !named && *reads <= pages {
 			theirs := resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Labels: map[string]string{"gpuslice.io/node": "uid-a"}}}
-			return true, &resourcev1.DeviceTaintRuleList{ListMeta: metav1.ListMeta{Continue: "more"}, Items: []resourcev1.DeviceTaintRule{theirs}}, nil
-		})
-		if made, err := rulesOf(client, "node-a").Follow(t.Context(), "uid-a", closed(config.TaintRepartitioning, "gpu-0")); err != nil || read > 10 {
-			t.Errorf("%s: created %v after %d reads: %v", name, made, read, err)
+			out.Continue, out.Items = "more", []resourcev1.DeviceTaintRule{theirs}
+			return true, out, nil
+		}
+		for _, r := range stored(t, client).Items {
+			if !named || r.Name == name {
+				out.Items = append(out.Items, r)
+			}
+		}
+		return true, out, nil
+	})
+	return reads
+}
+
+// Whoever has the right may create rules with the agent's label: the agent reads past some pages of them, and behind any number it finds its own by their names.
+func TestRulesOfOthersWithTheAgentsLabelHideNone(t *testing.T) {
+	wanted := closed(config.TaintGPUUnhealthy, "gpu-0", "gpu-1")
+	for name, c := range map[string]struct {
+		pages  int
+		killed bool
+	}{
+		"on the second page": {1, false}, "behind all pages": {1000, false}, "behind all pages, for the agent after one that was killed": {1000, true},
+	} {
+		client, now := fake.NewClientset(), clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+		devices := func() []string { return []string{"gpu-0", "gpu-1"} }
+		rules, _ := keeping(client, now)
+		rules.Keep(t.Context(), "uid-a", wanted, devices)
+		reads := flooded(t, client, c.pages)
+		if c.killed {
+			rules, _ = keeping(client, now)
+		}
+		now.Step(time.Hour)
+		rules.Keep(t.Context(), "uid-a", wanted, devices)
+		if n := len(closures(t, client)); n != 2 || *reads > 80 {
+			t.Errorf("%s: %d rules after %d reads", name, n, *reads)
+		}
+		*reads = 0
+		now.Step(time.Hour)
+		rules.Keep(t.Context(), "uid-a", nil, devices)
+		if left := closures(t, client); len(left) > 0 || *reads > 80 {
+			t.Errorf("%s: after %d reads claims still do not get %v", name, *reads, left)
+		}
+		if err := rules.Clear(t.Context(), "uid-a"); (err != nil) != (c.pages > 1) || err != nil && !strings.Contains(err.Error(), deletes) {
+			t.Errorf("%s: the node is given up: %v", name, err)
+		}
+	}
+}
+
+// A name that is taken for health keeps no change from closing devices; one that is taken for a change keeps the agent from closing that device alone.
+func TestWhatCannotBeClosedIsKnownByDeviceAndKey(t *testing.T) {
+	theirs := func(name string) *resourcev1.DeviceTaintRule {
+		return &resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "gpuslice-uid-a-" + name}, Spec: resourcev1.DeviceTaintRuleSpec{}}
+	}
+	client, now := fake.NewClientset(theirs("gpu-0-gpu-unhealthy"), theirs("gpu-1-repartitioning")), clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	rules, sent := keeping(client, now)
+	observe := func() state.DRA {
+		seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "uid-a"}}}
+		rules.Observe(t.Context(), &seen)
+		return seen.DRA
+	}
+	sick := closed(config.TaintGPUUnhealthy, "gpu-0", "gpu-1", "gpu-2")
+	rules.Keep(t.Context(), "uid-a", sick, func() []string { return nil })
+	<-sent // what is closed
+	if seen := observe(); seen.RulesUnusable || len(seen.Unclosable) > 0 {
+		t.Errorf("a change cannot close %v, or nothing: %t", seen.Unclosable, seen.RulesUnusable)
+	}
+	for i, c := range sick {
+		if err := rules.Open(c); (err != nil) != (i == 0) {
+			t.Errorf("%s is open: %v", c.Device, err)
+		}
+	}
+	if err := rules.Close(t.Context(), "uid-a", []string{"gpu-0", "gpu-1", "gpu-2"}); err != nil {
+		t.Error(err)
+	}
+	if seen := observe(); seen.RulesUnusable || !slices.Equal(seen.Unclosable, []string{"gpu-1"}) {
+		t.Errorf("a change cannot close %v, or nothing: %t", seen.Unclosable, seen.RulesUnusable)
+	}
+	for range 2 {
+		rules.Report()
+	}
+	if n := len(sent); n != 1 || !strings.Contains(<-sent, "gpuslice-uid-a-gpu-0-gpu-unhealthy") {
+		t.Errorf("%d Events", n)
+	}
+	now.Step(time.Hour) // it may be free by now
+	if seen := observe(); len(seen.Unclosable) > 0 {
+		t.Errorf("after an hour a change cannot close %v", seen.Unclosable)
+	}
+}
+
+const deletes = "kubectl delete devicetaintrules -l gpuslice.io/node=uid-a"
+
+// keeping are the rules of an agent that runs, and its Events.
+func keeping(client *fake.Clientset, now *clocktesting.FakeClock) (*fencing.Rules, chan string) {
+	settings := config.Default()
+	settings.Health.DeviceTaint = config.DeviceTaintNoSchedule
+	recorder := record.NewFakeRecorder(10)
+	return &fencing.Rules{
+		Env: act.Env{
+			Node: "node-a", Settings: settings, Clock: monotonic.New(now), Log: zap.NewNop(), Events: events.Recorder{To: recorder},
+		},
+		Client: clientset.Of(client).DeviceTaintRules(),
+	}, recorder.Events
+}
+
+// Rights can go before the rules do. A person then learns how to delete them, from the agent that runs and from the one that gives the node up. An agent that
+// has not been asked for rules says nothing.
+func TestPeopleLearnWhichRulesMayBeLeft(t *testing.T) {
+	kind := resourcev1.Resource("devicetaintrules")
+	forbidden := apierrors.NewForbidden(kind, "", errors.New("no right"))
+	for name, c := range map[string]struct {
+		verb         string
+		says         error
+		asks         bool // the settings ask for rules
+		clears, runs bool // what says so
+	}{
+		"no right to see them":                         {"list", forbidden, true, true, true},
+		"no right to see them, and no setting for any": {"list", forbidden, false, false, true},
+		"no right to delete them":                      {"delete", forbidden, false, true, true},
+		"a failing API server":                         {"delete", apierrors.NewInternalError(errors.New("down")), false, true, true},
+		"there is no such kind":                        {"list", apierrors.NewNotFound(kind, ""), true, false, true},
+	} {
+		client, now := fake.NewClientset(), clocktesting.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+		rules, sent := keeping(client, now)
+		devices := func() []string { return nil }
+		rules.Keep(t.Context(), "uid-a", closed(config.TaintGPUUnhealthy, "gpu-0", "gpu-1"), devices)
+		<-sent // that they are closed
+		client.PrependReactor(c.verb, "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, c.says })
+		for range 10 {
+			rules.Keep(t.Context(), "uid-a", nil, devices)
+			rules.Report()
+			now.Step(time.Hour)
+		}
+		if told := len(sent) == 1 && strings.Contains(<-sent, "devicetaintrules -l gpuslice.io/node=uid-a"); told != c.runs {
+			t.Errorf("%s: an Event has said so: %t", name, told)
+		}
+		rules, _ = keeping(client, now)
+		if !c.asks {
+			rules.Settings.Health.DeviceTaint = config.DeviceTaintNone
+		}
+		err := rules.Clear(t.Context(), "uid-a")
+		if told := err != nil && strings.Contains(err.Error(), deletes); told != c.clears {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

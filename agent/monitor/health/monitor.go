@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,6 +94,7 @@ type Monitor struct {
 	acknowledged acknowledgement       // until when a person has inspected the GPUs, by the annotation as last seen
 	followed     acknowledgement       // as last followed
 	resets       map[nvml.UUID]bool    // that the agent was to reset, by the last answer
+	notClosed    map[nvml.UUID]string  // GPUs that the agent cannot close to claims, and why
 
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
@@ -380,7 +382,8 @@ func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeC
 		return nil, c, m.reportedKey, false
 	}
 	old = m.shown
-	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey
+	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey ||
+		strings.Contains(old.Message, openToClaims) != strings.Contains(c.Message, openToClaims)
 }
 
 // condition returns the condition to report now, with the key of its verdict; false while too little is known.

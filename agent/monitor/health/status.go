@@ -22,6 +22,14 @@ func (m *Monitor) Recovered() map[nvml.UUID]time.Time {
 	return out
 }
 
+// NotClosed implements monitor.Health.
+func (m *Monitor) NotClosed(why map[nvml.UUID]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.notClosed = why
+	m.signal(m.changed)
+}
+
 // Critical returns the GPUs that cannot be used or trusted, by the verdict that the condition reports. The empty UUID stands for a GPU without
 // a known UUID, and for a driver that hangs before it has listed any. They are unknown while the driver does not answer.
 func (m *Monitor) Critical() (gpus map[nvml.UUID]bool, known bool) {
