@@ -233,6 +233,9 @@ func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
 		"not Ready":      {func(w *world) { w.ready("other", corev1.ConditionFalse) }, "not Ready since 2026-12-01T11:30:00Z"},
 		"unknown":        {func(w *world) { w.ready("other", corev1.ConditionUnknown) }, "not Ready since 2026-12-01T11:30:00Z"},
 		"fenced":         {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintRepartitioning)) }, "being changed by gpuslice"},
+		"devices closed to claims": {func(w *world) {
+			w.patch("other", `{"metadata":{"annotations":{"gpuslice.io/journal":"{\"version\":1,\"operation\":\"a\",\"closed\":[\"gpu-0\"]}"}}}`)
+		}, "being changed by gpuslice"},
 		"not made ready": {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintNotReady)) }, "not yet made ready, it has the taint gpuslice.io/not-ready"},
 		"not made ready, by a taint of the settings": {
 			func(w *world) { w.patch("other", fmt.Sprintf(paused, "example.com/fresh")) }, "not yet made ready, it has the taint example.com/fresh",

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -184,12 +185,20 @@ func (s *Leases) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
+// disturbs reports whether a journal keeps pods from devices of its node, or operands away. Such a change shows neither cordon nor taint, and its slot can be
+// lost: another agent's token may take it from the Lease, and it ends with its agent. What is no journal disturbs nothing.
+func disturbs(annotation string) bool {
+	j, err := journal.Parse(annotation)
+	return err == nil && j != nil && j.Disturbs()
+}
+
 // Unavailable returns why a node takes no pods, or "" if it does.
 func Unavailable(node *corev1.Node, startup config.StartupTaints) string {
 	switch {
 	case node.DeletionTimestamp != nil:
 		return "being deleted"
-	case slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }):
+	case slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }),
+		disturbs(node.Annotations[config.AnnotationJournal]):
 		return changing
 	}
 	if i := slices.IndexFunc(node.Spec.Taints, startup.Has); i >= 0 {
