@@ -93,8 +93,14 @@ func nodeKeyProblems(key string) []string {
 	if foreign := config.ForeignDomain(key); len(problems) == 0 && foreign != "" {
 		return []string{fmt.Sprintf("is under %s, where a profile may not set keys: use one of your own", foreign)}
 	}
+	if slices.Contains(noteNames, key) {
+		return []string{"is a name in gpuslice.io/published, by which the admission policy tells the agent's keys from others: use another one"}
+	}
 	return problems
 }
+
+// noteNames are the names of JSON in config.AnnotationPublished. deploy/policies/nodes.yaml has them, too.
+var noteNames = []string{"labels", "taints", "key", "value", "effect", "timeAdded"}
 
 // readNodeValue checks the value of a label or taint, which may be empty.
 func readNodeValue(c *check.Mistakes, field string, raw json.RawMessage) string {
