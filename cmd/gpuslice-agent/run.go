@@ -117,7 +117,7 @@ func (o *options) agent(ctx context.Context, log *zap.Logger, set *metrics.Metri
 	recorder := events.NewRecorder(kinds, corev1.EventSource{Component: config.FieldManager, Host: o.node})
 	o.access = access.New(access.Options{
 		Client: client, Node: o.node, Namespace: settings.Maintenance.Namespace, Deletes: settings.Drain.AfterDeadline == config.AfterDeadlineDelete,
-		Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Heartbeat: settings.NodeHeartbeat,
+		ConfigMap: settings.DevicePlugin.ConfigMap, Access: settings.PodAccess, Pods: pods, Timeout: settings.Timeouts.APICall, Heartbeat: settings.NodeHeartbeat,
 		Events: recorder, Log: log.Named("access"),
 		Version: func(ctx context.Context) (string, error) { return kube.ServerVersion(ctx, client) },
 	})

@@ -18,16 +18,19 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/access"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice-agent/impersonate"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/kustomize"
 )
 
 var update = flag.Bool("update", false, "write the table of attempts into deploy/ATTEMPTS.md, and its sums into deploy/SECURITY.md")
@@ -535,6 +538,10 @@ var attempts = []attempt{
 	{"pod of another node: evict it in the name of that node", never, as("system:node:other", nil, evict("team", "app-other", "its"))},
 	{"all pods of the cluster: read them as an administrator", never, as("admin", []string{"system:masters"}, readPodsOf(""))},
 
+	{"DeviceTaintRule: under a name of another node's agent", never, makesRule(func(r *rule) { r.Name = "gpuslice-another-uid-gpu-0-repartitioning" })},
+	{"DeviceTaintRule: with the label by which another node's agent finds its own", never, makesRule(func(r *rule) { r.Labels["gpuslice.io/node"] = "another-uid" })},
+	{"DeviceTaintRule: for a device of another node", never, makesRule(func(r *rule) { r.Spec.DeviceSelector.Pool = ptr.To("other") })},
+	{"DeviceTaintRule: NoExecute, which ends pods", never, makesRule(func(r *rule) { r.Spec.Taint.Effect = resourcev1.DeviceTaintEffectNoExecute })},
 	{"Event on another node", closed, event("default", "Node", "other", "gpuslice-agent", "own")},
 	{"Event as kubelet", closed, event("default", "Node", "own", "kubelet", "own")},
 	{"Event as the agent of another node", closed, event("default", "Node", "own", "gpuslice-agent", "other")},
@@ -608,7 +615,8 @@ const servesClaims = 34
 
 // has reports whether this minor version of Kubernetes has what the attempt is about.
 func (a attempt) has(minor uint) bool {
-	return minor >= since[a.what] && (minor >= servesClaims || !claims.MatchString(a.what))
+	return minor >= since[a.what] && (minor >= servesClaims || !claims.MatchString(a.what)) &&
+		(minor >= servesTaintRules || !strings.HasPrefix(a.what, "DeviceTaintRule"))
 }
 
 // needed are what the agent does; its token must be good for it under the policies.
@@ -658,23 +666,26 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	}
 	bound, loose := s.agent(), s.unbound()
 	s.token = bound
-	s.finds("without the policies", bound, access.Findings{InForce: all(false), Level: config.PodAccessRBAC, MayNotDelete: true})
+	if minor >= servesTaintRules {
+		s.appliesTaintRules(bound)
+	}
+	s.finds("without the policies", bound, access.Findings{InForce: s.all(false), Level: config.PodAccessRBAC, MayNotDelete: true})
 	s.apply("without-policies", "delete-after-deadline")
-	s.finds("with the right to delete", bound, access.Findings{InForce: all(false), Level: config.PodAccessRBAC})
+	s.finds("with the right to delete", bound, access.Findings{InForce: s.all(false), Level: config.PodAccessRBAC})
 
 	agent, unbound := []kubernetes.Interface{s.tries(bound)}, []kubernetes.Interface{s.tries(loose)}
 	got := map[string]verdict{}
 	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{rbac: done} })
 	s.apply("delete-after-deadline")
 	s.inForce(agent, func(want verdict) bool { return want.policies })
-	s.finds("with the policies", bound, access.Findings{InForce: all(true), Level: config.PodAccessPolicy})
-	s.finds("with a token that is bound to no pod", loose, access.Findings{InForce: all(true), Level: config.PodAccessPolicy, Unbound: true})
+	s.finds("with the policies", bound, access.Findings{InForce: s.all(true), Level: config.PodAccessPolicy})
+	s.finds("with a token that is bound to no pod", loose, access.Findings{InForce: s.all(true), Level: config.PodAccessPolicy, Unbound: true})
 	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, done, false} })
 	s.isGoodForTheAgent(agent, unbound)
 
 	s.apply("delete-after-deadline", "impersonation")
 	if minor < cluster.ImpersonatesNodes {
-		found := access.Findings{InForce: all(true), MayNotEvict: true}
+		found := access.Findings{InForce: s.all(true), MayNotEvict: true}
 		delete(found.InForce, access.Evictions)
 		s.finds("with impersonation, which this version lacks", bound, found)
 		for _, a := range s.attempts {
@@ -687,7 +698,7 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 	agent = append(agent, s.tries(inTheNameOf(bound, "system:node:own"))) // what one of them may do, the thief of the token may
 	unbound = append(unbound, s.tries(inTheNameOf(loose, "system:node:own")))
 	s.inForce(agent, func(want verdict) bool { return want.asNode })
-	found := access.Findings{InForce: all(true), Level: config.PodAccessImpersonation}
+	found := access.Findings{InForce: s.all(true), Level: config.PodAccessImpersonation}
 	delete(found.InForce, access.Evictions)
 	s.finds("with impersonation", bound, found)
 	s.try(agent, s.attempts, func(a attempt, done bool) { got[a.what] = verdict{got[a.what].rbac, got[a.what].policies, done} })
@@ -702,6 +713,28 @@ func TestOneAgentsTokenIsGoodForItsOwnNodeOnly(t *testing.T) {
 		t.Errorf("%d of %d attempts have a name of their own", len(got), len(attempts))
 	}
 	compareTables(t, got)
+}
+
+// appliesTaintRules gives the agent's account the rights to DeviceTaintRules until the test ends. Their policy stays without the others.
+func (s *scene) appliesTaintRules(agent *rest.Config) {
+	s.t.Helper()
+	s.put(s.build(kustomize.Over("overlays/dra", "device-taint-rules", "without-policies")))
+	s.t.Cleanup(func() {
+		err := s.admin.RbacV1().ClusterRoleBindings().Delete(context.WithoutCancel(s.t.Context()), "gpuslice-agent-device-taint-rules", metav1.DeleteOptions{})
+		if err != nil {
+			s.t.Error(err)
+		}
+	})
+	for _, its := range []bool{true, false} { // the rights act, and then the policy
+		s.until(fmt.Sprintf("a rule of its own: %t", its), func(ctx context.Context) (bool, error) {
+			no, err := denied(makesRule(func(r *rule) {
+				if !its {
+					r.Spec.DeviceSelector.Pool = ptr.To("other")
+				}
+			})(ctx, s, s.tries(agent)))
+			return no != its, err
+		})
+	}
 }
 
 // try makes attempts by each of some clients, and notes of each whether it goes through by one of them.
@@ -743,8 +776,13 @@ func (s *scene) isGoodForTheAgent(agent, unbound []kubernetes.Interface) {
 	})
 }
 
-func all(in bool) map[access.Policy]bool {
-	return map[access.Policy]bool{access.Nodes: in, access.Evictions: in, access.Leases: in, access.Events: in}
+// all are the policies that an agent tries. That for DeviceTaintRules comes with the right to them.
+func (s *scene) all(in bool) map[access.Policy]bool {
+	out := map[access.Policy]bool{access.Nodes: in, access.Evictions: in, access.Leases: in, access.Events: in, access.ConfigMaps: in}
+	if minor, err := s.cluster.Minor(); err != nil || minor >= servesTaintRules {
+		out[access.DeviceTaintRules] = true
+	}
+	return out
 }
 
 // finds waits until an agent with these credentials finds out what it should: of a right or a policy, the API server knows a
@@ -760,7 +798,8 @@ func (s *scene) finds(when string, credentials *rest.Config, want access.Finding
 			return false, err
 		}
 		found, err := access.New(access.Options{
-			Client: client, Node: "own", Namespace: "gpuslice", Deletes: true, Access: config.PodAccessAuto, Pods: pods, Timeout: patience, Log: zap.NewNop(),
+			Client: client, Node: "own", Namespace: "gpuslice", Deletes: true,
+			ConfigMap: config.ConfigMapName{Namespace: "gpu-operator", Name: "device-plugin-config"}, Access: config.PodAccessAuto, Pods: pods, Timeout: patience, Log: zap.NewNop(),
 		}).Find(ctx)
 		return cmp.Equal(want, found), err
 	})

@@ -22,27 +22,33 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // Policy is a part of what deploy/policies confines.
 type Policy string
 
-// The policies that an agent can try. It cannot try those for Pods and ConfigMaps, which it has no right to write.
+// The policies that an agent can try: of the last two each where components have given it the right. It cannot try that for deletions of pods, which
+// the API server asks about a pod that is there.
 const (
-	Nodes     Policy = "nodes"
-	Evictions Policy = "evictions"
-	Leases    Policy = "leases"
-	Events    Policy = "events"
+	Nodes            Policy = "nodes"
+	Evictions        Policy = "evictions"
+	Leases           Policy = "leases"
+	Events           Policy = "events"
+	ConfigMaps       Policy = "configmaps"
+	DeviceTaintRules Policy = "devicetaintrules"
 )
 
 // probe is the name in the requests. No policy allows it, and no object of that name is created.
@@ -58,9 +64,10 @@ var settles = []time.Duration{2 * time.Second, 4 * time.Second, 8 * time.Second,
 // Options is what a Checker works with.
 type Options struct {
 	Client    kube.Interface
-	Node      string // name of the node that the agent runs on
-	Namespace string // of the Leases of pools
-	Deletes   bool   // the settings ask for drain.afterDeadline: delete
+	Node      string               // name of the node that the agent runs on
+	Namespace string               // of the Leases of pools
+	Deletes   bool                 // the settings ask for drain.afterDeadline: delete
+	ConfigMap config.ConfigMapName // of the device plugin
 	Access    config.PodAccess
 	Pods      Pods          // by which Client makes its requests about pods
 	Timeout   time.Duration // of one request
@@ -193,23 +200,7 @@ func (c *Checker) findOut(ctx context.Context) {
 // valid anyway.
 func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	found := Findings{InForce: map[Policy]bool{}}
-	var errs []error
-	for _, p := range []struct {
-		policy Policy
-		try    func(context.Context) error
-	}{{Nodes, c.node}, {Evictions, c.eviction}, {Leases, c.lease}, {Events, c.event}} {
-		err := c.bounded(ctx, p.try)
-		switch {
-		case refused(err):
-			found.InForce[p.policy] = true
-		case err == nil || apierrors.IsNotFound(err): // the pod of the eviction does not exist
-			found.InForce[p.policy] = false
-		case p.policy == Evictions && apierrors.IsForbidden(err) && c.asksForItself():
-			found.MayNotEvict = true
-		default:
-			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
-		}
-	}
+	errs := c.tryPolicies(ctx, &found)
 	found.Level = c.level(found)
 	if found.Level == config.PodAccessImpersonation {
 		delete(found.InForce, Evictions) // the API server asks for the pod before the policy, and there is none
@@ -232,6 +223,31 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	}
 	return found, errors.Join(errs...)
 }
+
+// tryPolicies fills in which policies are in force, and returns an error for each trial that has told nothing.
+func (c *Checker) tryPolicies(ctx context.Context, found *Findings) (errs []error) {
+	for _, p := range []struct {
+		policy Policy
+		try    func(context.Context) error
+	}{{Nodes, c.node}, {Evictions, c.eviction}, {Leases, c.lease}, {Events, c.event}, {ConfigMaps, c.configMap}, {DeviceTaintRules, c.deviceTaintRule}} {
+		err := c.bounded(ctx, p.try)
+		switch {
+		case refused(err):
+			found.InForce[p.policy] = true
+		case p.policy.needsComponent() && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)): // there is nothing to confine
+		case err == nil || apierrors.IsNotFound(err): // the pod of the eviction does not exist
+			found.InForce[p.policy] = false
+		case p.policy == Evictions && apierrors.IsForbidden(err) && c.asksForItself():
+			found.MayNotEvict = true
+		default:
+			errs = append(errs, fmt.Errorf("trying the policy for %s: %w", p.policy, err))
+		}
+	}
+	return errs
+}
+
+// needsComponent reports whether the agent has the right to write only where a component gives it.
+func (p Policy) needsComponent() bool { return p == ConfigMaps || p == DeviceTaintRules }
 
 // level is what confines the agent to the pods of its node. The trial of the policy for evictions has shown who sends such requests.
 func (c *Checker) level(found Findings) config.PodAccess {
@@ -304,6 +320,28 @@ func (c *Checker) event(ctx context.Context) error {
 	return err
 }
 
+// configMap adds a key that no agent may add. There is nothing to try if the settings name no ConfigMap.
+func (c *Checker) configMap(ctx context.Context) error {
+	if c.o.ConfigMap.Name == "" {
+		return apierrors.NewNotFound(corev1.Resource("configmaps"), "")
+	}
+	_, err := c.o.Client.ConfigMaps(c.o.ConfigMap.Namespace).Patch(ctx, c.o.ConfigMap.Name, types.MergePatchType,
+		[]byte(`{"data":{"`+probe+`":""}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+// deviceTaintRule closes a device that is not there, by a rule of another name than the agents'.
+func (c *Checker) deviceTaintRule(ctx context.Context) error {
+	_, err := c.o.Client.DeviceTaintRules().Create(ctx, &resourcev1.DeviceTaintRule{
+		ObjectMeta: metav1.ObjectMeta{Name: probe},
+		Spec: resourcev1.DeviceTaintRuleSpec{
+			DeviceSelector: &resourcev1.DeviceTaintSelector{Driver: ptr.To(holders.ClaimDriver), Pool: &c.o.Node, Device: ptr.To(probe)},
+			Taint:          resourcev1.DeviceTaint{Key: config.TaintGPUUnhealthy, Effect: resourcev1.DeviceTaintEffectNoSchedule},
+		},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
 func (c *Checker) mayDelete(ctx context.Context) (bool, error) {
 	review, err := c.o.Client.SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{
@@ -361,7 +399,11 @@ func (c *Checker) unconfined() string {
 	}
 	switch {
 	case len(missing) > 0:
-		return "apply deploy/policies (deploy/SECURITY.md): no admission policy confines this agent's writes to its own node, for: " + strings.Join(missing, ", ") +
+		apply := "deploy/policies"
+		if slices.Equal(missing, []string{string(DeviceTaintRules)}) {
+			apply = "deploy/components/device-taint-rules"
+		}
+		return "apply " + apply + " (deploy/SECURITY.md): no admission policy confines this agent's writes to its own node, for: " + strings.Join(missing, ", ") +
 			"; a program that takes its token can change other nodes"
 	case found.Unbound: // the policies refuse the Event, too
 		return "the admission policies refuse all that this agent writes, since its token does not name node " + c.o.Node +

@@ -84,6 +84,16 @@ func evictionsWithoutParameters(action clienttesting.Action) error {
 	return policiesAct(action)
 }
 
+// noComponents gives no right to ConfigMaps and DeviceTaintRules.
+func noComponents(answer func(clienttesting.Action) error) func(clienttesting.Action) error {
+	return func(action clienttesting.Action) error {
+		if r := action.GetResource().Resource; r == "configmaps" || r == "devicetaintrules" {
+			return errByRBAC
+		}
+		return answer(action)
+	}
+}
+
 // noEvictions gives no right to them.
 func noEvictions(action clienttesting.Action) error {
 	if action.GetSubresource() == "eviction" {
@@ -109,7 +119,8 @@ func runChecker(t *testing.T, client *fake.Clientset, w want) (events []string, 
 	t.Helper()
 	recorder := record.NewFakeRecorder(10)
 	checker := access.New(access.Options{
-		Client: clientset.Of(client), Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes, Access: w.access, Pods: w.pods, Timeout: time.Second, Heartbeat: 5 * time.Minute,
+		Client: clientset.Of(client), Node: "gpu-1", Namespace: "gpuslice", Deletes: w.deletes,
+		ConfigMap: config.ConfigMapName{Namespace: "gpu-operator", Name: "device-plugin-config"}, Access: w.access, Pods: w.pods, Timeout: time.Second, Heartbeat: 5 * time.Minute,
 		Events: recorder, Log: zap.NewNop(),
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -192,7 +203,9 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 			t.Parallel()
 			var events []string
 			var metrics string
-			synctest.Test(t, func(t *testing.T) { events, metrics = runChecker(t, server(c.answer, c.mayDelete), c.want) })
+			synctest.Test(t, func(t *testing.T) {
+				events, metrics = runChecker(t, server(noComponents(c.answer), c.mayDelete), c.want)
+			})
 			if len(events) != len(c.events) {
 				t.Fatalf("events: %q, want %d", events, len(c.events))
 			}
@@ -208,6 +221,50 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 	}
 }
 
+// What only a component lets the agent write is tried where it may: what else a policy confines can be in force without the component's.
+func TestThePoliciesOfComponentsAreTried(t *testing.T) {
+	t.Parallel()
+	accepts := func(resources ...string) func(clienttesting.Action) error {
+		return func(action clienttesting.Action) error {
+			if slices.Contains(resources, action.GetResource().Resource) {
+				return nil
+			}
+			return policiesAct(action)
+		}
+	}
+	for name, c := range map[string]struct {
+		answer  func(clienttesting.Action) error
+		event   string // a part of it
+		metrics string
+	}{
+		"both act":                {policiesAct, "", "configmaps=1 devicetaintrules=1"},
+		"that for rules does not": {accepts("devicetaintrules"), "apply deploy/components/device-taint-rules (deploy/SECURITY.md): no admission policy confines this agent's writes to its own node, for: devicetaintrules;", "configmaps=1 devicetaintrules=0"},
+		"none does": {
+			accepts("devicetaintrules", "configmaps"), "apply deploy/policies (deploy/SECURITY.md): no admission policy confines this agent's writes to its own node, for: configmaps, devicetaintrules;",
+			"configmaps=0 devicetaintrules=0",
+		},
+		"the API server has neither": {func(action clienttesting.Action) error {
+			if r := action.GetResource(); r.Resource == "configmaps" || r.Resource == "devicetaintrules" {
+				return apierrors.NewNotFound(r.GroupResource(), "")
+			}
+			return policiesAct(action)
+		}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				events, metrics := runChecker(t, server(c.answer, false), want{})
+				if text := strings.Join(events, "\n"); (c.event == "") != (text == "") || !strings.Contains(text, c.event) {
+					t.Errorf("Events %q, want %q", events, c.event)
+				}
+				if want := strings.TrimSpace(c.metrics + " events=1 evictions=1 leases=1 nodes=1 policy=1"); metrics != want {
+					t.Errorf("metrics %q, want %q", metrics, want)
+				}
+			})
+		})
+	}
+}
+
 // A correct install applies the policies beside the agent, and the API server takes some seconds until they act. A finding that is no longer so is taken
 // back, and an agent that is confined asks nothing more.
 func TestPoliciesThatActLaterAreFound(t *testing.T) {
@@ -217,19 +274,19 @@ func TestPoliciesThatActLaterAreFound(t *testing.T) {
 		events []string
 		asks   int // the bound of requests in an hour
 	}{
-		"at once":            {0, nil, 10},
-		"within a minute":    {20 * time.Second, nil, 40},
-		"after half an hour": {30 * time.Minute, []string{"Warning Unconfined", "Normal Unconfined"}, 80},
+		"at once":            {0, nil, 12},
+		"within a minute":    {20 * time.Second, nil, 48},
+		"after half an hour": {30 * time.Minute, []string{"Warning Unconfined", "Normal Unconfined"}, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				client := server(func(action clienttesting.Action) error {
+				client := server(noComponents(func(action clienttesting.Action) error {
 					if time.Since(began) < row.after {
 						return nil
 					}
 					return policiesAct(action)
-				}, false)
+				}), false)
 				events, metrics := runChecker(t, client, want{})
 				if !slices.EqualFunc(events, row.events, strings.HasPrefix) {
 					t.Errorf("events %q, want %q", events, row.events)
@@ -258,7 +315,7 @@ func TestWhatIsNotKnownIsNotReported(t *testing.T) {
 				if len(events) > 0 || metrics != "" {
 					t.Errorf("got %q %q", events, metrics)
 				}
-				if n := len(client.Actions()); n == 0 || n > 50 {
+				if n := len(client.Actions()); n == 0 || n > 70 {
 					t.Errorf("the API server was asked %d times", n)
 				}
 			})
@@ -290,17 +347,17 @@ func TestASilentAPIServerHoldsNothingUp(t *testing.T) {
 		if _, err := checker.Find(t.Context()); err == nil {
 			t.Error("something was found out")
 		}
-		if took := time.Since(began); took > 4*15*time.Second {
+		if took := time.Since(began); took > 5*15*time.Second {
 			t.Errorf("it took %s", took)
 		}
 		checker.Begin(t.Context())
-		if took := time.Since(began); took > 5*15*time.Second {
+		if took := time.Since(began); took > 6*15*time.Second {
 			t.Errorf("with the start of an agent it took %s", took)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		checker.Run(ctx)
-		if took := time.Since(began); took > 6*15*time.Second+5*time.Second {
+		if took := time.Since(began); took > 7*15*time.Second+5*time.Second {
 			t.Errorf("it did not end with the agent, but after %s", took)
 		}
 	})
