@@ -257,6 +257,7 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	in := act.Input{Seen: seen, Want: want, Steps: steps}
 	a.actors.verifier.Follow(seen, want)
 	a.deciders.resolver.Remember(seen, want)
+	a.learn(ctx, seen, want, steps)
 	if err == nil {
 		in, err = a.act(ctx, in)
 	}
@@ -320,6 +321,18 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 		chore(ctx, seen)
 	}
 	return nil
+}
+
+// learn writes down that another program has changed GPUs.
+func (a *Agent) learn(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) {
+	foreign, changed := decide.Foreign(seen, want, steps, a.env.Clock.Stamp())
+	if !changed {
+		return
+	}
+	learnt := a.observers.record.Now().Learnt
+	learnt.Foreign = &foreign
+	a.actors.journal.Learn(ctx, learnt)
+	seen.Record.Learnt.Foreign = learnt.Foreign
 }
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, even if the agent can see nothing else of it.

@@ -584,9 +584,10 @@ const (
 	//
 	// You can: fix the cause in the message; then remove the label, and set it again.
 	ReasonStepFailed Reason = "StepFailed"
-	// ReasonStepHadNoEffect is given when a step has reported success several times and is still needed.
+	// ReasonStepHadNoEffect is given when a step has reported success several times and is still needed, or another program keeps undoing what the agent
+	// has done: the agent then does it again ever less often.
 	//
-	// You can: read the host's kernel log; then remove the label, and set it again.
+	// You can: end the program that the message is about; or read the host's kernel log, then remove the label, and set it again.
 	ReasonStepHadNoEffect Reason = "StepHadNoEffect"
 	// ReasonRetrying is given when a step failed for a cause that may pass; the agent retries it.
 	//

@@ -29,12 +29,17 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	switch v.ruling {
 	case unrestricted, undisturbing, windowOpen:
 		return nil
-	case held, unreadable, windowClosed:
+	case held, contested, unreadable, windowClosed:
 	}
 	if v.begun {
 		return v.postponed(seen, want)
 	}
-	return g.waiting(v, seen, want, now)
+	switch v.ruling {
+	case contested:
+		return g.changedByOthers(seen, want, steps, now)
+	default:
+		return g.waiting(v, seen, want, now)
+	}
 }
 
 // Runs says when a change with these steps would begin.
@@ -57,6 +62,8 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 		return fmt.Sprintf("%s: a window is open until %s, by %s", now, v.end(), scheduleOf(seen, want))
 	case held:
 		return fmt.Sprintf("only after annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
+	case contested:
+		return fmt.Sprintf("at %s, since something else keeps changing the GPUs", outcome.Moment(foreignUntil(seen, want, steps, g.Wall.Now())))
 	case unreadable:
 		return fmt.Sprintf("only after the maintenance file can be read: %v", seen.Pool.Err)
 	case windowClosed:

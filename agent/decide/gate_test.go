@@ -108,6 +108,12 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
 	verified := func(seen *state.Observed) { seen.Record.Learnt.Verified = "asked" }
 	bare := func(seen *state.Observed) { seen.Record.Learnt.Cut, seen.Boot.ID = "boot-1", "boot-2" }
+	foreign := func(times int, ago time.Duration) func(*state.Observed, *state.Desired) {
+		return of(verified, func(seen *state.Observed) {
+			seen.Record.Learnt.Foreign = &journal.Foreign{Repeats: outcome.Repeats{Times: times, Last: noon.Add(-ago)}, Open: true}
+		})
+	}
+	creates := []plan.Kind{plan.Record, plan.Create}
 	for name, row := range map[string]struct {
 		change func(*state.Observed, *state.Desired)
 		kinds  []plan.Kind
@@ -164,6 +170,22 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		"behind the fence, and frozen": {of(cordoned, func(seen *state.Observed) {
 			seen.Pool.Schedule = window.Schedule{Freezes: []window.Freeze{{From: noon, To: noon.Add(time.Hour)}}}
 		}), evicts, config.ReasonWindowClosed, true},
+		"something else has changed the GPUs once":               {foreign(1, 0), creates, "", false},
+		"something else has changed the GPUs twice":              {foreign(2, 59*time.Second), creates, config.ReasonStepHadNoEffect, false},
+		"something else has changed the GPUs twice, a while ago": {foreign(2, time.Minute), creates, "", false},
+		"something else has changed the GPUs for ever":           {foreign(1<<40, 59*time.Minute), creates, config.ReasonStepHadNoEffect, false},
+		"something else has changed the GPUs, an hour ago":       {foreign(1<<40, time.Hour), creates, "", false},
+		"something else has changed the GPUs in the future":      {foreign(9, -time.Hour), creates, "", false},
+		"something else has changed the GPUs, and it is forced": {func(seen *state.Observed, want *state.Desired) {
+			foreign(2, 0)(seen, want)
+			annotate(config.AnnotationForce, config.ForceNow)(seen, want)
+		}, creates, "", false},
+		"something else has changed the GPUs, and the request is new": {func(seen *state.Observed, want *state.Desired) { foreign(2, 0)(seen, want); want.Fingerprint = "new" }, creates, "", false},
+		"something else has changed the GPUs, which are verified":     {foreign(2, 0), []plan.Kind{plan.VerifyCapacity}, "", false},
+		"something else has changed the GPUs before it was verified": {func(seen *state.Observed, want *state.Desired) {
+			foreign(2, 0)(seen, want)
+			seen.Record.Learnt.Foreign.Open = false
+		}, creates, "", false},
 		"a fresh node that a change has begun to shape": {of(cordoned, func(seen *state.Observed) {
 			seen.Journal.RecordStartup([]corev1.Taint{{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule}})
 		}), evicts, "", false},

@@ -17,6 +17,7 @@ const (
 	undisturbing               // no pod is disturbed
 	windowOpen                 // a window is open for long enough
 	held                       // a user holds the node
+	contested                  // another program keeps changing the GPUs
 	unreadable                 // the maintenance file cannot be read
 	windowClosed               // no window is open for long enough
 )
@@ -40,6 +41,8 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 		v.ruling = unrestricted
 	case holdText(seen) != "" && startsChange(seen, want, steps):
 		v.ruling, v.begun = held, seen.Journal != nil // the journal is for another target: that change is given up even if it has disturbed nothing
+	case seen.Journal == nil && !seen.Forces(want) && !foreignUntil(seen, want, steps, now).IsZero():
+		v.ruling = contested
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
 	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):

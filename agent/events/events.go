@@ -61,8 +61,12 @@ func Reported(kind string, reason config.Reason, message string) Event {
 // Ignored is for a label, an annotation or a file that does not count.
 func Ignored(reason config.Reason, text string) Event { return warning(reason, "%s", text) }
 
-// Fenced is for a node that is fenced for a change to target with so many steps. It leaves another user's cordon.
-func Fenced(target string, steps int) Event {
+// Fenced is for a node that is fenced for a change to target with so many steps. It leaves another user's cordon. Foreign says what another program has
+// done, if the change undoes that; it is empty for a change that a user has requested.
+func Fenced(target string, steps int, foreign string) Event {
+	if foreign != "" {
+		return normal(config.ReasonFencing, "fenced to restore %s: %s: %s", target, foreign, sanitize.Counted(steps, "step"))
+	}
 	return normal(config.ReasonFencing, "fenced for the change to %s: %s", target, sanitize.Counted(steps, "step"))
 }
 

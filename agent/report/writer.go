@@ -242,10 +242,16 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
-		l.Verified, l.Cut = want.Fingerprint, ""
+		l.Verified, l.Boot, l.Cut = want.Fingerprint, seen.Boot.ID, ""
+		if l.Foreign != nil {
+			l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
+		}
 		if state.HasInstances(seen.GPUs) {
 			l.Cut = seen.Boot.ID
 		}
+	}
+	if l.Asked == nil || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
+		l.Foreign = nil // a user has changed the request
 	}
 	now := w.Clock.Stamp()
 	switch {
@@ -308,7 +314,7 @@ func (w *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Re
 }
 
 func eventType(r Report) string {
-	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.ForRoom {
+	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.ForUsers {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning

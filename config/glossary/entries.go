@@ -111,7 +111,7 @@ var reasons = Groups{
 		{Name: "DriverUnresponsive", Means: "while a call into the driver does not return", YouCan: "search the host's kernel log for Xid errors; a GPU that hangs needs a reboot of the node"},
 		{Name: "HardwareFailure", Means: "when the driver refuses a step, and waiting cannot help", YouCan: "check the GPU's health and the host's kernel log; then remove the label, and set it again"},
 		{Name: "StepFailed", Means: "when a step other than a driver call has failed so often that the agent gives up the change. The message says which step, and why", YouCan: "fix the cause in the message; then remove the label, and set it again"},
-		{Name: "StepHadNoEffect", Means: "when a step has reported success several times and is still needed", YouCan: "read the host's kernel log; then remove the label, and set it again"},
+		{Name: "StepHadNoEffect", Means: "when a step has reported success several times and is still needed, or another program keeps undoing what the agent has done: the agent then does it again ever less often", YouCan: "end the program that the message is about; or read the host's kernel log, then remove the label, and set it again"},
 		{Name: "Retrying", Means: "when a step failed for a cause that may pass; the agent retries it", YouCan: "wait; if the cause in the message stays, fix it"},
 		{Name: "Cancelled", Means: "when a user or another tool lifts the agent's cordon during a change, which cancels the change", YouCan: "to have the change anyway, remove the label and set it again"},
 		{Name: "Recovering", Means: "while the agent restores what it left on the node without a journal", YouCan: "wait; the node is restored in a moment"},

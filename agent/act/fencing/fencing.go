@@ -83,7 +83,7 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	}); err != nil {
 		return err
 	}
-	f.Events.Node(f.Node, events.Fenced(in.Want.Name, len(in.Steps)))
+	f.Events.Node(f.Node, events.Fenced(in.Want.Name, len(in.Steps), decide.ForeignText(in.Seen, in.Want, in.Steps)))
 	return nil
 }
 

@@ -18,21 +18,15 @@ import (
 )
 
 // returns counts how often the agent has removed the startup taints of a node. Kubelet sets them once, when it registers the node. A controller may
-// set them again at each event of the node; without this count the agent would answer each of those writes.
+// set them again at each event of the node.
 type returns struct {
-	node  types.UID
-	times int       // each less than forgotten after the former one
-	last  time.Time // when it last did
+	outcome.Repeats
+
+	node types.UID
 }
 
-const (
-	// firstPause is the least time between the agent's first two removals of startup taints. It doubles with each removal.
-	firstPause = 5 * time.Second
-	// longestPause bounds it.
-	longestPause = 5 * time.Minute
-	// forgotten is the time until a startup taint counts as the first one again.
-	forgotten = 6 * longestPause
-)
+// pauses are between the agent's removals of startup taints.
+var pauses = outcome.Pauses{First: 5 * time.Second, Longest: 5 * time.Minute}
 
 // Forget drops what the agent remembers by the clock.
 func (f *Fencing) Forget(time.Time) { f.returns = returns{} }
@@ -42,33 +36,27 @@ func (f *Fencing) tookStartup(seen *state.Observed) {
 	if len(seen.Marks.Startup) == 0 {
 		return
 	}
-	now := f.Clock.Now()
-	if f.returns.node != seen.Node.UID || now.Sub(f.returns.last) > forgotten {
+	if f.returns.node != seen.Node.UID {
 		f.returns = returns{node: seen.Node.UID}
 	}
-	f.returns.times++
-	f.returns.last = now
-	if f.returns.times > 1 {
-		f.Events.Node(f.Node, events.StartupTaintsReturn(names(seen.Marks.Startup), f.returns.times, putBackBy(seen.Node), advice))
+	f.returns.Repeats = f.returns.Again(f.Clock.Now(), pauses)
+	if f.returns.Times > 1 {
+		f.Events.Node(f.Node, events.StartupTaintsReturn(names(seen.Marks.Startup), f.returns.Times, putBackBy(seen.Node), advice))
 	}
 }
 
 // ReturnedUntil is until when the agent leaves startup taints on the node that something has put back after their removal; zero if it removes them
 // now.
 func (f *Fencing) ReturnedUntil(node *corev1.Node, j *journal.Journal) time.Time {
-	if f.returns.times == 0 || f.returns.node != node.UID || len(f.Startup(node, j)) == 0 {
+	if f.returns.node != node.UID || len(f.Startup(node, j)) == 0 {
 		return time.Time{}
 	}
-	until := f.returns.last.Add(min(firstPause<<min(f.returns.times-1, 10), longestPause))
-	if !f.Clock.Now().Before(until) {
-		return time.Time{}
-	}
-	return until
+	return f.returns.Until(f.Clock.Now(), pauses)
 }
 
 // Returned says that something puts startup taints back, and what a user can do; empty if nothing does.
 func (f *Fencing) Returned(seen *state.Observed) string {
-	if f.returns.times < 2 || seen.Node == nil {
+	if f.returns.Times < 2 || seen.Node == nil {
 		return ""
 	}
 	until := f.ReturnedUntil(seen.Node, seen.Journal)
@@ -76,7 +64,7 @@ func (f *Fencing) Returned(seen *state.Observed) string {
 		return ""
 	}
 	return fmt.Sprintf("; %s is back after the agent has removed it %d times: %s; %s; next removal at %s",
-		names(seen.Marks.Startup), f.returns.times, putBackBy(seen.Node), advice, outcome.Moment(until))
+		names(seen.Marks.Startup), f.returns.Times, putBackBy(seen.Node), advice, outcome.Moment(until))
 }
 
 const advice = "have kubelet alone set it, when it registers the node: a MachineSet must not have it in spec.taints (deploy/AUTOSCALERS.md)"

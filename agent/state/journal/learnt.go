@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -20,11 +21,20 @@ type Learnt struct {
 	Asked      *api.AskedFor `json:"asked,omitempty"`
 	Took       []Took        `json:"took,omitempty"`     // the last changes, to estimate the next
 	Verified   string        `json:"verified,omitempty"` // fingerprint of the config that the agent has last verified
+	Boot       string        `json:"boot,omitempty"`     // boot in which that was
 	Cut        string        `json:"cut,omitempty"`      // boot in which the node had MIG instances at that time
 	Failed     *api.Failure  `json:"failed,omitempty"`   // a change that the agent does not try again until a user has withdrawn it
 	Published  nodekeys.Keys `json:"published,omitzero"`
 	Reported   Reported      `json:"reported,omitzero"`
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
+	Foreign    *Foreign      `json:"foreign,omitempty"`    // what another program has done to GPUs since a user last changed the request
+}
+
+// Foreign counts how often another program has changed the GPUs after the agent had verified them.
+type Foreign struct {
+	outcome.Repeats
+
+	Open bool `json:"open,omitempty"` // the agent has not verified the GPUs since the last time
 }
 
 // Pool is a pool as it was when the node asked it for a slot. A change of the node's labels does not change it.
@@ -79,7 +89,7 @@ func (w *Writer) FullMemory() []string { return w.Record.Now().Learnt.FullMemory
 // check holds it to its bounds: another program may have written the record.
 func (l *Learnt) check() error {
 	err := errors.Join(
-		name("learnt.verified", l.Verified), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),
+		name("learnt.verified", l.Verified), name("learnt.boot", l.Boot), name("learnt.cut", l.Cut), names("learnt.fullMemory", l.FullMemory, maxName),
 		name("learnt.reported.desired", l.Reported.Desired), name("learnt.reported.phase", string(l.Reported.Phase)),
 		name("learnt.reported.reason", string(l.Reported.Reason)),
 	)
@@ -95,6 +105,9 @@ func (l *Learnt) check() error {
 	if f := l.Failed; f != nil {
 		err = errors.Join(err, name("learnt.failed.fingerprint", f.Fingerprint), name("learnt.failed.reason", string(f.Reason)),
 			checkText("learnt.failed.message", f.Message, maxText))
+	}
+	if f := l.Foreign; f != nil && f.Times < 1 {
+		err = errors.Join(err, fmt.Errorf("learnt.foreign.times is %d, at least 1", f.Times))
 	}
 	if len(l.Took) > maxTook {
 		err = errors.Join(err, fmt.Errorf("learnt.took has %d entries, at most %d", len(l.Took), maxTook))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/fullfs"
@@ -38,7 +39,8 @@ func full() journal.Record {
 			Failed:     &api.Failure{Fingerprint: "def", Reason: "HardwareFailure", Message: "it broke"},
 			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
 			Reported:   journal.Reported{Desired: "all-balanced", Phase: api.PhaseIdle, Reason: "Converged", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
-			FullMemory: []string{"GPU-1"},
+			FullMemory: []string{"GPU-1"}, Boot: "boot",
+			Foreign: &journal.Foreign{Repeats: outcome.Repeats{Times: 3, Last: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}, Open: true},
 		},
 	}
 }
