@@ -303,6 +303,7 @@ func (a *Agent) correct(in act.Input) error {
 func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) error {
 	a.changeUnderway = seen.Journal != nil
 	a.reporters.liveness.Saw(seen.Node)
+	a.beginRecord(ctx, seen)
 	a.answer(ctx, seen, err)
 	a.taintUnhealthy(ctx, seen)
 	a.keepRules(ctx, seen)
@@ -323,16 +324,27 @@ func (a *Agent) upkeep(ctx context.Context, seen *state.Observed, err error) err
 	return nil
 }
 
-// learn writes down that another program has changed GPUs.
+// beginRecord makes the record of a host that has none, before the agent writes anything on the node: the next process then knows that an agent was here.
+func (a *Agent) beginRecord(ctx context.Context, seen *state.Observed) {
+	if seen.Node != nil && seen.Record.First {
+		seen.Record.Learnt = a.actors.journal.Begin(ctx, seen.Record.Learnt.Found)
+	}
+}
+
+// learn writes down what the pass shows of others: which requests users have made anew since the first agent came, and that another program has changed GPUs.
 func (a *Agent) learn(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) {
+	found := seen.StillFound(want)
 	foreign, changed := decide.Foreign(seen, want, steps, a.env.Clock.Stamp())
-	if !changed {
+	if !changed && len(found) == len(seen.Record.Learnt.Found) {
 		return
 	}
 	learnt := a.observers.record.Now().Learnt
-	learnt.Foreign = &foreign
+	learnt.Found = found
+	if changed {
+		learnt.Foreign = &foreign
+	}
 	a.actors.journal.Learn(ctx, learnt)
-	seen.Record.Learnt.Foreign = learnt.Foreign
+	seen.Record.Learnt.Found, seen.Record.Learnt.Foreign = learnt.Found, learnt.Foreign
 }
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, even if the agent can see nothing else of it.

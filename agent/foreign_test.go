@@ -155,3 +155,187 @@ func TestWhatNoProgramHasChangedIsRestoredAtOnce(t *testing.T) {
 	}
 }
 
+// handMade is a node whose GPU 0 is cut by hand, with a pod on it, on which no agent has ever been. It has the labels before the agent comes.
+func handMade(t *testing.T, labels map[string]string) *world {
+	t.Helper()
+	w := newWorld(t, h100)
+	w.disk.text = nil
+	gpu := w.snapshot()[0]
+	if err := w.gpus.Driver().SetMode(t.Context(), gpu.UUID, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.gpus.Driver().Create(t.Context(), gpu.UUID, nvml.Placed{Profile: "3g.40gb", Span: nvml.Span{Start: 4, Size: 4}}); err != nil {
+		t.Fatal(err)
+	}
+	for label, value := range labels {
+		w.set(label, value)
+	}
+	w.turn()
+	w.pod("holder", w.snapshot()[0].Instances[0].Devices[0].UUID)
+	return w
+}
+
+// expectUntouched fails the test unless the node is as it was found, and says why it stays so.
+func (w *world) expectUntouched(words ...string) {
+	w.t.Helper()
+	c := w.condition()
+	if c.Status != corev1.ConditionFalse || c.Reason != string(config.ReasonOlderRequest) {
+		w.t.Errorf("the node is %s, %s: %s", c.Status, c.Reason, c.Message)
+	}
+	for _, word := range words {
+		if !strings.Contains(c.Message, word) {
+			w.t.Errorf("the node says %q, want %q in it", c.Message, word)
+		}
+	}
+	if got := w.snapshot()[0].Geometry().String(); !strings.Contains(got, "3g.40gb") || !w.runs("holder") || w.node().Spec.Unschedulable {
+		w.t.Errorf("GPU 0 has %s, the pod runs: %t, the node is cordoned: %t", got, w.runs("holder"), w.node().Spec.Unschedulable)
+	}
+}
+
+func TestALabelThatIsOlderThanTheFirstAgentTakesNothing(t *testing.T) {
+	t.Parallel()
+	const was = "all-1g.10gb"
+	of := map[string]string{config.LabelMIGConfig: was, config.LabelMIGConfigState: "success"}
+	for name, sign := range map[string]func(w *world){
+		"another value":   func(w *world) { w.label("all-2g.20gb"); w.pass(); w.label(was) },
+		"removed and set": func(w *world) { w.unset(config.LabelMIGConfig); w.pass(); w.label(was) },
+		"forced":          func(w *world) { w.annotate(config.AnnotationForce, config.ForceNow) },
+		"applied": func(w *world) {
+			w.annotate(config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, was))
+		},
+		"applied with its options": func(w *world) {
+			w.annotate(config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, was, config.FieldEmptyDir))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := handMade(t, of)
+				for range 3 {
+					w.spend(10 * time.Minute)
+					w.expectUntouched("label nvidia.com/mig.config=all-1g.10gb was there before the agent", "GPU 0 has 3g.40gb", "evict team/holder",
+						"kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb", "kubectl label node gpu-1 nvidia.com/mig.config-")
+					w.restart() // the record keeps the decision
+				}
+				sign(w)
+				w.reach(was)
+				if w.runs("holder") {
+					t.Error("the pod has stayed")
+				}
+				w.answered(w.recut()) // from now on the request is the agent's own
+			})
+		})
+	}
+}
+
+// What users asked of another program before the agent came is no sign.
+func TestAnnotationsThatAreOlderThanTheFirstAgentAllowNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.annotate(config.AnnotationForce, config.ForceNow)
+		w.annotate(config.AnnotationAllowEviction, config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.FieldEmptyDir))
+		older := handMade(t, map[string]string{config.LabelMIGConfig: "all-1g.10gb"})
+		older.edit(func(n *corev1.Node) { n.Annotations = w.node().Annotations })
+		older.spend(time.Hour)
+		older.expectUntouched()
+		for _, key := range []string{config.AnnotationForce, config.AnnotationAllowEviction} {
+			if value, there := older.node().Annotations[key]; there {
+				t.Errorf("annotation %s is still there: %q", key, value)
+			}
+		}
+		older.annotate(config.AnnotationForce, config.ForceNow) // the same words, but said to this agent
+		older.reach("all-1g.10gb")
+	})
+}
+
+func TestALabelThatIsOlderThanTheFirstAgentIsCarriedOutWhereItTakesNothing(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(w *world){
+		"a fresh node": func(*world) {},
+		"a fresh node with its startup taint": func(w *world) {
+			w.edit(func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: config.TaintNotReady, Effect: corev1.TaintEffectNoSchedule}}
+			})
+		},
+		"free slots": func(w *world) {
+			for _, gpu := range w.snapshot() {
+				if err := w.gpus.Driver().SetMode(w.t.Context(), gpu.UUID, true); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+			if err := w.gpus.Driver().Create(w.t.Context(), w.snapshot()[0].UUID, nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 0, Size: 1}}); err != nil {
+				w.t.Fatal(err)
+			}
+		},
+		"kubelet is late": func(w *world) {
+			w.kubeletSilent = true
+			w.spend(time.Minute)
+			if w.reason() == config.ReasonOlderRequest {
+				w.t.Error("a node whose kubelet is late waits for a user")
+			}
+			w.kubeletSilent = false
+		},
+		"the record is lost where an agent had finished": func(w *world) {
+			w.converge("all-7g.80gb")
+			w.disk.text = nil
+			w.restart()
+			w.pod("holder", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		},
+		"the record is lost in the middle of a change": func(w *world) {
+			w.converge("all-7g.80gb")
+			w.label("all-1g.10gb")
+			w.untilCordoned()
+			w.disk.text = nil
+			w.restart()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.disk.text = nil
+				w.label("all-1g.10gb")
+				w.restart()
+				prepare(w)
+				w.label("all-1g.10gb")
+				w.reach("all-1g.10gb")
+			})
+		})
+	}
+}
+
+// A profile that a user sets is a new request. When it goes, the label below it is as old as before.
+func TestALabelStaysOlderThanTheFirstAgentBelowAProfile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := handMade(t, map[string]string{config.LabelMIGConfig: "all-1g.10gb"})
+		w.spend(time.Minute)
+		w.set(config.LabelProfile, "all-3g.40gb")
+		w.settle(config.ReasonConverged)
+		w.pod("other", w.snapshot()[1].Instances[0].Devices[0].UUID)
+		w.unset(config.LabelProfile)
+		w.spend(time.Minute)
+		if w.reason() != config.ReasonOlderRequest || !w.runs("other") {
+			t.Errorf("the node says %s: %s", w.reason(), w.condition().Message)
+		}
+	})
+}
+
+// A plan says the same as the condition.
+func TestAPlanSaysThatTheLabelIsOlderThanTheAgent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := handMade(t, map[string]string{config.LabelMIGConfig: "all-1g.10gb"})
+		for _, met := range []bool{false, true} {
+			p, err := w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-1g.10gb")
+			if err != nil || p.Reason != config.ReasonOlderRequest || !strings.Contains(p.HeldUp, "was there before the agent") {
+				t.Errorf("an agent was here: %t; the plan is held up by %s %q, error %v", met, p.Reason, p.HeldUp, err)
+			}
+			if p, err = w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-2g.20gb"); err != nil || p.Reason == config.ReasonOlderRequest {
+				t.Errorf("an agent was here: %t; the plan of another label is held up by %s %q, error %v", met, p.Reason, p.HeldUp, err)
+			}
+			w.spend(time.Minute)
+		}
+	})
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
@@ -38,6 +39,9 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen.Journal, seen.Record.Known, err = a.actors.journal.Read(ctx, node, seen.Boot.ID)
 	seen.Marks.Startup = a.actors.fencing.Startup(node, seen.Journal)
 	seen.Marks.Returned = !a.actors.fencing.ReturnedUntil(node, seen.Journal).IsZero()
+	if seen.Record.First && !showsAgent(seen) {
+		seen.Record.Learnt.Found = state.Asking(node)
+	}
 	if err != nil {
 		return seen, err
 	}
@@ -72,6 +76,12 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	a.observePlugin(ctx, seen)
 	seen.Complete = true
 	return seen, nil
+}
+
+// showsAgent reports whether an agent has been here, by the node alone: the host's record may be lost. Whoever can write these marks can set a label anew.
+func showsAgent(seen *state.Observed) bool {
+	ready := report.PartitionReady(seen.Node)
+	return ready != nil && ready.Status == corev1.ConditionTrue || seen.Record.StrangeJournal || seen.Marks.Fenced
 }
 
 // listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that do not exist. The agent recognizes pods of NVIDIA's programs by

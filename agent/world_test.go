@@ -151,6 +151,7 @@ func newWorld(t *testing.T, models string) *world {
 	if err := os.Symlink(strconv.Itoa(agentPID), filepath.Join(w.processTable, "self")); err != nil {
 		t.Fatal(err)
 	}
+	w.disk.text = []byte(`{"version":1}`) // an agent has been here
 	w.nextBoot()
 	w.client.PrependReactor("create", "pods", w.evict)
 	w.restart()

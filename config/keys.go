@@ -225,6 +225,11 @@ const (
 	//
 	// You can: let the node change again: kubectl gpuslice hold NODE --release.
 	ReasonHeld Reason = "Held"
+	// ReasonOlderRequest is given while the first agent on a node finds a label that was there before it, and the change would destroy instances or evict
+	// pods. Whoever set the label may have asked another program, long ago.
+	//
+	// You can: run the command in the message to have the label applied, or remove the label.
+	ReasonOlderRequest Reason = "OlderRequest"
 	// ReasonInvalidMaintenance is given while the agent cannot read the maintenance file. It begins no change until it can.
 	//
 	// You can: fix the maintenance file; kubectl gpuslice validate shows the line.

@@ -2,6 +2,8 @@ package decide
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -12,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Gate says whether a change of one node may begin or go on.
@@ -29,12 +32,14 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	switch v.ruling {
 	case unrestricted, undisturbing, windowOpen:
 		return nil
-	case held, contested, unreadable, windowClosed:
+	case held, older, contested, unreadable, windowClosed:
 	}
 	if v.begun {
 		return v.postponed(seen, want)
 	}
 	switch v.ruling {
+	case older:
+		return g.olderThanAgent(seen, want, steps)
 	case contested:
 		return g.changedByOthers(seen, want, steps, now)
 	default:
@@ -62,6 +67,8 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 		return fmt.Sprintf("%s: a window is open until %s, by %s", now, v.end(), scheduleOf(seen, want))
 	case held:
 		return fmt.Sprintf("only after annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
+	case older:
+		return fmt.Sprintf("only after %s is set anew, since it is older than the agent", strings.Join(seen.OlderLabels(want), " and "))
 	case contested:
 		return fmt.Sprintf("at %s, since something else keeps changing the GPUs", outcome.Moment(foreignUntil(seen, want, steps, g.Wall.Now())))
 	case unreadable:
@@ -97,6 +104,37 @@ func (g *Gate) waiting(v verdict, seen *state.Observed, want state.Desired, now 
 		w.Message = fmt.Sprintf("the change begins at %s by %s, and takes %s", outcome.Zoned(v.begins), scheduleOf(seen, want), v.takes.Total)
 	}
 	w.Since = seen.Since(w.Reason, g.Clock.Stamp())
+	return w
+}
+
+// olderThanAgent words the wait with a change that would take something, for a request that no user has made of this agent.
+func (g *Gate) olderThanAgent(seen *state.Observed, want state.Desired, steps []plan.Step) *outcome.Waiting {
+	labels := seen.OlderLabels(want)
+	var cut, undo []string
+	for _, gpu := range seen.GPUs {
+		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Kind == plan.Destroy && s.GPU == gpu.UUID }) {
+			cut = append(cut, fmt.Sprintf("GPU %d has %s", gpu.Index, gpu.Geometry()))
+		}
+	}
+	for _, label := range labels {
+		key, _, _ := strings.Cut(label, "=")
+		undo = append(undo, key+"-")
+	}
+	w := &outcome.Waiting{
+		Reason: config.ReasonOlderRequest, For: outcome.ForUser, After: g.Settings.Retry.Longest, Named: true,
+		Since:  seen.Since(config.ReasonOlderRequest, g.Clock.Stamp()),
+		Advice: fmt.Sprintf("to have it applied: %s, or remove the label and set it again", want.ApplyCommand(seen.Node.Name)),
+		Else:   fmt.Sprintf("to keep the GPUs as they are: kubectl label node %s %s", seen.Node.Name, strings.Join(undo, " ")),
+	}
+	w.Message = fmt.Sprintf("label %s was there before the agent", strings.Join(labels, " and "))
+	if len(cut) > 0 {
+		w.Message += ", and would destroy instances: " + sanitize.Listed(cut)
+	}
+	for _, s := range steps {
+		if s.Kind == plan.Evict {
+			w.Message += ", and would " + s.String()
+		}
+	}
 	return w
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/window"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -108,12 +109,17 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	unread := func(seen *state.Observed) { seen.Pool.Err = errors.New("no Caturday") }
 	verified := func(seen *state.Observed) { seen.Record.Learnt.Verified = "asked" }
 	bare := func(seen *state.Observed) { seen.Record.Learnt.Cut, seen.Boot.ID = "boot-1", "boot-2" }
+	older := func(seen *state.Observed, want *state.Desired) {
+		seen.Node.Labels = map[string]string{config.LabelMIGConfig: "all-1g.10gb"}
+		seen.Record.Learnt.Found = map[string]string{config.LabelMIGConfig: "all-1g.10gb", config.AnnotationForce: config.ForceNow}
+		want.Label, seen.Pool.Schedule = config.LabelMIGConfig, openFor(time.Hour)
+	}
 	foreign := func(times int, ago time.Duration) func(*state.Observed, *state.Desired) {
 		return of(verified, func(seen *state.Observed) {
 			seen.Record.Learnt.Foreign = &journal.Foreign{Repeats: outcome.Repeats{Times: times, Last: noon.Add(-ago)}, Open: true}
 		})
 	}
-	creates := []plan.Kind{plan.Record, plan.Create}
+	creates, destroys := []plan.Kind{plan.Record, plan.Create}, []plan.Kind{plan.Fence, plan.Destroy, plan.Create}
 	for name, row := range map[string]struct {
 		change func(*state.Observed, *state.Desired)
 		kinds  []plan.Kind
@@ -170,6 +176,35 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		"behind the fence, and frozen": {of(cordoned, func(seen *state.Observed) {
 			seen.Pool.Schedule = window.Schedule{Freezes: []window.Freeze{{From: noon, To: noon.Add(time.Hour)}}}
 		}), evicts, config.ReasonWindowClosed, true},
+		"older than the agent, and a pod has to leave":    {older, evicts, config.ReasonOlderRequest, false},
+		"older than the agent, and an instance has to go": {older, destroys, config.ReasonOlderRequest, false},
+		"older than the agent, and takes nothing":         {older, creates, "", false},
+		"older than the agent, and only the mode changes": {older, []plan.Kind{plan.Fence, plan.SetMode, plan.Create}, "", false},
+		"older than the agent, which has begun":           {func(seen *state.Observed, want *state.Desired) { older(seen, want); cordoned(seen) }, evicts, "", false},
+		"older than the agent, and kubelet is silent":     {func(seen *state.Observed, want *state.Desired) { older(seen, want); silent(seen) }, evicts, "", false},
+		"older than the agent, and held":                  {func(seen *state.Observed, want *state.Desired) { older(seen, want); held(seen) }, evicts, config.ReasonHeld, false},
+		"older than the agent, as the one that forces it": {func(seen *state.Observed, want *state.Desired) {
+			older(seen, want)
+			annotate(config.AnnotationForce, config.ForceNow)(seen, want)
+		}, evicts, config.ReasonOlderRequest, false},
+		"older than the agent, and forced since": {func(seen *state.Observed, want *state.Desired) {
+			older(seen, want)
+			annotate(config.AnnotationForce, "asked")(seen, want)
+		}, evicts, "", false},
+		"older than the agent, and another change allowed": {func(seen *state.Observed, want *state.Desired) {
+			older(seen, want)
+			annotate(config.AnnotationAllowEviction, "nvidia.com/mig.config=other")(seen, want)
+		}, evicts, config.ReasonOlderRequest, false},
+		"older than the agent, and allowed since": {func(seen *state.Observed, want *state.Desired) {
+			older(seen, want)
+			annotate(config.AnnotationAllowEviction, "nvidia.com/mig.config=all-1g.10gb")(seen, want)
+		}, evicts, "", false},
+		"the label below it is older than the agent": {func(seen *state.Observed, want *state.Desired) { older(seen, want); want.Label = config.LabelProfile }, evicts, "", false},
+		"the label next to it is older than the agent": {func(seen *state.Observed, want *state.Desired) {
+			older(seen, want)
+			seen.Node.Labels[config.LabelDevicePluginConfig] = "slices"
+			seen.Record.Learnt.Found = map[string]string{config.LabelDevicePluginConfig: "slices"}
+		}, evicts, config.ReasonOlderRequest, false},
 		"something else has changed the GPUs once":               {foreign(1, 0), creates, "", false},
 		"something else has changed the GPUs twice":              {foreign(2, 59*time.Second), creates, config.ReasonStepHadNoEffect, false},
 		"something else has changed the GPUs twice, a while ago": {foreign(2, time.Minute), creates, "", false},
@@ -197,6 +232,23 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		}
 		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds)); strings.HasPrefix(runs, "at once") != (row.reason == "") {
 			t.Errorf("%s: the preview says that it runs %s, and the gate %q", name, runs, row.reason)
+		}
+	}
+}
+
+// A DaemonSet that keeps GPUs open without having one is on each new node, and comes back.
+func TestADaemonSetThatKeepsGPUsOpenHoldsUpNoOlderRequest(t *testing.T) {
+	t.Parallel()
+	for source, want := range map[holders.Source]config.Reason{"device file /dev/nvidia0": "", holders.SourceNVML: config.ReasonOlderRequest} {
+		seen, desired := waiting()
+		seen.Node.Labels = map[string]string{config.LabelMIGConfig: "all-1g.10gb"}
+		seen.Record.Learnt.Found = map[string]string{config.LabelMIGConfig: "all-1g.10gb"}
+		desired.Label, seen.Pool.Schedule = config.LabelMIGConfig, openFor(time.Hour)
+		seen.Holders.Pods = []holders.Pod{{Namespace: "team", Name: "exporter", UID: "exporter", Daemon: true, Sources: []holders.Source{source}}}
+		err := gateAtNoon().Allow(seen, *desired, []plan.Step{{Kind: plan.Fence}, {Kind: plan.Evict, Pods: []plan.Pod{{Namespace: "team", Name: "exporter", UID: "exporter"}}}})
+		var wait *outcome.Waiting
+		if errors.As(err, &wait); (wait == nil) != (want == "") || wait != nil && wait.Reason != want {
+			t.Errorf("known by %s: %v, want %q", source, err, want)
 		}
 	}
 }

@@ -144,7 +144,7 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 	if pluginKey != "" {
 		asks[config.LabelDevicePluginConfig] = pluginKey
 	}
-	want.Drain = want.Drain.Allowing(seen.Node.Annotations[config.AnnotationAllowEviction], asks)
+	want.Drain = want.Drain.Allowing(seen.Annotation(config.AnnotationAllowEviction), asks)
 	want.Targets = state.Targets(requests)
 	want.Fingerprint = fingerprint(want, requests)
 	return want, r.refuses(seen, want)

@@ -1,12 +1,14 @@
 package decide
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/window"
+	"github.com/gpuslice/gpuslice/drain/holders"
 )
 
 // ruling is what the gate says of a change.
@@ -17,6 +19,7 @@ const (
 	undisturbing               // no pod is disturbed
 	windowOpen                 // a window is open for long enough
 	held                       // a user holds the node
+	older                      // the request is older than the first agent on this node, and the change would take something
 	contested                  // another program keeps changing the GPUs
 	unreadable                 // the maintenance file cannot be read
 	windowClosed               // no window is open for long enough
@@ -41,6 +44,8 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 		v.ruling = unrestricted
 	case holdText(seen) != "" && startsChange(seen, want, steps):
 		v.ruling, v.begun = held, seen.Journal != nil // the journal is for another target: that change is given up even if it has disturbed nothing
+	case seen.Journal == nil && takes(seen, steps) && len(seen.OlderLabels(want)) > 0:
+		v.ruling = older
 	case seen.Journal == nil && !seen.Forces(want) && !foreignUntil(seen, want, steps, now).IsZero():
 		v.ruling = contested
 	case !needsWindow && !plan.Has(steps, plan.Evict):
@@ -70,6 +75,19 @@ func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) b
 		return false
 	}
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
+}
+
+// takes reports whether the steps destroy an instance, or evict a pod that does not just come back: on each new node there may be DaemonSets that keep GPUs
+// open without having one. While kubelet does not answer, any pod may hold a GPU, and preflight waits.
+func takes(seen *state.Observed, steps []plan.Step) bool {
+	return slices.ContainsFunc(steps, func(s plan.Step) bool {
+		if s.Kind != plan.Evict {
+			return s.Kind == plan.Destroy
+		}
+		pods := seen.Drained(s.Pods)
+		others := slices.DeleteFunc(slices.Clone(pods), func(p holders.Pod) bool { return p.Daemon && only(p, holders.Source.IsOpenFile) })
+		return seen.Kubelet.Err == nil && (len(others) > 0 || len(pods) == 0)
+	})
 }
 
 // judgeByWindows lets the windows decide. A change that has begun is postponed if its window has closed, or closes before the change can be done. The

@@ -36,7 +36,7 @@ type Report struct {
 	Message string
 	// Converged: the node is as desired, and that is verified.
 	Converged bool
-	ForUsers  bool     // they have to let pods go, or to decide
+	ForRoom   bool     // users have to let pods go
 	GoesOn    bool     // by itself: a step is under way, or the agent retries what has failed
 	Retries   bool     // the agent retries a failed step or observation
 	Blockers  []string // what is in the way, one by one
@@ -91,7 +91,7 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 	}
 	r := Report{
 		Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StatePending, Message: d.Message,
-		ForUsers: d.Waits == outcome.ForRoom || d.Waits == outcome.ForUser,
+		ForRoom: d.Waits == outcome.ForRoom,
 	}
 	switch d.Waits {
 	case outcome.ForReboot:

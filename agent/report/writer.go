@@ -222,12 +222,14 @@ func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	if text != "" && seen.Node.Annotations[config.AnnotationStatus] != text {
 		annotations[config.AnnotationStatus] = &text
 	}
-	if _, forced := seen.Node.Annotations[config.AnnotationForce]; forced && r.Phase == api.PhaseIdle {
+	_, forced := seen.Node.Annotations[config.AnnotationForce]
+	if forced && (r.Phase == api.PhaseIdle || seen.Older(config.AnnotationForce)) {
 		annotations[config.AnnotationForce] = nil // it was for this change or a withdrawn one: the next change has to wait for its window
 	}
 	// That change has ended; the next request has to be allowed again.
 	ended := r.Phase == api.PhaseIdle || seen.Journal == nil && seen.Failed(want) != nil
-	if _, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]; allowed && ended {
+	_, allowed := seen.Node.Annotations[config.AnnotationAllowEviction]
+	if allowed && (ended || seen.Older(config.AnnotationAllowEviction)) {
 		annotations[config.AnnotationAllowEviction] = nil
 	}
 	if len(annotations) == 0 {
@@ -314,7 +316,7 @@ func (w *Writer) plannedCondition(seen *state.Observed, want state.Desired, r Re
 }
 
 func eventType(r Report) string {
-	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.ForUsers {
+	if r.Ready == corev1.ConditionTrue || r.State == config.StatePending && !r.ForRoom {
 		return corev1.EventTypeNormal
 	}
 	return corev1.EventTypeWarning

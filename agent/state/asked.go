@@ -2,6 +2,8 @@ package state
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Asked returns the label that counts and the config that it names: a profile alone, or a MIG config and a config of the device plugin. If no label names a
@@ -46,4 +49,78 @@ func overriding(node *corev1.Node, want Desired) Desired {
 		}
 	}
 	return want
+}
+
+// Asking returns the labels and annotations of the node by which users ask for something, each value cut to a length that is longer than any that counts.
+func Asking(node *corev1.Node) map[string]string {
+	out := map[string]string{}
+	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+		if value := node.Labels[label]; value != "" && !strings.HasPrefix(value, config.OwnPluginKey) {
+			out[label] = sanitize.Cut(value, longestAsking)
+		}
+	}
+	for _, annotation := range []string{config.AnnotationForce, config.AnnotationAllowEviction} {
+		if value := node.Annotations[annotation]; value != "" {
+			out[annotation] = sanitize.Cut(value, longestAsking)
+		}
+	}
+	return out
+}
+
+// longestAsking is longer than a label's value, and than an Allowance that fits one.
+const longestAsking = 128 // characters
+
+// Older reports whether the node had the value of this label or annotation before the first agent came.
+func (s *Observed) Older(key string) bool {
+	found, was := s.Record.Learnt.Found[key]
+	return was && Asking(s.Node)[key] == found
+}
+
+// Annotation returns the value of a user's annotation; empty if it was there before the first agent came: it was meant for something else.
+func (s *Observed) Annotation(key string) string {
+	if s.Older(key) {
+		return ""
+	}
+	return s.Node.Annotations[key]
+}
+
+// OlderLabels returns the labels of the desired state, as key=value, that the node had before the first agent came. There are none if a user has since set an
+// annotation for this change.
+func (s *Observed) OlderLabels(want Desired) []string {
+	if s.AskedAgain(want) {
+		return nil
+	}
+	var out []string
+	for _, label := range labelsOf(want) {
+		if s.Older(label) {
+			out = append(out, label+"="+s.Node.Labels[label])
+		}
+	}
+	return out
+}
+
+// AskedAgain reports whether an annotation asks for the change to the desired state, and a user has set it since the first agent came.
+func (s *Observed) AskedAgain(want Desired) bool {
+	asked, _, _ := config.ParseAllowance(s.Annotation(config.AnnotationAllowEviction))
+	return s.Forces(want) || slices.ContainsFunc(labelsOf(want), func(label string) bool { return asked == label+"="+s.Node.Labels[label] })
+}
+
+// labelsOf returns the labels that may request the desired state.
+func labelsOf(want Desired) []string {
+	switch want.Label {
+	case "":
+		return nil
+	case config.LabelMIGConfig:
+		return []string{want.Label, config.LabelDevicePluginConfig}
+	default:
+		return []string{want.Label}
+	}
+}
+
+// StillFound returns the labels and annotations that the node had before the first agent came, without those that users have set anew, or asked for again.
+func (s *Observed) StillFound(want Desired) map[string]string {
+	out := maps.Clone(s.Record.Learnt.Found)
+	again := s.AskedAgain(want)
+	maps.DeleteFunc(out, func(key, _ string) bool { return !s.Older(key) || again && slices.Contains(labelsOf(want), key) })
+	return out
 }

@@ -55,7 +55,7 @@ func (s *Observed) Postponed(want Desired, reason config.Reason, why string) *ap
 
 // Forces reports whether the annotation is about the change to the desired state.
 func (s *Observed) Forces(want Desired) bool {
-	switch value := s.Node.Annotations[config.AnnotationForce]; value {
+	switch value := s.Annotation(config.AnnotationForce); value {
 	case "":
 		return false
 	case config.ForceNow:

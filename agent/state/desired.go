@@ -35,14 +35,14 @@ type Desired struct {
 	UndoCause        error           // why, unless that is the failure in the journal
 }
 
-// ApplyCommand is the command that repeats the request with these flags; empty if no user can.
+// ApplyCommand is the command that repeats the request, with these flags; empty if no user can.
 func (d Desired) ApplyCommand(node string, flags ...string) string {
 	of := map[string]string{
 		config.LabelProfile: "--profile", config.LabelMIGConfig: "--mig-config",
 		config.LabelDevicePluginConfig: "--device-plugin-config",
 	}[d.Label]
 	name, _, _ := strings.Cut(d.Name, api.DesiredSeparator) // the label of the device plugin's config keeps counting next to that of a MIG config
-	if of == "" || d.Undo || len(flags) == 0 {
+	if of == "" || d.Undo {
 		return ""
 	}
 	return strings.Join(append([]string{"kubectl gpuslice apply", node, of, name}, flags...), " ")

@@ -21,6 +21,7 @@ var reasons = Groups{
 	}},
 	{"Reasons why a change does not begin yet, or does not continue.", []Entry{
 		{Name: "Held", Means: "while gpuslice.io/hold keeps the node from any change", YouCan: "let the node change again: kubectl gpuslice hold NODE --release"},
+		{Name: "OlderRequest", Means: "while the first agent on a node finds a label that was there before it, and the change would destroy instances or evict pods. Whoever set the label may have asked another program, long ago", YouCan: "run the command in the message to have the label applied, or remove the label"},
 		{Name: "InvalidMaintenance", Means: "while the agent cannot read the maintenance file. It begins no change until it can", YouCan: "fix the maintenance file; kubectl gpuslice validate shows the line"},
 		{Name: "AwaitingWindow", Means: "while no open window is long enough for the change. The message and MaintenancePlanned say when the change begins", YouCan: "wait, or let this change begin at once: kubectl annotate node NODE gpuslice.io/force=now"},
 		{Name: "AwaitingSlot", Means: "while the pool has its maximum of unavailable nodes; the message names them", YouCan: "wait for the nodes that the message names; if one of them is stuck, fix it first"},

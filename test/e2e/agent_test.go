@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/realkubelet"
@@ -160,6 +161,9 @@ func (r *rig) startAgent() {
 		r.t.Fatal(err)
 	}
 	if err := os.WriteFile(r.file("settings.yaml"), []byte("apiVersion: gpuslice.io/v1alpha1\nkind: Settings\n"), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := journal.RecordIn(r.file("state")).Write(r.t.Context(), journal.Record{Version: journal.Version}); err != nil { // an agent has been here
 		r.t.Fatal(err)
 	}
 	log, err := os.OpenFile(r.file("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

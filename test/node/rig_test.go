@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -121,6 +122,9 @@ func rigIn(t *testing.T, c *cluster.Cluster, spec, settings string, options ...o
 		bus: "unix:path=" + filepath.Join(dir, "no-bus"),
 	}}
 	t.Cleanup(r.end)
+	if err := journal.RecordIn(r.stateDir()).Write(t.Context(), journal.Record{Version: journal.Version}); err != nil { // an agent has been here
+		t.Fatal(err)
+	}
 	if r.account, err = c.NodeConfig(t.Context(), "gpuslice", "gpuslice-agent", n.Name); err != nil {
 		t.Fatal(err)
 	}
@@ -186,12 +190,15 @@ func (r *rig) end() {
 	}
 }
 
+// stateDir is where the agent keeps the host's record.
+func (r *rig) stateDir() string { return filepath.Join(r.Dir, "state") }
+
 // flags say to the agent where it is.
 func (r *rig) flags() []string {
 	return []string{
 		"--node", r.Name, "--kubeconfig", r.agents.kubeconfig, "--settings", r.agents.settings,
 		"--driver-root", r.DriverRoot(), "--pod-resources", r.Kubelet.PodResourcesSocket(),
-		"--lock", filepath.Join(r.Dir, "agent.lock"), "--state-dir", filepath.Join(r.Dir, "state"), "--system-bus", r.agents.bus,
+		"--lock", filepath.Join(r.Dir, "agent.lock"), "--state-dir", r.stateDir(), "--system-bus", r.agents.bus,
 		"--cdi", r.SpecDir(), "--dev-root", r.DevRoot(), "--proc", r.ProcRoot(), "--plugin-config", r.PluginConfig(),
 		"--pci-devices", r.PCIDevices(), "--kernel-log", r.KernelLog(),
 	}

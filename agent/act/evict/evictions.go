@@ -312,7 +312,8 @@ func stuck(verdicts []drain.Verdict) []drain.Verdict {
 // allow adds to the wait a command for the user who has requested the change. It lets the change evict pods that the settings refuse because
 // their data would be lost.
 func (e *Evictions) allow(wait *outcome.Waiting, want state.Desired, verdicts []drain.Verdict) {
-	if command := want.ApplyCommand(e.Node, drain.Flags(verdicts)...); command != "" {
+	flags := drain.Flags(verdicts)
+	if command := want.ApplyCommand(e.Node, flags...); len(flags) > 0 && command != "" {
 		wait.Advice, wait.Named = "to let this change evict what would be lost: "+command, true
 	}
 }

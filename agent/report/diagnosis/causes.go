@@ -243,7 +243,8 @@ func (e *Evidence) podsInTheWay() []api.Finding {
 		case drain.Refused:
 			f.Cause, f.You = api.CausePolicyRefuses, "move the pod yourself, or change drain in the settings"
 			f.Command = "kubectl describe pod " + pod
-			if command := e.Want.ApplyCommand(e.Node.Name, drain.Flags([]drain.Verdict{v})...); command != "" {
+			flags := drain.Flags([]drain.Verdict{v})
+			if command := e.Want.ApplyCommand(e.Node.Name, flags...); len(flags) > 0 && command != "" {
 				f.You, f.Command = "let this change evict it, or change drain in the settings or the profile, or move the pod yourself", command
 			}
 		case drain.Requested, drain.Deleted, drain.Gone, drain.Queued: // it goes

@@ -43,6 +43,7 @@ type Keeper struct {
 	now     Record // the record, whether the disk has it or not
 	saved   Record // the record on the disk, older than now after a failed write
 	read    bool
+	first   bool        // there was no record to read, and none has been made since
 	newer   *NewerError // a newer agent's record with nothing to restore; the first write sets it aside
 	failed  error       // why saved is older than now
 	retryAt time.Time
@@ -70,6 +71,7 @@ func (k *Keeper) Load(ctx context.Context) error {
 		return err
 	}
 	k.read = true
+	k.first = r == nil && k.newer == nil
 	if r != nil {
 		k.now, k.saved = *r, *r
 	}
@@ -80,7 +82,7 @@ func (k *Keeper) Load(ctx context.Context) error {
 // boot is empty if it is not known.
 func (k *Keeper) attribute(node *corev1.Node, boot string) {
 	if k.now.Node != node.Name || k.now.UID != string(node.UID) {
-		k.now = Record{Node: node.Name, UID: string(node.UID), Host: k.now.Host}
+		k.now = Record{Node: node.Name, UID: string(node.UID), Host: k.now.Host, Learnt: Learnt{Found: k.now.Learnt.Found}}
 	}
 	if k.now.Host.Boot != boot && k.now.Host.Boot != "" && boot != "" {
 		k.now.Host = Host{} // a reboot has restored the host

@@ -28,6 +28,9 @@ type Learnt struct {
 	Reported   Reported      `json:"reported,omitzero"`
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
 	Foreign    *Foreign      `json:"foreign,omitempty"`    // what another program has done to GPUs since a user last changed the request
+	// Found has the labels and annotations that ask for something and that the first agent on this node has found there. One that a user sets anew is
+	// removed from it.
+	Found map[string]string `json:"found,omitempty"`
 }
 
 // Foreign counts how often another program has changed the GPUs after the agent had verified them.
@@ -108,6 +111,12 @@ func (l *Learnt) check() error {
 	}
 	if f := l.Foreign; f != nil && f.Times < 1 {
 		err = errors.Join(err, fmt.Errorf("learnt.foreign.times is %d, at least 1", f.Times))
+	}
+	if len(l.Found) > maxNames {
+		err = errors.Join(err, fmt.Errorf("learnt.found has %d entries, at most %d", len(l.Found), maxNames))
+	}
+	for key, value := range l.Found {
+		err = errors.Join(err, name("learnt.found", key), name("learnt.found", value))
 	}
 	if len(l.Took) > maxTook {
 		err = errors.Join(err, fmt.Errorf("learnt.took has %d entries, at most %d", len(l.Took), maxTook))

@@ -14,6 +14,7 @@ import (
 // Known is what the host's record says besides the journal.
 type Known struct {
 	StrangeJournal bool // the node has a journal that this host's agent did not write for it
+	First          bool // the host has no record: no agent has been here, or the record is lost
 	Learnt         Learnt
 }
 
@@ -41,7 +42,7 @@ func (w *Writer) Read(ctx context.Context, node *corev1.Node, boot string) (j *J
 	default:
 		known.StrangeJournal = true
 	}
-	known.Learnt = h.now.Learnt
+	known.First, known.Learnt = h.first, h.now.Learnt
 	return j, known, nil
 }
 

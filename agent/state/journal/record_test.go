@@ -39,7 +39,7 @@ func full() journal.Record {
 			Failed:     &api.Failure{Fingerprint: "def", Reason: "HardwareFailure", Message: "it broke"},
 			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
 			Reported:   journal.Reported{Desired: "all-balanced", Phase: api.PhaseIdle, Reason: "Converged", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
-			FullMemory: []string{"GPU-1"}, Boot: "boot",
+			FullMemory: []string{"GPU-1"}, Boot: "boot", Found: map[string]string{"nvidia.com/mig.config": "all-balanced"},
 			Foreign: &journal.Foreign{Repeats: outcome.Repeats{Times: 3, Last: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}, Open: true},
 		},
 	}

@@ -137,6 +137,15 @@ func (w *Writer) Learn(ctx context.Context, learnt Learnt) {
 	w.Record.Keep(ctx, r, w.Clock.Now())
 }
 
+// Begin makes the first record of a host, with what users had asked for before.
+func (w *Writer) Begin(ctx context.Context, found map[string]string) Learnt {
+	w.Record.first = false
+	learnt := w.Record.Now().Learnt
+	learnt.Found = found
+	w.Learn(ctx, learnt)
+	return learnt
+}
+
 // JoinPool writes down the node's pool before the node asks it for a slot. The agent returns the slot there, though the labels may choose another pool by
 // then. The error is why the step has to wait.
 func (w *Writer) JoinPool(ctx context.Context, write Write, pool Pool) error {

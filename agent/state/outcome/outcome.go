@@ -45,7 +45,6 @@ const (
 	ForUser             // only a user can end it
 	ForReboot
 	ForRoom  // users have to let pods go
-	ForUser  // a user has to decide
 	ForSlot  // for a slot of the pool: the node keeps its place in the queue
 	ForStep  // for the work of a step, which ends by itself or at the deadline
 	ForRetry // a step or an observation has failed, and is tried again

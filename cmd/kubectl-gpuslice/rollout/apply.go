@@ -190,7 +190,7 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 	for i := range nodes {
 		n := &nodes[i]
 		now, has := time.Now(), n.Labels[w.Label] == w.Name
-		if has && len(a.allowed()) == 0 {
+		if has && len(a.allowed()) == 0 && !waitsForUser(n) {
 			out.Printf("%s  has label %s already\n", n.Name, w)
 			asked = append(asked, waitFor(n, w, false, now))
 			continue
@@ -226,14 +226,19 @@ func (a *application) allowed() []string {
 	return fields
 }
 
-// change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It removes one that allows another
-// change.
+// waitsForUser reports whether the agent of the node asks users whether they still mean the label, which is older than itself.
+func waitsForUser(n *corev1.Node) bool {
+	return cluster.ReportOf(n).Condition.Reason == string(config.ReasonOlderRequest)
+}
+
+// change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It sets that annotation also for a label
+// that the node has already, but that is older than its agent. It removes one that allows another change.
 func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
 	c := cluster.Change{Labels: map[string]*string{w.Label: &w.Name}}
 	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.Label] != w.Name {
 		c.Labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
 	}
-	if fields := a.allowed(); len(fields) > 0 {
+	if fields := a.allowed(); len(fields) > 0 || waitsForUser(n) {
 		allowance := config.Allowance(w.Label, w.Name, fields...)
 		c.Annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
 		return c

@@ -240,6 +240,26 @@ func TestAConfigOfTheDevicePluginIsAskedForAloneOrBesideAMIGConfig(t *testing.T)
 	}
 }
 
+// A label that is there already may be older than the agent, which then waits for a user: apply is that user.
+func TestApplyAsksAgainForALabelThatIsOlderThanTheAgent(t *testing.T) {
+	for reason, want := range map[config.Reason]string{config.ReasonOlderRequest: "gpuslice.io/profile=research", config.ReasonAwaitingWindow: ""} {
+		t.Run(string(reason), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.Edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "research" })
+				w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, reason, 20), "research: it waits")
+				w.Start(apply("--wait")...)
+				if got := w.Node("gpu-1").Annotations[config.AnnotationAllowEviction]; got != want {
+					t.Errorf("annotation %s is %q, want %q", config.AnnotationAllowEviction, got, want)
+				}
+				w.Says("gpu-1", agenttest.Done(), "research: as asked")
+				if said, code := w.Ended(); code != 0 {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+			}, agenttest.GPU("gpu-1"))
+		})
+	}
+}
+
 func TestNodesThatGoAreNotWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Start(apply("--wait")...)
