@@ -8,16 +8,22 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/fencing"
+	"github.com/gpuslice/gpuslice/agent/events"
+	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
@@ -267,6 +273,60 @@ func TestClaimsGetOtherDevicesThanTheAgentsRulesClose(t *testing.T) {
 		got, err := s.devices(ctx, namespace)
 		return slices.Equal(got, []string{"gpu-0", "gpu-1"}), err
 	})
+}
+
+// Whoever may create rules can give any number of them the node's label: the agent closes its devices all the same, and one after it opens them again.
+func TestTheAgentFindsItsRulesAmongThoseOfOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it creates more than a thousand rules")
+	}
+	s := newTaintRuleScene(t)
+	s.apply("device-taint-rules")
+	s.fill()
+	admin := rest.CopyConfig(s.cluster.Config())
+	admin.QPS = -1
+	others, err := kubernetes.NewForConfig(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := others.ResourceV1().DeviceTaintRules()
+	theirs := metav1.ListOptions{LabelSelector: "flood=" + s.node}
+	t.Cleanup(func() {
+		if err := all.DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, theirs); err != nil {
+			t.Error(err)
+		}
+	})
+	for n := range 1100 {
+		if _, err := all.Create(t.Context(), s.taintRule("gpu-9", func(r *rule) {
+			r.Name, r.Labels["flood"] = fmt.Sprintf("flood-%d", n), s.node // before the agents' own, by their names
+		}), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := kube.New(s.agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// agent is a process, which keeps rules for these devices and the node's others.
+	agent := func() *fencing.Rules {
+		return &fencing.Rules{
+			Env: act.Env{
+				Node: "own", Settings: config.Default(), Clock: monotonic.New(clock.RealClock{}), Log: zap.NewNop(),
+				Events: events.Recorder{To: record.NewFakeRecorder(100)},
+			},
+			Client: client.DeviceTaintRules(),
+		}
+	}
+	for _, wanted := range [][]fencing.Closed{{{Device: "gpu-0", Key: config.TaintGPUUnhealthy}, {Device: "gpu-1", Key: config.TaintRepartitioning}}, nil} {
+		s.until(fmt.Sprintf("rules for %v", wanted), func(ctx context.Context) (bool, error) {
+			agent().Keep(ctx, types.UID(s.node), wanted, func() []string { return []string{"gpu-0", "gpu-1"} })
+			list, err := all.List(ctx, metav1.ListOptions{LabelSelector: "gpuslice.io/node=" + s.node + ",!flood"})
+			return err == nil && len(list.Items) == len(wanted), err
+		})
+	}
+	if list, err := all.List(t.Context(), theirs); err != nil || len(list.Items) != 1100 {
+		t.Errorf("%d rules of others are left: %v", len(list.Items), err)
+	}
 }
 
 // claims makes a claim of one device, and the pod that it is for.
