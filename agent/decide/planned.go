@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Planned returns what the planner needs of the observation.
@@ -39,12 +40,7 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 		out.Closed = seen.DRA.Closed
 	}
 	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable && !asksBehindCordon(seen, want, settings) {
-		out.Closable = offer.Of(seen).Closable()
-		for gpu, devices := range out.Closable {
-			if slices.ContainsFunc(devices, func(d string) bool { return slices.Contains(seen.DRA.Unclosable, d) }) {
-				out.Closable[gpu] = nil // it counts as one that stays, for changes of others
-			}
-		}
+		out.Closable = closable(seen)
 	}
 	for _, p := range seen.Holders.OfLibrary {
 		client := state.PlannedPod(p)
@@ -65,6 +61,18 @@ func asksBehindCordon(seen *state.Observed, want state.Desired, settings config.
 		_, asked := policy.Asked(p, time.Time{})
 		return asked
 	})
+}
+
+// closable returns the devices of each GPU that rules can close: none of a GPU with a device that the agent cannot close. For changes of others it counts as
+// one that stays.
+func closable(seen *state.Observed) map[nvml.UUID][]string {
+	out := offer.Of(seen).Closable()
+	for gpu, devices := range out {
+		if slices.ContainsFunc(devices, func(d string) bool { return slices.Contains(seen.DRA.Unclosable, d) }) {
+			out[gpu] = nil
+		}
+	}
+	return out
 }
 
 // plannedSlot returns what the planner needs to know of the pool's slot. A change that has begun needs none: its node is unavailable already.

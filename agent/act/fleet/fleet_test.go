@@ -229,10 +229,10 @@ func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
 		make func(w *world)
 		said string
 	}{
-		"cordoned":       {func(w *world) { w.cordon("other", true) }, "cordoned by someone"},
-		"not Ready":      {func(w *world) { w.ready("other", corev1.ConditionFalse) }, "not Ready since 2026-12-01T11:30:00Z"},
-		"unknown":        {func(w *world) { w.ready("other", corev1.ConditionUnknown) }, "not Ready since 2026-12-01T11:30:00Z"},
-		"fenced":         {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintRepartitioning)) }, "being changed by gpuslice"},
+		"cordoned":  {func(w *world) { w.cordon("other", true) }, "cordoned by someone"},
+		"not Ready": {func(w *world) { w.ready("other", corev1.ConditionFalse) }, "not Ready since 2026-12-01T11:30:00Z"},
+		"unknown":   {func(w *world) { w.ready("other", corev1.ConditionUnknown) }, "not Ready since 2026-12-01T11:30:00Z"},
+		"fenced":    {func(w *world) { w.patch("other", fmt.Sprintf(paused, config.TaintRepartitioning)) }, "being changed by gpuslice"},
 		"devices closed to claims": {func(w *world) {
 			w.patch("other", `{"metadata":{"annotations":{"gpuslice.io/journal":"{\"version\":1,\"operation\":\"a\",\"closed\":[\"gpu-0\"]}"}}}`)
 		}, "being changed by gpuslice"},
