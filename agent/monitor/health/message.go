@@ -87,9 +87,6 @@ func (m *Monitor) remedied(v verdict.Verdict) string {
 	return text
 }
 
-// openToClaims is in the message while a GPU that it names is not closed to claims, as the settings ask.
-const openToClaims = "is not closed to claims: "
-
 // healthy says how many GPUs have no known problem, and which problems the agent cannot see.
 func (m *Monitor) healthy() string {
 	text := fmt.Sprintf("nothing is wrong with %s", sanitize.Counted(len(m.node.GPUs()), "GPU"))
@@ -129,7 +126,7 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 	}
 	b.WriteString(m.affected(g, f, d.pods))
 	if why := m.notClosed[g.UUID()]; why != "" {
-		fmt.Fprintf(&b, " It %s%s.", openToClaims, sanitize.Cut(why, 200))
+		fmt.Fprintf(&b, " It is not closed to claims: %s.", sanitize.Cut(why, 200))
 	}
 	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)
 	return b.String()

@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -95,6 +94,8 @@ type Monitor struct {
 	followed     acknowledgement       // as last followed
 	resets       map[nvml.UUID]bool    // that the agent was to reset, by the last answer
 	notClosed    map[nvml.UUID]string  // GPUs that the agent cannot close to claims, and why
+	open         bool                  // there was one when the condition was last made
+	openReported bool                  // and when it was last written
 
 	savedKey string    // of the record that the disk has
 	savedAt  time.Time // when
@@ -382,8 +383,8 @@ func (m *Monitor) conditionToReport() (old *corev1.NodeCondition, c corev1.NodeC
 		return nil, c, m.reportedKey, false
 	}
 	old = m.shown
-	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey ||
-		strings.Contains(old.Message, openToClaims) != strings.Contains(c.Message, openToClaims)
+	m.open = len(m.notClosed) > 0
+	return old, c, key, old == nil || old.Status != c.Status || old.Reason != c.Reason || key != m.reportedKey || m.open != m.openReported
 }
 
 // condition returns the condition to report now, with the key of its verdict; false while too little is known.
@@ -412,7 +413,7 @@ func (m *Monitor) noteWritten(old *corev1.NodeCondition, c corev1.NodeCondition,
 	if old == nil || old.Status != c.Status || old.Reason != c.Reason {
 		m.Log.Info("reporting the health of the GPUs", zap.String("status", string(c.Status)), zap.String("reason", c.Reason), zap.String("message", c.Message))
 	}
-	m.shown, m.reportedKey = &c, key
+	m.shown, m.reportedKey, m.openReported = &c, key, m.open
 }
 
 // save writes the record if it has changed. It does so before the node is written, so that the next process knows the verdict even if this one
