@@ -137,6 +137,30 @@ func TestAProcessTableThatCannotBeReadStopsTheChangeBeforeTheFence(t *testing.T)
 	})
 }
 
+// Promise 5. What keeps such a pod may keep it for hours, and is known before the fence.
+func TestAPodThatIsPastItsGraceIsWaitedForBeforeTheFence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn()
+		w.pod("stuck", w.gpus.UUIDs()[0], func(p *corev1.Pod) {
+			p.Finalizers, p.DeletionTimestamp = []string{"example.com/wait"}, new(metav1.NewTime(time.Now().Add(-time.Minute)))
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		})
+		cordons := w.recordCordons()
+		w.label("all-balanced")
+		w.untilReason(config.ReasonEvictionBlocked)
+		w.spend(minutes)
+		if c := w.condition(); len(*cordons) > 0 || w.hasJournal() || !strings.Contains(c.Message, "team/stuck: terminating") || !strings.Contains(c.Message, "container c still runs") {
+			t.Errorf("cordoned %d times, a journal: %t; the node says %s", len(*cordons), w.hasJournal(), c.Message)
+		}
+		if err := w.client.Tracker().Delete(podResource, "team", "stuck"); err != nil {
+			t.Fatal(err)
+		}
+		w.reach("all-balanced")
+	})
+}
+
 // monitored returns a world of one A100 that a unit of the host keeps open, so that the driver cannot reset it while the unit runs.
 func monitored(t *testing.T) *world {
 	t.Helper()

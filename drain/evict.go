@@ -68,6 +68,7 @@ type Verdict struct {
 	RetryAt  time.Time // time of the next request to the API server; zero if there is none to come
 	Deadline time.Time // until when the pod may stay; zero if there is no deadline, or it is gone
 	Overdue  bool      // the pod is there past its deadline, and Evict does nothing more
+	Late     bool      // the pod is terminating, and past its grace: Message says what keeps it
 
 	keeps   keeps  // why PDB keeps it and others
 	unready bool   // another policy of PDB for unready pods would let it leave
@@ -407,7 +408,7 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 	case pod.Unlisted:
 		return Verdict{State: Terminating, Message: runsUnlisted(pod)}, true
 	case pod.Terminating:
-		return Verdict{State: Terminating, Message: r.terminating(pod)}, true
+		return Verdict{State: Terminating, Message: r.terminating(pod), Late: r.late(pod)}, true
 	case pod.Mirror:
 		return Verdict{State: Refused, Message: "it is a static pod, which cannot be evicted: move its manifest out of kubelet's directory on the node"}, true
 	case pod.UID == "":

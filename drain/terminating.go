@@ -15,23 +15,25 @@ const endSlack = 10 * time.Second
 // terminating says how long a terminating pod has left, or what keeps it.
 func (r *round) terminating(pod holders.Pod) string {
 	text := "terminating"
-	late := false
 	if !pod.GraceEnds.IsZero() {
 		verb := "ends"
 		if !r.now.Before(pod.GraceEnds) {
 			verb = "ended"
 		}
-		late = !r.now.Before(pod.GraceEnds.Add(endSlack))
 		text = fmt.Sprintf("terminating, its grace %s at %s", verb, r.shortTime(pod.GraceEnds, time.TimeOnly))
 	}
 	switch {
 	case r.policy.KubeletSilent != "":
 		return text + "; kubelet cannot end it: " + r.policy.KubeletSilent
-	case late:
+	case r.late(pod):
 		return text + "; " + r.whatKeeps(pod)
 	default:
 		return text
 	}
+}
+
+func (r *round) late(pod holders.Pod) bool {
+	return !pod.GraceEnds.IsZero() && !r.now.Before(pod.GraceEnds.Add(endSlack))
 }
 
 // whatKeeps says what keeps a pod that is past its grace period, the first cause first: a finalizer can wait for a container. Claims come right after

@@ -65,7 +65,7 @@ func (e *Evictions) dryRun(ctx context.Context, in act.Input, s plan.Step) []dra
 func (e *Evictions) Drainable(ctx context.Context, in act.Input) error {
 	verdicts := e.Evictable(ctx, in)
 	e.Wakes.BlockedBy(verdicts)
-	blocked := stuck(verdicts)
+	blocked := append(stuck(verdicts), late(verdicts)...)
 	if len(blocked) == 0 {
 		return nil
 	}
@@ -307,6 +307,11 @@ func stuck(verdicts []drain.Verdict) []drain.Verdict {
 	return slices.DeleteFunc(slices.Clone(verdicts), func(v drain.Verdict) bool {
 		return v.State != drain.Blocked && v.State != drain.Failed && v.State != drain.Refused
 	})
+}
+
+// late returns the verdicts on pods that should have ended: something keeps them, and may do so for hours.
+func late(verdicts []drain.Verdict) []drain.Verdict {
+	return slices.DeleteFunc(slices.Clone(verdicts), func(v drain.Verdict) bool { return !v.Late })
 }
 
 // allow adds to the wait a command for the user who has requested the change. It lets the change evict pods that the settings refuse because
