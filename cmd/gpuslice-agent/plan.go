@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/nvml/picture"
@@ -163,13 +164,13 @@ func (o *options) preview(cmd *cobra.Command, w planRequest, known manifest.Conf
 	return preview.Offline{GPUs: gpus, Catalog: configs, Plugin: known.Plugin}.Plan(label, name)
 }
 
-// processName gives the name of a process of the host; empty if it cannot be read.
+// processName gives the name of a process of the host, fit for a terminal; empty if it cannot be read.
 func (o *options) processName(pid int) string {
 	text, err := os.ReadFile(filepath.Join(o.procRoot, strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(text))
+	return sanitize.Name(strings.TrimSpace(string(text)))
 }
 
 // printPlan prints the GPUs before and after, the steps between, and the processes that hold what goes, by name.

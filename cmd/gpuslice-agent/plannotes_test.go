@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,6 +32,20 @@ func TestAPlanNamesTheResetsThatItTakes(t *testing.T) {
 		if text := strings.Join(got, " "); row.want == "" && text != "" || !strings.Contains(text, row.want) {
 			t.Errorf("%s: %q, want %q", name, text, row.want)
 		}
+	}
+}
+
+// Anyone names a process of their own.
+func TestTheNameOfAProcessMovesNoCursor(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "4711"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "4711", "comm"), []byte("py\x1b[2Jthon\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := (&options{procRoot: root}).processName(4711), "py?[2Jthon"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 
