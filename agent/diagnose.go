@@ -42,6 +42,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		e.NotYet = a.whyNotBegun(&e)
 		e.Verdicts = a.actors.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
 		e.Processes = e.UnownedProcesses()
+		e.Users = e.UsersOfNoListedPod(a.observers.processes.Users(ctx, e.Observed))
 		offers := offer.Of(e.Observed)
 		if absent, advice := offers.Absent(); absent != "" {
 			e.PluginAdvice = advice

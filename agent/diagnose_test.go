@@ -143,6 +143,20 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseChangeUnderWay, api.CauseProcessHoldsGPU}, verdict: api.VerdictGivesBack,
 			says: []string{`"name":"pid 4711 python of session-3.scope","holds":["GPU 0 1g.10gb@0"],"foundBy":["NVML"]`, `"command":"kill 4711 # on gpu-1`, "within 64m"},
 		}, {
+			name: "a process of no pod, and one of a pod without a request, on GPUs that nothing changes", provoke: func(w *world) {
+				w.turn()
+				w.podOnGPU0()
+				w.startGPUProcess(w.gpus.UUIDs()[0], 5000, "python", podCgroup("train"))
+				w.pod("all", "", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
+				w.startGPUProcess(w.gpus.UUIDs()[0], 5001, "python", podCgroup("all"))
+				w.startGPUProcess(w.gpus.UUIDs()[0], 4711, "py\x1bthon", "0::/user.slice/session-3.scope")
+			},
+			verdict: api.VerdictFree,
+			says: []string{
+				`"name":"pid 4711 py?thon of session-3.scope","holds":["GPU 0"],"foundBy":["NVML"]`, `"name":"pid 5001 python of pod team/all"`,
+			},
+			never: "pid 5000",
+		}, {
 			name: "17: operands that we have left paused", provoke: func(w *world) { w.set(config.LabelDevicePlugin, fence.PausedValue) },
 			causes: []api.Cause{api.CauseOwnCordonLeft, api.CauseOperandsPaused}, verdict: api.VerdictGivesBack,
 			says: []string{`"by":"gpuslice"`, `sets the label back to "true"`},

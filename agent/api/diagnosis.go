@@ -22,7 +22,7 @@ type Diagnosis struct {
 	Others         []ToolSeen      `json:"others,omitempty"`         // other tools at work on the node
 	Taints         []TaintSeen     `json:"taints,omitempty"`
 	Pods           []PodSeen       `json:"pods,omitempty"`
-	Processes      []ProcessSeen   `json:"processes,omitempty"` // processes that hold what the plan changes
+	Processes      []ProcessSeen   `json:"processes,omitempty"` // processes that hold what the plan changes, and others that compute on a GPU
 	Operands       []OperandSeen   `json:"operands,omitempty"`  // operands that are paused
 	GPUs           GPUsSeen        `json:"gpus"`
 	Owner          Owner           `json:"owner,omitempty"`    // who advertises the GPUs; empty if a device plugin does, or nothing

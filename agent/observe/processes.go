@@ -115,6 +115,31 @@ func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed(), seen.GPUs)
 }
 
+// Users returns the processes that NVML reports on any device. What the process table does not show is missing.
+func (p *Processes) Users(ctx context.Context, seen *state.Observed) []holders.Client {
+	var sought []holders.Sought
+	add := func(device string, on []nvml.Process) {
+		if len(on) > 0 {
+			sought = append(sought, holders.Sought{Device: device, Minor: holders.NoFiles, Reported: nvml.PIDs(on)})
+		}
+	}
+	for _, gpu := range seen.GPUs {
+		add(string(gpu.UUID), gpu.Processes)
+		for _, i := range gpu.Instances {
+			for _, d := range i.Devices {
+				add(d.UUID, i.ProcessesOn(d))
+			}
+		}
+	}
+	if len(sought) == 0 {
+		return nil
+	}
+	call, cancel := context.WithTimeout(ctx, p.Settings.Timeouts.DriverCall)
+	defer cancel()
+	found, _ := p.Processes.Holders(call, sought) // a plan that needs the process table reports why it cannot be read
+	return found
+}
+
 // soughtDevices returns the devices that need a search for holders. It searches open device files only for a GPU that goes as a whole: such a process
 // may use another instance than one that goes.
 func soughtDevices(seen *state.Observed, taken []plan.Taken) []holders.Sought {

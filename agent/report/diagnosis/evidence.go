@@ -52,7 +52,8 @@ type Evidence struct {
 	Agent       api.AgentSeen
 	cordon      *api.CordonSeen
 	others      []api.ToolSeen
-	Processes   []api.ProcessSeen
+	Processes   []api.ProcessSeen // that are in the way of the steps
+	Users       []api.ProcessSeen // others that compute on a GPU, and are of no pod that holds one
 	paused      []api.OperandSeen
 	leftover    []string
 }
@@ -61,7 +62,7 @@ type Evidence struct {
 func Of(e *Evidence) api.Diagnosis {
 	d := api.Diagnosis{
 		At: e.Now, Agent: e.Agent, Kubelet: e.KubeletSeen, Cordon: e.cordon, PendingRestore: e.toRestore(), Left: e.leftover, Others: e.others,
-		Taints: e.taints(), Pods: e.podsSeen(), Processes: e.Processes, Operands: e.paused, Owner: e.Owner.OfDRA(), Capacity: e.Capacity.Missing, Unseen: e.Unseen,
+		Taints: e.taints(), Pods: e.podsSeen(), Processes: slices.Concat(e.Processes, e.Users), Operands: e.paused, Owner: e.Owner.OfDRA(), Capacity: e.Capacity.Missing, Unseen: e.Unseen,
 		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
 		Causes: []api.Finding{},
@@ -187,10 +188,26 @@ func (e *Evidence) UnownedProcesses() []api.ProcessSeen {
 		}
 		stops[s.Unit] = s.Unit != ""
 	}
+	return e.processes(e.Holders.Processes, func(c holders.Client) bool { return leaves[c.PodUID] || stops[c.Unit] })
+}
+
+// UsersOfNoListedPod returns those of the processes that neither hold up the steps nor are of a pod that holds a GPU, as far as that shows without them.
+func (e *Evidence) UsersOfNoListedPod(users []holders.Client) []api.ProcessSeen {
+	pods, of := map[types.UID]bool{}, holders.PodsOf(users, e.Pods)
+	for _, p := range e.Holders.Pods {
+		pods[p.UID] = true
+	}
+	return e.processes(users, func(c holders.Client) bool {
+		return of[c.PID] != nil && pods[of[c.PID].UID] || slices.ContainsFunc(e.Processes, func(p api.ProcessSeen) bool { return p.PID == c.PID })
+	})
+}
+
+// processes describes the clients, without the agent's own and those to leave out.
+func (e *Evidence) processes(clients []holders.Client, leaveOut func(holders.Client) bool) []api.ProcessSeen {
 	var out []api.ProcessSeen
-	names := holders.NameClients(e.Holders.Processes, e.Pods)
-	for i, c := range e.Holders.Processes {
-		if c.Self || c.Sibling || leaves[c.PodUID] || stops[c.Unit] {
+	names := holders.NameClients(clients, e.Pods)
+	for i, c := range clients {
+		if c.Self || c.Sibling || leaveOut(c) {
 			continue
 		}
 		p := api.ProcessSeen{PID: c.PID, Name: names[i], Unit: c.Unit, Remedy: c.Remedy()}

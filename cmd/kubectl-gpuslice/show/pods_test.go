@@ -29,6 +29,10 @@ func TestANodeThatIsNamedIsDrawnWithItsPods(t *testing.T) {
 		w.Diagnoses("gpu-1", api.Diagnosis{
 			GPUs: api.GPUsSeen{Now: []api.StatusGPU{balanced(0)}},
 			Pods: []api.PodSeen{{Namespace: "team", Name: "notebook", Devices: []string{"GPU 0 2g.20gb@2"}}},
+			Processes: []api.ProcessSeen{
+				{Name: "pid 4711 python", Holds: []string{"GPU 0 3g.40gb@4"}, FoundBy: []string{"NVML"}},
+				{Name: "pid 812 nvidia-persiste", Holds: []string{"GPU 0"}, FoundBy: []string{"device file /dev/nvidia0"}}, // uses nothing
+			},
 		})
 		w.Is(`
 NODE    ASKED FOR   PHASE   REASON      SINCE   CAPACITY   BLOCKERS
@@ -41,7 +45,7 @@ GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
   #9   1g.10gb@0  free
   #10  1g.10gb@1  free
   #5   2g.20gb@2  team/notebook
-  #2   3g.40gb@4  free
+  #2   3g.40gb@4  pid 4711 python
 `, 0)
 		w.Untouched("gpu-1")
 	}, agenttest.GPU("gpu-1"))

@@ -230,8 +230,9 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: hostile, Message: hostile})
 	v := viewOf(n, time.Now())
 	v.addDiagnosis(&api.Diagnosis{
-		Pods:   []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
-		Unseen: []string{hostile},
+		Pods:      []api.PodSeen{{Namespace: hostile, Name: hostile, Devices: []string{hostile, "GPU 0"}, State: hostile}},
+		Processes: []api.ProcessSeen{{Name: hostile, Holds: []string{hostile, "GPU 0"}, FoundBy: []string{hostile, foundByNVML}}},
+		Unseen:    []string{hostile},
 		GPUs: api.GPUsSeen{Now: []api.StatusGPU{{UUID: hostile, Health: &api.GPUHealth{
 			Reason: hostile, Severity: hostile, Action: hostile, Instances: []string{hostile, "1g@0"}, Xids: []api.XidSeen{{Number: 1 << 60, GI: -1 << 60}},
 		}, MIG: true, Slices: 1 << 40, Geometry: hostile, Instances: []api.StatusInstance{

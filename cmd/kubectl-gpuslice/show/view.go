@@ -182,6 +182,9 @@ func cutAsNow(now []api.StatusGPU, said []gpuView) []gpuView {
 	return out
 }
 
+// foundByNVML is how an agent names the source of a process that computes on a GPU.
+const foundByNVML = "NVML"
+
 // addDiagnosis adds the agent's present answer about the GPUs and their pods.
 func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 	v.Pods = podsView{Known: true}
@@ -196,6 +199,13 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 		for _, device := range p.Devices {
 			if !v.place(name, sanitize.Text(device)) && !slices.Contains(v.Pods.Anywhere, name) {
 				v.Pods.Anywhere = append(v.Pods.Anywhere, name)
+			}
+		}
+	}
+	for _, p := range d.Processes {
+		for _, device := range p.Holds {
+			if slices.Contains(p.FoundBy, foundByNVML) {
+				v.place(sanitize.Cut(p.Name, cluster.LongestWord), sanitize.Text(device))
 			}
 		}
 	}
