@@ -75,13 +75,19 @@ type option func(*node.Options)
 // newRig starts a node with the GPUs of the spec.
 func newRig(t *testing.T, spec, settings string, options ...option) *rig {
 	t.Helper()
+	return rigIn(t, deployedCluster(t), spec, settings, options...)
+}
+
+// deployedCluster starts the cluster that most nodes share.
+func deployedCluster(t *testing.T) *cluster.Cluster {
+	t.Helper()
 	c := clustertest.Start(t)
 	build(t)
 	deployed.once.Do(func() { deployed.err = deploy(c) })
 	if deployed.err != nil {
 		t.Fatal(deployed.err)
 	}
-	return rigIn(t, c, spec, settings, options...)
+	return c
 }
 
 // rigIn starts a node in a control plane to which all is deployed.
