@@ -82,7 +82,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.budgetKeepsApp("llama", "llama", 3, 3, 3)
 			w.label("all-1g.10gb")
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
-			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config`},
+			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config; to request it behind the cordon, write a drain rule with action ask`},
 		{"three pods, one budget, in the drain", fiveH100, func(w *world) {
 			w.turn()
 			w.podsOnGPUs("llama", 0, 3)
@@ -110,7 +110,7 @@ func TestMessagesOfANode(t *testing.T) {
 			w.label("all-1g.10gb")
 		}, config.ReasonEvictionBlocked, `EvictionBlocked: all-1g.10gb: change PDB team/llama or add pods to it: it needs 3 healthy pods and has 3 of 3, and keeps team/llama-0, team/llama-1, team/llama-2; ` +
 			`give team/mistral-x room on another node: it is Pending (0/12 nodes are available: 4 Insufficient nvidia.com/gpu, 8 node(s) were unschedulable), and PDB team/mistral needs 2 healthy pods and has 2, and keeps team/mistral-0, team/mistral-1; ` +
-			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config`},
+			`since 2000-01-01 00:00:00Z; changes nothing until then; to cancel, remove the label nvidia.com/mig.config; to request it behind the cordon, write a drain rule with action ask`},
 		{"a geometry that fits on no GPU, 8 GPUs", eightH100, func(w *world) {
 			w.profiles(strictProfiles)
 			w.profile("crowded")

@@ -378,25 +378,22 @@ func (r *round) unlessOpened(ctx context.Context, pod holders.Pod, v Verdict, be
 	if r.since.IsZero() || r.earlierTierLeft || r.noAnswer != nil {
 		return v, 0
 	}
-	kept := before != nil && before.verdict.Asked
+	wasKept := before != nil && before.verdict.Asked
 	answer, retryAfter := r.ask(ctx, pod, true)
-	if answer.State == Requested && kept {
+	opened := answer.State == Requested && wasKept
+	if opened {
 		answer, retryAfter = r.ask(ctx, pod, false)
 	}
+	keeps := answer.State == Blocked && answer.Webhook == "" && !answer.lacks
 	switch {
-	case answer.State == Gone || answer.State == Terminating || answer.State == Requested && kept:
+	case opened && answer.State == Requested, answer.State == Gone, answer.State == Terminating:
 		return answer, retryAfter
-	case answer.State == Blocked && answer.Webhook == "" && !answer.lacks:
-		kept, v.PDB = true, answer.PDB
-	case answer.State == Requested || answer.State == Blocked:
-		kept = false
+	case keeps, answer.State == Failed && wasKept: // without an answer what was known counts
+		v.PDB, v.Asked = answer.PDB, true
+		v.Message += ", or when its budget lets it go"
+		return v, retryAfter
 	}
-	if !kept {
-		return v, max(retryAfter, keptAgain)
-	}
-	v.Asked = true
-	v.Message += ", or when its budget lets it go"
-	return v, retryAfter
+	return v, max(retryAfter, keptAgain)
 }
 
 // keptAgain is the pause until the agent asks again whether a budget keeps a pod that may end by itself. A change of the pod's labels ends it.
@@ -416,22 +413,39 @@ func (r *round) withoutRequest(pod holders.Pod, t terms) (Verdict, bool) {
 		return Verdict{State: Refused, Message: "its UID is unknown, so another pod of its name might be evicted"}, true
 	case t.refusal != "":
 		return Verdict{State: Refused, By: t.by, Allow: t.allow, Message: t.refusal}, true
-	case t.wait > 0 && t.until.IsZero() && !t.ask:
-		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, t.source)}, true
-	case r.now.Before(t.until) && !t.ask:
-		return Verdict{
-			State: Waiting, By: t.by,
-			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), t.source),
-		}, true
-	case t.busy(pod) != "" && (r.since.IsZero() || r.now.Before(t.until)):
-		return Verdict{State: Waiting, By: t.by, Message: r.may(t) + "; " + t.busy(pod)}, true
-	case t.busy(pod) != "" && r.overdue(t):
-		return Verdict{State: Failed, Message: t.busy(pod)}, true
+	}
+	if v, ok := r.mayEnd(pod, t); ok {
+		return v, true
+	}
+	switch {
 	case r.earlierTierLeft:
 		return Verdict{State: Queued, Message: queued[r.policy.tierOf(pod)]}, true
 	case r.noAnswer != nil:
 		// One request without an answer costs requestTimeout. The others would get none either.
 		return Verdict{State: Failed, Message: r.noAnswer.Error()}, true
+	}
+	return Verdict{}, false
+}
+
+// mayEnd returns the verdict on a pod whose own work may end first.
+func (r *round) mayEnd(pod holders.Pod, t terms) (Verdict, bool) {
+	busy := t.busy(pod)
+	switch {
+	case t.ask && busy == "":
+		return Verdict{}, false
+	case t.ask && (r.since.IsZero() || r.now.Before(t.until)):
+		return Verdict{State: Waiting, By: t.by, Message: r.may(t) + "; " + busy}, true
+	case t.ask && r.overdue(t):
+		return Verdict{State: Failed, Message: busy}, true
+	case t.ask:
+		return Verdict{}, false
+	case t.wait > 0 && t.until.IsZero():
+		return Verdict{State: Waiting, By: t.by, Message: fmt.Sprintf("may end by itself for %s after the cordon (%s)", t.wait, t.source)}, true
+	case r.now.Before(t.until):
+		return Verdict{
+			State: Waiting, By: t.by,
+			Message: fmt.Sprintf("finishes by itself until %s (%s)", t.until.UTC().Format("2006-01-02T15:04Z"), t.source),
+		}, true
 	}
 	return Verdict{}, false
 }

@@ -157,9 +157,8 @@ func TestAPodIsAskedBehindTheCordonUntilItsDeadline(t *testing.T) {
 	}
 	t.Run("and goes within 30 s after it may", func(t *testing.T) {
 		s := newServer()
-		e, clock := s.evictor()
 		for open := time.Second; open < 10*time.Minute; open += 7 * time.Second {
-			e, clock = s.evictor()
+			e, clock := s.evictor()
 			var left time.Time
 			for at := noon; left.IsZero(); {
 				clock.SetTime(at)

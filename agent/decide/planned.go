@@ -39,9 +39,7 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 		}
 		out.Closed = seen.DRA.Closed
 	}
-	if settings.Drain.Fence == config.DrainFenceDevices && !seen.DRA.RulesUnusable && !asksBehindCordon(seen, want, settings) {
-		out.Closable = closable(seen)
-	}
+	out.Closable = closable(seen, want, settings)
 	for _, p := range seen.Holders.OfLibrary {
 		client := state.PlannedPod(p)
 		client.Client = true
@@ -54,18 +52,18 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 	return out
 }
 
-// asksBehindCordon reports whether a pod that may have to leave goes only from a node that is cordoned.
-func asksBehindCordon(seen *state.Observed, want state.Desired, settings config.Settings) bool {
+// closable returns the devices of each GPU that the agent may close in place of the node: none if a pod that may have to leave goes only from a node that is
+// cordoned, and none of a GPU with a device that the agent cannot close. For changes of others that GPU counts as one that stays.
+func closable(seen *state.Observed, want state.Desired, settings config.Settings) map[nvml.UUID][]string {
+	if settings.Drain.Fence != config.DrainFenceDevices || seen.DRA.RulesUnusable {
+		return nil
+	}
 	policy := From(settings.With(want.Drain))
-	return slices.ContainsFunc(mayHaveToLeave(seen), func(p holders.Pod) bool {
-		_, asked := policy.Asked(p, time.Time{})
-		return asked
-	})
-}
-
-// closable returns the devices of each GPU that rules can close: none of a GPU with a device that the agent cannot close. For changes of others it counts as
-// one that stays.
-func closable(seen *state.Observed) map[nvml.UUID][]string {
+	for _, p := range mayHaveToLeave(seen) {
+		if _, asked := policy.Asked(p, time.Time{}); asked {
+			return nil
+		}
+	}
 	out := offer.Of(seen).Closable()
 	for gpu, devices := range out {
 		if slices.ContainsFunc(devices, func(d string) bool { return slices.Contains(seen.DRA.Unclosable, d) }) {

@@ -45,6 +45,7 @@ type slurm struct {
 	jobs  int                   // that have ended
 	cut   []string              // pods that were ended during a job
 
+	gone map[string]bool             // nodes that are about to go
 	left map[types.UID]time.Duration // how long after the end of its last job the pod was evicted
 }
 
@@ -61,8 +62,10 @@ type slurmNode struct {
 // newSlurm starts the stand-in, with the budget of the cluster.
 func newSlurm(t *testing.T, protects bool) *slurm {
 	t.Helper()
-	s := &slurm{t: t, client: clustertest.Client(t), namespace: clustertest.Namespace(t), protects: protects, nodes: map[string]*slurmNode{},
-		left: map[types.UID]time.Duration{}}
+	s := &slurm{
+		t: t, client: clustertest.Client(t), namespace: clustertest.Namespace(t), protects: protects, nodes: map[string]*slurmNode{},
+		left: map[types.UID]time.Duration{}, gone: map[string]bool{},
+	}
 	none := intstr.FromInt32(0)
 	_, err := s.client.PolicyV1().PodDisruptionBudgets(s.namespace).Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "slurm-workers-pdb"},
@@ -105,11 +108,11 @@ func (s *slurm) podSeen(ctx context.Context, did watch.EventType, p *corev1.Pod)
 	defer s.mu.Unlock()
 	n := s.nodes[p.Spec.NodeName]
 	switch {
-	case p.Spec.NodeName == "":
+	case p.Spec.NodeName == "", s.gone[p.Spec.NodeName]:
 	case did == watch.Deleted || p.DeletionTimestamp != nil:
 		if n != nil && n.pod == p.UID && n.leftAt.IsZero() {
 			if n.leftAt = time.Now(); n.job%2 == 1 {
-				s.cut = append(s.cut, p.Name)
+				s.cut = append(s.cut, fmt.Sprintf("%s (node drained: %t)", p.Name, n.drain))
 			}
 			s.left[p.UID] = n.leftAt.Sub(n.drainedAt)
 		}
@@ -220,8 +223,7 @@ func (s *slurm) worker(r *rig) {
 func (s *slurm) forget(node string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes[node].leftAt = time.Now()
-	delete(s.nodes, node)
+	s.nodes[node].leftAt, s.gone[node] = time.Now(), true
 }
 
 // turn is what was seen of one change.

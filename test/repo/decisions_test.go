@@ -75,6 +75,7 @@ var decidedByReason = map[string]string{
 // decidedByText are the functions that look into the text of an error or a message, and why they may.
 var decidedByText = map[string]string{
 	"validate report":    "it prints each of several errors on a line",
+	"drain denialOf":     "the API server names the webhook that denies a request in its message alone",
 	"drain firstPending": "it quotes what the scheduler says, another program, and leaves out what that says twice; nothing depends on it",
 }
 

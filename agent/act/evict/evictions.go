@@ -75,7 +75,7 @@ func (e *Evictions) Drainable(ctx context.Context, in act.Input) error {
 		Else: "changes nothing until then; " + cancelAdvice(in.Want),
 	}
 	if onlyKept(blocked) {
-		wait.Else += "; a drain rule with action ask would have the agent cordon the node and request the eviction there, up to a deadline"
+		wait.Else += "; to request it behind the cordon, write a drain rule with action ask"
 	}
 	e.allow(wait, in.Want, verdicts)
 	return wait

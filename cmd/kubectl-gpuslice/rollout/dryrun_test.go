@@ -32,8 +32,10 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
 			Lost: []string{"pod team/a, which no controller recreates", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
-		w.Answers("gpu-5", api.Answer{Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"},
-			Asked: []string{"team/a: asked behind the cordon, up to 8h (drain.gradualFor)"}})
+		w.Answers("gpu-5", api.Answer{
+			Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"},
+			Asked: []string{"team/a: asked behind the cordon, up to 8h (drain.gradualFor)"},
+		})
 		w.Is(`
 gpu-1, gpu-3: runs at once
       2 steps; no pod has to leave
@@ -198,7 +200,7 @@ func TestWhatOthersWroteIntoAnAnswerMovesNoCursor(t *testing.T) {
 		w.Start(apply("--dry-run")...)
 		w.Answers("gpu-1", api.Answer{Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}, Asked: []string{hostile}})
 		said, _ := w.Ended()
-		if answer, _, _ := strings.Cut(said, "gpu-1: whether"); strings.ContainsAny(said, "\x1b\r\u202e") || strings.Count(answer, "\n") != 5 {
+		if answer, _, _ := strings.Cut(said, "gpu-1: whether"); strings.ContainsAny(said, "\x1b\r\u202e") || strings.Count(answer, "\n") != 6 {
 			t.Errorf("raw in the answer: %q", said)
 		}
 	}, agenttest.GPU("gpu-1"))
