@@ -197,13 +197,7 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device, awaits bool) held 
 	// Kubelet has prepared all claims of a pod before the first container starts. It names the devices that containers have.
 	byKubelet := len(prepared) > 0 && (pod.Unlisted || pod.Started)
 	out := held{known: settled || byKubelet, unread: !read && !byKubelet && !pod.Unlisted}
-	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
-		// Kubelet does not mark what the claim has by admin access.
-		return d.Driver != ClaimDriver || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
-	})
-	if settled {
-		sought = append(sought, claim.Own()...)
-	}
+	sought := claim.soughtFor(settled, prepared)
 	// Kubelet names the drivers of a claim that it has prepared; without that it may be of any.
 	out.gpus = len(sought) > 0 || !settled && len(prepared) == 0
 	for _, d := range sought {
@@ -213,6 +207,18 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device, awaits bool) held 
 		}
 	}
 	return out
+}
+
+// soughtFor returns the GPUs that a pod has by the claim, as kubelet has prepared it, and if it is settled for the pod as the scheduler has allocated it.
+func (c Claim) soughtFor(settled bool, prepared []Device) []Device {
+	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
+		// Kubelet does not mark what the claim has by admin access.
+		return d.Driver != ClaimDriver || settled && slices.Contains(c.Devices, ClaimedDevice{d, true})
+	})
+	if settled {
+		sought = append(sought, c.Own()...)
+	}
+	return sought
 }
 
 // claim notes that the pod has GPUs by one of its claims, or may have. Those that kubelet has prepared count whether the pod's spec names them or not.
