@@ -133,7 +133,7 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 					w.pod("holder", w.gpus.UUIDs()[0])
 				}
 				if c.other != "" {
-					other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: c.other}}}
+					other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: c.other}}, Status: withGPUs()}
 					if _, err := w.client.CoreV1().Nodes().Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)
 					}
@@ -151,7 +151,7 @@ func TestNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 				}
 				message := w.untilReason(config.ReasonAwaitingSlot).Message
 				w.spend(time.Minute)
-				if !strings.Contains(message, "gpu-2") || len(*cordons) > 0 {
+				if !strings.Contains(message, "; gpu-2 counts until it is available, or you delete its node object or ") || len(*cordons) > 0 {
 					t.Errorf("%d cordons, and the node says %s", len(*cordons), message)
 				}
 				w.ready("gpu-2")

@@ -132,7 +132,7 @@ func TestMessagesOfANode(t *testing.T) {
 			}
 			for i := range 12 {
 				name := fmt.Sprintf("gpu-%d", i+3)
-				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"pool": "research"}}}
+				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), Labels: map[string]string{"pool": "research"}}, Status: withGPUs()}
 				if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), n, metav1.CreateOptions{}); err != nil {
 					w.t.Fatal(err)
 				}

@@ -112,7 +112,7 @@ func TestAPreviewOfAnotherPoolAsksForASlotThere(t *testing.T) {
 			"{name: research, selector: nvidia.com/mig.config=all-1g.10gb, maxUnavailable: 1}]\n"
 		w.setMaintenance(file)
 		w.ready(nodeName)
-		other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: "all-1g.10gb"}}}
+		other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{config.LabelMIGConfig: "all-1g.10gb"}}, Status: withGPUs()}
 		if _, err := w.client.CoreV1().Nodes().Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -29,12 +30,17 @@ func (w *world) pool() (*fleet.Leases, fleet.Pool, fleet.Change) {
 	w.setMaintenance(onePool)
 	w.set("pool", "research")
 	w.ready(nodeName)
-	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{"pool": "research"}}}
+	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-2", UID: "other-uid", Labels: map[string]string{"pool": "research"}}, Status: withGPUs()}
 	if _, err := w.client.CoreV1().Nodes().Create(w.t.Context(), other, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
 	}
 	w.ready("gpu-2")
 	return w.otherNode()
+}
+
+// withGPUs is the status of a node that kubelet gives GPUs to.
+func withGPUs() corev1.NodeStatus {
+	return corev1.NodeStatus{Capacity: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}}
 }
 
 // otherNode is the other node's view of the slots of the pool.

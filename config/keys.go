@@ -241,7 +241,7 @@ const (
 	ReasonAwaitingWindow Reason = "AwaitingWindow"
 	// ReasonAwaitingSlot is given while the pool has its maximum of unavailable nodes; the message names them.
 	//
-	// You can: wait for the nodes that the message names; if one of them is stuck, fix it first.
+	// You can: wait for the nodes that the message names; if one of them is stuck, fix it first, or delete its node object if it is gone for good.
 	ReasonAwaitingSlot Reason = "AwaitingSlot"
 	// ReasonPoolPaused is given while the pool is paused, after too many failures in a row or by a user.
 	//

@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -104,6 +105,9 @@ func newWorld(t testing.TB, limit *maintenance.Limit) *world {
 	return w
 }
 
+// oneGPU is the capacity of a node with GPUs.
+var oneGPU = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+
 func atMost(nodes int) *maintenance.Limit { return &maintenance.Limit{Nodes: nodes} }
 
 // agent is the agent of one node.
@@ -129,7 +133,7 @@ func (w *world) create(name string) *corev1.Node {
 	w.Helper()
 	node, err := w.client.CoreV1().Nodes().Create(w.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: w.named(name), Labels: map[string]string{poolLabel: w.namespace}},
-		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+		Status: corev1.NodeStatus{Capacity: oneGPU, Conditions: []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionTrue,
 			LastHeartbeatTime: metav1.NewTime(time.Now()), LastTransitionTime: metav1.NewTime(noon),
 		}}},

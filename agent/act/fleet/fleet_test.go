@@ -266,6 +266,55 @@ func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
 	}
 }
 
+// Users give labels, and whoever registers nodes gives labels and taints, to nodes that have no GPU and that no agent will ever return.
+func TestOnlyNodesWithGPUsCount(t *testing.T) {
+	status := func(text string) func(w *world) {
+		return func(w *world) { w.patch("other", `{"status":`+text+`}`, "status") }
+	}
+	for name, row := range map[string]struct {
+		make   func(w *world)
+		counts bool
+	}{
+		"neither GPUs nor an agent":    {func(*world) {}, false},
+		"the label of nodes with GPUs": {func(w *world) { w.patch("other", `{"metadata":{"labels":{"nvidia.com/gpu.present":"true"}}}`) }, false},
+		"the startup taint": {func(w *world) {
+			w.patch("other", `{"spec":{"taints":[{"key":"gpuslice.io/not-ready","effect":"NoSchedule"}]}}`)
+		}, false},
+		"another device of the same vendor": {status(`{"capacity":{"nvidia.com/rdma":"1"}}`), false},
+		"GPUs":                              {status(`{"capacity":{"nvidia.com/gpu":"8"}}`), true},
+		"GPUs of which none is left":        {status(`{"allocatable":{"nvidia.com/gpu":"0"}}`), true},
+		"shared GPUs":                       {status(`{"capacity":{"nvidia.com/gpu.shared":"16"}}`), true},
+		"parts of GPUs":                     {status(`{"capacity":{"nvidia.com/mig-1g.10gb":"7"}}`), true},
+		"an agent's condition, under a driver that advertises no resource": {status(`{"conditions":[{"type":"GPUPartitionReady","status":"True"}]}`), true},
+		"an agent's fence": {func(w *world) {
+			w.patch("other", fmt.Sprintf(`{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, config.TaintRepartitioning))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, atMost(1))
+			a := w.node("a", 0)
+			w.create("other")
+			w.patch("other", `{"status":{"capacity":{"nvidia.com/gpu":null},"allocatable":{"nvidia.com/gpu":null}}}`, "status")
+			w.cordon("other", true)
+			row.make(w)
+			if err := a.take(); (err != nil) != row.counts {
+				t.Errorf("a cordoned node with %s counts: %t, want %t (%v)", name, err != nil, row.counts, err)
+			}
+		})
+	}
+	t.Run("in a percentage", func(t *testing.T) {
+		w := newWorld(t, &maintenance.Limit{Percent: 20})
+		a, b := w.node("a", 0), w.node("b", 0)
+		for i := range 8 {
+			name := fmt.Sprint("cpu", i)
+			w.create(name)
+			w.patch(name, `{"status":{"capacity":{"nvidia.com/gpu":null},"allocatable":{"nvidia.com/gpu":null}}}`, "status")
+		}
+		a.mustTake()
+		b.wantRefused("pool research: 1 node may be unavailable at once; a: being changed by gpuslice")
+	})
+}
+
 func TestANodeThatIsItselfUnavailableCountsOnce(t *testing.T) {
 	w := newWorld(t, atMost(1))
 	a := w.node("a", 0)

@@ -49,6 +49,7 @@ type Full struct {
 	Pool        string
 	Limit       int           // nodes that may be unavailable at once
 	Unavailable []string      // nodes that are in the way, with the reason: "gpu-9: cordoned"
+	Stuck       string        // the first of these nodes that no agent changes, by the count of the nodes; empty if there is none
 	Ahead       int           // nodes that have waited longer
 	Retry       time.Duration // when to ask again
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // page is how many nodes the agent reads by one request. A node takes some 20 KiB, or 256 KiB if its annotations are full.
@@ -32,6 +34,7 @@ type census struct {
 	holders []holder             // of slots, by the last Lease that the agent has compared with the census
 	all     map[string]types.UID // all nodes that were read, even those of other pools
 	members []member             // nodes of the pool, in the order of their names
+	asks    types.UID            // of the node that asks
 }
 
 type member struct {
@@ -41,8 +44,8 @@ type member struct {
 }
 
 // census reads the nodes from the API server, not from a cache.
-func (s *Leases) census(ctx context.Context, pool Pool) (*census, error) {
-	c := &census{all: map[string]types.UID{}}
+func (s *Leases) census(ctx context.Context, pool Pool, asks types.UID) (*census, error) {
+	c := &census{all: map[string]types.UID{}, asks: asks}
 	var options metav1.ListOptions
 	if pool.Selector != nil {
 		options.LabelSelector = pool.Selector.String()
@@ -59,7 +62,7 @@ func (s *Leases) census(ctx context.Context, pool Pool) (*census, error) {
 			return fmt.Errorf("the list has a %T", object)
 		}
 		c.all[node.Name] = node.UID
-		if pool.Selects == nil || pool.Selects(node) {
+		if c.counts(node, pool) {
 			c.members = append(c.members, member{name: node.Name, uid: node.UID, reason: Unavailable(node, s.Startup)})
 		}
 		return nil
@@ -106,10 +109,29 @@ func (c *census) replace(name string, node *corev1.Node, pool Pool, startup conf
 		return
 	}
 	c.all[name] = node.UID
-	if pool.Selects == nil || pool.Selects(node) {
+	if c.counts(node, pool) {
 		i, _ := slices.BinarySearchFunc(c.members, name, func(m member, name string) int { return strings.Compare(m.name, name) })
 		c.members = slices.Insert(c.members, i, member{name: name, uid: node.UID, reason: Unavailable(node, startup)})
 	}
+}
+
+// counts reports whether the node is one of the pool's.
+func (c *census) counts(node *corev1.Node, pool Pool) bool {
+	return (pool.Selects == nil || pool.Selects(node)) && (node.UID == c.asks || hasGPUs(node))
+}
+
+// hasGPUs reports whether the node has GPUs, as far as it has ever shown any: kubelet keeps the name of a resource that has no devices left, and the agent's
+// condition outlives the agent. Labels say nothing, nor do startup taints: a node may be registered with any of them, and labels choose the pool. A node
+// without GPUs that is cordoned would otherwise keep all others of the pool from changing.
+func hasGPUs(node *corev1.Node) bool {
+	for _, resources := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		for name := range resources {
+			if nvml.GPUResource(string(name)) {
+				return true
+			}
+		}
+	}
+	return fenced(node) || slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == config.ConditionGPUPartitionReady })
 }
 
 // has reports whether the node with this name and UID is of the pool.
@@ -125,9 +147,10 @@ func (c *census) mustHave(change Change, pool Pool) error {
 		change.Node, change.UID, len(c.members), pool.Name)
 }
 
-// unavailableNodes returns, with the reason, the nodes that are unavailable or have a slot, without the one that asks.
-func (c *census) unavailableNodes(holders []holder, but Change) []string {
-	unavailable := []string{}
+// unavailableNodes returns, with the reason, the nodes that are unavailable or have a slot, without the one that asks. Stuck is the first of them that no
+// agent changes.
+func (c *census) unavailableNodes(holders []holder, but Change) (unavailable []string, stuck string) {
+	unavailable = []string{}
 	holds := map[types.UID]bool{but.UID: true}
 	for _, h := range holders {
 		if h.UID != but.UID {
@@ -138,9 +161,12 @@ func (c *census) unavailableNodes(holders []holder, but Change) []string {
 	for _, m := range c.members {
 		if m.reason != "" && !holds[m.uid] {
 			unavailable = append(unavailable, m.name+": "+m.reason)
+			if m.reason != changing {
+				stuck = cmp.Or(stuck, m.name)
+			}
 		}
 	}
-	return unavailable
+	return unavailable, stuck
 }
 
 // deletedNodes returns the holders of slots with a node that was deleted, or created again under the same name. It asks the API server only
@@ -185,10 +211,13 @@ func (s *Leases) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// disturbs reports whether a journal keeps pods from devices of its node, or operands away. Such a change shows neither cordon nor taint, and its slot can be
-// lost: another agent's token may take it from the Lease, and it ends with its agent. What is no journal disturbs nothing.
-func disturbs(annotation string) bool {
-	j, err := journal.Parse(annotation)
+// fenced reports whether an agent keeps pods away from the node, or from devices of it, or operands away. By a cordon or by rules alone a change shows no taint,
+// and its slot can be lost: another agent's token may take it from the Lease, and it ends with its agent. What is no journal disturbs nothing.
+func fenced(node *corev1.Node) bool {
+	if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
+		return true
+	}
+	j, err := journal.Parse(node.Annotations[config.AnnotationJournal])
 	return err == nil && j != nil && j.Disturbs()
 }
 
@@ -197,8 +226,7 @@ func Unavailable(node *corev1.Node, startup config.StartupTaints) string {
 	switch {
 	case node.DeletionTimestamp != nil:
 		return "being deleted"
-	case slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }),
-		disturbs(node.Annotations[config.AnnotationJournal]):
+	case fenced(node):
 		return changing
 	}
 	if i := slices.IndexFunc(node.Spec.Taints, startup.Has); i >= 0 {

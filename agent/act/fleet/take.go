@@ -218,7 +218,7 @@ func (a *acquisition) takeCensus(ctx context.Context, r *record) error {
 		}
 	}
 	if a.nodes == nil || a.nodes.left != r.state.Left {
-		nodes, err := a.slots.census(ctx, a.pool)
+		nodes, err := a.slots.census(ctx, a.pool, a.change.UID)
 		if err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func (a *acquisition) count(ctx context.Context, r *record, changed bool) (bool,
 		st.Nodes, changed = len(a.nodes.members), true
 	}
 	limit := min(a.pool.Limit.Of(len(a.nodes.members)), MaxNodes)
-	unavailable := a.nodes.unavailableNodes(st.Holders, a.change)
+	unavailable, stuck := a.nodes.unavailableNodes(st.Holders, a.change)
 	room := limit - len(unavailable)
 	rank := a.view.rank(st.ahead(a.change), room, now)
 	if rank < room {
@@ -262,7 +262,9 @@ func (a *acquisition) count(ctx context.Context, r *record, changed bool) (bool,
 		a.grant(st, room-1)
 		return took, err
 	}
-	return changed, a.full(limit, rank, st, unavailable)
+	full := a.full(limit, rank, st, unavailable)
+	full.Stuck = stuck
+	return changed, full
 }
 
 // grant gives the slots that are free by this count to the next nodes in the queue, so that no others take them first. Such a node finds its slot at its
