@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -21,6 +22,15 @@ func TestAChangeKeepsItsPool(t *testing.T) {
 		"the node moves to another pool":           func(w *world) { w.set("pool", "other") },
 		"the node leaves the pool and the change":  func(w *world) { w.unset("pool"); w.unset(config.LabelMIGConfig) },
 		"another config, and the node leaves, too": func(w *world) { w.unset("pool"); w.label("all-1g.10gb") },
+		"the node leaves the pool, and a user deletes the Lease while the agent is down": func(w *world) {
+			w.unset("pool")
+			if err := w.client.CoordinationV1().Leases("gpuslice").Delete(w.t.Context(), config.LeasePrefix+"research", metav1.DeleteOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+			w.restart()
+			w.agent.Pass(w.t.Context())
+		},
+		"the node leaves the pool, and the maintenance file can no longer be read": func(w *world) { w.unset("pool"); w.setMaintenance("pools: [oops\n") },
 	} {
 		for _, killed := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: ", and the agent is killed after each pass of it"}[killed], func(t *testing.T) {
@@ -52,6 +62,53 @@ func TestAChangeKeepsItsPool(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The agent of a node that has left its pool is down for longer than a slot lasts without it.
+func TestAClosedNodeKeepsItsPoolWhileItsAgentIsDown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		w.grace = time.Hour
+		w.label("all-balanced")
+		w.passes("the drain", func() bool { return w.node().Spec.Unschedulable && w.holdsSlot() })
+		w.unset("pool")
+		for range 10 {
+			<-time.After(time.Minute)
+			if free(t, slots, pool, other) {
+				t.Fatal("another node gets the slot while this one is closed")
+			}
+		}
+		w.restart()
+		w.passes("the end of the change", func() bool { return !w.node().Spec.Unschedulable && !w.hasJournal() })
+		w.spend(time.Minute)
+		if w.holdsSlot() || !free(t, slots, pool, other) {
+			t.Errorf("the node is open, and the Lease says %s", w.slots())
+		}
+	})
+}
+
+// The slot has gone while the agent was down, and comes back with the Lease of a backup when the change has ended: a node at rest has none.
+func TestASlotThatComesBackAfterItsChangeIsReturned(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := busy(t)
+		slots, pool, other := w.pool()
+		w.startChange("all-1g.10gb")
+		backup := w.slots()
+		w.editLease(func(l *coordinationv1.Lease) { delete(l.Annotations, config.AnnotationSlots) })
+		w.restart()
+		w.reach("all-1g.10gb")
+		w.editLease(func(l *coordinationv1.Lease) { l.Annotations[config.AnnotationSlots] = backup })
+		w.restart()
+		w.spend(time.Minute)
+		if w.holdsSlot() || !free(t, slots, pool, other) {
+			t.Errorf("the node is at rest, and the Lease says %s", w.slots())
+		}
+		w.set("pool", "other")
+		w.reach("all-1g.10gb")
+	})
 }
 
 // A node that waits in the queue of a pool, or has got a slot and not begun, leaves it when its labels choose no pool, or another, also by the next process.
@@ -87,7 +144,13 @@ func TestAChangeThatWaitsFollowsTheNodeToAnotherPool(t *testing.T) {
 		move  func(*world)
 		want  string // the request that converges
 	}{
-		"the label of its pool changes":      {move: func(w *world) { w.set("pool", "other") }, want: "all-3g.40gb"},
+		"the label of its pool changes": {move: func(w *world) { w.set("pool", "other") }, want: "all-3g.40gb"},
+		"the label changes, and no agent can read the former pool's Lease": {
+			move: func(w *world) {
+				w.editLease(func(l *coordinationv1.Lease) { l.Annotations[config.AnnotationSlots] = "{oops" })
+				w.set("pool", "other")
+			}, want: "all-3g.40gb",
+		},
 		"another request is of another pool": {alike: true, move: func(w *world) { w.label("all-disabled") }, want: "all-disabled"},
 	} {
 		t.Run(name, func(t *testing.T) {

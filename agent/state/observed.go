@@ -96,13 +96,14 @@ type Pool struct {
 }
 
 // HasLimit reports whether the node is in a pool that limits how many nodes are unavailable, or that pauses after failures.
-func (p Pool) HasLimit() bool { return p.Err == nil && p.Name != "" }
+func (p Pool) HasLimit() bool { return p.Name != "" }
 
 // ChoosePool sets the node's pool. The node's labels choose it, unless a change disturbs the node: it keeps the pool of its slot until it ends. A change
-// that only waits for a slot follows the labels, since the former pool no longer lists the node.
+// that only waits for a slot follows the labels, since the former pool no longer lists the node. If the agent cannot read the maintenance file, the pool still
+// has its name, by which the slot is renewed and returned.
 func (s *Observed) ChoosePool() {
 	s.Pool.Pool = s.Pool.File.For(s.Node)
-	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Journal.Disturbs() && s.Pool.Err == nil {
+	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Journal.Disturbs() {
 		s.Pool.Pool = s.Pool.File.Named(began.Name, began.Selector)
 	}
 }

@@ -81,6 +81,11 @@ type Pool struct {
 	PauseAfter int                     // failures in a row after which the pool is paused; 0 for never
 }
 
+// selects reports whether the node's labels choose the pool.
+func (p Pool) selects(node *corev1.Node) bool {
+	return (p.Selector == nil || p.Selector.Matches(labels.Set(node.Labels))) && (p.Selects == nil || p.Selects(node))
+}
+
 // PoolOf makes the Pool of one in the maintenance file. A node that several pools select belongs to the first of them.
 func PoolOf(m maintenance.Maintenance, p maintenance.Pool) Pool {
 	return Pool{

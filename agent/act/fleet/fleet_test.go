@@ -431,6 +431,22 @@ func TestASlotIsKeptForANodeOfWhichTheLabelsHaveChanged(t *testing.T) {
 	}
 }
 
+// The agent of a node that has left the pool is gone in the middle of its change: the pool's list of nodes no longer shows the fence.
+func TestAFencedNodeOfWhichTheLabelsHaveChangedKeepsItsSlotWithoutItsAgent(t *testing.T) {
+	w := newWorld(t, atMost(1))
+	a, b := w.node("a", 0), w.node("b", 0)
+	a.mustTake()
+	w.patch("a", fmt.Sprintf(`{"metadata":{"labels":{"pool":"another"}},"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, config.TaintRepartitioning))
+	b.refused()
+	b.pass(10 * fleet.Duration)
+	b.wantRefused("pool research: 1 node may be unavailable at once; a: being changed by gpuslice")
+	w.patch("a", `{"spec":{"taints":[]}}`)
+	b.mustTake()
+	if holders := w.holders(); holders != "b" {
+		t.Errorf("slots have %q", holders)
+	}
+}
+
 func TestANodeThatDoesNotRenewLosesTheSlotByWhatOthersSeeAndNotByTheClock(t *testing.T) {
 	for _, off := range []time.Duration{-3 * time.Hour, 0, 3 * time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {

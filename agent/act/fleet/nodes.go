@@ -117,7 +117,7 @@ func (c *census) replace(name string, node *corev1.Node, pool Pool, startup conf
 
 // counts reports whether the node is one of the pool's.
 func (c *census) counts(node *corev1.Node, pool Pool) bool {
-	return (pool.Selects == nil || pool.Selects(node)) && (node.UID == c.asks || hasGPUs(node))
+	return pool.selects(node) && (node.UID == c.asks || hasGPUs(node))
 }
 
 // hasGPUs reports whether the node has GPUs, as far as it has ever shown any: kubelet keeps the name of a resource that has no devices left, and the agent's

@@ -97,10 +97,10 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	}
 }
 
-// Renew renews the slot, since the change is still under way. It takes a slot again that this process had for the change and has lost since:
-// not every change has a fence that shows it to other nodes' agents.
+// Renew renews the slot, since the change is still under way. It takes a slot again that this process, or one before it, had for the change and has lost
+// since: not every change has a fence that shows it to other nodes' agents, and the node's labels may no longer choose the pool.
 func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
-	lost := seen.Pool.HasLimit() && seen.DisruptionStarted() && s.claim != "" && s.claim == seen.Operation()
+	lost := seen.Pool.HasLimit() && seen.DisruptionStarted() && seen.Record.Learnt.Pool != nil
 	if !lost && !seen.HoldsSlot() {
 		return
 	}
@@ -143,7 +143,10 @@ func (s *Slot) LeaveFormer(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	pool := PoolOf(seen.Pool.File, seen.Pool.File.Named(former.Name, former.Selector))
-	if err := s.slots().Leave(ctx, pool, s.change(seen)); err != nil {
+	err := s.slots().Leave(ctx, pool, s.change(seen))
+	// A slot that no agent can read keeps no node from changing. When a user repairs the Lease, the slot runs out.
+	var unreadable *Unreadable
+	if err != nil && !errors.As(err, &unreadable) {
 		s.Log.Warn("returning the slot of the former pool", zap.String("pool", former.Name), zap.Error(err))
 		return
 	}

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -132,13 +133,11 @@ func (a *acquisition) decide(ctx context.Context, r *record) (bool, error) {
 		a.view.passed = nil // in a paused pool no node may take a free slot
 		return false, &Paused{Pool: a.pool.Name, Why: why, Retry: pause(longest)}
 	}
-	changed := st.dropHolders(func(h holder) bool { return h.Node == a.change.Node || a.view.renewalOverdue(h, now) })
 	enters := st.enqueue(a.change)
-	gone, err := a.probe(ctx, st)
+	changed, err := a.drop(ctx, st, now)
 	if err != nil {
 		return false, err
 	}
-	changed = changed || gone
 	limit, room := a.expected(st)
 	ahead := st.ahead(a.change)
 	if rank := a.view.rank(ahead, room, now); rank >= room {
@@ -153,6 +152,35 @@ func (a *acquisition) decide(ctx context.Context, r *record) (bool, error) {
 		return true, errQueued
 	}
 	return a.count(ctx, r, changed || enters)
+}
+
+// drop drops the node's own slot, and the slots that other nodes have lost. It reports whether it has dropped any.
+func (a *acquisition) drop(ctx context.Context, st *leaseState, now time.Time) (bool, error) {
+	overdue, err := a.overdue(ctx, st, now)
+	if err != nil {
+		return false, err
+	}
+	dropped := st.dropHolders(func(h holder) bool { return h.Node == a.change.Node || slices.Contains(overdue, h.UID) })
+	gone, err := a.probe(ctx, st)
+	return dropped || gone, err
+}
+
+// overdue returns the holders that lose their slots, since they have not renewed them for Duration. A fenced node goes on counting as a node of the pool. If
+// its labels no longer choose the pool, it keeps the slot instead: nothing else would count it. Nodes that a Lease names beyond the first few of these wait
+// for the next call.
+func (a *acquisition) overdue(ctx context.Context, st *leaseState, now time.Time) ([]types.UID, error) {
+	silent := slices.DeleteFunc(slices.Clone(st.Holders), func(h holder) bool { return !a.view.renewalOverdue(h, now) })
+	var lose []types.UID
+	for _, h := range silent[:min(len(silent), reviewed)] {
+		node, err := a.slots.node(ctx, h.Node)
+		if err != nil {
+			return nil, fmt.Errorf("reading node %s, which has not renewed its slot of pool %s: %w", h.Node, a.pool.Name, err)
+		}
+		if node == nil || node.UID != h.UID || !fenced(node) || a.pool.selects(node) {
+			lose = append(lose, h.UID)
+		}
+	}
+	return lose, nil
 }
 
 // Agents at the front of a queue without room ask whether some nodes that have a slot still exist. Otherwise they would wait for Duration
