@@ -36,13 +36,14 @@ func TestTheAgentUsesEachOfItsRightsAndNeedsNoOther(t *testing.T) {
 	t.Parallel()
 	name := "rights-" + strconv.FormatUint(rand.Uint64(), 36)
 	const twoA100 = "gpus:\n- model: A100-80GB\n  count: 2\n"
-	settings := "profiles: {name: " + name + "}\nmaintenance: {name: " + name + "}\ndrain: {afterDeadline: delete, unmanagedPods: evict}\nstaleResources: remove\n" + impatient
+	settings := "profiles: {name: " + name + "}\nmaintenance: {name: no-" + name + "}\ndrain: {afterDeadline: delete, unmanagedPods: evict}\nstaleResources: remove\n" + impatient
 	r := newRig(t, twoA100, settings, configManager, func(o *node.Options) {
-		o.Labels[labelPool], o.Labels[config.LabelDevicePluginConfig] = name, "mixed-4"
+		o.Labels[config.LabelDevicePluginConfig] = "mixed-4"
 	})
+	// Without a maintenance file the nodes that name the profile are a pool, whose Lease the agent deletes in the end.
+	//
 	// No other test has this many replicas: the key in the plugin's ConfigMap is made of the config, and what is there already is not written.
 	r.configMapOf(name, map[string]string{
-		maintenanceKey: maintenanceHeader + "pools:\n- {name: " + name + ", selector: " + labelPool + "=" + name + ", maxUnavailable: 1}\n",
 		"profiles.yaml": `apiVersion: gpuslice.io/v1alpha1
 kind: Profiles
 profiles:

@@ -240,6 +240,13 @@ func lease(name string, change func(*coordinationv1.Lease)) func(context.Context
 	}
 }
 
+// deleteLease deletes one that is there, if that goes through.
+func deleteLease(name string) func(context.Context, *scene, kubernetes.Interface) error {
+	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	}
+}
+
 // event creates one about an object, by a component of a node.
 func event(namespace, kind, name, component, host string, changes ...func(*corev1.Event)) func(context.Context, *scene, kubernetes.Interface) error {
 	return func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
@@ -469,8 +476,15 @@ var attempts = []attempt{
 		}, metav1.CreateOptions{})
 		return err
 	}},
-	{"Lease of a pool: delete it", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
-		return c.CoordinationV1().Leases("gpuslice").Delete(ctx, "gpuslice-pool-research", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	{"Lease of a pool: delete it though a node has a slot", closed, deleteLease("gpuslice-pool-held")},
+	{"Lease of a pool: delete it though a node waits", closed, deleteLease("gpuslice-pool-waits")},
+	{"Lease of a pool: delete it with its failures", closed, deleteLease("gpuslice-pool-failed")},
+	{"Lease of a pool: delete it with its pause", closed, deleteLease("gpuslice-pool-paused-empty")},
+	{"Lease of a pool: delete one that people have labelled", closed, deleteLease("gpuslice-pool-labelled")},
+	{"Lease of a pool: delete one without slots, which people have made", closed, deleteLease("gpuslice-pool-made")},
+	{"Lease: delete one that is no pool's", closed, deleteLease("others")},
+	{"Lease of a pool: delete all", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
+		return c.CoordinationV1().Leases("gpuslice").DeleteCollection(ctx, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ListOptions{})
 	}},
 	{"Lease of another node's kubelet", never, func(ctx context.Context, _ *scene, c kubernetes.Interface) error {
 		_, err := c.CoordinationV1().Leases("kube-node-lease").Patch(ctx, "other", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
@@ -642,6 +656,8 @@ var needed = []attempt{
 	{"delete after the deadline", open, remove("team", "app-own", true, 30)},
 	{"slot", open, lease("gpuslice-pool-research", func(l *coordinationv1.Lease) { l.Annotations = map[string]string{"gpuslice.io/slots": "{}"} })},
 	{"slot of a paused pool", open, lease("gpuslice-pool-paused", func(l *coordinationv1.Lease) { l.Annotations["gpuslice.io/slots"] = "{}" })},
+	{"an empty Lease", open, deleteLease("gpuslice-pool-empty")},
+	{"an empty Lease, of which the nodes were counted", open, deleteLease("gpuslice-pool-counted")},
 	{"sharing", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-4d5e6f":"version: v1"}}`)},
 	{"sharing, by a key that others have applied", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-7a8b9c":"version: v2"}}`)},
 	{"sharing, by a key that is all that someone has written", open, configMap("gpu-operator", "device-plugin-config", `{"data":{"gpuslice-UID-0d1e2f":null}}`)},

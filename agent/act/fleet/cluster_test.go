@@ -193,6 +193,16 @@ func (w *world) deleteNode(name string) {
 
 const leaseOfPool = config.LeasePrefix + "research"
 
+// leaseIsGone reports whether the pool has no Lease.
+func (w *world) leaseIsGone() bool {
+	w.Helper()
+	_, err := w.client.CoordinationV1().Leases(w.namespace).Get(w.Context(), leaseOfPool, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.Fatal(err)
+	}
+	return err != nil
+}
+
 func (w *world) lease() *coordinationv1.Lease {
 	w.Helper()
 	lease, err := w.client.CoordinationV1().Leases(w.namespace).Get(w.Context(), leaseOfPool, metav1.GetOptions{})

@@ -79,6 +79,7 @@ type Pool struct {
 	Selects    func(*corev1.Node) bool // whether a node that fits the selector is of this pool; nil if all are
 	Limit      *maintenance.Limit      // nil for no limit; agents still take slots, and heed the pause
 	PauseAfter int                     // failures in a row after which the pool is paused; 0 for never
+	Unnamed    bool                    // no maintenance file names it: it has a Lease only while a node has a slot or waits
 }
 
 // selects reports whether the node's labels choose the pool.
@@ -89,7 +90,7 @@ func (p Pool) selects(node *corev1.Node) bool {
 // PoolOf makes the Pool of one in the maintenance file. A node that several pools select belongs to the first of them.
 func PoolOf(m maintenance.Maintenance, p maintenance.Pool) Pool {
 	return Pool{
-		Name: p.Name, Selector: p.Selector, Limit: p.MaxUnavailable, PauseAfter: p.PauseAfter,
+		Name: p.Name, Selector: p.Selector, Limit: p.MaxUnavailable, PauseAfter: p.PauseAfter, Unnamed: p.ForEvictions,
 		Selects: func(node *corev1.Node) bool { return m.For(node).Name == p.Name },
 	}
 }
@@ -219,7 +220,9 @@ func (s *Leases) leave(ctx context.Context, pool Pool, c Change, ended bool) err
 	if v.returned {
 		return nil
 	}
+	var last *record
 	err := s.settle(ctx, pool, func(_ context.Context, r *record) (bool, error) {
+		last = r
 		st := &r.state
 		waited := st.dropWaiters(func(w waiter) bool { return w.UID == c.UID })
 		h := st.holder(c.UID)
@@ -234,6 +237,7 @@ func (s *Leases) leave(ctx context.Context, pool Pool, c Change, ended bool) err
 	})
 	if err == nil {
 		v.returned, v.renewed = true, time.Time{}
+		s.remove(ctx, pool, last)
 	}
 	return err
 }

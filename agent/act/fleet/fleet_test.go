@@ -170,8 +170,16 @@ func (a *agent) changes(ctx context.Context, rounds int, taken func(context.Cont
 }
 
 func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
+	for name, unnamed := range map[string]bool{"of a named pool": false, "of a pool with a Lease that comes and goes": true} {
+		t.Run(name, func(t *testing.T) { neverMoreThanTheLimit(t, unnamed) })
+	}
+}
+
+func neverMoreThanTheLimit(t *testing.T, unnamed bool) {
+	t.Helper()
 	const nodes, rounds, limit = 20, 3, 3
 	w := newWorld(t, atMost(limit))
+	w.pool.Unnamed = unnamed
 	agents := make([]*agent, nodes)
 	for i := range agents {
 		agents[i] = w.node(fmt.Sprintf("n%02d", i), 0)
@@ -218,9 +226,20 @@ func TestNeverAreMoreNodesUnavailableThanTheLimitAllows(t *testing.T) {
 			t.Errorf("%s had a slot %d times, want at least %d", w.short(a.change.Node), times[a.change.Node], rounds)
 		}
 	}
-	if line, holders := w.line(), w.holders(); line != "" || holders != "" {
+	if gone := w.leaseIsGone(); gone != unnamed {
+		t.Errorf("at the end the Lease is gone: %t", gone)
+	} else if line, holders := w.ends(); line != "" || holders != "" {
 		t.Errorf("at the end have a slot: %q, and wait: %q", holders, line)
 	}
+}
+
+// ends returns the nodes that wait and that have a slot; none where there is no Lease.
+func (w *world) ends() (line, holders string) {
+	w.Helper()
+	if w.leaseIsGone() {
+		return "", ""
+	}
+	return w.line(), w.holders()
 }
 
 func TestNodesThatAreUnavailableForOtherReasonsCount(t *testing.T) {
@@ -444,6 +463,51 @@ func TestAFencedNodeOfWhichTheLabelsHaveChangedKeepsItsSlotWithoutItsAgent(t *te
 	b.mustTake()
 	if holders := w.holders(); holders != "b" {
 		t.Errorf("slots have %q", holders)
+	}
+}
+
+// Each request that a label has ever named would leave a Lease for ever.
+func TestTheLeaseOfAPoolThatNoFileNamesGoesWhenItIsEmpty(t *testing.T) {
+	for name, row := range map[string]struct {
+		before func(a, other *agent) // what happens while a has its slot
+		during func(a, other *agent) // what happens right before a deletes the Lease
+		named  bool
+		stays  bool
+	}{
+		"the last node returns its slot": {},
+		"another node waits":             {before: func(_, other *agent) { other.refused() }, stays: true},
+		"a user pauses the pool":         {before: func(a, _ *agent) { a.annotate(config.AnnotationPaused, "an audit") }, stays: true},
+		"a user writes an annotation":    {before: func(a, _ *agent) { a.annotate("example.com/owner", "team-a") }, stays: true},
+		"a change has failed":            {before: func(a, _ *agent) { a.fail() }, stays: true},
+		"a file names the pool":          {named: true, stays: true},
+		"another node takes its slot right before": {
+			during: func(_, other *agent) { other.mustTake() }, stays: true,
+		},
+		"a user pauses the pool right before": {during: func(a, _ *agent) { a.annotate(config.AnnotationPaused, "an audit") }, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, atMost(1))
+			w.pool.Unnamed = !row.named
+			a, other := w.node("a", 0), w.node("other", 0)
+			a.mustTake()
+			if row.before != nil {
+				row.before(a, other)
+			}
+			if row.during != nil {
+				second := func() { row.during(a, other) }
+				first := func() { w.wire.before.Store(&second) } // the write of the Lease without a's slot
+				w.wire.before.Store(&first)
+			}
+			a.release()
+			if gone := w.leaseIsGone(); gone == row.stays {
+				t.Fatalf("the Lease is gone: %t", gone)
+			}
+			if row.stays {
+				w.annotate(config.AnnotationPaused, "")
+			}
+			other.mustTake()
+			a.refused()
+		})
 	}
 }
 

@@ -297,13 +297,13 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 	}
 	r.lease.Annotations[config.AnnotationSlots] = string(text)
 	s.fillSpec(r, len(left)+len(acquired) > 0)
-	leases := s.Client.Leases(s.Namespace)
+	leases, written := s.Client.Leases(s.Namespace), r.lease
 	// A write may succeed though its answer got lost. Its repetition is then a conflict: settle reads the Lease again, and finds the write.
 	err = kube.Retry(ctx, func() (err error) {
 		if r.absent {
-			_, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
+			written, err = leases.Create(ctx, r.lease, metav1.CreateOptions{})
 		} else {
-			_, err = leases.Update(ctx, r.lease, metav1.UpdateOptions{})
+			written, err = leases.Update(ctx, r.lease, metav1.UpdateOptions{})
 		}
 		return err
 	})
@@ -313,6 +313,7 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 	case err != nil:
 		return false, fmt.Errorf("writing Lease %s/%s of pool %s: %w", s.Namespace, r.lease.Name, pool.Name, err)
 	}
+	r.lease = written
 	if len(left)+len(acquired) > 0 {
 		s.Log.Info("slots of the pool changed hands", zap.String("pool", pool.Name), zap.Strings("left", left), zap.Strings("acquired", acquired))
 	}
@@ -320,6 +321,25 @@ func (s *Leases) write(ctx context.Context, pool Pool, r *record) (lost bool, er
 		s.Log.Warn("pausing the pool", zap.String("pool", pool.Name), zap.String("why", r.paused()))
 	}
 	return false, nil
+}
+
+// remove deletes the Lease that was read or written last, if its pool has no other name than a request, no node has a slot or waits, and no user has noted
+// anything on it. Otherwise each request that a label has ever named would leave a Lease. If the Lease has changed since, or the agent may not delete it, it
+// stays: the next node that leaves the pool deletes it.
+func (s *Leases) remove(ctx context.Context, pool Pool, r *record) {
+	lease, st := r.lease, r.state
+	if !pool.Unnamed || lease.ResourceVersion == "" || len(st.Holders)+len(st.Queue)+st.Failed > 0 || len(lease.Annotations) > 1 ||
+		lease.Annotations[config.AnnotationSlots] == "" {
+		return
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	err := s.Client.Leases(s.Namespace).Delete(ctx, lease.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		s.Log.Info("the pool's Lease stays though it is empty", zap.String("pool", pool.Name), zap.Error(err))
+	}
 }
 
 // namesShown is how many holders the table of kubectl get leases shows.
