@@ -29,8 +29,12 @@ import (
 
 var fleetSize = flag.Int("fleet", 20, "how many nodes TestNeverMoreThanTheLimitIsUnavailable has, but 15 at least")
 
-// labelPool says which pool a node of these tests belongs to.
-const labelPool = "test.gpuslice.io/pool"
+const (
+	// labelPool says which pool a node of these tests belongs to.
+	labelPool = "test.gpuslice.io/pool"
+	// labelFleet says which fleet a node of these tests belongs to, whatever its pool.
+	labelFleet = "test.gpuslice.io/fleet"
+)
 
 // fleet is a pool of nodes with an agent on each, and what the API server has shown of it.
 type fleet struct {
@@ -44,20 +48,27 @@ type fleet struct {
 	most int                     // so many were unavailable at once
 }
 
-// newFleet starts nodes with one GPU each, and no agent yet.
+// newFleet starts nodes of a pool with one GPU each, and no agent yet.
 func newFleet(t *testing.T, n, limit int) *fleet {
+	t.Helper()
+	return fleetOf(t, n, limit, func(pool string) string {
+		return fmt.Sprintf("pools:\n- {name: %[1]s, selector: %[2]s=%[1]s, maxUnavailable: %[3]d}\n", pool, labelPool, limit)
+	})
+}
+
+// fleetOf starts nodes with one GPU each, and with a maintenance file for the pool that their labels choose at first.
+func fleetOf(t *testing.T, n, limit int, file func(pool string) string) *fleet {
 	t.Helper()
 	f := &fleet{
 		t: t, pool: fmt.Sprintf("pool-%d", rand.Uint32()), limit: limit, client: clustertest.Client(t), seen: map[string]*corev1.Node{},
 	}
 	began := time.Now()
 	settings := "maintenance: {name: " + f.pool + "}\n"
-	member := func(o *node.Options) { o.Labels = map[string]string{labelPool: f.pool} }
+	member := func(o *node.Options) { o.Labels = map[string]string{labelFleet: f.pool, labelPool: f.pool} }
 	for range n {
 		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", settings, member))
 	}
-	f.nodes[0].configMapOf(f.pool, map[string]string{maintenanceKey: fmt.Sprintf(
-		"%spools:\n- {name: %s, selector: %s=%s, maxUnavailable: %d}\n", maintenanceHeader, f.pool, labelPool, f.pool, limit)})
+	f.nodes[0].configMapOf(f.pool, map[string]string{maintenanceKey: maintenanceHeader + file(f.pool)})
 	for _, r := range f.nodes {
 		r.awaitOffered("nvidia.com/gpu", 1)
 	}
@@ -73,7 +84,7 @@ func TestByDefaultNodesThatAreAskedForTheSameTakeTurns(t *testing.T) {
 	f := &fleet{t: t, pool: name, limit: 1, client: clustertest.Client(t), seen: map[string]*corev1.Node{}}
 	for range 2 {
 		f.nodes = append(f.nodes, newRig(t, "gpus: [{model: H100-80GB}]", "profiles: {name: "+name+"}\nmaintenance: {name: no-"+name+"}\ndrain: {}\n",
-			func(o *node.Options) { o.Labels = map[string]string{labelPool: name} }))
+			func(o *node.Options) { o.Labels = map[string]string{labelFleet: name} }))
 	}
 	f.nodes[0].configMapOf(name, map[string]string{"profiles.yaml": "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {" + name +
 		": {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]}}\n"})
@@ -143,11 +154,11 @@ func fenced(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
 }
 
-// nodeEvents lists the nodes of the pool, and then follows them without a gap.
+// nodeEvents lists the nodes of the fleet, and then follows them without a gap.
 func (f *fleet) nodeEvents() <-chan watch.Event {
 	f.t.Helper()
 	list := cache.NewFilteredListWatchFromClient(f.client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll,
-		func(o *metav1.ListOptions) { o.LabelSelector = labelPool + "=" + f.pool })
+		func(o *metav1.ListOptions) { o.LabelSelector = labelFleet + "=" + f.pool })
 	first, err := list.ListWithContext(f.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		f.t.Fatal(err)
